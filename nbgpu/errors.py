@@ -1,0 +1,66 @@
+"""Every exception that nbgpu raises on purpose.
+
+NbgpuError
+├── ConfigError    a setting is outside its bounds, or unknown (also a ValueError)
+├── DataError      a file or a list of files cannot be used (also a ValueError)
+├── ClusterError   engines could not be started, reached or stopped (also a RuntimeError)
+│   └── NoClusterError   there is no cluster, and the call needs one
+├── RunError       a training run failed or cannot do what was asked (also a RuntimeError)
+└── RankError      a cell or a call raised on one rank or more (also a RuntimeError)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nbgpu.records import RankFailure
+
+
+class NbgpuError(Exception):
+    """The root: `except nbgpu.NbgpuError` catches all that nbgpu raises on purpose."""
+
+
+class ConfigError(NbgpuError, ValueError):
+    """One setting or more is wrong; the message has one line for each."""
+
+
+class DataError(NbgpuError, ValueError):
+    """A data file, folder or list cannot be used; the message has one line for each, with its file."""
+
+
+class ClusterError(NbgpuError, RuntimeError):
+    """Engines could not be started, reached or stopped."""
+
+
+class NoClusterError(ClusterError):
+    """There is no cluster yet, and the call needs one."""
+
+
+class RunError(NbgpuError, RuntimeError):
+    """A training run failed, or cannot do what was asked of it now."""
+
+
+class RankError(NbgpuError, RuntimeError):
+    """Code raised on one rank or more.
+
+    `failures` holds one RankFailure for each, in order of rank. IPython shows the ranks' own tracebacks
+    in place of the notebook's, which would only show nbgpu's waiting.
+    """
+
+    def __init__(self, failures: Sequence[RankFailure]) -> None:
+        self.failures = tuple(failures)
+        super().__init__("; ".join(f"rank {f.rank}: {f.error_type}: {f.message}" for f in self.failures))
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython prints for this error: each rank's traceback, the same one on several ranks once."""
+        ranks_by_traceback: dict[str, list[int]] = {}
+        for failure in self.failures:
+            ranks_by_traceback.setdefault(failure.traceback, []).append(failure.rank)
+        lines: list[str] = []
+        for traceback, ranks in ranks_by_traceback.items():
+            named = ", ".join(map(str, ranks))
+            lines.append(f"on rank{'s' if len(ranks) > 1 else ''} {named}:")
+            lines.extend(traceback.splitlines())
+        return lines

@@ -1,0 +1,72 @@
+"""What a workload is, and where each one lives. One file for each workload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from nbgpu.config import TrainConfig
+from nbgpu.errors import ConfigError
+
+Batch = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """The data of one rank.
+
+    `train` gives one epoch each time that it is iterated: `steps_per_epoch * accumulate` batches, the same
+    number on every rank. `val` gives the rank's share of the held-out samples, which may be empty or of
+    another length on each rank. `next_epoch` is called after each epoch (caches replace their share there),
+    `close` at the end, also after a failure.
+    """
+
+    train: Iterable[Batch]
+    val: Iterable[Batch]
+    steps_per_epoch: int
+    next_epoch: Callable[[], None] = lambda: None
+    close: Callable[[], None] = lambda: None
+
+
+class Recipe(Protocol):
+    """A workload: its data, its model, its loss. The Trainer does everything else."""
+
+    def __init__(self, config: Any) -> None: ...
+
+    def build_loaders(self, rank: int, world_size: int) -> Loaders:
+        """The rank's data; DataError names every bad file. No collective may be called in it."""
+        ...
+
+    def build_model(self) -> nn.Module:
+        """The network, on the CPU, in float32. Every rank calls this with the same random state."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Scalars of one batch on the device; `loss` is what is minimised, the others are shown."""
+        ...
+
+    def validate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """One value for each sample of a held-out batch, shape (N,); the Trainer averages over all ranks."""
+        ...
+
+    def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
+        """What to say of the trained model, as JSON, beside honest baselines. Rank 0 calls this at the end."""
+        ...
+
+
+_RECIPES = {"autoencoder": "nbgpu.recipes.autoencoder:Autoencoder"}
+"""Where each recipe's class is; imported when it is asked for, because some need libraries of their own."""
+
+
+def load(config: TrainConfig) -> Recipe:
+    """The recipe that the settings name, built with them."""
+    if config.recipe not in _RECIPES:
+        raise ConfigError(f"recipe = {config.recipe!r} is not known. Recipes: {', '.join(sorted(_RECIPES))}")
+    module_name, class_name = _RECIPES[config.recipe].split(":")
+    recipe: Recipe = getattr(import_module(module_name), class_name)(config)
+    return recipe

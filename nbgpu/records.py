@@ -1,0 +1,118 @@
+"""The types that cross a process boundary: what a rank writes is what the notebook and the disk read.
+
+All are frozen dataclasses of plain values, so that they become JSON and pickle without help. Times named
+`time_s` are seconds since the epoch (`time.time()`), comparable between the processes of one host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+RunState = Literal["starting", "loading", "training", "validating", "paused", "stopped", "finished", "failed"]
+"""What a rank, and the run as a whole, is doing. The last three are final."""
+
+FINAL_STATES = frozenset({"stopped", "finished", "failed"})
+
+Command = Literal["pause", "resume", "stop"]
+"""What a person can ask of a run while it goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One place that a rank can run on: a GPU, or a share of the CPU."""
+
+    kind: Literal["cuda", "cpu"]
+    name: str
+    """Such as 'NVIDIA H200', or the processor's model name."""
+    uuid: str
+    """'GPU-...' as the driver names it; empty for a CPU."""
+    index: int
+    """The driver's number for a GPU (what nvidia-smi shows); the rank's number for a CPU."""
+    memory_bytes: int
+    """The device's whole memory; for a CPU the host's."""
+
+    def label(self) -> str:
+        """A short name for chips and lists, such as 'GPU 0 NVIDIA H200' or 'CPU rank 1'."""
+        return f"GPU {self.index} {self.name}" if self.kind == "cuda" else f"CPU rank {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Numbers that one rank measured at one moment."""
+
+    rank: int
+    seq: int
+    """Counts this rank's samples and events together, from 0, with no gap."""
+    time_s: float
+    step: int
+    """The optimizer steps that the rank had finished."""
+    values: dict[str, float]
+    """By series name. Units stand in the names; `loss` and `val_loss` have the recipe's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened on one rank: a change of state, a checkpoint, a validation, a failure."""
+
+    rank: int
+    seq: int
+    time_s: float
+    step: int
+    kind: str
+    """'state' (text is the RunState), 'checkpoint', 'note', 'result' or 'failure'."""
+    text: str
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """The last that is known of one rank."""
+
+    rank: int
+    state: RunState
+    step: int
+    device: Device
+    silent_s: float
+    """Seconds since the rank was last heard: a rank that holds the GIL in C code is silent, not dead."""
+    values: dict[str, float]
+    """The newest value of every series."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """An exception on one rank."""
+
+    rank: int
+    error_type: str
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What is fixed for the length of a training run; `run_info.json` in its folder."""
+
+    run_id: str
+    recipe: str
+    devices: tuple[Device, ...]
+    """By rank; their number is the world size."""
+    backend: str
+    total_steps: int
+    steps_per_epoch: int
+    batch_size: int
+    """Samples for each rank and micro-batch."""
+    global_batch_size: int
+    """batch_size x world_size x accumulate."""
+    started_s: float
+
+    @property
+    def world_size(self) -> int:
+        return len(self.devices)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> RunInfo:
+        return cls(**{**fields, "devices": tuple(Device(**d) for d in fields["devices"])})

@@ -1,0 +1,331 @@
+"""How numbers get from a rank to the notebook: a Recorder in each rank writes, a Reader in the client reads.
+
+The rank appends JSON lines to `rankN.jsonl` in the run's folder and publishes the very same bytes on a ZMQ
+socket. The file is the record, the socket is the speed: records are counted, and whatever the socket lost
+(a late subscriber, a full queue, a restarted kernel) is read from the file, so that the reader's history has
+no gap and no repetition. The socket listens on loopback only and speaks Curve; its public key, without which
+nobody gets a byte, stands in `rankN.endpoint.json` in the run's folder, which only the user can enter.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from nbgpu.records import Command, Device, Event, RankStatus, RunState, Sample
+
+FLUSH_PERIOD_S = 0.05
+PROBE_PERIOD_S = 1.0
+HEARTBEAT_PERIOD_S = 0.5
+_HEARTBEAT = b"\n"
+
+Record = Sample | Event
+
+
+def record_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.jsonl"
+
+
+def _endpoint_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.endpoint.json"
+
+
+class Recorder:
+    """Writes one rank's samples and events; a thread of its own does the input and output.
+
+    The main thread only appends to a list, so that telemetry costs a step nothing that can be noticed, and the
+    thread keeps sending while the main thread waits in a collective.
+
+    Args:
+        folder: the run's folder, which exists.
+        rank: whose records these are.
+        probe: called about once a second on the recorder's thread; returns series such as memory and
+            utilization. An exception in it ends up as a 'note' event once, and stops the probing.
+    """
+
+    def __init__(
+        self, folder: Path, rank: int, probe: Callable[[], Mapping[str, float]] | None = None
+    ) -> None:
+        self._rank = rank
+        self._probe = probe
+        self._lock = threading.Lock()
+        self._waiting: list[bytes] = []
+        self._seq = 0
+        self._step = 0
+        self._closing = threading.Event()
+        self._file = record_path(folder, rank).open("ab", buffering=0)
+        # A context of its own: the engine's context belongs to ipyparallel, and closing it is theirs to do.
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PUB)
+        public_key, secret_key = zmq.curve_keypair()
+        self._socket.curve_server = True
+        self._socket.curve_publickey = public_key
+        self._socket.curve_secretkey = secret_key
+        self._socket.linger = 1000
+        port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        endpoint = {"address": f"tcp://127.0.0.1:{port}", "public_key": public_key.decode()}
+        path = _endpoint_path(folder, rank)
+        unfinished = path.with_suffix(".tmp")
+        unfinished.write_text(json.dumps(endpoint))
+        unfinished.rename(path)
+        self._thread = threading.Thread(
+            target=self._send_until_closed, name=f"nbgpu-recorder-{rank}", daemon=True
+        )
+        self._thread.start()
+
+    def sample(self, step: int, **values: float) -> None:
+        """Records numbers measured when `step` optimizer steps were done."""
+        self._append(step, {"values": values})
+
+    def event(self, kind: str, text: str, step: int | None = None, **detail: Any) -> None:
+        """Records that something happened; `detail` must be JSON."""
+        self._append(self._step if step is None else step, {"kind": kind, "text": text, "detail": detail})
+
+    def state(self, state: RunState, step: int | None = None, **detail: Any) -> None:
+        """Records that the rank is now loading, training, paused and so on."""
+        self.event("state", state, step, **detail)
+
+    def close(self) -> None:
+        """Sends what is waiting, then closes file, socket and thread."""
+        self._closing.set()
+        self._thread.join()
+        self._socket.close()
+        self._context.term()
+        self._file.close()
+
+    def _append(self, step: int, fields: dict[str, Any]) -> None:
+        time_s = time.time()
+        with self._lock:
+            self._step = step
+            line = json.dumps({"seq": self._seq, "time_s": time_s, "step": step, **fields})
+            self._seq += 1
+            self._waiting.append(line.encode() + b"\n")
+
+    def _send_until_closed(self) -> None:
+        last_probe_s = last_sent_s = 0.0
+        while True:
+            closing = self._closing.wait(FLUSH_PERIOD_S)
+            now_s = time.monotonic()
+            if self._probe is not None and now_s - last_probe_s >= PROBE_PERIOD_S:
+                last_probe_s = now_s
+                self._append_probe()
+            with self._lock:
+                lines, self._waiting = self._waiting, []
+            if lines:
+                batch = b"".join(lines)
+                self._file.write(batch)
+                self._socket.send(batch)
+                last_sent_s = now_s
+            elif now_s - last_sent_s >= HEARTBEAT_PERIOD_S:
+                self._socket.send(_HEARTBEAT)
+                last_sent_s = now_s
+            if closing:
+                return
+
+    def _append_probe(self) -> None:
+        assert self._probe is not None
+        try:
+            values = self._probe()
+        except Exception as error:  # noqa: BLE001 - a driver may raise anything, and training must go on
+            self._probe = None
+            self.event("note", f"memory and utilization are no longer measured: {error!r}")
+        else:
+            self._append(self._step, {"values": dict(values)})
+
+
+def parse(rank: int, line: bytes) -> Record:
+    """One line of `rankN.jsonl` as a record."""
+    fields = json.loads(line)
+    record_type = Event if "kind" in fields else Sample
+    return record_type(rank=rank, **fields)
+
+
+@dataclass
+class _RankSource:
+    """How far one rank's file has been read, and the socket that runs ahead of it."""
+
+    rank: int
+    path: Path
+    offset_bytes: int = 0
+    next_seq: int = 0
+    socket: zmq.Socket[bytes] | None = None
+    heard_mono_s: float = field(default_factory=time.monotonic)
+    read_mono_s: float = 0.0
+
+
+class Reader:
+    """Follows every rank of a run, or reads a run that is over.
+
+    Args:
+        folder: the run's folder.
+        world_size: how many ranks write there.
+        live: with True a thread follows the sockets; with False the files are read once, now.
+    """
+
+    def __init__(self, folder: Path, world_size: int, live: bool = True) -> None:
+        self._folder = folder
+        self._sources = [_RankSource(rank, record_path(folder, rank)) for rank in range(world_size)]
+        self._lock = threading.Lock()
+        self._records: list[Record] = []
+        self._states: list[RunState] = ["starting"] * world_size
+        self._steps = [0] * world_size
+        self._values: list[dict[str, float]] = [{} for _ in range(world_size)]
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        if live:
+            self._thread = threading.Thread(target=self._follow, name="nbgpu-reader", daemon=True)
+            self._thread.start()
+        else:
+            for source in self._sources:
+                self._read_file(source)
+
+    def since(self, cursor: int) -> tuple[list[Record], int]:
+        """The records that arrived after `cursor` (0 at first), and the cursor for the next call."""
+        with self._lock:
+            return self._records[cursor:], len(self._records)
+
+    def statuses(self, devices: tuple[Device, ...]) -> list[RankStatus]:
+        """The last known of every rank, in order."""
+        now_s = time.monotonic()
+        with self._lock:
+            return [
+                RankStatus(
+                    rank=s.rank,
+                    state=self._states[s.rank],
+                    step=self._steps[s.rank],
+                    device=devices[s.rank],
+                    silent_s=now_s - s.heard_mono_s if self._thread else 0.0,
+                    values=dict(self._values[s.rank]),
+                )
+                for s in self._sources
+            ]
+
+    def close(self) -> None:
+        """Reads the files to their end and stops following; what was read stays readable."""
+        if self._thread is None:
+            return
+        self._closing.set()
+        self._thread.join()
+        self._thread = None
+
+    def _follow(self) -> None:
+        context = zmq.Context()
+        poller = zmq.Poller()
+        try:
+            while not self._closing.is_set():
+                for source in self._sources:
+                    if source.socket is None:
+                        self._connect(context, poller, source)
+                for socket, _ in poller.poll(100):
+                    source = next(s for s in self._sources if s.socket is socket)
+                    self._receive(source)
+                for source in self._sources:
+                    # A subscriber that comes late misses messages without knowing: look at the file as well.
+                    if time.monotonic() - source.read_mono_s > 1.0:
+                        self._read_file(source)
+            for source in self._sources:
+                self._read_file(source)
+        finally:
+            for source in self._sources:
+                if source.socket is not None:
+                    source.socket.close(0)
+            context.term()
+
+    def _connect(
+        self, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller, source: _RankSource
+    ) -> None:
+        path = _endpoint_path(self._folder, source.rank)
+        if not path.exists():
+            return
+        endpoint = json.loads(path.read_text())
+        socket = context.socket(zmq.SUB)
+        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+        socket.curve_serverkey = endpoint["public_key"].encode()
+        socket.subscribe(b"")
+        socket.connect(endpoint["address"])
+        poller.register(socket, zmq.POLLIN)
+        source.socket = socket
+
+    def _receive(self, source: _RankSource) -> None:
+        assert source.socket is not None
+        batch = source.socket.recv()
+        source.heard_mono_s = time.monotonic()
+        if batch != _HEARTBEAT and not self._take(source, batch):
+            self._read_file(source)
+
+    def _read_file(self, source: _RankSource) -> None:
+        source.read_mono_s = time.monotonic()
+        if not source.path.exists():
+            return
+        with source.path.open("rb") as file:
+            file.seek(source.offset_bytes)
+            batch = file.read()
+        # The rank may be in the middle of a write: its last line counts once it is whole.
+        self._take(source, batch[: batch.rfind(b"\n") + 1])
+
+    def _take(self, source: _RankSource, batch: bytes) -> bool:
+        """Takes the records that are next in turn; False if one before them is missing."""
+        taken: list[Record] = []
+        complete = True
+        for line in batch.splitlines(keepends=True):
+            record = parse(source.rank, line)
+            if record.seq < source.next_seq:
+                continue
+            if record.seq > source.next_seq:
+                complete = False
+                break
+            source.next_seq += 1
+            source.offset_bytes += len(line)
+            taken.append(record)
+        with self._lock:
+            self._records.extend(taken)
+            for record in taken:
+                self._steps[source.rank] = max(self._steps[source.rank], record.step)
+                if isinstance(record, Sample):
+                    self._values[source.rank].update(record.values)
+                elif record.kind == "state":
+                    self._states[source.rank] = record.text  # type: ignore[assignment]
+        return complete
+
+
+def send_command(folder: Path, command: Command) -> None:
+    """Asks a run to pause, go on or stop: one line in `commands.jsonl`, which rank 0 watches.
+
+    A file and not a socket, because it works the same for a run that torchrun started, is protected as the
+    run's folder is, and stays as a record of what was asked and when.
+    """
+    line = json.dumps({"time_s": time.time(), "command": command})
+    with (folder / "commands.jsonl").open("a") as file:
+        file.write(line + "\n")
+
+
+class CommandWatch:
+    """Rank 0's view of `commands.jsonl`: the newest command that was asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "commands.jsonl"
+        self._offset_bytes = 0
+
+    def newest(self) -> Command | None:
+        """The newest command since the last call, or None; a stop is never overruled by what follows it."""
+        try:
+            if self._path.stat().st_size <= self._offset_bytes:
+                return None
+        except FileNotFoundError:
+            return None
+        with self._path.open("rb") as file:
+            file.seek(self._offset_bytes)
+            batch = file.read()
+        batch = batch[: batch.rfind(b"\n") + 1]
+        self._offset_bytes += len(batch)
+        commands: list[Command] = [json.loads(line)["command"] for line in batch.splitlines()]
+        if "stop" in commands:
+            return "stop"
+        return commands[-1] if commands else None
