@@ -1,0 +1,80 @@
+"""What every test can rely on: one thread per rank, nothing left behind, and honest skips."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# Before anything imports torch or numpy: two ranks with all the cores each would only wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# scikit-learn sets these two when it is imported; set first, they are no test's doing.
+os.environ.setdefault("KMP_DUPLICATE_LIB_OK", "True")
+os.environ.setdefault("KMP_INIT_AT_FORK", "FALSE")
+
+import leaks
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SHARED_DATA = REPOSITORY.parent / "shared" / "data"
+IN_CI = os.environ.get("CI") == "true"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(leaks)
+    config.addinivalue_line("markers", "requires_shared_data: needs the real files beside the checkout")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and (reason := _no_gpu()):
+        pytest.skip(reason)
+    if item.get_closest_marker("browser") and chromium() is None:
+        _skip_unless_ci("no Chromium on this machine: apt-get install chromium")
+    if item.get_closest_marker("requires_shared_data") and not SHARED_DATA.is_dir():
+        _skip_unless_ci(f"no real files to try: {SHARED_DATA} is not there")
+
+
+def _skip_unless_ci(reason: str) -> None:
+    """CI has everything but a GPU, and a test that it skips would be one that nobody runs."""
+    if IN_CI:
+        pytest.fail(f"{reason} (with CI=true this is a failure)", pytrace=False)
+    pytest.skip(reason)
+
+
+def _no_gpu() -> str:
+    """Why there is no NVIDIA GPU to test with; empty where there is one."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return f"no NVIDIA GPU on this machine: {error}"
+    try:
+        return "" if pynvml.nvmlDeviceGetCount() else "the NVIDIA driver finds no GPU"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def chromium() -> str | None:
+    """The path of a Chromium that can be driven, if there is one."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """The folder of real volumes; skips where it is missing."""
+    if not SHARED_DATA.is_dir():
+        _skip_unless_ci(f"no real files to try: {SHARED_DATA} is not there")
+    return SHARED_DATA
+
+
+@pytest.fixture(scope="module")
+def cluster2() -> Iterator[Any]:
+    """Two CPU ranks, started once for a test module."""
+    import nbgpu
+
+    with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
+        yield cluster

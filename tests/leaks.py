@@ -1,0 +1,241 @@
+"""A test leaves the machine as it found it: fails whatever leaves something behind.
+
+Looked at are processes, threads, sockets, entries of the temporary folder, and environment variables, around
+every test, around every module (after its module-scoped fixtures are gone) and around the whole session. What
+a longer-lived fixture starts before a test is there before and after it, and so is nobody's leak; it counts
+when that fixture's own scope ends. A fixture whose belongings change while tests use it, such as a cluster
+that replaces an engine, says which are its own with `holding`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+GRACE_S = 5.0
+"""How long something may take to go away by itself: a socket is closed by another thread, a process exits."""
+
+MARKER = "NBGPU_TEST_SESSION"
+"""Every process of the session inherits this variable, so that one is found even when its parent has died."""
+
+KINDS = ("process", "thread", "socket", "temp", "variable")
+
+_PASSING_VARIABLES = frozenset({"PYTEST_CURRENT_TEST"})
+_LASTING_THREADS = frozenset({"TMonitor"})
+"""tqdm keeps one of these for the life of the process, from the first progress bar on."""
+
+_lasting_processes = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+"""Python starts one of these when it is first needed and ends it when the interpreter ends."""
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """One thing that was not there before. `key` tells it from all others of its kind."""
+
+    kind: str
+    key: str
+    text: str
+    pid: int | None = None
+
+
+Snapshot = dict[str, Leftover]
+
+_reported: set[str] = set()
+"""Threads and sockets that were reported once: they cannot be taken away, and are not to be reported again."""
+
+_holders: list[Callable[[Leftover], bool]] = []
+
+
+@contextlib.contextmanager
+def holding(is_mine: Callable[[Leftover], bool]) -> Iterator[None]:
+    """While this is open, what `is_mine` answers True for is not a leak, whenever it appeared."""
+    _holders.append(is_mine)
+    try:
+        yield
+    finally:
+        _holders.remove(is_mine)
+
+
+def session_marker() -> str:
+    return os.environ[MARKER]
+
+
+def snapshot(kinds: tuple[str, ...] = KINDS) -> Snapshot:
+    """What there is now of each kind, by key."""
+    found: list[Leftover] = []
+    if "process" in kinds:
+        found += _processes()
+    if "thread" in kinds:
+        found += _threads()
+    if "socket" in kinds:
+        found += _sockets()
+    if "temp" in kinds:
+        found += [
+            Leftover("temp", f"temp {path}", f"{path} in the temporary folder")
+            for path in Path(tempfile.gettempdir()).iterdir()
+        ]
+    if "variable" in kinds:
+        found += [
+            Leftover("variable", f"variable {name}={value}", f"environment variable {name}={value!r}")
+            for name, value in os.environ.items()
+            if name not in _PASSING_VARIABLES
+        ]
+    return {leftover.key: leftover for leftover in found}
+
+
+def _processes() -> Iterator[Leftover]:
+    own = psutil.Process()
+    candidates = {child.pid: child for child in own.children(recursive=True)}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            # A session inside a session (the tests of this file) has a marker that begins with the outer one's.
+            if process.environ().get(MARKER, "").startswith(session_marker()):
+                candidates[process.pid] = process
+    candidates.pop(own.pid, None)
+    for process in candidates.values():
+        if process.pid in _ancestors:
+            continue
+        with contextlib.suppress(psutil.Error):
+            command = " ".join(process.cmdline())
+            # A zombie has ended, and holds nothing but its number.
+            if process.status() == psutil.STATUS_ZOMBIE or any(n in command for n in _lasting_processes):
+                continue
+            yield Leftover(
+                "process",
+                f"process {process.pid} {process.create_time()}",
+                f"process {process.pid}: {command[:300] or process.name()}",
+                process.pid,
+            )
+
+
+def _threads() -> Iterator[Leftover]:
+    for thread in threading.enumerate():
+        if type(thread).__name__ not in _LASTING_THREADS and thread is not threading.main_thread():
+            yield Leftover(
+                "thread", f"thread {thread.ident} {id(thread)}", f"thread {thread.name!r} ({thread!r})"
+            )
+
+
+def _sockets() -> Iterator[Leftover]:
+    for connection in psutil.Process().net_connections(kind="all"):
+        if connection.fd < 0:
+            continue
+        with contextlib.suppress(OSError):
+            # The inode, because a number of a descriptor is given again to the next that is opened.
+            inode = Path(f"/proc/self/fd/{connection.fd}").readlink()
+            where = f"{connection.laddr} -> {connection.raddr}"
+            yield Leftover("socket", f"socket {inode}", f"{connection.status} socket {where} ({inode})")
+
+
+def _left_behind(before: Snapshot, kinds: tuple[str, ...]) -> list[Leftover]:
+    """What is there now, was not there before, and is held by nobody."""
+    now = snapshot(kinds)
+    gone = [
+        Leftover("variable", key, f"{leftover.text} was removed or changed")
+        for key, leftover in before.items()
+        if leftover.kind == "variable" and key not in now
+    ]
+    new = [leftover for key, leftover in now.items() if key not in before and key not in _reported]
+    return [
+        leftover
+        for leftover in gone + new
+        if leftover.kind in kinds and not any(is_mine(leftover) for is_mine in _holders)
+    ]
+
+
+def _end(leftover: Leftover) -> None:
+    """Takes a leftover away where that is possible, so that the next test is not blamed or disturbed."""
+    if leftover.kind == "process" and leftover.pid is not None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(leftover.pid).kill()
+    elif leftover.kind == "temp":
+        path = Path(leftover.key.removeprefix("temp "))
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    elif leftover.kind in {"thread", "socket"}:
+        _reported.add(leftover.key)
+
+
+@contextlib.contextmanager
+def free_of(*kinds: str) -> Iterator[None]:
+    """Fails the test when the block leaves behind anything of these kinds; of any kind when none is named.
+
+    with free_of("process", "socket"):
+        with nbgpu.Cluster(ranks=2):
+            ...
+    """
+    unknown = set(kinds) - set(KINDS)
+    if unknown:
+        raise ValueError(f"{sorted(unknown)} are no kinds of leftovers. Kinds: {', '.join(KINDS)}")
+    watched = kinds or KINDS
+    before = snapshot(watched)
+    environment = dict(os.environ)
+    yield
+    deadline_s = time.monotonic() + GRACE_S
+    while left := _left_behind(before, watched):
+        if time.monotonic() > deadline_s:
+            for leftover in left:
+                _end(leftover)
+            if any(leftover.kind == "variable" for leftover in left):
+                _restore(environment)
+            listed = "\n".join(f"  {leftover.text}" for leftover in left)
+            pytest.fail(f"left behind:\n{listed}", pytrace=False)
+        # Sockets and processes may hang on a cycle of objects that nobody refers to any more.
+        gc.collect()
+        time.sleep(0.05)
+
+
+def _restore(environment: Mapping[str, str]) -> None:
+    for name in set(os.environ) - set(environment) - _PASSING_VARIABLES:
+        del os.environ[name]
+    os.environ.update({n: v for n, v in environment.items() if n not in _PASSING_VARIABLES})
+
+
+def _begin_session() -> Path:
+    """Gives this session a marker and a temporary folder of its own, which engines inherit too."""
+    # pytest's own folders stay where they always are, so that a failed test's tmp_path can be looked at.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    os.environ[MARKER] = "/".join(filter(None, [os.environ.get(MARKER), uuid.uuid4().hex[:12]]))
+    folder = Path(tempfile.mkdtemp(prefix="nbgpu-test-"))
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    return folder
+
+
+_ancestors = frozenset(parent.pid for parent in psutil.Process().parents())
+_session_folder = _begin_session()
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_session_folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_leaves_nothing() -> Iterator[None]:
+    with free_of():
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def module_leaves_nothing(session_leaves_nothing: None) -> Iterator[None]:
+    with free_of():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def test_leaves_nothing(module_leaves_nothing: None) -> Iterator[None]:
+    with free_of():
+        yield
