@@ -7,6 +7,7 @@ which group of the control panel it stands. A field with no control is for files
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -66,6 +67,10 @@ class ClusterConfig(_Settings):
     start_timeout_s: float = Field(
         120.0, gt=0, le=3600, description="how long the engines may take to start, in seconds"
     )
+
+    def threads_for(self, local_world_size: int) -> int:
+        """CPU threads for each of `local_world_size` ranks on this host."""
+        return self.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // local_world_size)
 
 
 class TrainConfig(_Settings):

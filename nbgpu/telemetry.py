@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import zmq
 
@@ -291,7 +291,7 @@ class Reader:
                 if isinstance(record, Sample):
                     self._values[source.rank].update(record.values)
                 elif record.kind == "state":
-                    self._states[source.rank] = record.text  # type: ignore[assignment]
+                    self._states[source.rank] = cast(RunState, record.text)
         return complete
 
 

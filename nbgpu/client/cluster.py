@@ -1,0 +1,380 @@
+"""Start, reach and stop the engines, which ipyparallel runs for us: one for each rank."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import ipyparallel as ipp
+import psutil
+from ipyparallel.cluster.launcher import LocalEngineLauncher
+
+from nbgpu import devices
+from nbgpu.client.results import collect
+from nbgpu.client.run import Run
+from nbgpu.config import ClusterConfig, train_config
+from nbgpu.errors import ClusterError, ConfigError, NoClusterError, RunError
+from nbgpu.records import Device
+
+_log = logging.getLogger("nbgpu.cluster")
+_log.addHandler(logging.NullHandler())
+
+_HEARTBEAT_PERIOD_MS = 100
+"""ipyparallel counts an engine as there after its first heartbeat; its default of 3 s is felt at every start."""
+_HEARTBEATS_MISSED = 30
+
+_current: Cluster | None = None
+
+
+def current() -> Cluster:
+    """The cluster that this process started last and that still runs; NoClusterError where there is none."""
+    if _current is None:
+        raise NoClusterError("no cluster is running. Start one with: %nbgpu start")
+    return _current
+
+
+class _NurseryLauncher(LocalEngineLauncher):  # type: ignore[misc]
+    """Starts all engines through one process that imports torch once and forks them (engine/boot.py)."""
+
+    def find_args(self) -> list[str]:
+        return [sys.executable, "-m", "nbgpu.engine.boot", str(self.n)]
+
+    def start(self, n: int) -> Any:
+        self.n = n
+        return super().start()
+
+
+class Cluster:
+    """Engines that form one torch.distributed group, one on each GPU, or on shares of the CPU.
+
+    Use it as a context manager, or call `start` and `stop`. Variables live in the ranks until `stop`.
+
+    Args:
+        gpus: 'auto', 'none', or indices and UUIDs separated by commas.
+        ranks: how many ranks; None is one for each GPU, or 2 where there is none.
+        settings: any other field of ClusterConfig.
+
+    Raises:
+        ConfigError: a setting is not valid, or a GPU is named that is not there.
+    """
+
+    def __init__(self, gpus: str = "auto", ranks: int | None = None, **settings: Any) -> None:
+        self.config = ClusterConfig.checked(gpus=gpus, ranks=ranks, **settings)
+        self.devices: tuple[Device, ...] = devices.choose(self.config.gpus, self.config.ranks)
+        self.backend = devices.backend(self.config, self.devices)
+        self.run: Run | None = None
+        """The training run that was started last, which may be over."""
+        self._engines: ipp.Cluster | None = None
+        self._client: Any = None
+        self._folder: Path | None = None
+        self._pids: dict[int, int] = {}
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def running(self) -> bool:
+        return self._client is not None
+
+    @property
+    def world_size(self) -> int:
+        return len(self.devices)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process id of every rank."""
+        return dict(self._pids)
+
+    def describe(self) -> str:
+        """One line that says what the cluster got."""
+        count = f"{self.world_size} {'rank' if self.world_size == 1 else 'ranks'}"
+        if self.devices[0].kind == "cpu":
+            found = "no GPU found" if self.config.gpus == "auto" else "no GPU used"
+            return f"{found}: {count.replace(' ', ' CPU ')}, {self.backend}"
+        names = ", ".join(f"{d.label()} ({d.uuid})" for d in dict.fromkeys(self.devices))
+        return f"{count} on {names}, {self.backend}"
+
+    def start(self) -> Self:
+        """Starts the engines and returns when an all_reduce over all of them gave the right sum.
+
+        Raises:
+            ClusterError: another cluster of this process runs, or an engine did not come; the message ends
+                with what the engines said.
+        """
+        global _current
+        if _current is not None:
+            raise ClusterError(
+                f"a cluster is already running ({_current.describe()}). Stop it first: %nbgpu stop"
+            )
+        self._folder = Path(tempfile.mkdtemp(prefix="nbgpu-"))
+        try:
+            self._launch()
+            self._connect()
+            self._join()
+        except BaseException:
+            self.stop()
+            raise
+        _current = self
+        atexit.register(self.stop)
+        return self
+
+    def stop(self) -> None:
+        """Ends every engine and the controller, and removes what they left on disk. Harmless when repeated."""
+        global _current
+        if _current is self:
+            _current = None
+        atexit.unregister(self.stop)
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        if self._engines is not None:
+            self._end_processes(self._engines)
+            self._engines = None
+        if self.run is not None:
+            self.run.abandon()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+        self._pids = {}
+
+    def submit(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, ipp.AsyncResult]:
+        """Sends a cell to the ranks and returns at once; by rank, what will hold its output and its end.
+
+        Raises:
+            RunError: a training run has the ranks now.
+        """
+        chosen = self._ranks(ranks)
+        self._refuse_during_run()
+        return {rank: self._client[rank].execute(code, silent=False, block=False) for rank in chosen}
+
+    def execute(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, str]:
+        """Runs code on the ranks and returns what each printed to stdout.
+
+        Raises:
+            RankError: it raised on one rank or more.
+        """
+        results = self.submit(code, ranks)
+        collect(results)
+        return {rank: result.stdout for rank, result in results.items()}
+
+    def apply(
+        self, function: Callable[..., Any], *args: Any, ranks: Sequence[int] | None = None
+    ) -> dict[int, Any]:
+        """Calls a function on the ranks and returns its results by rank; RankError where it raised."""
+        chosen = self._ranks(ranks)
+        self._refuse_during_run()
+        return collect({rank: self._client[rank].apply_async(function, *args) for rank in chosen})
+
+    def pull(self, name: str, rank: int = 0) -> Any:
+        """The value of a variable on one rank; RankError where it has none."""
+        self._refuse_during_run()
+        return collect({rank: self._client[self._ranks([rank])[0]].pull(name, block=False)})[rank]
+
+    def push(self, ranks: Sequence[int] | None = None, **values: Any) -> None:
+        """Gives the ranks variables of these names and values."""
+        chosen = self._ranks(ranks)
+        self._refuse_during_run()
+        collect({rank: self._client[rank].push(values, block=False) for rank in chosen})
+
+    def train(self, recipe: str, **settings: Any) -> Run:
+        """Starts a training run on all ranks and returns at once.
+
+        Raises:
+            ConfigError: a setting is not valid; nothing was started.
+            RunError: another run has the ranks now.
+        """
+        config = train_config(recipe, **settings)
+        self._require_running()
+        self._refuse_during_run()
+        self.run = Run.start(config, self.config, self.devices, self.backend, self.call_engines)
+        return self.run
+
+    def call_engines(self, function: str, *args: Any) -> dict[int, ipp.AsyncResult]:
+        """Calls `module:function` of nbgpu.engine with the same arguments on every rank; returns at once.
+
+        The engine's code is named by a string, because the client does not import it (and so not torch).
+        """
+        module, _, name = function.partition(":")
+        reference = ipp.Reference(f"__import__('importlib').import_module({module!r}).{name}")
+        return {rank: self._client[rank].apply_async(reference, *args) for rank in range(self.world_size)}
+
+    def interrupt(self, ranks: Iterable[int]) -> None:
+        """Raises KeyboardInterrupt in the Python code of the ranks, as Ctrl-C would."""
+        for rank in ranks:
+            with suppress(ProcessLookupError):
+                os.kill(self._pids[rank], signal.SIGINT)
+
+    def status(self) -> str:
+        """A table: every rank's device, process, memory, and what it does."""
+        self._require_running()
+        rows = [("rank", "device", "pid", "memory", "state")]
+        run_is_on = self.run is not None and not self.run.over
+        for rank, device in enumerate(self.devices):
+            try:
+                process = psutil.Process(self._pids[rank])
+                memory = f"{process.memory_info().rss / 2**20:.0f} MiB"
+                state = "busy" if self._client.outstanding and not run_is_on else "idle"
+            except psutil.NoSuchProcess:
+                memory, state = "", "gone"
+            if run_is_on and self.run is not None and state != "gone":
+                rank_status = self.run.statuses()[rank]
+                state = f"{rank_status.state}, step {rank_status.step}/{self.run.config.steps}"
+            rows.append((str(rank), device.label(), str(self._pids[rank]), memory, state))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        return "\n".join([self.describe(), *lines])
+
+    def _launch(self) -> None:
+        assert self._folder is not None
+        profile = self._folder / "profile"
+        profile.mkdir(mode=0o700)
+        controller_pid_file = self._folder / "controller.pid"
+        self._engines = ipp.Cluster(
+            n=self.world_size,
+            engines=_NurseryLauncher,
+            controller_ip="127.0.0.1",
+            controller_args=[
+                f"--HeartMonitor.period={_HEARTBEAT_PERIOD_MS}",
+                f"--HeartMonitor.max_heartmonitor_misses={_HEARTBEATS_MISSED}",
+                "--IPController.enable_curve=True",
+                # One process with threads in place of six: they start in a third of the time.
+                "--IPController.use_threads=True",
+                "--IPController.broadcast_scheduler_depth=0",
+                "--IPController.db_class=NoDB",
+            ],
+            profile_dir=str(profile),
+            load_profile=False,
+            # The engines find the controller's file when it is there, so that both start side by side.
+            send_engines_connection_env=False,
+            delay=0,
+            shutdown_atexit=False,
+            parent=None,
+            log=_log,
+        )
+        self._engines.start_engines_sync(
+            self.world_size, environment=self._engine_environment(controller_pid_file)
+        )
+        self._engines.start_controller_sync()
+        controller_pid_file.write_text(str(self._engines.controller.pid))
+
+    def _engine_environment(self, controller_pid_file: Path) -> dict[str, str]:
+        gpus = dict.fromkeys(d.uuid for d in self.devices if d.kind == "cuda")
+        return {
+            "NBGPU_OWNER_PID": str(os.getpid()),
+            "NBGPU_CONTROLLER_PID_FILE": str(controller_pid_file),
+            # Every rank sees the cluster's GPUs, in order, as under torchrun: cuda:local_rank is its own.
+            "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+            "OMP_NUM_THREADS": str(self._threads_per_rank),
+            "PYTHONFAULTHANDLER": "1",
+        }
+
+    @property
+    def _threads_per_rank(self) -> int:
+        return self.config.threads_for(self.world_size)
+
+    def _connect(self) -> None:
+        assert self._engines is not None
+        deadline_s = time.monotonic() + self.config.start_timeout_s
+        self._client = self._engines.connect_client_sync()
+        while len(self._client.ids) < self.world_size:
+            gone = [name for name, p in self._processes(self._engines) if p is None or not p.is_running()]
+            if gone:
+                raise ClusterError(f"the {' and the '.join(gone)} ended during the start. {self._log_tail()}")
+            if time.monotonic() > deadline_s:
+                raise ClusterError(
+                    f"{len(self._client.ids)} of {self.world_size} engines came within "
+                    f"{self.config.start_timeout_s:g} s; give more with start_timeout_s. {self._log_tail()}"
+                )
+            time.sleep(0.01)
+
+    def _join(self) -> None:
+        joining = {}
+        for rank, device in enumerate(self.devices):
+            reference = ipp.Reference("__import__('importlib').import_module('nbgpu.engine.boot').join")
+            joining[rank] = self._client[rank].apply_async(
+                reference,
+                rank,
+                self.world_size,
+                rank,
+                self.backend,
+                devices.torch_name(device, self.devices),
+                str(self._folder),
+                self._threads_per_rank,
+            )
+        joined = collect(joining, self.config.start_timeout_s)
+        self._pids = {rank: answer["pid"] for rank, answer in joined.items()}
+
+    def _log_tail(self) -> str:
+        assert self._folder is not None
+        logs = sorted((self._folder / "profile" / "log").glob("ipengine*.log"))
+        tail = "\n".join(line for log in logs for line in log.read_text(errors="replace").splitlines()[-20:])
+        return f"The engines' log ends with:\n{tail}" if tail else "The engines' log is empty."
+
+    def _ranks(self, ranks: Sequence[int] | None) -> list[int]:
+        self._require_running()
+        if ranks is None:
+            return list(range(self.world_size))
+        wrong = [r for r in ranks if not 0 <= r < self.world_size]
+        if wrong or not ranks:
+            raise ConfigError(f"ranks = {list(ranks)} is not valid. Ranks: 0 to {self.world_size - 1}")
+        return sorted(set(ranks))
+
+    def _require_running(self) -> None:
+        if not self.running:
+            raise NoClusterError("this cluster is not running. Start it with: start(), or %nbgpu start")
+
+    def _refuse_during_run(self) -> None:
+        if self.run is not None and not self.run.over:
+            raise RunError(
+                f"the ranks are training ({self.run.folder.name}, {self.run.status}), and code sent to them would "
+                "wait until the end. Call run.wait() or run.stop() first"
+            )
+
+    def _processes(self, engines: ipp.Cluster) -> list[tuple[str, psutil.Process | None]]:
+        nursery = engines.engine_set
+        controller = engines.controller
+        return [
+            ("engines' process", nursery.process if nursery else None),
+            ("controller", controller.process if controller else None),
+        ]
+
+    def _end_processes(self, engines: ipp.Cluster) -> None:
+        groups = [process.pid for _, process in self._processes(engines) if process is not None]
+        members = [p for pid in groups for p in _group_members(pid)]
+        engines.stop_engines_sync()
+        if engines.controller is not None:
+            engines.stop_controller_sync()
+        # Both are leaders of their own process group: whatever a leader left behind goes with the group.
+        for pid in groups:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        psutil.wait_procs(members, timeout=5)
+
+
+def _group_members(leader_pid: int) -> list[psutil.Process]:
+    """The processes of a process group."""
+    members = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == leader_pid:
+                members.append(process)
+    return members

@@ -1,0 +1,233 @@
+"""The handle of a training run: what it does now, and what a person can ask of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import ipyparallel as ipp
+import pandas as pd
+
+from nbgpu import runs
+from nbgpu.client.results import failures
+from nbgpu.config import ClusterConfig, TrainConfig
+from nbgpu.errors import RankError, RunError
+from nbgpu.records import (
+    FINAL_STATES,
+    Command,
+    Device,
+    Event,
+    RankFailure,
+    RankStatus,
+    RunInfo,
+    RunState,
+    Sample,
+)
+from nbgpu.telemetry import Reader, send_command
+
+_STOP_PATIENCE_S = 10.0
+
+
+class _CallEngines(Protocol):
+    def __call__(self, function: str, *args: Any) -> dict[int, ipp.AsyncResult]: ...
+
+
+class Presenter(Protocol):
+    """What shows runs to a person. The client does not know the widgets; `nbgpu/__init__.py` connects them."""
+
+    def panel(self, run: Run) -> Any:
+        """Displays the live panel of a run."""
+        ...
+
+    def report(self, run: Run) -> None:
+        """Writes `report.html` into the folder of a run that is over."""
+        ...
+
+
+presenter: Presenter | None = None
+
+
+class Run:
+    """A training run on the ranks of a cluster.
+
+    Attributes:
+        folder: the run's folder: run.toml, rankN.jsonl, checkpoints/, report.html, env.json.
+        config: the settings that it was started with.
+        reader: every sample and event of every rank so far.
+        failures: what was raised on the ranks; empty unless `status` is 'failed'.
+    """
+
+    def __init__(
+        self, folder: Path, config: TrainConfig, info: RunInfo, results: dict[int, ipp.AsyncResult]
+    ) -> None:
+        self.folder = folder
+        self.config = config
+        self.failures: Sequence[RankFailure] = ()
+        self.reader = Reader(folder, info.world_size)
+        self._info = info
+        self._results = results
+        self._over = threading.Event()
+        self._abandoned = False
+        self._final_state: RunState | None = None
+        self._lock = threading.Lock()
+        self._on_end: list[Callable[[Run], None]] = []
+        threading.Thread(target=self._watch, name="nbgpu-run", daemon=True).start()
+
+    @classmethod
+    def start(
+        cls,
+        config: TrainConfig,
+        cluster: ClusterConfig,
+        devices: tuple[Device, ...],
+        backend: str,
+        call_engines: _CallEngines,
+    ) -> Run:
+        """Makes the run's folder and starts the trainer on every rank."""
+        folder = runs.create(config, cluster)
+        info = RunInfo(
+            run_id=folder.name,
+            recipe=config.recipe,
+            devices=devices,
+            backend=backend,
+            total_steps=config.steps,
+            steps_per_epoch=0,
+            batch_size=config.batch_size,
+            global_batch_size=config.global_batch_size(len(devices)),
+            started_s=time.time(),
+        )
+        results = call_engines("nbgpu.engine.train:run_in_engine", str(folder))
+        return cls(folder, config, info, results)
+
+    @property
+    def info(self) -> RunInfo:
+        """What is fixed for the run; `steps_per_epoch` is 0 until the ranks have looked at the data."""
+        path = self.folder / "run_info.json"
+        if self._info.steps_per_epoch == 0 and path.exists():
+            steps_per_epoch = json.loads(path.read_text())["steps_per_epoch"]
+            self._info = RunInfo.from_json({**self._info.to_json(), "steps_per_epoch": steps_per_epoch})
+        return self._info
+
+    @property
+    def over(self) -> bool:
+        return self._over.is_set()
+
+    @property
+    def status(self) -> RunState:
+        """What the run does: the state of its ranks, and of the slowest one where they differ."""
+        if self._final_state is not None:
+            return self._final_state
+        order: list[RunState] = ["starting", "loading", "paused", "validating", "training"]
+        states = {s.state for s in self.statuses()} - FINAL_STATES
+        return next((state for state in order if state in states), "training")
+
+    def statuses(self) -> list[RankStatus]:
+        """The last known of every rank, in order."""
+        return self.reader.statuses(self._info.devices)
+
+    def metrics(self) -> pd.DataFrame:
+        """Every number that the ranks recorded: one row for each sample, with rank, step, time_s and the series."""
+        records, _ = self.reader.since(0)
+        rows = [
+            {"rank": r.rank, "step": r.step, "time_s": r.time_s, **r.values}
+            for r in records
+            if isinstance(r, Sample)
+        ]
+        return pd.DataFrame(rows, columns=None if rows else ["rank", "step", "time_s"])
+
+    def result(self) -> Mapping[str, Any] | None:
+        """What the recipe says of the trained model, beside its baselines; None until the run has finished."""
+        records, _ = self.reader.since(0)
+        results = [r.detail for r in records if isinstance(r, Event) and r.kind == "result"]
+        return results[-1] if results else None
+
+    def panel(self) -> Any:
+        """Displays the live panel: loss, memory, utilization and throughput of every rank."""
+        if presenter is None:
+            raise RunError(
+                "nothing is connected that could display a panel. Use the run through `import nbgpu`"
+            )
+        return presenter.panel(self)
+
+    def pause(self) -> None:
+        """Asks all ranks to wait before their next step; they agree on which step that is."""
+        self._ask("pause")
+
+    def resume(self) -> None:
+        """Lets a paused run go on."""
+        self._ask("resume")
+
+    def stop(self) -> None:
+        """Asks all ranks to end after the step they are in; they write a checkpoint first."""
+        self._ask("stop")
+
+    def wait(self, timeout_s: float | None = None) -> Run:
+        """Waits for the end. The kernel's interrupt stops the run, waits for that, and is then raised.
+
+        Raises:
+            RankError: the run failed; it shows the ranks' own tracebacks.
+            TimeoutError: the run goes on after `timeout_s` seconds.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            # In slices, because a plain wait would hold off the interrupt on some platforms.
+            while not self._over.wait(0.1):
+                if deadline_s is not None and time.monotonic() > deadline_s:
+                    raise TimeoutError(f"{self.folder.name} is still {self.status} after {timeout_s:g} s")
+        except KeyboardInterrupt:
+            if not self._over.is_set():
+                self.stop()
+                self._over.wait(_STOP_PATIENCE_S)
+            raise
+        if self.failures:
+            raise RankError(self.failures)
+        return self
+
+    def checkpoint(self) -> Path:
+        """The newest checkpoint's folder; RunError where there is none yet."""
+        checkpoints = sorted((self.folder / "checkpoints").glob("step-*"))
+        if not checkpoints:
+            raise RunError(f"{self.folder.name} has no checkpoint yet: one is written at the end")
+        return checkpoints[-1]
+
+    def on_end(self, callback: Callable[[Run], None]) -> None:
+        """Calls back once when the run is over, before `wait` returns; at once where it is over already."""
+        with self._lock:
+            if self._final_state is None:
+                self._on_end.append(callback)
+                return
+        callback(self)
+
+    def abandon(self) -> None:
+        """Ends the handle of a run whose cluster was stopped under it."""
+        self._abandoned = True
+        self._over.wait(_STOP_PATIENCE_S)
+
+    def _ask(self, command: Command) -> None:
+        if self.over:
+            raise RunError(f"{self.folder.name} is {self.status}: it cannot {command} any more")
+        send_command(self.folder, command)
+
+    def _watch(self) -> None:
+        while not self._abandoned and not all(r.wait(0.2) for r in self._results.values()):
+            pass
+        ended = {rank: result for rank, result in self._results.items() if result.ready()}
+        self.failures = failures(ended)
+        complete = len(ended) == len(self._results) and not self.failures
+        answers = {result.result() for result in ended.values()} if complete else set()
+        self.reader.close()
+        with self._lock:
+            self._final_state = (
+                "failed" if self.failures else "finished" if answers == {"finished"} else "stopped"
+            )
+            callbacks = list(self._on_end)
+        try:
+            if presenter is not None:
+                presenter.report(self)
+            for callback in callbacks:
+                callback(self)
+        finally:
+            self._over.set()

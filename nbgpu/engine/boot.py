@@ -1,0 +1,141 @@
+"""What a rank's process does before the first cell.
+
+`python -m nbgpu.engine.boot N` is the nursery: it imports torch and ipyparallel once and forks N engines,
+each with the number of its rank. Importing once takes a fraction of the time that N imports on a busy host
+take, and runs while ipyparallel's controller starts. `join` then makes an engine a rank of the group.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+OWNER_PID = "NBGPU_OWNER_PID"
+"""Environment variable: the process that started the cluster, usually the notebook's kernel."""
+CONTROLLER_PID_FILE = "NBGPU_CONTROLLER_PID_FILE"
+"""Environment variable: a file with the pid of ipyparallel's controller, which does not watch its owner."""
+
+_NEEDED_BY_EVERY_ENGINE = (
+    "ipykernel.ipkernel",
+    "ipykernel.zmqshell",
+    "ipyparallel.engine.app",
+    "nbgpu.engine.group",
+    "torch.nn.parallel",
+)
+_STOP_GRACE_S = 1.0
+
+
+class Sentinel:
+    """A thread that can act while the main thread sits in C++, which it may do for minutes.
+
+    It watches processes through pidfds. When one of them is gone it ends the controller and then this engine:
+    engines that outlive their notebook would hold the GPUs' memory with nobody to free it.
+    """
+
+    def __init__(self, watched_pids: list[int], controller_pid_file: Path) -> None:
+        self._watched = [os.pidfd_open(pid) for pid in watched_pids]
+        self._controller_pid_file = controller_pid_file
+        threading.Thread(target=self._watch, name="nbgpu-sentinel", daemon=True).start()
+
+    def _watch(self) -> None:
+        select.select(self._watched, [], [])
+        # Another rank's sentinel may have been faster, or the controller may never have started.
+        with suppress(ProcessLookupError, FileNotFoundError):
+            os.killpg(int(self._controller_pid_file.read_text()), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def join(
+    rank: int, world_size: int, local_rank: int, backend: str, device: str, rendezvous: str, threads: int
+) -> dict[str, Any]:
+    """Makes this engine rank `rank` of the first generation, and gives its cells their names.
+
+    Args:
+        device: 'cuda:N' among the GPUs that the cluster chose, or 'cpu'.
+        rendezvous: folder in which the ranks meet; only the user can enter it.
+        threads: CPU threads for torch's operators on this rank.
+
+    Returns:
+        What the client says of the rank: pid, torch's version, device name.
+    """
+    import torch
+    import torch.distributed as dist
+    from IPython.core.getipython import get_ipython
+
+    from nbgpu.engine import group
+
+    torch.set_num_threads(threads)
+    member = group.Membership(rank, world_size, local_rank, torch.device(device), backend)
+    group.form(member, Path(rendezvous))
+    shell = get_ipython()
+    assert shell is not None, "join is for engines, which have an IPython shell"
+    shell.user_ns.update(
+        rank=rank, local_rank=local_rank, world_size=world_size, device=member.device, torch=torch, dist=dist
+    )
+    # A plain str: torch's own version object would make the client import torch to unpickle it.
+    return {"pid": os.getpid(), "torch": str(torch.__version__)}
+
+
+def main() -> None:
+    """The nursery: forks the engines, and ends with the last of them or when it is told to stop."""
+    num_engines = int(sys.argv[1])
+    owner_pid = int(os.environ[OWNER_PID])
+    if os.getppid() != owner_pid:
+        sys.exit(f"the process {owner_pid} that asked for these engines is gone")
+    # Everything that an engine needs anyway, before the fork, so that it is paid for once. torch starts no
+    # thread and does not touch a GPU when it is imported, which is what makes forking after it safe.
+    for module in _NEEDED_BY_EVERY_ENGINE:
+        import_module(module)
+    gc.freeze()  # keeps the collector from copying the pages that the engines share
+    pids = {_fork_engine(rank, owner_pid) for rank in range(num_engines)}
+
+    def stop(*_: int | FrameType | None) -> NoReturn:
+        _end(pids)
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, stop)
+    while pids:
+        pid, status = os.wait()
+        pids.discard(pid)
+        print(f"engine {pid} ended: {os.waitstatus_to_exitcode(status)}", flush=True)  # noqa: T201 - the log
+
+
+def _fork_engine(rank: int, owner_pid: int) -> int:
+    """Forks one engine, which runs until it is told to stop; returns its pid."""
+    nursery_pid = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    Sentinel([owner_pid, nursery_pid], Path(os.environ[CONTROLLER_PID_FILE]))
+    from ipyparallel.engine.app import IPEngine
+
+    IPEngine.launch_instance(argv=["--IPEngine.enable_nanny=False", f"--IPEngine.id={rank}"])
+    os._exit(0)
+
+
+def _end(pids: set[int]) -> None:
+    """Asks the engines to stop, and makes those stop that are still there after a moment."""
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    give_up_s = time.monotonic() + _STOP_GRACE_S
+    while pids and time.monotonic() < give_up_s:
+        pid, _ = os.waitpid(-1, os.WNOHANG)
+        pids.discard(pid)
+        if not pid:
+            time.sleep(0.01)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""How all ranks come to the same decision at the same step, at no cost to it.
+
+Each step sends one small message around while the forward pass is being computed: what the person asked for,
+and whether a rank's data failed. The answer is read before the first gradient is exchanged, because a rank
+that stays out of that exchange would leave the others waiting in it.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from nbgpu.errors import DataError, NbgpuError, RunError
+from nbgpu.records import Command
+from nbgpu.telemetry import CommandWatch
+
+_CODES: tuple[Command | None, ...] = (None, "resume", "pause", "stop")
+
+
+class Consensus:
+    """The ranks' common decision, one for each step.
+
+    Args:
+        commands: what the person asks for; only rank 0 has it.
+    """
+
+    def __init__(self, commands: CommandWatch | None) -> None:
+        self._commands = commands
+        self._failure: Exception | None = None
+        # On the CPU, so that reading it does not wait for the GPU.
+        self._message = torch.zeros(2, dtype=torch.int32)
+        self._work: dist.Work | None = None
+
+    def begin(self, failure: Exception | None = None) -> None:
+        """Sends this rank's news; returns at once."""
+        command = self._commands.newest() if self._commands is not None else None
+        self._failure = failure
+        self._message[0] = _CODES.index(command)
+        self._message[1] = failure is not None
+        self._work = dist.all_reduce(self._message, dist.ReduceOp.MAX, async_op=True)
+
+    def finish(self) -> Command | None:
+        """The command that all ranks follow at this step.
+
+        Raises:
+            DataError, RunError: a rank failed; every rank raises, and names the rank and the cause.
+        """
+        assert self._work is not None, "finish goes with begin"
+        self._work.wait()
+        if self._message[1]:
+            raise_together(self._failure)
+        return _CODES[int(self._message[0])]
+
+
+def raise_together(failure: Exception | None) -> None:
+    """Raises on every rank if any rank has a failure. A collective: every rank must call it.
+
+    Raises:
+        DataError: every failure is one; all messages, each once.
+        RunError: a rank failed otherwise; the rank itself raises what it met.
+    """
+    mine = (
+        None
+        if failure is None
+        else (isinstance(failure, DataError), f"{type(failure).__name__}: {failure}", str(failure))
+    )
+    theirs: list[tuple[bool, str, str] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(theirs, mine)
+    failed = {rank: news for rank, news in enumerate(theirs) if news is not None}
+    if not failed:
+        return
+    if all(is_data_error for is_data_error, _, _ in failed.values()):
+        raise DataError(
+            "\n".join(dict.fromkeys(line for _, _, text in failed.values() for line in text.splitlines()))
+        )
+    if failure is not None and not isinstance(failure, NbgpuError):
+        raise failure
+    raise RunError("; ".join(f"rank {rank} failed: {named}" for rank, (_, named, _) in failed.items()))

@@ -1,0 +1,279 @@
+"""The training loop, from the data to the checkpoint, for every recipe and every way to start it."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from nbgpu.config import TrainConfig
+from nbgpu.engine import checkpoint
+from nbgpu.engine.consensus import Consensus, raise_together
+from nbgpu.engine.group import Membership
+from nbgpu.records import Command, RunInfo, RunState
+from nbgpu.telemetry import CommandWatch, Recorder
+
+if TYPE_CHECKING:
+    from nbgpu.recipes import Batch, Loaders, Recipe
+
+_AMP_DTYPES = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_PAUSE_POLL_S = 0.05
+
+
+class Trainer:
+    """Trains one recipe with DDP on the ranks of the process group.
+
+    Args:
+        config: the settings.
+        recipe: what is trained, built with the same settings.
+        folder: the run's folder.
+        member: this rank's place in the group.
+        info: what is said of the run in `run_info.json`; the steps of an epoch are filled in.
+        recorder: takes the numbers of each step; None leaves them unrecorded.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        recipe: Recipe,
+        folder: Path,
+        member: Membership,
+        info: RunInfo,
+        recorder: Recorder | None,
+    ) -> None:
+        self.config = config
+        self.recipe = recipe
+        self.folder = folder
+        self.device = member.device
+        self.rank = member.rank
+        self.world_size = member.world_size
+        self.info = info
+        self.recorder = recorder
+        self.step = 0
+        self.consensus = Consensus(CommandWatch(folder) if self.rank == 0 else None)
+        self.state: RunState = "starting"
+        self._batches: Iterator[Batch] | None = None
+        self._unrecorded: tuple[int, dict[str, Tensor], dict[str, float]] | None = None
+
+    def run(self) -> RunState:
+        """Trains to the last step, or until the person stops it; returns 'finished' or 'stopped'.
+
+        Raises:
+            DataError: a file cannot be used; every rank raises it, at the same step.
+        """
+        self._enter("loading")
+        # Every rank draws the same weights; after that each draws its own noise.
+        torch.manual_seed(self.config.seed)
+        self.loaders = self._load()
+        try:
+            self.model = self.recipe.build_model().to(self.device)
+            torch.manual_seed(self.config.seed + 1 + self.rank)
+            self.ddp = DistributedDataParallel(
+                self.model,
+                device_ids=[self.device] if self.device.type == "cuda" else None,
+                broadcast_buffers=False,
+                gradient_as_bucket_view=True,
+            )
+            self.optimizer = torch.optim.AdamW(
+                self.ddp.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay, fused=True
+            )
+            self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._lr_factor)
+            self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.amp == "fp16")
+            self._enter("training")
+            stopped = self._train()
+            self._conclude(stopped)
+        finally:
+            self.loaders.close()
+        self._enter("stopped" if stopped else "finished")
+        return self.state
+
+    def _load(self) -> Loaders:
+        try:
+            loaders, failure = self.recipe.build_loaders(self.rank, self.world_size), None
+        except Exception as error:  # noqa: BLE001 - whatever it is, all ranks must learn of it
+            loaders, failure = None, error
+        raise_together(failure)
+        assert loaders is not None
+        if self.rank == 0:
+            info = replace(self.info, steps_per_epoch=loaders.steps_per_epoch)
+            (self.folder / "run_info.json").write_text(json.dumps(info.to_json(), indent=2) + "\n")
+        return loaders
+
+    def _train(self) -> bool:
+        """Steps until the last one, and validates in between; True if the person stopped it."""
+        while self.step < self.config.steps:
+            command = self._train_step()
+            self.step += 1
+            if self._due(self.config.val_every):
+                self._validate()
+            if command == "pause":
+                command = self._pause()
+            if command == "stop":
+                return True
+        return False
+
+    def _train_step(self) -> Command | None:
+        """One optimizer step over `accumulate` micro-batches; returns what the person asked for meanwhile."""
+        started_s = time.perf_counter()
+        batches, failure = self._next_batches()
+        fetched_s = time.perf_counter()
+        self.consensus.begin(failure)
+        command = None
+        if failure is not None:
+            self.consensus.finish()
+        terms: dict[str, Tensor] = {}
+        for index, batch in enumerate(batches):
+            last = index == len(batches) - 1
+            # Gradients add up on each rank, and cross to the others once, with the last micro-batch.
+            with nullcontext() if last else self.ddp.no_sync():
+                with self._autocast():
+                    terms = self.recipe.loss(self.ddp, batch)
+                if index == 0:
+                    command = self.consensus.finish()
+                self.scaler.scale(terms["loss"] / self.config.accumulate).backward()
+        self.scaler.unscale_(self.optimizer)
+        limit = self.config.clip_norm or math.inf
+        grad_norm: Tensor = nn.utils.clip_grad_norm_(self.ddp.parameters(), limit)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=False)  # the gradients are views into DDP's buckets
+        lr = self.schedule.get_last_lr()[0]
+        self.schedule.step()
+        step_s = time.perf_counter() - started_s
+        self._record(
+            {**{name: term.detach() for name, term in terms.items()}, "grad_norm": grad_norm.detach()},
+            {
+                "lr": lr,
+                "step_s": step_s,
+                "data_s": fetched_s - started_s,
+                "samples_per_s": self.config.batch_size * self.config.accumulate / step_s,
+            },
+        )
+        return command
+
+    def _next_batches(self) -> tuple[list[Batch], Exception | None]:
+        """The micro-batches of one step on the device, or what went wrong in fetching them."""
+        try:
+            return [self._to_device(self._next_batch()) for _ in range(self.config.accumulate)], None
+        except Exception as error:  # noqa: BLE001 - whatever it is, all ranks must learn of it
+            return [], error
+
+    def _next_batch(self) -> Batch:
+        if self._batches is None:
+            self._batches = iter(self.loaders.train)
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self.loaders.next_epoch()
+            self._batches = iter(self.loaders.train)
+            return next(self._batches)
+
+    def _to_device(self, batch: Batch) -> Batch:
+        return {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(
+            self.device.type, dtype=_AMP_DTYPES[self.config.amp], enabled=self.config.amp != "off"
+        )
+
+    def _lr_factor(self, step: int) -> float:
+        """The learning rate of a step (from 0) as a share of the peak: linear warm-up, then the schedule."""
+        warmup = self.config.warmup_steps
+        if step < warmup:
+            return (step + 1) / warmup
+        if self.config.schedule == "constant":
+            return 1.0
+        done = (step - warmup) / max(1, self.config.steps - warmup)
+        return 0.5 * (1 + math.cos(math.pi * done))
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and (self.step % every == 0 or self.step == self.config.steps)
+
+    @torch.no_grad()
+    def _validate(self) -> None:
+        """Averages the recipe's held-out values over the samples of all ranks."""
+        self._enter("validating")
+        self.ddp.eval()
+        sums: dict[str, Tensor] = {}
+        num_samples = 0
+        failure = None
+        try:
+            for batch in self.loaders.val:
+                with self._autocast():
+                    values = self.recipe.validate(self.model, self._to_device(batch))
+                for name, value in values.items():
+                    sums[name] = (
+                        sums.get(name, torch.zeros((), dtype=torch.float64)) + value.double().sum().cpu()
+                    )
+                    num_samples_in_batch = len(value)
+                num_samples += num_samples_in_batch
+        except Exception as error:  # noqa: BLE001 - whatever it is, all ranks must learn of it
+            failure = error
+        raise_together(failure)
+        # A rank may have had no sample, and so not know the names.
+        gathered: list[tuple[dict[str, Tensor], int]] = [({}, 0)] * self.world_size
+        dist.all_gather_object(gathered, (sums, num_samples))
+        total = sum(count for _, count in gathered)
+        if total and self.rank == 0 and self.recorder is not None:
+            names = dict.fromkeys(name for rank_sums, _ in gathered for name in rank_sums)
+            means = {n: float(sum(float(s[n]) for s, _ in gathered if n in s)) / total for n in names}
+            self.recorder.sample(self.step, **{f"val_{name}": mean for name, mean in means.items()})
+        self.ddp.train()
+        self._enter("training")
+
+    def _pause(self) -> Command | None:
+        """Waits until the person says 'resume' or 'stop', which all ranks hear together."""
+        self._enter("paused")
+        command: Command | None = None
+        while command not in ("resume", "stop"):
+            time.sleep(_PAUSE_POLL_S)
+            self.consensus.begin()
+            command = self.consensus.finish()
+        self._enter("training")
+        return command
+
+    def _conclude(self, stopped: bool) -> None:
+        """Writes the checkpoint, and says what the trained model is worth."""
+        self._flush()
+        if self.rank == 0:
+            about = {
+                "config": self.config.model_dump(mode="json"),
+                "schedule": self.schedule.state_dict()["last_epoch"],
+            }
+            path = checkpoint.save(self.folder, self.step, self.model, self.optimizer, about)
+            self._event("checkpoint", path.name)
+            if not stopped:
+                self._enter("validating")
+                self.model.eval()
+                self._event("result", self.config.recipe, **self.recipe.result(self.model, self.device))
+        dist.barrier()
+
+    def _record(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
+        """Records a step one step late, so that reading a loss never makes the GPU wait for the CPU."""
+        self._flush()
+        self._unrecorded = (self.step + 1, tensors, numbers)
+
+    def _flush(self) -> None:
+        if self._unrecorded is not None and self.recorder is not None:
+            step, tensors, numbers = self._unrecorded
+            self.recorder.sample(step, **{name: t.item() for name, t in tensors.items()}, **numbers)
+        self._unrecorded = None
+
+    def _enter(self, state: RunState) -> None:
+        self.state = state
+        if self.recorder is not None:
+            self.recorder.state(state, self.step)
+
+    def _event(self, kind: str, text: str, **detail: Any) -> None:
+        if self.recorder is not None:
+            self.recorder.event(kind, text, self.step, **detail)
