@@ -1,0 +1,70 @@
+# What a person or a machine does with this repository, by name. `make` alone lists it.
+#
+# Nothing but make and Python 3.11 or newer is needed: every target sets up what it uses in .venv, once, and
+# again when pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+# Where pip looks for torch beside its usual index. On a machine with no GPU the CPU build is a twentieth of
+# the download: make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+INSTALL := $(RUN) -m pip install --disable-pip-version-check -c constraints.txt
+FOR_USE := $(VENV)/.ready-for-use
+FOR_DEVELOPMENT := $(VENV)/.ready-for-development
+NOTEBOOK := notebooks/00_first_run.ipynb
+
+.DEFAULT_GOAL := help
+.PHONY: help demo lab test lint bench docs clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.* ## (.*)/make \1\t\2/' | expand -t 13
+
+demo: $(FOR_USE) ## run the first notebook on all GPUs, or on two CPU ranks; leaves it and a report in demo/
+	@$(RUN) -m nbgpu.client.demo $(NOTEBOOK) demo
+
+lab: $(FOR_USE) ## open the first notebook in JupyterLab
+	@$(RUN) -m jupyter lab $(NOTEBOOK)
+
+test: $(FOR_DEVELOPMENT) ## run every check and test: Python, front end, browser
+	@bash tests/all.sh
+
+lint: $(FOR_DEVELOPMENT) ## check style and types
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
+
+bench: $(FOR_DEVELOPMENT) ## measure against peers in the same run
+	@$(RUN) tests/bench
+
+docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md anew from the settings
+	@$(RUN) docs/generate.py
+
+clean: ## remove all that these targets made; your own runs stay
+	rm -rf $(VENV) demo build dist widgets/node_modules tests/_artifacts
+	rm -rf .pytest_cache .mypy_cache .ruff_cache
+	find nbgpu tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(RUN):
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "There is no $(PYTHON) on this machine. On Debian or Ubuntu:"; \
+		echo "    sudo apt-get install -y python3 python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$(PYTHON) is $$($(PYTHON) -V), and nbgpu needs 3.11 or newer. Name another one:"; \
+		echo "    make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) cannot make virtual environments. On Debian or Ubuntu:"; \
+		echo "    sudo apt-get install -y python3-venv"; exit 1; }
+	@echo "Making $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# torch first and alone: it is by far the largest, and its progress bar is the one to watch.
+$(FOR_USE): pyproject.toml constraints.txt | $(RUN)
+	$(INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	$(INSTALL) --quiet -e '.[samples]'
+	@touch $@
+
+$(FOR_DEVELOPMENT): $(FOR_USE)
+	$(INSTALL) --quiet -e '.[dev]'
+	@touch $@

@@ -1,0 +1,38 @@
+"""Writes the pages of the docs that come out of the code: docs/configuration.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, markdown_table
+
+CONFIGURATION = Path(__file__).with_name("configuration.md")
+
+_INTRODUCTION = """\
+# Settings
+
+Written by `make docs` from `nbgpu/config.py`; edit the descriptions there. The same models give the command
+line its flags, the control panel its controls and a run's `run.toml` its keys. A bad value is refused before
+any engine starts, with its name, its bounds and what to do.
+"""
+
+
+def configuration() -> str:
+    """The whole page: one table for the cluster, one for each recipe."""
+    sections = [
+        _INTRODUCTION,
+        _section("The cluster: `[cluster]` in `run.toml`", ClusterConfig),
+        *(
+            _section(f'A training run: `[train]` with `recipe = "{name}"`', TRAIN_CONFIGS[name])
+            for name in sorted(TRAIN_CONFIGS)
+        ),
+    ]
+    return "\n".join(sections)
+
+
+def _section(title: str, model: type[ClusterConfig] | type[TrainConfig]) -> str:
+    return f"## {title}\n\n{model.__doc__}\n\n{markdown_table(model)}\n"
+
+
+if __name__ == "__main__":
+    CONFIGURATION.write_text(configuration())

@@ -1,0 +1,139 @@
+"""Executes a notebook from a terminal, says how far it is, and leaves it beside a page that opens anywhere.
+
+    python -m nbgpu.client.demo notebooks/00_first_run.ipynb demo
+
+The notebook's kernel works in the given folder, so that all it writes, runs included, is found there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from jinja2 import DictLoader
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbconvert import HTMLExporter
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+from traitlets.config import Config
+
+CELL_TIMEOUT_S = 1200
+
+# nbconvert's page fetches require.js, MathJax, Mermaid and the widget manager from the network. The executed
+# notebook has static figures and plain Markdown, which need none of them.
+_OFFLINE_PAGE = """\
+{%- extends "lab/index.html.j2" -%}
+{%- block html_head_js -%}{%- endblock -%}
+{%- block html_head_js_mathjax -%}{%- endblock -%}
+{%- block html_head_js_mermaidjs -%}{%- endblock -%}
+{%- block jupyter_widgets -%}{%- endblock -%}
+"""
+
+
+def execute(notebook: Path, folder: Path, console: Console) -> bool:
+    """Runs every cell and writes `NAME.ipynb` and `NAME.html` into `folder`, which is made where missing.
+
+    Both are written after a failure too, with the outputs up to the failing cell. Returns whether all cells
+    ran; on False the failing cell and its traceback were printed.
+    """
+    content = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
+    folder.mkdir(parents=True, exist_ok=True)
+    begun_s = time.time()
+    problem = _run_cells(content, folder, console)
+    executed = folder / notebook.name
+    page = executed.with_suffix(".html")
+    nbformat.write(content, executed)  # type: ignore[no-untyped-call]
+    page.write_text(offline_page(content, notebook.stem))
+
+    console.print(f"notebook  {executed.resolve()}", soft_wrap=True)
+    console.print(f"page      {page.resolve()}", soft_wrap=True)
+    reports = [p for p in folder.rglob("report.html") if p.stat().st_mtime >= begun_s]
+    for report in sorted(reports, key=lambda p: p.stat().st_mtime):
+        console.print(f"report    {report.resolve()}", soft_wrap=True)
+    if problem is not None:
+        console.print(problem)
+    return problem is None
+
+
+def offline_page(content: Any, title: str) -> str:
+    """The notebook as one HTML page that fetches nothing."""
+    exporter = HTMLExporter(  # type: ignore[no-untyped-call]
+        extra_loaders=[DictLoader({"offline.html.j2": _OFFLINE_PAGE})],
+        template_file="offline.html.j2",
+        embed_images=True,
+    )
+    page, _ = exporter.from_notebook_node(content, resources={"metadata": {"name": title}})
+    return str(page)
+
+
+def _run_cells(content: Any, folder: Path, console: Console) -> Text | None:
+    """Executes `content` in place; what went wrong, or None."""
+    code_cells = [
+        i for i, cell in enumerate(content.cells) if cell.cell_type == "code" and cell.source.strip()
+    ]
+    begun_s = time.monotonic()
+    progress = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )
+    task = progress.add_task("starting the kernel")
+
+    def line(cell: Any, index: int) -> str:
+        first = next(text for text in cell.source.splitlines() if text.strip())
+        return f"cell {code_cells.index(index) + 1}/{len(code_cells)}  {first.strip()[:70]}"
+
+    def begin(cell: Any, cell_index: int) -> None:
+        nonlocal begun_s
+        begun_s = time.monotonic()
+        progress.reset(task, description=Text(line(cell, cell_index)).markup)
+
+    def end(cell: Any, cell_index: int, execute_reply: Any) -> None:
+        elapsed_s = time.monotonic() - begun_s
+        mark = "" if execute_reply["content"]["status"] == "ok" else "  raised"
+        progress.console.print(Text(f"{elapsed_s:7.1f} s  {line(cell, cell_index)}{mark}"), soft_wrap=True)
+
+    client = NotebookClient(
+        content,
+        timeout=CELL_TIMEOUT_S,
+        kernel_name="python3",
+        config=Config({"KernelManager": {"transport_encryption": "auto"}}),
+        resources={"metadata": {"path": str(folder)}},
+        on_cell_execute=begin,
+        on_cell_executed=end,
+    )
+    # Where the output is no terminal, the spinner would be noise: the line that each cell ends with is enough.
+    if console.is_terminal:
+        progress.start()
+    try:
+        client.execute()
+    except CellExecutionError as error:
+        return Text.from_ansi(str(error))
+    except (CellTimeoutError, DeadKernelError) as error:
+        return Text(f"{type(error).__name__}: {error}")
+    finally:
+        if console.is_terminal:
+            progress.stop()
+    return None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m nbgpu.client.demo", description="Execute a notebook.")
+    parser.add_argument("notebook", type=Path)
+    parser.add_argument("folder", type=Path, help="where the executed notebook goes, and what it writes")
+    options = parser.parse_args(arguments)
+    if not options.notebook.is_file():
+        parser.error(f"there is no notebook {options.notebook}")
+    return 0 if execute(options.notebook, options.folder, Console()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

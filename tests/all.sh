@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Every check and test there is. Goes on past a failure, and closes with one line for each part.
+#
+# A part that needs what this machine lacks is skipped with the reason; with CI=true that is a failure, so
+# that CI never passes on tests that it did not run.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+bin=.venv/bin
+summary=()
+failed=0
+
+part() {
+    local name=$1 begun=$SECONDS
+    shift
+    printf '\n=== %s\n' "$name"
+    if "$@" </dev/null; then
+        summary+=("passed   $name ($((SECONDS - begun)) s)")
+    else
+        summary+=("FAILED   $name ($((SECONDS - begun)) s)")
+        failed=1
+    fi
+}
+
+skip() {
+    local name=$1 reason=$2
+    printf '\n=== %s: skipped, %s\n' "$name" "$reason"
+    if [ "${CI:-}" = true ]; then
+        summary+=("FAILED   $name: $reason, and CI must run it")
+        failed=1
+    else
+        summary+=("skipped  $name: $reason")
+    fi
+}
+
+front_end() (
+    set -e
+    cd widgets
+    npm ci --no-audit --no-fund
+    npm run typecheck
+    npm test
+)
+
+# What is committed must be what the sources give: nobody reviews a bundle by eye.
+built_front_end() (
+    set -e
+    before=$(mktemp -d)
+    trap 'rm -rf "$before"' EXIT
+    cp -R nbgpu/static "$before"
+    (cd widgets && npm run build)
+    diff -rq "$before/static" nbgpu/static ||
+        { echo "nbgpu/static was not what widgets/ builds. It is now: commit it."; exit 1; }
+)
+
+part "style" "$bin/ruff" check .
+part "format" "$bin/ruff" format --check .
+part "types" "$bin/mypy"
+if command -v npm >/dev/null && command -v node >/dev/null; then
+    part "front end" front_end
+    part "front end, as committed" built_front_end
+else
+    skip "front end" "there is no node or npm here (apt-get install nodejs npm)"
+fi
+if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null && ! command -v google-chrome >/dev/null; then
+    skip "browser tests" "there is no Chromium here (apt-get install chromium)"
+fi
+part "pytest" "$bin/python" -m pytest
+
+printf '\n=== summary\n'
+printf '%s\n' "${summary[@]}"
+exit $failed
