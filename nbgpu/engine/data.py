@@ -1,0 +1,521 @@
+"""From files to batches: find volumes, check them, share them out, decode, cache, crop and prefetch.
+
+    find_volumes -> check_headers -> hold_out -> shard -> PatchLoader
+
+Everything is checked as early as it can be. Names, headers and file sizes are read for every file before
+training; voxels (NaN, a constant volume, damage inside the compressed data) when a volume is decoded, which
+for the cached ones is before training too. A volume that is decoded later and turns out to be bad ends the
+run at that step with a DataError that names it: it is never skipped, because ranks that skip different
+volumes train on something that nobody asked for.
+
+All randomness comes from (seed, rank, epoch). Neither the global random states nor the timing of the
+prefetching thread have any influence, so the same settings give the same batches to the last bit.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+import struct
+import zlib
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import torch
+from monai.data import (
+    CacheDataset,
+    IterableDataset,
+    ShuffleBuffer,
+    SmartCacheDataset,
+    ThreadDataLoader,
+    partition_dataset,
+)
+from monai.transforms import Compose, RandCropByPosNegLabel, ScaleIntensityRange, Transform
+from monai.transforms.utils_pytorch_numpy_unification import percentile
+from monai.utils import convert_to_tensor
+from nibabel.filebasedimages import ImageFileError
+from nibabel.spatialimages import HeaderDataError
+from torch import Tensor
+
+from nbgpu.errors import DataError
+
+SUFFIXES = (".nii", ".nii.gz")
+IMAGE_COLUMNS = ("image", "path", "file", "filename", "filepath", "nifti", "volume")
+"""Headings of the column that holds the files of a CSV list, in any case."""
+
+Item = Mapping[str, Any]
+"""One volume to be decoded: `name` for messages, `image` (a path, or a tensor), and what the recipe adds."""
+
+READ_ERRORS = (OSError, EOFError, zlib.error, ImageFileError, HeaderDataError, ValueError, struct.error)
+"""What nibabel and gzip raise for a file that is damaged (BadGzipFile is an OSError)."""
+
+
+# ---- finding -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class VolumeList:
+    """The files that a folder or a list names. `validation` is empty unless a list has that section."""
+
+    training: tuple[Path, ...]
+    validation: tuple[Path, ...] = ()
+
+
+def find_volumes(source: str) -> VolumeList:
+    """The volumes that `source` names, each once, in a fixed order.
+
+    `source` is a folder (searched with its subfolders for .nii and .nii.gz), one such file, a CSV list with
+    one of IMAGE_COLUMNS as a heading, or a JSON list: of paths, of {"image": path}, or MONAI's and the
+    Medical Segmentation Decathlon's {"training": [...], "validation": [...]}. Relative paths in a list are
+    relative to the list's own folder.
+
+    Raises DataError where `source` does not exist, names no volume, or is not such a list.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        # sorted: the order of a folder differs between file systems, and would change what each rank gets
+        found = VolumeList(tuple(sorted(p for p in path.rglob("*") if p.is_file() and _is_nifti(p))))
+        if not found.training:
+            raise DataError(f"{path}: the folder has no .nii or .nii.gz file. Give a folder that has some")
+        return found
+    if not path.is_file():
+        raise DataError(
+            f"{path}: there is no such folder or file. data= takes a folder of NIfTI files, or a CSV or JSON "
+            "list of them"
+        )
+    if _is_nifti(path):
+        return VolumeList((path,))
+    readers: dict[str, Callable[[Path], VolumeList]] = {".csv": _read_csv, ".json": _read_json}
+    if path.suffix.lower() not in readers:
+        raise DataError(f"{path}: not a list that can be read. Give a .csv or .json file, or a folder")
+    try:
+        found = readers[path.suffix.lower()](path)
+    except (UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read as {path.suffix[1:].upper()}: {error}") from None
+    if not found.training:
+        raise DataError(f"{path}: the list names no volume. Add at least one")
+    return found
+
+
+def _is_nifti(path: Path) -> bool:
+    return path.name.lower().endswith(SUFFIXES)
+
+
+def _read_csv(path: Path) -> VolumeList:
+    # utf-8-sig: spreadsheets write a byte-order mark, which would become part of the first heading
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.DictReader(file)
+        headings = list(rows.fieldnames or [])
+        column = next((h for name in IMAGE_COLUMNS for h in headings if h.strip().lower() == name), None)
+        if column is None:
+            raise DataError(
+                f"{path}: no column names the files. Its headings are: {', '.join(headings) or '(none)'}. "
+                f"Call one of them: {', '.join(IMAGE_COLUMNS)}"
+            )
+        entries = [(f"line {rows.line_num}", row[column]) for row in rows]
+    return VolumeList(_resolve(path, entries))
+
+
+def _read_json(path: Path) -> VolumeList:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(content, dict) and "training" in content:
+        training, validation = content["training"], content.get("validation", [])
+    else:
+        training, validation = content, []
+    if not (isinstance(training, list) and isinstance(validation, list)):
+        raise DataError(
+            f"{path}: is neither a list nor an object with the lists 'training' and 'validation'. Write "
+            '["a.nii.gz", ...], [{"image": "a.nii.gz"}, ...] or {"training": [...]}'
+        )
+    held_out = _resolve(path, [(f"validation[{i}]", e) for i, e in enumerate(validation)])
+    trained_on = _resolve(path, [(f"training[{i}]", e) for i, e in enumerate(training)])
+    in_both = sorted(set(trained_on) & set(held_out))
+    if in_both:
+        raise DataError(
+            "\n".join(f"{p}: is listed for training and for validation. Keep one of the two" for p in in_both)
+        )
+    return VolumeList(trained_on, held_out)
+
+
+def _resolve(list_path: Path, entries: Sequence[tuple[str, Any]]) -> tuple[Path, ...]:
+    """Entries as paths, each once: a volume that is listed twice must not be trained on and held out."""
+    bad, paths = [], []
+    for place, entry in entries:
+        image = entry.get("image") if isinstance(entry, dict) else entry
+        if isinstance(image, str) and image.strip():
+            paths.append(list_path.parent / Path(image.strip()).expanduser())
+        else:
+            bad.append(f"{list_path}: {place} names no file. Give it a path, or take it out")
+    if bad:
+        raise DataError("\n".join(bad))
+    return tuple(dict.fromkeys(paths))
+
+
+# ---- checking ------------------------------------------------------------------------------------------
+
+
+def check_headers(paths: Sequence[Path], patch_size: int) -> None:
+    """Raises one DataError with a line for every file that is missing, damaged, not 3D or too small.
+
+    Reads headers and file sizes only, about 1 ms for each file. A compressed file ends with the size of what
+    it holds, so that one which was cut short is found without unpacking it.
+    """
+    problems = [f"{path}: {problem}" for path in paths if (problem := _header_problem(path, patch_size))]
+    if problems:
+        raise DataError("\n".join(problems))
+
+
+def _header_problem(path: Path, patch_size: int) -> str | None:
+    if not path.is_file():
+        return "there is no such file. Correct the path, or take it out of the list"
+    if not _is_nifti(path):
+        return "not a NIfTI file by its name. Give .nii or .nii.gz files"
+    try:
+        image = nibabel.load(path)
+    except READ_ERRORS as error:
+        return f"cannot be read as NIfTI ({_first_line(error)}). Copy or convert it again"
+    if not isinstance(image, nibabel.Nifti1Pair):  # NIfTI-2 is a subclass
+        return f"holds a {type(image).__name__}, not a NIfTI volume. Convert it"
+    dtype = image.get_data_dtype()
+    if dtype.kind not in "iuf":
+        return f"has voxels of type {dtype}. Convert it to one number for each voxel"
+    shape = image.shape
+    if len(shape) != 3 and shape[3:] != (1,):
+        return f"has {len(shape)} dimensions, {_by(shape)}. Take one 3D volume out of it"
+    if min(shape[:3]) < patch_size:
+        return (
+            f"has {_by(shape[:3])} voxels, which is smaller than the patch. Set patch_size to at most "
+            f"{min(shape[:3])}, or resample it"
+        )
+    num_bytes = image.header.get_data_offset() + math.prod(shape) * dtype.itemsize
+    if not _holds(path, num_bytes):
+        return "is truncated: it ends before its last voxel. Copy it again"
+    return None
+
+
+def _holds(path: Path, num_bytes: int) -> bool:
+    """Whether the file has at least so many bytes, unpacked."""
+    if path.suffix.lower() != ".gz":
+        return path.stat().st_size >= num_bytes
+    with path.open("rb") as file:
+        file.seek(-4, 2)
+        (unpacked_bytes,) = struct.unpack("<I", file.read(4))
+    if unpacked_bytes == num_bytes % 2**32:
+        return True
+    # Some sound files end otherwise too: several gzip members in a row, or bytes after the last voxel.
+    try:
+        with gzip.open(path) as packed:
+            while chunk := packed.read(2**20):
+                num_bytes -= len(chunk)
+    except READ_ERRORS:
+        return False
+    return num_bytes <= 0
+
+
+def scale_intensity(image: Tensor, name: str, upper_percentile: float = 99.5) -> Tensor:
+    """Maps the smallest value to 0 and the upper percentile to 1, and clips what is above.
+
+    `image` has any shape. Raises DataError where it has NaN or infinite voxels, or no contrast.
+    """
+    num_bad = int((~torch.isfinite(image)).sum())
+    if num_bad:
+        raise DataError(
+            f"{name}: {num_bad} of {image.numel()} voxels are NaN or infinite. Replace them, for example with "
+            "numpy.nan_to_num, or leave the file out"
+        )
+    low, high = (float(v) for v in np.asarray(percentile(image, [0.0, upper_percentile])))
+    if low == high:
+        raise DataError(
+            f"{name}: is constant: at least {upper_percentile} % of its voxels are {low:g}. Leave the file out"
+        )
+    to_unit_range = ScaleIntensityRange(a_min=low, a_max=high, b_min=0.0, b_max=1.0, clip=True)
+    scaled: Tensor = convert_to_tensor(to_unit_range(image), track_meta=False)
+    return scaled
+
+
+def _by(shape: Sequence[int]) -> str:
+    return " x ".join(str(n) for n in shape)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+# ---- decoding ------------------------------------------------------------------------------------------
+
+
+class Decode(Transform):
+    """Turns an Item into a decoded volume with the recipe's steps, and a failure into an item, too.
+
+    Volumes are decoded in threads that belong to MONAI: an exception there would end the replacing thread of
+    SmartCacheDataset unheard, and its `update_cache` would wait for it for ever. So a failure travels as
+    {"failure": exception} and is raised where a batch is asked for. `failures` keeps all of them, so that
+    those which happen while the cache is filled can be reported together.
+    """
+
+    def __init__(self, steps: Compose) -> None:
+        self.steps = steps
+        self.failures: list[Exception] = []
+
+    def __call__(self, item: Item) -> dict[str, Any]:
+        try:
+            decoded: dict[str, Any] = self.steps(dict(item))
+        except Exception as error:  # noqa: BLE001  it is raised later, by `opened`
+            failure = _named(error, str(item["name"]))
+            self.failures.append(failure)
+            return {"failure": failure}
+        return decoded
+
+
+def _named(error: Exception, name: str) -> Exception:
+    """The DataError inside MONAI's chain of RuntimeErrors, or one that names the unreadable file."""
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    if isinstance(root, DataError):
+        return root
+    if isinstance(root, READ_ERRORS):
+        return DataError(
+            f"{name}: cannot be decoded ({type(root).__name__}: {_first_line(root)}). The file is damaged or "
+            "gone: copy it again, or leave it out"
+        )
+    return error  # a defect, not a bad file: it keeps its whole chain
+
+
+def opened(decoded: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The decoded volume; raises what went wrong when it was decoded."""
+    if "failure" in decoded:
+        raise decoded["failure"]
+    return decoded
+
+
+def raise_together(failures: Sequence[Exception]) -> None:
+    """Raises all DataErrors as one, a line for each, or the first of other errors; does nothing for none."""
+    for failure in failures:
+        if not isinstance(failure, DataError):
+            raise failure
+    if failures:
+        # sorted: threads decode in any order, and every rank should show the same message
+        raise DataError("\n".join(sorted({str(failure) for failure in failures})))
+
+
+# ---- sharing out ---------------------------------------------------------------------------------------
+
+
+def hold_out(items: Sequence[Item], fraction: float, seed: int) -> tuple[list[Item], list[Item]]:
+    """(training, held out): a random share of whole volumes, at least one of each where `fraction` > 0."""
+    if fraction == 0 or len(items) < 2:
+        return list(items), []
+    num_held_out = min(max(1, round(fraction * len(items))), len(items) - 1)
+    order = np.random.RandomState(seed).permutation(len(items))
+    held_out = set(order[:num_held_out].tolist())
+    return (
+        [item for i, item in enumerate(items) if i not in held_out],
+        [items[i] for i in sorted(held_out)],
+    )
+
+
+def shard(items: Sequence[Item], rank: int, world_size: int, seed: int) -> list[Item]:
+    """The rank's volumes, the same number on every rank (the first ones are used twice to even it out).
+
+    With fewer volumes than ranks each rank takes all of them, and its own random patches.
+    """
+    if len(items) < world_size:
+        return list(items)
+    parts: list[list[Item]] = partition_dataset(
+        items, num_partitions=world_size, shuffle=True, seed=seed, even_divisible=True
+    )
+    return parts[rank]
+
+
+# ---- batches -------------------------------------------------------------------------------------------
+
+
+class PatchLoader:
+    """Batches of random patches of one rank, one epoch each time that it is iterated.
+
+    An epoch visits every volume of the rank (with SmartCacheDataset: every cached one) and crops
+    `patches_per_volume` patches around random foreground voxels; patches of about four volumes are mixed. It
+    has exactly `steps_per_epoch * accumulate` batches {"image": (batch_size, C, p, p, p) float32}.
+
+    One thread crops ahead while a batch is trained on. It ends with the iteration, also when that is left in
+    the middle, and `close` ends it in any case.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[Item],
+        steps: Compose,
+        *,
+        patch_size: int,
+        patches_per_volume: int,
+        batch_size: int,
+        accumulate: int,
+        cache_rate: float,
+        replace_rate: float,
+        seed: int,
+        rank: int,
+    ) -> None:
+        """Decodes what the cache holds; raises one DataError for all the bad files among it.
+
+        `steps` takes an Item to {"image": (C, D, H, W) tensor} with D, H, W >= patch_size and, where patches
+        are to be cropped, "foreground": flat indices of the voxels that patches are centred on.
+        """
+        self.patch_size = patch_size
+        self.patches_per_volume = patches_per_volume
+        self.batch_size = batch_size
+        self._seed = seed
+        self._rank = rank
+        self._epoch = 0
+        self._batches: Generator[Any, None, None] | None = None
+
+        decode = Decode(steps)
+        # Rounded up, so that one volume with cache_rate=0.5 is not decoded again in every epoch.
+        num_cached = math.ceil(len(items) * cache_rate)
+        self._volumes: CacheDataset
+        self._smart_cache: SmartCacheDataset | None = None
+        if replace_rate > 0 and 0 < num_cached < len(items):
+            self._volumes = self._smart_cache = SmartCacheDataset(
+                items,
+                Compose([decode]),
+                replace_rate=replace_rate,
+                cache_num=num_cached,
+                num_init_workers=torch.get_num_threads(),
+                progress=False,
+                seed=seed,
+                copy_cache=False,
+            )
+        else:
+            self._volumes = CacheDataset(
+                items,
+                Compose([decode]),
+                cache_num=num_cached,
+                num_workers=torch.get_num_threads(),
+                progress=False,
+                copy_cache=False,
+            )
+        raise_together(decode.failures)
+
+        num_samples = len(self._volumes) * patches_per_volume
+        self.steps_per_epoch = max(1, num_samples // (batch_size * accumulate))
+        self._num_batches = self.steps_per_epoch * accumulate
+        if self._smart_cache is not None:
+            self._smart_cache.start()
+
+    def __iter__(self) -> Iterator[Mapping[str, Tensor]]:
+        self._end_iteration()
+        loader = ThreadDataLoader(
+            IterableDataset(_errors_as_items(self._epoch_patches(self._epoch))),  # type: ignore[arg-type]
+            buffer_size=2,
+            batch_size=self.batch_size,
+            collate_fn=_collate,
+            # its own: the default one is shared with the model's random numbers
+            generator=torch.Generator().manual_seed(self._seed),
+        )
+        self._epoch += 1
+        batches = self._batches = iter(loader)
+        try:
+            for batch in batches:
+                if isinstance(batch, Exception):
+                    raise batch
+                yield batch
+        finally:
+            batches.close()  # waits for the thread
+
+    def next_epoch(self) -> None:
+        """Puts the volumes into the cache that SmartCacheDataset has decoded meanwhile."""
+        if self._smart_cache is not None:
+            self._end_iteration()
+            self._smart_cache.update_cache()
+
+    def close(self) -> None:
+        """Ends the threads; may be called more than once."""
+        self._end_iteration()
+        if self._smart_cache is not None:
+            self._smart_cache.shutdown()
+
+    def _end_iteration(self) -> None:
+        if self._batches is not None:
+            self._batches.close()
+            self._batches = None
+
+    def _epoch_patches(self, epoch: int) -> Iterator[Tensor]:
+        seeds = np.random.SeedSequence([self._seed, self._rank, epoch]).generate_state(3)
+        crop_seed, order_seed, mix_seed = (int(s) for s in seeds)
+        patches = self._patches_by_volume(crop_seed, np.random.RandomState(order_seed))
+        mixed = ShuffleBuffer(patches, buffer_size=4 * self.patches_per_volume, seed=mix_seed % 2**31)
+        return islice(mixed, self._num_batches * self.batch_size)
+
+    def _patches_by_volume(self, crop_seed: int, order: np.random.RandomState) -> Iterator[Tensor]:
+        crop = random_crop(self.patch_size, self.patches_per_volume, crop_seed)
+        while True:
+            for index in order.permutation(len(self._volumes)):
+                yield from crop(opened(self._volumes[int(index)]))
+
+
+def random_crop(patch_size: int, num_patches: int, seed: int) -> Callable[[Mapping[str, Any]], list[Tensor]]:
+    """A function that cuts `num_patches` cubes out of a decoded volume, each (C, p, p, p).
+
+    They are centred on random voxels among the volume's "foreground", as far as they stay inside. A volume
+    with no such indices is a patch itself.
+    """
+    cropper = RandCropByPosNegLabel(patch_size, pos=1, neg=0, num_samples=num_patches)
+    cropper.set_random_state(seed)
+
+    def crop(volume: Mapping[str, Any]) -> list[Tensor]:
+        image, foreground = volume["image"], volume.get("foreground")
+        if foreground is None:
+            return [image]
+        # label gives the shape only, and bg_indices is never drawn from, because neg=0
+        patches = cropper(image, label=image, fg_indices=foreground, bg_indices=foreground)
+        return [convert_to_tensor(patch, track_meta=False) for patch in patches]
+
+    return crop
+
+
+def _errors_as_items(patches: Iterator[Tensor]) -> Iterator[Tensor | Exception]:
+    """The patches, and an exception as the last item: MONAI's prefetching thread would die of it and leave
+    the epoch looking finished."""
+    try:
+        yield from patches
+    except Exception as error:  # noqa: BLE001  PatchLoader raises it in the consumer's thread
+        yield error
+
+
+def _collate(samples: list[Tensor | Exception]) -> dict[str, Tensor] | Exception:
+    patches = []
+    for sample in samples:
+        if isinstance(sample, Exception):
+            return sample
+        patches.append(sample)
+    return {"image": torch.stack(patches)}
+
+
+# ---- held-out patches ----------------------------------------------------------------------------------
+
+
+def grid_patches(image: Tensor, patch_size: int, max_patches: int, min_foreground: float = 0.5) -> Tensor:
+    """Non-overlapping patches of a decoded volume (C, D, H, W), always the same: (N, C, p, p, p), N >= 1.
+
+    Takes the cells of a centred grid in which at least the share `min_foreground` of the voxels is brighter
+    than the volume's mean, or, where there is none, the cell with the largest share; of more than
+    `max_patches` an evenly spaced choice.
+    """
+    p = patch_size
+    starts = [(n % p) // 2 for n in image.shape[1:]]
+    cells = image[(slice(None), *(slice(start, None) for start in starts))]
+    for axis in (1, 2, 3):
+        cells = cells.unfold(axis, p, p)
+    patches = cells.permute(1, 2, 3, 0, 4, 5, 6).reshape(-1, image.shape[0], p, p, p)
+    share = (patches > image.mean()).float().mean(dim=(1, 2, 3, 4))
+    chosen = (share >= min(min_foreground, float(share.max()))).nonzero().flatten()
+    if len(chosen) > max_patches:
+        chosen = chosen[torch.linspace(0, len(chosen) - 1, max_patches).round().long()]
+    return patches[chosen].contiguous()

@@ -1,0 +1,39 @@
+"""Generated volumes with a known difficulty: ellipsoids of random place, size, tilt and brightness."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MIN_ELLIPSOIDS = 6
+MAX_ELLIPSOIDS = 11
+SEMI_AXES = (0.10, 0.28)
+"""Shortest and longest semi-axis, as a share of the volume's edge."""
+INTENSITIES = (0.2, 0.9)
+EDGE_WIDTH_VOXELS = 0.11
+"""Scale of the logistic curve that takes an ellipsoid's edge from inside to outside."""
+
+
+def phantom(size: int, seed: int, index: int) -> Tensor:
+    """Phantom number `index` of the family `seed`: always the same one, whatever was drawn before.
+
+    Later ellipsoids cover earlier ones, as paint does. The edges are soft over about half a voxel, so that
+    they are smooth in position and yet hold more detail than a coarser grid can keep.
+
+    Returns a float32 tensor of shape (1, size, size, size) with values from 0 (background) to 1.
+    """
+    rng = np.random.default_rng((seed, index))
+    positions = (np.arange(size) + 0.5) / size
+    points = np.stack(np.meshgrid(positions, positions, positions, indexing="ij"), axis=-1)
+    volume = np.zeros((size, size, size))
+    for _ in range(rng.integers(MIN_ELLIPSOIDS, MAX_ELLIPSOIDS + 1)):
+        centre = rng.uniform(0.15, 0.85, size=3)
+        semi_axes = rng.uniform(*SEMI_AXES, size=3)
+        tilt, _ = np.linalg.qr(rng.normal(size=(3, 3)))
+        radius = np.linalg.norm((points - centre) @ tilt / semi_axes, axis=-1)
+        depth_voxels = (1 - radius) * semi_axes.mean() * size
+        # Beyond 50 scales the curve is flat, and exp would overflow.
+        inside = 1 / (1 + np.exp(-np.clip(depth_voxels / EDGE_WIDTH_VOXELS, -50, 50)))
+        volume += inside * (rng.uniform(*INTENSITIES) - volume)
+    return torch.from_numpy(volume.astype(np.float32))[None]
