@@ -1,0 +1,84 @@
+"""nbgpu: interactive work on several GPUs, in JupyterLab.
+
+Importing it costs next to nothing: a name is loaded when it is used, and torch only ever in the ranks.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nbgpu.client.cluster import Cluster
+    from nbgpu.client.run import Run
+    from nbgpu.config import ClusterConfig, TrainConfig
+    from nbgpu.errors import (
+        ClusterError,
+        ConfigError,
+        DataError,
+        NbgpuError,
+        NoClusterError,
+        RankError,
+        RunError,
+    )
+    from nbgpu.ui.controls import controls
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Cluster",
+    "ClusterConfig",
+    "ClusterError",
+    "ConfigError",
+    "DataError",
+    "NbgpuError",
+    "NoClusterError",
+    "RankError",
+    "Run",
+    "RunError",
+    "TrainConfig",
+    "controls",
+]
+
+_HOMES = {
+    "Cluster": "nbgpu.client.cluster",
+    "Run": "nbgpu.client.run",
+    "ClusterConfig": "nbgpu.config",
+    "TrainConfig": "nbgpu.config",
+    "controls": "nbgpu.ui.controls",
+} | {name: "nbgpu.errors" for name in __all__ if name.endswith("Error")}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'nbgpu' has no attribute {name!r}")
+    if name in ("Cluster", "Run"):
+        _connect_panels()
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What `%load_ext nbgpu` calls."""
+    from nbgpu.client import magics
+
+    _connect_panels()
+    magics.load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """What `%unload_ext nbgpu` calls."""
+    from nbgpu.client import magics
+
+    magics.unload(shell)
+
+
+def _connect_panels() -> None:
+    """Tells the client what shows its runs: it does not know the widgets, so that it also works without them."""
+    from nbgpu import ui
+    from nbgpu.client import run
+
+    run.presenter = ui

@@ -18,8 +18,16 @@ if TYPE_CHECKING:
     from nbgpu.records import RankFailure
 
 
+_TOLD_BY_THEIR_MESSAGE = ("ConfigError", "DataError", "RunError")
+"""Errors of nbgpu's own on a rank: the message says all, and the traceback would lead through nbgpu."""
+
+
 class NbgpuError(Exception):
     """The root: `except nbgpu.NbgpuError` catches all that nbgpu raises on purpose."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython prints: the message alone. It says what to do, and the way to it leads through nbgpu."""
+        return [f"\x1b[31m{type(self).__name__}\x1b[0m: {self}"]
 
 
 class ConfigError(NbgpuError, ValueError):
@@ -51,13 +59,20 @@ class RankError(NbgpuError, RuntimeError):
 
     def __init__(self, failures: Sequence[RankFailure]) -> None:
         self.failures = tuple(failures)
-        super().__init__("; ".join(f"rank {f.rank}: {f.error_type}: {f.message}" for f in self.failures))
+        # The failures themselves, so that the error survives pickling, which calls this again with them.
+        super().__init__(self.failures)
+
+    def __str__(self) -> str:
+        return "; ".join(f"rank {f.rank}: {f.error_type}: {f.message}" for f in self.failures)
 
     def _render_traceback_(self) -> list[str]:
         """What IPython prints for this error: each rank's traceback, the same one on several ranks once."""
         ranks_by_traceback: dict[str, list[int]] = {}
         for failure in self.failures:
-            ranks_by_traceback.setdefault(failure.traceback, []).append(failure.rank)
+            told = failure.traceback
+            if failure.error_type in _TOLD_BY_THEIR_MESSAGE:
+                told = f"\x1b[31m{failure.error_type}\x1b[0m: {failure.message}"
+            ranks_by_traceback.setdefault(told, []).append(failure.rank)
         lines: list[str] = []
         for traceback, ranks in ranks_by_traceback.items():
             named = ", ".join(map(str, ranks))

@@ -214,6 +214,10 @@ class Cluster:
         reference = ipp.Reference(f"__import__('importlib').import_module({module!r}).{name}")
         return {rank: self._client[rank].apply_async(reference, *args) for rank in range(self.world_size)}
 
+    def apply_async(self, rank: int, function: Any, *args: Any) -> ipp.AsyncResult:
+        """Calls a function on one rank and returns at once with what will hold its result."""
+        return self._client[self._ranks([rank])[0]].apply_async(function, *args)
+
     def interrupt(self, ranks: Iterable[int]) -> None:
         """Raises KeyboardInterrupt in the Python code of the ranks, as Ctrl-C would."""
         for rank in ranks:

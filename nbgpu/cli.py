@@ -1,0 +1,130 @@
+"""The `nbgpu` command; every flag is read off the settings' models."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from nbgpu import flags, ui
+from nbgpu.client import run as client_run
+from nbgpu.client.cluster import Cluster
+from nbgpu.client.run import Run
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, read_toml, train_config
+from nbgpu.errors import NbgpuError
+
+_USAGE = """\
+nbgpu train RECIPE [flags] [--config run.toml]   train on all GPUs, or on CPU ranks where there is none
+nbgpu train RECIPE --help                        the recipe's settings
+
+Recipes: {recipes}
+The same training under torchrun, with no notebook and no cluster:
+torchrun --nproc-per-node=N -m nbgpu.engine.train run.toml
+"""
+_REFRESH_PERIOD_S = 0.25
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one command; exits with 1 and the error's message where it fails."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    try:
+        if command == "train":
+            _train(list(rest))
+        elif command in ("--help", "-h"):
+            print(_USAGE.format(recipes=", ".join(TRAIN_CONFIGS)), end="")
+        else:
+            sys.exit(
+                f"nbgpu {command}: there is no such command.\n{_USAGE.format(recipes=', '.join(TRAIN_CONFIGS))}"
+            )
+    except NbgpuError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _train(arguments: list[str]) -> None:
+    if not arguments or arguments[0] not in TRAIN_CONFIGS:
+        named = (
+            f"{arguments[0]!r} is not a recipe. " if arguments and not arguments[0].startswith("-") else ""
+        )
+        sys.exit(f"{named}usage: nbgpu train RECIPE [flags]. Recipes: {', '.join(TRAIN_CONFIGS)}")
+    recipe, *rest = arguments
+    rest, file = _take_config_file(rest)
+    cluster, train = read_toml(file, recipe=recipe) if file else (ClusterConfig(), train_config(recipe))
+    values = flags.parse(
+        [ClusterConfig, TRAIN_CONFIGS[recipe]],
+        rest,
+        prog=f"nbgpu train {recipe}",
+        defaults=cluster.model_dump() | train.model_dump(),
+        hidden=("recipe",),
+    )
+    settings = {name: value for name, value in values.items() if name not in ClusterConfig.model_fields}
+    train_config(recipe, **settings)  # so that a bad value is told before any engine starts
+    console = Console()
+    client_run.presenter = ui
+    with Cluster(**{name: values[name] for name in ClusterConfig.model_fields}) as started:
+        console.print(started.describe())
+        run = started.train(recipe, **settings)
+        console.print(f"writes to {run.folder}")
+        try:
+            _follow(run, console)
+            run.wait()
+        finally:
+            console.print(f"{run.status} at step {max(s.step for s in run.statuses())}: {run.folder}")
+
+
+def _take_config_file(arguments: list[str]) -> tuple[list[str], Path | None]:
+    """Takes `--config FILE` out of the arguments: its values are the defaults of all other flags."""
+    if "--config" not in arguments:
+        return arguments, None
+    place = arguments.index("--config")
+    if place + 1 == len(arguments):
+        sys.exit("--config needs a file, such as run.toml")
+    return arguments[:place] + arguments[place + 2 :], Path(arguments[place + 1])
+
+
+def _follow(run: Run, console: Console) -> None:
+    """Shows a progress bar until the run is over. Ctrl-C stops the run, a second one leaves at once."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task(run.status, total=run.config.steps)
+        try:
+            while not run.over:
+                _update(progress, bar, run)
+                time.sleep(_REFRESH_PERIOD_S)
+        except KeyboardInterrupt:
+            run.stop()
+            console.print("stopping after this step, with a checkpoint")
+            while not run.over:
+                time.sleep(_REFRESH_PERIOD_S)
+        _update(progress, bar, run)
+
+
+def _update(progress: Progress, bar: TaskID, run: Run) -> None:
+    statuses = run.statuses()
+    losses = [s.values["loss"] for s in statuses if "loss" in s.values]
+    loss = f", loss {sum(losses) / len(losses):.4g}" if losses else ""
+    progress.update(bar, description=run.status + loss, completed=min(s.step for s in statuses))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What a person types in a notebook: `%%distributed`, `%distributed`, `%nbgpu`, `%pull`, `%push`."""
+
+from __future__ import annotations
+
+import shlex
+from argparse import Namespace
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic_arguments import MagicArgumentParser, argument, magic_arguments, parse_argstring
+
+from nbgpu import flags
+from nbgpu.client.cells import DistributedCell
+from nbgpu.client.cluster import Cluster, current
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import ConfigError
+
+_CELL_MAGIC = "%%distributed"
+
+
+def _cell_arguments() -> MagicArgumentParser:
+    parser = MagicArgumentParser(prog=_CELL_MAGIC, description="Run this cell on every rank.", add_help=False)
+    parser.add_argument(
+        "--ranks", type=parse_ranks, help="which ranks, such as 0,2-3; all where it is left out"
+    )
+    parser.add_argument(
+        "--into", metavar="NAME", help="notebook variable that gets the last value of each rank"
+    )
+    parser.add_argument(
+        "--timeout", type=float, metavar="S", help="interrupt the ranks after so many seconds"
+    )
+    return parser
+
+
+def parse_ranks(text: str) -> list[int]:
+    """'0,2-3' as [0, 2, 3]; ConfigError where it is something else."""
+    ranks: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ConfigError(f"--ranks {text}: write ranks as numbers and ranges, such as 0,2-3")
+        ranks += range(int(first), int(last or first) + 1)
+    return ranks
+
+
+def await_distributed_cells(lines: list[str]) -> list[str]:
+    """The input transformer: turns a `%%distributed` cell into an awaited call.
+
+    A cell magic would block the kernel's event loop until the ranks are done, and no button, panel or page
+    reload would be answered before.
+    """
+    if not lines or lines[0].split(maxsplit=1)[:1] != [_CELL_MAGIC]:
+        return lines
+    arguments = lines[0].partition(_CELL_MAGIC)[2].strip()
+    body = "".join(lines[1:])
+    return [f"await __import__('nbgpu.client.magics').client.magics.run_cell({arguments!r}, {body!r})\n"]
+
+
+async def run_cell(line: str, code: str) -> None:
+    """Runs a `%%distributed` cell: `line` is what stands behind the magic's name, `code` what stands below."""
+    arguments = _cell_arguments().parse_argstring(line)
+    cell = DistributedCell(current(), code, arguments.ranks, arguments.timeout)
+    await cell.show()
+    _keep_values(cell, arguments)
+
+
+def _keep_values(cell: DistributedCell, arguments: Namespace) -> None:
+    if arguments.into:
+        shell = InteractiveShell.instance()
+        shell.user_ns[arguments.into] = cell.values()
+
+
+@magics_class
+class NbgpuMagics(Magics):
+    """The magics; each is a thin layer over a Cluster, which does the same from plain Python."""
+
+    shell: InteractiveShell
+
+    @cell_magic
+    def distributed(self, line: str, cell: str) -> None:
+        """Run the cell on every rank; its last value is shown, and its variables stay on the ranks."""
+        # Reached only where the cell does not begin with the magic, so that the transformer did not see it.
+        arguments = _cell_arguments().parse_argstring(line)
+        running = DistributedCell(current(), cell, arguments.ranks, arguments.timeout)
+        running.show_blocking()
+        _keep_values(running, arguments)
+
+    @line_magic("distributed")
+    def distributed_line(self, line: str) -> None:
+        """Run one line on every rank: %distributed x.shape"""
+        if not line.strip():
+            raise UsageError("%distributed CODE runs one line on every rank; %%distributed runs a cell")
+        DistributedCell(current(), line, None, None).show_blocking()
+
+    @line_magic
+    def nbgpu(self, line: str) -> None:
+        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] | status | stop"""
+        command, *arguments = shlex.split(line) or ["status"]
+        if command == "start":
+            self._start(arguments)
+        elif command == "status":
+            print(current().status())  # noqa: T201 - the magic's output
+        elif command == "stop":
+            current().stop()
+            print("stopped")  # noqa: T201
+        else:
+            raise UsageError(f"%nbgpu {command}: there is start, status and stop")
+
+    def _start(self, arguments: list[str]) -> None:
+        try:
+            settings = flags.parse([ClusterConfig], arguments, prog="%nbgpu start")
+        except SystemExit as end:
+            # What is wrong, or the help, has been printed.
+            if end.code:
+                raise UsageError("no cluster was started") from None
+            return
+        cluster = Cluster(**settings).start()
+        print(cluster.describe())  # noqa: T201
+
+    @magic_arguments()
+    @argument("name", help="variable on the rank")
+    @argument("--rank", type=int, default=0, help="which rank")
+    @argument("--as", dest="target", metavar="NAME", help="its name in the notebook; the same where left out")
+    @line_magic
+    def pull(self, line: str) -> None:
+        """Copy a variable from one rank into the notebook."""
+        arguments: Namespace = parse_argstring(self.pull, line)
+        self.shell.user_ns[arguments.target or arguments.name] = current().pull(
+            arguments.name, arguments.rank
+        )
+
+    @magic_arguments()
+    @argument("names", nargs="+", help="variables of the notebook")
+    @line_magic
+    def push(self, line: str) -> None:
+        """Copy variables from the notebook to every rank."""
+        names: list[str] = parse_argstring(self.push, line).names
+        missing = [name for name in names if name not in self.shell.user_ns]
+        if missing:
+            raise UsageError(f"%push: the notebook has no variable {', '.join(missing)}; nothing was sent")
+        current().push(**{name: self.shell.user_ns[name] for name in names})
+
+
+def load(shell: Any) -> None:
+    """Registers the magics and the transformer with an IPython shell; harmless when repeated."""
+    shell.register_magics(NbgpuMagics(shell))
+    transformers = shell.input_transformer_manager.cleanup_transforms
+    if await_distributed_cells not in transformers:
+        transformers.insert(0, await_distributed_cells)
+
+
+def unload(shell: Any) -> None:
+    """Takes the transformer out again; a running cluster goes on until it is stopped."""
+    transformers = shell.input_transformer_manager.cleanup_transforms
+    if await_distributed_cells in transformers:
+        transformers.remove(await_distributed_cells)
