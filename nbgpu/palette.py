@@ -1,21 +1,23 @@
 """One colour for each rank, the same in every chart, chip and line of a cell's output.
 
-The hues follow the Okabe-Ito set (Okabe and Ito 2008, "Color Universal Design"), which people with any
-of the common forms of colour blindness can tell apart. Yellow and black are shifted so that each colour
-has a contrast of at least 3:1 on a white page and on JupyterLab's dark one.
+The eight began as the Okabe-Ito set (Okabe and Ito 2008, "Color Universal Design"), whose lighter colours
+vanish on a white page and whose black vanishes on a dark one. A search then moved each, within its hue, to
+where the two most alike differ most: by at least 18 (CIE 1976 colour difference) for people with common
+colour vision, protanopia, deuteranopia and tritanopia alike, with a contrast of 3:1 or more on a white page
+and on JupyterLab's dark one. tests/unit/test_palette.py holds the colours to that.
 """
 
 from __future__ import annotations
 
 RANK_COLORS = (
-    "#2a84c6",  # blue
-    "#d9790a",  # orange
-    "#0f9b73",  # bluish green
-    "#c2609b",  # reddish purple
-    "#4aa3d8",  # sky blue
-    "#d1521f",  # vermillion
-    "#a08a00",  # dark yellow
-    "#808080",  # grey
+    "#009aea",  # blue
+    "#a6510a",  # brown
+    "#05845e",  # green
+    "#ab86b6",  # mauve
+    "#7153e2",  # violet
+    "#c6003f",  # crimson
+    "#b38f00",  # dark yellow
+    "#4b6773",  # slate
 )
 
 

@@ -1,0 +1,202 @@
+"""The settings: what a bad value is told, TOML there and back, and the docs' table."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbgpu.config import (
+    TRAIN_CONFIGS,
+    AutoencoderConfig,
+    ClusterConfig,
+    TrainConfig,
+    bounds,
+    control_fields,
+    markdown_table,
+    read_toml,
+    train_config,
+    write_toml,
+)
+from nbgpu.errors import ConfigError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MODELS = [ClusterConfig, *TRAIN_CONFIGS.values()]
+
+
+def _edges_of(model: type[ClusterConfig] | type[TrainConfig]) -> list[Any]:
+    """(model, field, value) just outside each bound that each field of the model has."""
+    outside = {"ge": -1, "gt": 0, "le": 1, "lt": 0}
+    cases = []
+    for name, field in model.model_fields.items():
+        for metadata in field.metadata:
+            cases += [
+                pytest.param(
+                    model, name, getattr(metadata, limit) + step, id=f"{model.__name__}-{name}-{limit}"
+                )
+                for limit, step in outside.items()
+                if hasattr(metadata, limit)
+            ]
+    return cases
+
+
+@pytest.mark.parametrize(("model", "name", "value"), [case for model in MODELS for case in _edges_of(model)])
+def test_a_value_outside_its_bounds_names_field_value_bounds_and_default(
+    model: type[ClusterConfig] | type[TrainConfig], name: str, value: float
+) -> None:
+    field = model.model_fields[name]
+    with pytest.raises(ConfigError) as caught:
+        model.checked(**{name: value})
+    message = next(line for line in str(caught.value).splitlines() if line.startswith(f"{name} = "))
+    assert repr(value) in message
+    assert f"Give a value within: {bounds(field)}" in message
+    assert f"default {field.default!r}" in message
+    assert str(field.description) in message
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "value", "said"),
+    [
+        (TrainConfig, "amp", "half", "'off', 'bf16' or 'fp16'"),
+        (TrainConfig, "schedule", "linear", "'constant' or 'cosine'"),
+        (ClusterConfig, "backend", "mpi", "'auto', 'nccl' or 'gloo'"),
+        (AutoencoderConfig, "recon_loss", "huber", "'l1' or 'l2'"),
+        (TrainConfig, "steps", "many", "1 to 10000000"),
+        (TrainConfig, "batch_size", 1.5, "1 to 4096"),
+        (AutoencoderConfig, "patch_size", 30, "a multiple of 4"),
+    ],
+)
+def test_a_wrong_choice_or_type_lists_what_is_right(
+    model: type[ClusterConfig] | type[TrainConfig], name: str, value: object, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name} = {re.escape(repr(value))} is not valid") as caught:
+        model.checked(**{name: value})
+    assert said in str(caught.value)
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^batchsize is not a setting of TrainConfig\. Settings: .*batch_size"
+    ):
+        TrainConfig.checked(batchsize=2)
+
+
+def test_every_bad_value_is_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig.checked(steps=0, lr=-1, amp="half", colour="red")
+    lines = str(caught.value).splitlines()
+    assert [line.split()[0] for line in lines] == ["steps", "amp", "lr", "colour"]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"steps": 10, "warmup_steps": 10}, "warmup_steps=10 must be smaller than steps=10"),
+        ({"replace_rate": 0.5, "cache_rate": 1.0}, "lower cache_rate, or set replace_rate=0"),
+        ({"patch_size": 20, "channels": (8, 8, 8, 8)}, "patch_size=20 must be a multiple of 8"),
+        ({"channels": (8, 12)}, r"channels=\(8, 12\) must be multiples of 8"),
+    ],
+)
+def test_values_that_do_not_go_together_say_what_would(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        AutoencoderConfig.checked(**values)
+
+
+def test_a_config_error_is_also_a_value_error() -> None:
+    with pytest.raises(ValueError):
+        ClusterConfig.checked(ranks=0)
+
+
+def test_an_unknown_recipe_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"recipe = 'diffuser' is not known\. Recipes: autoencoder"):
+        train_config("diffuser")
+
+
+def test_settings_cannot_be_changed_in_place_but_give_changed_copies() -> None:
+    config = train_config("autoencoder", steps=5)
+    with pytest.raises(ValueError, match="frozen"):
+        config.steps = 6
+    assert config.changed(lr=0.5).lr == 0.5
+    assert config.changed(lr=0.5).steps == 5
+    assert config.lr == 1e-3
+    with pytest.raises(ConfigError, match=r"^lr = -1"):
+        config.changed(lr=-1)
+
+
+def test_global_batch_size_counts_ranks_and_accumulation() -> None:
+    assert train_config("autoencoder", batch_size=3, accumulate=4).global_batch_size(world_size=2) == 24
+
+
+def test_toml_gives_back_what_was_written(tmp_path: Path) -> None:
+    cluster = ClusterConfig(gpus="0,1", ranks=2, threads_per_rank=None)
+    train = train_config(
+        "autoencoder", amp="bf16", channels=(8, 16, 32), lr=3e-4, data='a "quoted" folder\\ü'
+    )
+    path = tmp_path / "run.toml"
+    write_toml(path, cluster, train)
+    assert read_toml(path) == (cluster, train)
+
+
+def test_toml_takes_overrides_and_fills_in_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[train]\nsteps = 7\n")
+    cluster, train = read_toml(path, batch_size=5)
+    assert cluster == ClusterConfig()
+    assert train == train_config("autoencoder", steps=7, batch_size=5)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[train]\nsteps = 0\nlr = -1\n", r"steps = 0 is not valid[\s\S]*lr = -1 is not valid"),
+        ("[cluster]\nranks = 0\n", "ranks = 0 is not valid"),
+        ("[trian]\nsteps = 1\n", r"unknown table\(s\) trian. It may have \[cluster\] and \[train\]"),
+        ("[train\n", "cannot be read as TOML"),
+        ('[train]\nrecipe = "none"\n', "recipe = 'none' is not known"),
+    ],
+)
+def test_a_bad_toml_file_is_named_with_all_that_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said) as caught:
+        read_toml(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_or_binary_toml_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.toml cannot be read"):
+        read_toml(tmp_path / "missing.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"binary\.toml cannot be read"):
+        read_toml(tmp_path / "binary.toml")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_field_has_a_meaning_and_a_default_within_its_bounds(
+    model: type[ClusterConfig] | type[TrainConfig],
+) -> None:
+    assert model.checked() == model()
+    for name, field in model.model_fields.items():
+        assert field.description, name
+        assert not field.is_required(), name
+
+
+def test_what_the_controls_must_offer_is_marked() -> None:
+    shown = {name for model in MODELS for _, name, _ in control_fields(model)}
+    assert {"gpus", "amp", "cache_rate", "batch_size", "lr", "steps"} <= shown
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_table_has_one_row_for_each_field(model: type[ClusterConfig] | type[TrainConfig]) -> None:
+    rows = markdown_table(model).splitlines()[2:]
+    assert [row.split("`")[1] for row in rows] == list(model.model_fields)
+    assert {row.replace("\\|", "").count("|") for row in rows} == {5}
+
+
+def test_the_page_in_the_docs_is_what_the_settings_say() -> None:
+    """`make docs` writes it anew."""
+    page = runpy.run_path(str(REPOSITORY / "docs" / "generate.py"))["configuration"]()
+    assert (REPOSITORY / "docs" / "configuration.md").read_text() == page

@@ -1,0 +1,409 @@
+"""From a rank to the notebook: every record once and in order, whatever the socket loses, and to nobody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+
+from nbgpu.records import Device, Event, Sample
+from nbgpu.telemetry import CommandWatch, Reader, Record, Recorder, record_path, send_command
+
+HANG_S = 30.0
+"""Far longer than anything here takes: only something that hangs reaches it."""
+
+CPUS = tuple(Device("cpu", "A processor", "", index, 8_000_000_000) for index in range(4))
+
+
+def wait_until(is_so: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + HANG_S
+    while not is_so():
+        assert time.monotonic() < deadline_s, f"still waiting until {what}"
+        time.sleep(0.01)
+
+
+@contextmanager
+def recording(folder: Path, rank: int = 0) -> Iterator[Recorder]:
+    recorder = Recorder(folder, rank)
+    try:
+        yield recorder
+    finally:
+        recorder.close()
+
+
+@contextmanager
+def reading(folder: Path, world_size: int = 1) -> Iterator[Reader]:
+    reader = Reader(folder, world_size)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def seqs(reader: Reader, rank: int = 0) -> list[int]:
+    return [record.seq for record in reader.since(0)[0] if record.rank == rank]
+
+
+def wait_for(reader: Reader, num_records: int, rank: int = 0) -> None:
+    wait_until(lambda: len(seqs(reader, rank)) >= num_records, f"rank {rank} has {num_records} records")
+
+
+def test_two_ranks_under_load_have_no_gap_and_no_repetition(tmp_path: Path) -> None:
+    num_records = 5_000
+    with (
+        recording(tmp_path, 0) as first,
+        recording(tmp_path, 1) as second,
+        reading(tmp_path, world_size=2) as reader,
+    ):
+
+        def record_all(recorder: Recorder) -> None:
+            for step in range(num_records):
+                recorder.sample(step, loss=1 / (step + 1))
+
+        threads = [threading.Thread(target=record_all, args=(recorder,)) for recorder in (first, second)]
+        for thread in threads:
+            thread.start()
+        collected: list[Record] = []
+        cursor = 0
+        deadline_s = time.monotonic() + HANG_S
+        while len(collected) < 2 * num_records and time.monotonic() < deadline_s:
+            arrived, cursor = reader.since(cursor)
+            collected += arrived
+            time.sleep(0.01)
+        for thread in threads:
+            thread.join()
+    for rank in (0, 1):
+        mine = [record for record in collected if record.rank == rank]
+        assert [record.seq for record in mine] == list(range(num_records))
+        assert [record.step for record in mine] == list(range(num_records))
+
+
+def test_a_record_arrives_while_the_rank_is_busy_elsewhere(tmp_path: Path) -> None:
+    with recording(tmp_path) as recorder, reading(tmp_path) as reader:
+        recorder.sample(7, loss=0.5)
+        recorder.event("checkpoint", "at step 7", path="a")
+        wait_for(reader, 2)
+        sample, event = reader.since(0)[0]
+    assert isinstance(sample, Sample)
+    assert (sample.rank, sample.step, sample.values) == (0, 7, {"loss": 0.5})
+    assert isinstance(event, Event)
+    assert (event.kind, event.step, event.detail) == ("checkpoint", 7, {"path": "a"})
+
+
+def test_a_cursor_gives_only_what_is_new(tmp_path: Path) -> None:
+    with recording(tmp_path) as recorder, reading(tmp_path) as reader:
+        recorder.sample(1, loss=1.0)
+        wait_for(reader, 1)
+        _, cursor = reader.since(0)
+        assert reader.since(cursor) == ([], cursor)
+        recorder.sample(2, loss=2.0)
+        wait_for(reader, 2)
+        assert [record.step for record in reader.since(cursor)[0]] == [2]
+
+
+def test_who_comes_late_gets_the_past_too(tmp_path: Path) -> None:
+    with recording(tmp_path) as recorder:
+        for step in range(100):
+            recorder.sample(step, loss=0.0)
+        wait_until(lambda: record_path(tmp_path, 0).read_bytes().count(b"\n") == 100, "100 are written")
+        with reading(tmp_path) as reader:
+            wait_for(reader, 100)
+            for step in range(100, 200):
+                recorder.sample(step, loss=0.0)
+            wait_for(reader, 200)
+            assert seqs(reader) == list(range(200))
+
+
+def test_who_comes_early_waits_for_the_rank(tmp_path: Path) -> None:
+    with reading(tmp_path) as reader:
+        assert reader.since(0) == ([], 0)
+        with recording(tmp_path) as recorder:
+            recorder.sample(0, loss=0.0)
+            wait_for(reader, 1)
+
+
+def test_a_new_reader_has_the_whole_history(tmp_path: Path) -> None:
+    """A notebook's kernel is restarted while the run goes on."""
+    with recording(tmp_path) as recorder:
+        with reading(tmp_path) as first:
+            for step in range(50):
+                recorder.sample(step, loss=0.0)
+            wait_for(first, 50)
+        for step in range(50, 80):
+            recorder.sample(step, loss=0.0)
+        with reading(tmp_path) as second:
+            wait_for(second, 80)
+            assert seqs(second) == list(range(80))
+        assert seqs(first) == list(range(len(seqs(first)))), "what was read stays readable"
+
+
+def test_a_run_that_is_over_is_read_from_its_files(tmp_path: Path) -> None:
+    with recording(tmp_path) as recorder:
+        for step in range(20):
+            recorder.sample(step, loss=0.0)
+        recorder.state("finished")
+    reader = Reader(tmp_path, 1, live=False)
+    assert seqs(reader) == list(range(21))
+    (status,) = reader.statuses(CPUS)
+    assert (status.state, status.step, status.silent_s) == ("finished", 19, 0.0)
+    reader.close()
+
+
+def test_close_reads_what_was_still_on_its_way(tmp_path: Path) -> None:
+    with recording(tmp_path) as recorder:
+        reader = Reader(tmp_path, 1)
+        for step in range(1000):
+            recorder.sample(step, loss=0.0)
+    reader.close()
+    assert seqs(reader) == list(range(1000))
+
+
+def _line(seq: int) -> bytes:
+    return json.dumps({"seq": seq, "time_s": 0.0, "step": seq, "values": {"loss": 1.0}}).encode() + b"\n"
+
+
+@contextmanager
+def publishing(folder: Path) -> Iterator[Callable[[bytes], None]]:
+    """A rank's socket with no rank behind it, so that a test decides what is sent and what is written."""
+    context = zmq.Context()
+    # XPUB tells when the reader has subscribed; what is sent before that is lost, as with any rank.
+    publisher = context.socket(zmq.XPUB)
+    publisher.curve_server = True
+    public_key, publisher.curve_secretkey = zmq.curve_keypair()
+    port = publisher.bind_to_random_port("tcp://127.0.0.1")
+    endpoint = {"address": f"tcp://127.0.0.1:{port}", "public_key": public_key.decode()}
+    (folder / "rank0.endpoint.json").write_text(json.dumps(endpoint))
+    subscribed = False
+
+    def send(batch: bytes) -> None:
+        nonlocal subscribed
+        if not subscribed:
+            assert publisher.poll(int(HANG_S * 1000)), "nobody subscribes"
+            publisher.recv()
+            subscribed = True
+        publisher.send(batch)
+
+    try:
+        yield send
+    finally:
+        publisher.close(0)
+        context.term()
+
+
+def test_what_the_socket_drops_comes_from_the_file(tmp_path: Path) -> None:
+    with publishing(tmp_path) as send, reading(tmp_path) as reader:
+        lines = [_line(seq) for seq in range(30)]
+        with record_path(tmp_path, 0).open("wb", buffering=0) as file:
+            file.write(b"".join(lines[:10]))
+            send(b"".join(lines[:10]))
+            wait_for(reader, 10)
+            # 10 to 19 never reach the socket.
+            file.write(b"".join(lines[10:]))
+            send(b"".join(lines[20:]))
+            wait_for(reader, 30)
+        assert seqs(reader) == list(range(30))
+
+
+def test_what_the_socket_repeats_counts_once(tmp_path: Path) -> None:
+    with publishing(tmp_path) as send, reading(tmp_path) as reader:
+        lines = [_line(seq) for seq in range(20)]
+        record_path(tmp_path, 0).write_bytes(b"".join(lines))
+        for batch in (lines[:10], lines[5:15], lines[:10], lines[10:]):
+            send(b"".join(batch))
+        wait_for(reader, 20)
+        assert seqs(reader) == list(range(20))
+
+
+def test_half_a_line_counts_when_it_is_whole(tmp_path: Path) -> None:
+    """A rank may be killed, or read, in the middle of a write."""
+    whole, half = _line(0), _line(1)
+    path = record_path(tmp_path, 0)
+    path.write_bytes(whole + half[:20])
+    assert seqs(Reader(tmp_path, 1, live=False)) == [0]
+    with reading(tmp_path) as reader:
+        wait_for(reader, 1)
+        with path.open("ab") as file:
+            file.write(half[20:])
+        wait_for(reader, 2)
+        assert seqs(reader) == [0, 1]
+
+
+def test_a_status_has_the_newest_of_every_series(tmp_path: Path) -> None:
+    with recording(tmp_path, 1) as recorder, reading(tmp_path, world_size=2) as reader:
+        recorder.state("training")
+        recorder.sample(3, loss=0.5, memory_bytes=10)
+        recorder.sample(4, loss=0.25)
+        wait_for(reader, 3, rank=1)
+        silent, busy = reader.statuses(CPUS)
+    assert (silent.state, silent.step, silent.values) == ("starting", 0, {})
+    assert (busy.state, busy.step, busy.values) == ("training", 4, {"loss": 0.25, "memory_bytes": 10})
+    assert busy.device is CPUS[1]
+
+
+def test_an_idle_rank_is_heard_and_a_stopped_one_falls_silent(tmp_path: Path) -> None:
+    """The clock of silence starts again with every heartbeat, and a heartbeat is no record."""
+    with reading(tmp_path) as reader:
+
+        def silent_s() -> float:
+            return reader.statuses(CPUS)[0].silent_s
+
+        with recording(tmp_path) as recorder:
+            recorder.sample(0, loss=0.0)
+            wait_for(reader, 1)
+            falls = 0
+            last_s = silent_s()
+
+            def three_heartbeats_came() -> bool:
+                nonlocal falls, last_s
+                now_s = silent_s()
+                falls += now_s < last_s
+                last_s = now_s
+                return falls >= 3
+
+            wait_until(three_heartbeats_came, "three heartbeats came")
+        wait_until(lambda: silent_s() > 2.0, "the rank counts as silent")
+        assert seqs(reader) == [0]
+    assert record_path(tmp_path, 0).read_bytes().count(b"\n") == 1
+
+
+def test_the_probe_gives_series_until_it_fails_once(tmp_path: Path) -> None:
+    calls = 0
+
+    def probe() -> dict[str, float]:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise OSError("the driver is gone")
+        return {"memory_bytes": 5.0}
+
+    recorder = Recorder(tmp_path, 0, probe)
+    recorder.sample(9, loss=0.0)
+    with reading(tmp_path) as reader:
+        wait_for(reader, 3)
+        recorder.sample(10, loss=0.0)
+        recorder.close()
+    records = reader.since(0)[0]
+    assert [r.values for r in records if isinstance(r, Sample)].count({"memory_bytes": 5.0}) == 1
+    (note,) = [r for r in records if isinstance(r, Event)]
+    assert note.kind == "note"
+    assert "no longer measured: OSError('the driver is gone')" in note.text
+    assert records[-1].step == 10, "training goes on"
+
+
+def _listeners() -> set[tuple[str, int]]:
+    connections = psutil.Process().net_connections(kind="inet")
+    return {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
+
+
+def test_only_this_host_can_reach_a_rank(tmp_path: Path) -> None:
+    before = _listeners()
+    with recording(tmp_path):
+        opened = _listeners() - before
+        assert len(opened) == 1
+        assert {ip for ip, _ in opened} == {"127.0.0.1"}
+
+
+@contextmanager
+def stranger(folder: Path, server_key: bytes | None) -> Iterator[zmq.Socket[bytes]]:
+    """A subscriber that knows the address, and another key or none."""
+    address = json.loads((folder / "rank0.endpoint.json").read_text())["address"]
+    context = zmq.Context()
+    subscriber = context.socket(zmq.SUB)
+    if server_key is not None:
+        subscriber.curve_publickey, subscriber.curve_secretkey = zmq.curve_keypair()
+        subscriber.curve_serverkey = server_key
+    subscriber.subscribe(b"")
+    subscriber.connect(address)
+    try:
+        yield subscriber
+    finally:
+        subscriber.close(0)
+        context.term()
+
+
+@pytest.mark.parametrize("server_key", [None, zmq.curve_keypair()[0]], ids=["no key", "another key"])
+def test_a_stranger_gets_nothing(tmp_path: Path, server_key: bytes | None) -> None:
+    with (
+        recording(tmp_path) as recorder,
+        stranger(tmp_path, server_key) as subscriber,
+        reading(tmp_path) as reader,
+    ):
+        for step in range(20):
+            recorder.sample(step, loss=0.0)
+            wait_for(reader, step + 1)
+        assert not subscriber.poll(500)
+        assert seqs(reader) == list(range(20)), "and the reader is not disturbed"
+
+
+def test_garbage_on_the_socket_disturbs_nobody(tmp_path: Path) -> None:
+    with recording(tmp_path) as recorder, reading(tmp_path) as reader:
+        address = json.loads((tmp_path / "rank0.endpoint.json").read_text())["address"]
+        port = int(address.rsplit(":", 1)[1])
+        for garbage in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            os.urandom(4096),
+            b"\xff" + bytes(8) + b"\x7f" + os.urandom(100),
+        ):
+            with socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as connection:
+                connection.sendall(garbage)
+            recorder.sample(0, loss=0.0)
+        wait_for(reader, 3)
+        assert seqs(reader) == [0, 1, 2]
+
+
+def test_a_killed_rank_leaves_all_that_it_had_written(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from nbgpu.telemetry import Recorder\n"
+        "recorder = Recorder(Path(sys.argv[1]), 0)\n"
+        "for step in range(100): recorder.sample(step, loss=0.0)\n"
+        "time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as rank:
+        try:
+            with reading(tmp_path) as reader:
+                wait_for(reader, 100)
+                rank.kill()
+                rank.wait()
+            assert seqs(reader) == list(range(100))
+        finally:
+            rank.kill()
+
+
+def test_rank_0_sees_the_newest_command(tmp_path: Path) -> None:
+    watch = CommandWatch(tmp_path)
+    assert watch.newest() is None
+    send_command(tmp_path, "pause")
+    assert watch.newest() == "pause"
+    assert watch.newest() is None
+    send_command(tmp_path, "pause")
+    send_command(tmp_path, "resume")
+    assert watch.newest() == "resume"
+
+
+def test_a_stop_is_not_overruled(tmp_path: Path) -> None:
+    watch = CommandWatch(tmp_path)
+    send_command(tmp_path, "stop")
+    send_command(tmp_path, "resume")
+    assert watch.newest() == "stop"
+
+
+def test_half_a_command_waits_for_its_other_half(tmp_path: Path) -> None:
+    watch = CommandWatch(tmp_path)
+    send_command(tmp_path, "pause")
+    path = tmp_path / "commands.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    assert watch.newest() is None
+    path.write_bytes(whole)
+    assert watch.newest() == "pause"
