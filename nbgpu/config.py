@@ -173,6 +173,9 @@ class AutoencoderConfig(TrainConfig):
     """MONAI's 3D AutoencoderKL on random patches of volumes."""
 
     recipe: Literal["autoencoder"] = Field("autoencoder", description="the workload")
+    lr: float = Field(
+        3e-3, gt=0, le=10, description="peak learning rate of AdamW", json_schema_extra=control("Optimizer")
+    )
     data: str = Field(
         "mni152",
         description="'mni152' (nilearn's template brain), 'phantoms' (generated ellipsoids), a folder of NIfTI "
@@ -195,7 +198,9 @@ class AutoencoderConfig(TrainConfig):
         (8, 16), min_length=2, max_length=5, description="feature channels at each resolution, finest first"
     )
     latent_channels: int = Field(2, ge=1, le=64, description="channels of the latent volume")
-    recon_loss: Literal["l1", "l2"] = Field("l1", description="reconstruction loss")
+    recon_loss: Literal["l1", "l2"] = Field(
+        "l2", description="reconstruction loss; l2 is what PSNR measures, l1 keeps edges sharper"
+    )
     kl_weight: float = Field(
         1e-7, ge=0, le=1, description="weight of the KL term, summed over a sample's latent volume"
     )
@@ -208,8 +213,8 @@ class AutoencoderConfig(TrainConfig):
                 f"patch_size={self.patch_size} must be a multiple of {shrink}, because {len(self.channels)} "
                 f"channel levels halve it {len(self.channels) - 1} times"
             )
-        if any(c < 8 or c % 8 for c in self.channels):
-            raise ValueError(f"channels={self.channels} must be multiples of 8 (GroupNorm has 8 groups)")
+        if min(self.channels) < 1:
+            raise ValueError(f"channels={self.channels} must all be at least 1")
         return self
 
 
@@ -262,7 +267,7 @@ def explain(model: type[BaseModel], error: ValidationError) -> str:
         else:
             allowed = bounds(field)
             fix = f"Give a value within: {allowed}" if allowed else str(problem["msg"])
-            default = f" (default {field.default!r})" if not field.is_required() else ""
+            default = f" (default {field.default!r})" if field.default is not None else ", or leave it out"
             lines.append(
                 f"{name} = {problem['input']!r} is not valid. {fix}{default}. It is: {field.description}."
             )

@@ -87,7 +87,7 @@ class NbgpuMagics(Magics):
         running.show_blocking()
         _keep_values(running, arguments)
 
-    @line_magic("distributed")
+    @line_magic("distributed")  # type: ignore[arg-type]
     def distributed_line(self, line: str) -> None:
         """Run one line on every rank: %distributed x.shape"""
         if not line.strip():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from nbgpu.records import (
 )
 from nbgpu.telemetry import Reader, send_command
 
+_log = logging.getLogger("nbgpu.run")
 _STOP_PATIENCE_S = 10.0
 
 
@@ -224,10 +226,12 @@ class Run:
                 "failed" if self.failures else "finished" if answers == {"finished"} else "stopped"
             )
             callbacks = list(self._on_end)
-        try:
-            if presenter is not None:
-                presenter.report(self)
-            for callback in callbacks:
+        if presenter is not None:
+            callbacks.append(presenter.report)
+        for callback in callbacks:
+            try:
                 callback(self)
-        finally:
-            self._over.set()
+            except Exception:  # noqa: BLE001
+                # What shows a run must not keep the run from ending, nor the next callback from its turn.
+                _log.exception("%s has ended, and showing that failed", self.folder.name)
+        self._over.set()

@@ -81,7 +81,6 @@ class Trainer:
             self.ddp = DistributedDataParallel(
                 self.model,
                 device_ids=[self.device] if self.device.type == "cuda" else None,
-                broadcast_buffers=False,
                 gradient_as_bucket_view=True,
             )
             self.optimizer = torch.optim.AdamW(
@@ -147,7 +146,7 @@ class Trainer:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=False)  # the gradients are views into DDP's buckets
-        lr = self.schedule.get_last_lr()[0]
+        lr = float(self.schedule.get_last_lr()[0])
         self.schedule.step()
         step_s = time.perf_counter() - started_s
         self._record(
