@@ -1,0 +1,25 @@
+"""What shows runs to a person: controls, live panels, the curves that stay, and the report.
+
+This module is the client's `Presenter`. It loads the widgets when one is shown, because they take half a second.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nbgpu.client.run import Run
+
+
+def panel(run: Run) -> None:
+    """Displays the live panel of a run, or the curves of one that is over."""
+    from nbgpu.ui.panel import show
+
+    show(run)
+
+
+def report(run: Run) -> None:
+    """Writes `report.html` into the folder of a run."""
+    from nbgpu.ui.snapshot import write_report
+
+    write_report(run)

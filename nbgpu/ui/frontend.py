@@ -1,0 +1,56 @@
+"""What the page in front of the kernel can do, and how its messages get through while a cell is running."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import ipywidgets
+from IPython.core.getipython import get_ipython
+
+FRONTEND_VARIABLE = "NBGPU_FRONTEND"
+"""Set to 1 or 0 it overrules `has_frontend`."""
+
+
+def _kernel() -> Any | None:
+    return getattr(get_ipython(), "kernel", None)
+
+
+def has_frontend() -> bool:
+    """Whether a page that can show widgets sent the cell that is running.
+
+    A kernel cannot ask: a question to a page that is not there would never be answered. But every request
+    to run a cell says whether somebody sits there to answer `input()`. nbclient, and papermill and nbconvert
+    on top of it, say no; JupyterLab, Notebook, VS Code and Colab say yes. Voilà runs notebooks through nbclient and
+    shows them in a page all the same; it names itself in the kernel's environment. A console says yes
+    although it shows no widgets: it prints the text that comes along with them.
+    """
+    asked_for = os.environ.get(FRONTEND_VARIABLE)
+    if asked_for is not None:
+        return asked_for not in ("", "0")
+    kernel = _kernel()
+    if kernel is None:
+        return False
+    if os.environ.get("SERVER_SOFTWARE", "").startswith("voila/"):
+        return True
+    request = kernel.get_parent("shell")
+    return bool(request.get("content", {}).get("allow_stdin", False))
+
+
+def has_subshells() -> bool:
+    """Whether the kernel can take a page's messages while a cell is running (ipykernel 7.1 and later)."""
+    kernel = _kernel()
+    return bool(getattr(kernel, "_supports_kernel_subshells", False))
+
+
+def answer_while_busy(widget: ipywidgets.Widget) -> None:
+    """Lets the page's messages to `widget` reach it while a cell is running.
+
+    JupyterLab sends a widget's messages to a subshell, a thread of the kernel that is free while the main one runs
+    a cell. ipykernel then sends them back to the thread in which the widget last spoke, which is the main
+    one: the message would wait for the cell's end. The method that decides it is private to ipykernel,
+    so it is only replaced where it exists; a test fails when that no longer has the effect.
+    """
+    comm = widget.comm
+    if hasattr(comm, "_reply_subshell_for"):
+        comm._reply_subshell_for = lambda data, default: default

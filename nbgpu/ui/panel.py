@@ -1,0 +1,323 @@
+"""The live panel, kernel side: follows a run, feeds the page five times a second, and leaves a picture behind.
+
+What the page and the kernel say to each other (custom messages of one widget):
+
+    page -> kernel   {type: 'ready', plotly: bool}      a page has loaded the panel; does it have Plotly already?
+                     {type: 'command', command: 'pause' | 'resume' | 'stop'}
+                     {type: 'bundle'}                   the end's picture did not reach my notebook: send it
+                     {type: 'stored'}                   the notebook has the picture: the widget can go
+    kernel -> page   {type: 'snapshot', ...} + points   all that is known; sent again to every page that is ready
+                     {type: 'delta', ...} + points      what is new
+                     {type: 'plotly'} + one buffer      the gzipped Plotly bundle
+                     {type: 'refused', text}            why a command could not be carried out
+                     {type: 'end'}, {type: 'bundle', data, metadata}
+
+The buffers of points are described in `wire.py`. Nothing here ever waits for a page's answer.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import anywidget
+import traitlets
+from IPython.core.getipython import get_ipython
+from IPython.display import DisplayHandle, display, update_display
+
+from nbgpu.errors import NbgpuError, RunError
+from nbgpu.palette import rank_color
+from nbgpu.records import FINAL_STATES, Event
+from nbgpu.ui import words
+from nbgpu.ui.frontend import answer_while_busy, has_frontend, has_subshells
+from nbgpu.ui.history import History, Series, SeriesKey
+from nbgpu.ui.snapshot import PLOTLY_GZ, STATIC, bundle, summary
+from nbgpu.ui.wire import SeriesIds, encode
+
+if TYPE_CHECKING:
+    from nbgpu.client.run import Run
+
+TICK_S = 0.2
+STATUS_PERIOD_S = 1.0
+"""How often steps, memory and warnings are sent; a change of state is sent with the next tick."""
+
+SUMMARY_PERIOD_S = 3.0
+POINTS_PER_TICK = 4
+"""Points of each series in one message: a run of 1000 steps a second costs no more than one of 20."""
+
+SNAPSHOT_POINTS = 500
+
+Feed = Callable[[dict[SeriesKey, Series], list[Event], bool], None]
+
+
+class Follower:
+    """Calls back on a thread of its own with what is new of a run, until the run is over.
+
+    Args:
+        run: what is followed.
+        period_s: the time between two calls.
+        feed: gets the new points, the new marks, and whether these are the last.
+    """
+
+    def __init__(self, run: Run, period_s: float, feed: Feed) -> None:
+        self.history = History()
+        self._run = run
+        self._feed = feed
+        self._period_s = period_s
+        self._cursor = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="nbgpu-panel", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._run.on_end(self._end)
+
+    def _follow(self) -> None:
+        while not self._ended.wait(self._period_s):
+            self._take(last=False)
+
+    def _take(self, last: bool) -> None:
+        records, self._cursor = self._run.reader.since(self._cursor)
+        self._feed(*self.history.add(records), last)
+
+    def _end(self, run: Run) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._take(last=True)
+
+
+class Panel(anywidget.AnyWidget):
+    """The widget that draws a run while it goes on. Use `show` to display one.
+
+    Args:
+        run: what is drawn.
+        slot: the display_id of the output that gets the picture at the end.
+        show_buttons: whether the panel has Pause and Stop of its own.
+    """
+
+    _esm = STATIC / "panel.js"
+    _css = STATIC / "panel.css"
+    slot = traitlets.Unicode("").tag(sync=True)
+    show_buttons = traitlets.Bool(True).tag(sync=True)
+    plotly_gz = traitlets.Bytes(b"").tag(sync=True)
+    """The bundle, only for kernels that cannot be asked for it while a cell is running."""
+
+    def __init__(self, run: Run, slot: str, show_buttons: bool = True) -> None:
+        self._run = run
+        self._lock = threading.RLock()
+        self._ids = SeriesIds()
+        self._page_was_ready = False
+        self._ticks = 0
+        self._last_state = ""
+        self._gone = False
+        self._follower = Follower(run, TICK_S, self._tell)
+        self.on_gone: Callable[[], None] = lambda: None
+        can_be_asked = has_subshells()
+        super().__init__(
+            slot=slot,
+            show_buttons=show_buttons,
+            plotly_gz=b"" if can_be_asked else PLOTLY_GZ.read_bytes(),
+        )
+        self._can_be_asked = can_be_asked
+        answer_while_busy(self)
+        self.on_msg(self._on_page_message)
+
+    def follow(self) -> None:
+        """Starts to feed the page. The output named `slot` must be displayed by then, or the picture is lost."""
+        self._follower.start()
+
+    def text(self) -> str:
+        """The run in one line."""
+        with self._lock:
+            return summary(self._run, self._follower.history)
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The widget, and for readers that know no widgets the run in one line."""
+        shown = super()._repr_mimebundle_(**kwargs)
+        assert shown is not None, "a widget with a view has a picture"
+        data, metadata = shown
+        return {**data, "text/plain": self.text()}, metadata
+
+    # What the kernel tells.
+
+    def _tell(self, new: dict[SeriesKey, Series], marks: list[Event], last: bool) -> None:
+        with self._lock:
+            if self._gone:
+                return
+            self._ticks += 1
+            if self._should_send_all():
+                self._send_snapshot()
+            else:
+                self._send_delta(new, marks, last)
+            if last:
+                self._leave_picture()
+
+    def _should_send_all(self) -> bool:
+        """Where the page's 'ready' cannot be heard during a cell, all is sent now and then until it is."""
+        return not self._can_be_asked and not self._page_was_ready and self._ticks % 15 == 5
+
+    def _send_delta(self, new: dict[SeriesKey, Series], marks: list[Event], last: bool) -> None:
+        num_known = len(self._ids)
+        buffers = encode(new, self._ids, POINTS_PER_TICK)
+        content: dict[str, Any] = {"type": "delta"}
+        if len(self._ids) > num_known:
+            content["series"] = self._ids.announce(num_known)
+        if marks:
+            content["marks"] = [_mark(m) for m in marks]
+        state = self._run.status
+        if last or state != self._last_state or self._ticks % round(STATUS_PERIOD_S / TICK_S) == 0:
+            content["status"] = self._status(state)
+        if new or len(content) > 1:
+            self.send(content, buffers)
+
+    def _send_snapshot(self) -> None:
+        info = self._run.info
+        buffers = encode(self._follower.history.series, self._ids, SNAPSHOT_POINTS)
+        self.send(
+            {
+                "type": "snapshot",
+                "run": {
+                    "id": info.run_id,
+                    "recipe": info.recipe,
+                    "total_steps": info.total_steps,
+                    "started_s": info.started_s,
+                },
+                "ranks": [
+                    {
+                        "color": rank_color(rank),
+                        "label": device.label() if device.kind == "cuda" else f"CPU, {device.name}",
+                        "kind": device.kind,
+                        "memory_bytes": device.memory_bytes,
+                    }
+                    for rank, device in enumerate(info.devices)
+                ],
+                "series": self._ids.announce(),
+                "marks": [_mark(m) for m in self._follower.history.marks],
+                "status": self._status(self._run.status),
+            },
+            buffers,
+        )
+
+    def _status(self, state: str) -> dict[str, Any]:
+        self._last_state = state
+        info = self._run.info
+        statuses = self._run.statuses()
+        now = words.progress(info, state, statuses)
+        return {
+            "state": state,
+            "step": now.step,
+            "epoch": now.epoch,
+            "num_epochs": now.num_epochs,
+            "samples_per_s": now.samples_per_s,
+            "eta": words.duration(now.eta_s) if now.eta_s is not None else "",
+            "pace": words.pace(self._follower.history),
+            "ranks": [
+                {
+                    "state": s.state,
+                    "step": s.step,
+                    "memory_bytes": words.memory_bytes(s),
+                    "warning": words.warning(s),
+                }
+                for s in statuses
+            ],
+        }
+
+    def _leave_picture(self) -> None:
+        """Puts the still picture into the notebook in the widget's place."""
+        data, metadata = self._final_output()
+        update_display(data, metadata=metadata, raw=True, display_id=self.slot)
+        # A page that was reloaded does not know the display any more and asks for the picture itself.
+        self.send({"type": "end"})
+
+    def _final_output(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        data = bundle(self._run, self._follower.history)
+        return data, slot_metadata(self.slot, final=True)
+
+    # What the page tells. ipywidgets calls this on the thread of a subshell while a cell is running.
+
+    def _on_page_message(self, _: Any, content: dict[str, Any], buffers: list[bytes]) -> None:
+        match content.get("type"):
+            case "ready":
+                with self._lock:
+                    self._page_was_ready = True
+                    self._send_snapshot()
+                    if not content.get("plotly"):
+                        self.send({"type": "plotly"}, [PLOTLY_GZ.read_bytes()])
+                    if self._run.status in FINAL_STATES:
+                        self.send({"type": "end"})
+            case "command":
+                self._obey(str(content.get("command")))
+            case "bundle":
+                with self._lock:
+                    data, metadata = self._final_output()
+                    self.send({"type": "bundle", "data": data, "metadata": metadata})
+            case "stored":
+                with self._lock:
+                    self._gone = True
+                self.close()
+                self.on_gone()
+
+    def _obey(self, command: str) -> None:
+        asked = {"pause": self._run.pause, "resume": self._run.resume, "stop": self._run.stop}
+        try:
+            asked[command]()
+        except NbgpuError as error:
+            self.send({"type": "refused", "text": str(error)})
+
+
+def _mark(event: Event) -> dict[str, Any]:
+    return {
+        "rank": event.rank,
+        "time_s": event.time_s,
+        "step": event.step,
+        "kind": event.kind,
+        "text": event.text,
+    }
+
+
+def slot_metadata(slot: str, final: bool) -> dict[str, Any]:
+    """What marks the output in the notebook that belongs to a panel, so that its page can find it."""
+    return {"nbgpu": {"slot": slot, "final": final}}
+
+
+def new_slot() -> str:
+    """An id for an output that a panel's picture will replace."""
+    return f"nbgpu-{uuid.uuid4().hex}"
+
+
+class _TextLine:
+    """Follows a run where there is no page: one line of text every few seconds, then the picture."""
+
+    def __init__(self, run: Run, handle: DisplayHandle) -> None:
+        self._run = run
+        self._handle = handle
+        self._follower = Follower(run, SUMMARY_PERIOD_S, self._tell)
+        self._follower.start()
+
+    def _tell(self, new: dict[SeriesKey, Series], marks: list[Event], last: bool) -> None:
+        history = self._follower.history
+        data = bundle(self._run, history) if last else {"text/plain": summary(self._run, history)}
+        self._handle.update(data, raw=True)
+
+
+def show(run: Run) -> None:
+    """Displays the live panel of a run; of a run that is over, its curves.
+
+    Raises:
+        RunError: there is no IPython to display anything.
+    """
+    if get_ipython() is None:
+        raise RunError("a panel needs a notebook. In a script, read run.status and run.metrics()")
+    slot = new_slot()
+    if run.status in FINAL_STATES:
+        display(bundle(run), raw=True)
+    elif has_frontend():
+        panel = Panel(run, slot)
+        data, metadata = panel._repr_mimebundle_()
+        display(data, metadata={**metadata, **slot_metadata(slot, final=False)}, raw=True, display_id=slot)
+        panel.follow()
+    else:
+        handle = display({"text/plain": "starting"}, raw=True, display_id=slot)
+        _TextLine(run, handle)

@@ -1,0 +1,195 @@
+"""A run as it is kept: the bundle that stays in the saved notebook, and the report in the run's folder."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbgpu.records import Device, Event, RunInfo
+from nbgpu.ui import words
+from nbgpu.ui.charts import plotly_figure, svg
+from nbgpu.ui.history import History
+
+if TYPE_CHECKING:
+    from nbgpu.client.run import Run
+
+STATIC = Path(__file__).resolve().parent.parent / "static"
+PLOTLY_GZ = STATIC / "plotly-basic.min.js.gz"
+
+
+def history_of(run: Run) -> History:
+    """Everything that was recorded of a run so far."""
+    history = History()
+    records, _ = run.reader.since(0)
+    history.add(records)
+    return history
+
+
+def summary(run: Run, history: History) -> str:
+    """One line on where a run is; see `words.summary`."""
+    return words.summary(run.info, run.status, run.statuses(), history)
+
+
+def bundle(run: Run, history: History | None = None) -> dict[str, Any]:
+    """The MIME bundle that shows a run's curves with no kernel: Plotly where it is known, else SVG, else text."""
+    history = history or history_of(run)
+    return {
+        "application/vnd.plotly.v1+json": plotly_figure(run.info, history),
+        "image/svg+xml": svg(run.info, history),
+        "text/plain": summary(run, history),
+    }
+
+
+def write_report(run: Run) -> Path:
+    """Writes `report.html` into the run's folder: one file that opens anywhere, with no network.
+
+    Returns:
+        the path of the file.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    path = run.folder / "report.html"
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(report_html(run), encoding="utf-8")
+    unfinished.rename(path)
+    return path
+
+
+def report_html(run: Run) -> str:
+    """The report's page."""
+    history = history_of(run)
+    info = run.info
+    headline = summary(run, history)
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.started_s))
+    sections = [
+        _section("Result", _result(history.result)) if history.result else "",
+        _section("Failures", _failures(run)) if run.failures else "",
+        _section("Curves", '<div id="charts" role="img" aria-label="' + _escape(headline) + '"></div>'),
+        _section("Pace", f"<p>{_escape(words.pace(history))}</p>") if words.pace(history) else "",
+        _section("Settings", _settings(run)),
+        _section("Devices", _devices(info.devices)),
+        _section("Events", _events(history.marks, info)) if history.marks else "",
+    ]
+    # '</' would end the script element in the middle of a string.
+    figure = json.dumps(plotly_figure(info, history)).replace("</", "<\\/")
+    plotly = gzip.decompress(PLOTLY_GZ.read_bytes()).decode().replace("</script", "<\\/script")
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{_escape(info.recipe)} {_escape(info.run_id)}</title>
+<style>{_CSS}</style>
+</head>
+<body>
+<main>
+<h1>{_escape(info.recipe)} <small>{_escape(info.run_id)}</small></h1>
+<p class="headline">{_escape(headline)}</p>
+<p>Started {started} on {info.world_size} rank{"s" if info.world_size > 1 else ""} ({_escape(info.backend)}).</p>
+{"".join(sections)}
+</main>
+<script>{plotly}</script>
+<script>
+const figure = {figure};
+Plotly.newPlot("charts", figure.data, figure.layout, figure.config);
+</script>
+</body>
+</html>
+"""
+
+
+_CSS = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 0; background: light-dark(#fff, #161616); color: light-dark(#222, #ddd); }
+main { max-width: 1080px; margin: 0 auto; padding: 24px; }
+h1 { margin: 0; } h1 small { font-weight: normal; font-size: 0.6em; color: #808080; }
+h2 { margin: 32px 0 8px; font-size: 1.15em; }
+.headline { font-size: 1.1em; font-weight: 600; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: 4px 16px 4px 0; border-bottom: 1px solid rgba(128,128,128,.3); vertical-align: top; }
+td.number { text-align: right; }
+pre { overflow-x: auto; padding: 12px; background: rgba(128,128,128,.12); }
+figure { display: inline-block; margin: 0 16px 16px 0; } figcaption { color: #808080; }
+img { max-width: 100%; image-rendering: pixelated; }
+"""
+
+
+def _escape(text: object) -> str:
+    return html.escape(str(text))
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{title}</h2>{body}</section>"
+
+
+def _table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    head = "".join(f'<th scope="col">{_escape(cell)}</th>' for cell in header)
+    body = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f'<td class="number">{value:.4g}</td>' if math.isfinite(value) else f"<td>{value}</td>"
+    return f"<td>{_escape(value)}</td>"
+
+
+def _settings(run: Run) -> str:
+    fields = type(run.config).model_fields
+    rows = [(name, value, fields[name].description or "") for name, value in run.config.model_dump().items()]
+    return _table(("setting", "value", "meaning"), rows)
+
+
+def _devices(devices: Iterable[Device]) -> str:
+    rows = [
+        (f"rank {rank}", device.name, device.uuid or "-", f"{device.memory_bytes / 2**30:.1f} GiB")
+        for rank, device in enumerate(devices)
+    ]
+    return _table(("rank", "device", "UUID", "memory"), rows)
+
+
+def _events(events: Iterable[Event], info: RunInfo) -> str:
+    rows = [
+        (words.duration(max(e.time_s - info.started_s, 0.0)), e.step, f"rank {e.rank}", e.kind, e.text)
+        for e in events
+    ]
+    return _table(("after", "step", "rank", "what", "in words"), rows)
+
+
+def _failures(run: Run) -> str:
+    return "".join(
+        f"<p>rank {f.rank}: {_escape(f.error_type)}: {_escape(f.message)}</p><pre>{_escape(f.traceback)}</pre>"
+        for f in run.failures
+    )
+
+
+def _result(event: Event) -> str:
+    """A recipe's result: dicts of dicts become tables, `images` pictures, all else a line."""
+    parts = [f"<p>{_escape(event.text)}</p>"] if event.text else []
+    for name, value in event.detail.items():
+        if name == "images" and isinstance(value, Mapping):
+            parts += [_picture(str(caption), source) for caption, source in value.items()]
+        elif isinstance(value, Mapping) and value and all(isinstance(v, Mapping) for v in value.values()):
+            columns = list(dict.fromkeys(column for row in value.values() for column in row))
+            rows = [[key, *(row.get(column, "") for column in columns)] for key, row in value.items()]
+            parts.append(_table(["", *columns], rows))
+        else:
+            parts.append(f"<p>{_escape(name)}: {_escape(value)}</p>")
+    return "".join(parts)
+
+
+def _picture(caption: str, source: object) -> str:
+    prefix = "data:image/png;base64,"
+    if not (isinstance(source, str) and source.startswith(prefix)):
+        return f"<p>{_escape(caption)}: this picture is not a PNG as a data URL.</p>"
+    # Decoding and encoding again leaves nothing in the page but base64.
+    clean = base64.b64encode(base64.b64decode(source.removeprefix(prefix))).decode()
+    return f'<figure><img src="{prefix}{clean}" alt="{_escape(caption)}"><figcaption>{_escape(caption)}</figcaption></figure>'

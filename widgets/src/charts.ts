@@ -1,0 +1,402 @@
+// Which charts there are, and what Plotly is told to draw.
+
+import { GIB, number } from "./format";
+import { bandOf, keepExtremes, type Series, smoothed } from "./series";
+import type { RunStore } from "./store";
+import type { Theme } from "./theme";
+import type { Mark } from "./wire";
+
+export type Axis = "step" | "time";
+
+type Style = "raw" | "bold" | "solid" | "dash" | "dot";
+
+interface Line {
+  name: string;
+  style: Style;
+  /** In words, for the key beside the title; left out where a rank's colour says it all. */
+  label?: string;
+  /** A number that all ranks share is drawn once, in the colour of text. */
+  shared?: boolean;
+  scale?: number;
+}
+
+export interface ChartSpec {
+  id: string;
+  title: string;
+  unit: string;
+  lines: (store: RunStore) => Line[];
+  shownAtFirst: boolean;
+  fromZero: boolean;
+  worse: (a: number, b: number) => boolean;
+  /** A limit worth a line of its own, in the chart's unit. */
+  ceilings?: (store: RunStore) => number[];
+  top?: number;
+}
+
+const more = (a: number, b: number) => a > b;
+const less = (a: number, b: number) => a < b;
+const plain = (name: string) => (): Line[] => [{ name, style: "solid" }];
+
+const KNOWN = new Set([
+  "loss",
+  "lr",
+  "step_s",
+  "data_s",
+  "compute_s",
+  "samples_per_s",
+  "grad_norm",
+  "memory_reserved_bytes",
+  "memory_allocated_bytes",
+  "memory_rss_bytes",
+  "utilization_percent",
+]);
+
+const DASHES: Style[] = ["solid", "dash", "dot"];
+
+/** Series that no other chart shows; the recipe names them. */
+function others(store: RunStore, validation: boolean): Line[] {
+  const names = new Set(store.series.map((s) => s.name));
+  return [...names]
+    .filter((n) => !KNOWN.has(n) && n !== "val_loss" && n.startsWith("val_") === validation)
+    .sort()
+    .map((name, i) => ({
+      name,
+      style: DASHES[i % DASHES.length],
+      label: name.replace(/^val_/, "").replaceAll("_", " "),
+      shared: validation,
+    }));
+}
+
+export const CHARTS: readonly ChartSpec[] = [
+  {
+    id: "loss",
+    title: "Loss",
+    unit: "",
+    lines: () => [
+      { name: "loss", style: "raw", label: "each step" },
+      { name: "loss", style: "bold", label: "smoothed" },
+      { name: "val_loss", style: "dot", label: "validation", shared: true },
+    ],
+    shownAtFirst: true,
+    fromZero: false,
+    worse: more,
+  },
+  {
+    id: "memory",
+    title: "Memory",
+    unit: "GiB",
+    lines: () => [
+      { name: "memory_reserved_bytes", style: "solid", label: "reserved", scale: 1 / GIB },
+      { name: "memory_allocated_bytes", style: "dash", label: "allocated", scale: 1 / GIB },
+      { name: "memory_rss_bytes", style: "solid", label: "resident", scale: 1 / GIB },
+    ],
+    shownAtFirst: true,
+    fromZero: true,
+    worse: more,
+    ceilings: (store) => [
+      ...new Set(store.ranks.filter((r) => r.kind === "cuda").map((r) => r.memory_bytes / GIB)),
+    ],
+  },
+  {
+    id: "utilization",
+    title: "Utilization",
+    unit: "%",
+    lines: plain("utilization_percent"),
+    shownAtFirst: true,
+    fromZero: true,
+    worse: less,
+    top: 105,
+  },
+  {
+    id: "throughput",
+    title: "Throughput",
+    unit: "samples/s",
+    lines: plain("samples_per_s"),
+    shownAtFirst: true,
+    fromZero: true,
+    worse: less,
+  },
+  {
+    id: "validation",
+    title: "Validation",
+    unit: "",
+    lines: (store) => others(store, true),
+    shownAtFirst: false,
+    fromZero: false,
+    worse: more,
+  },
+  {
+    id: "terms",
+    title: "Loss terms",
+    unit: "",
+    lines: (store) => others(store, false),
+    shownAtFirst: false,
+    fromZero: false,
+    worse: more,
+  },
+  {
+    id: "step_time",
+    title: "Step time",
+    unit: "ms",
+    lines: () => [
+      { name: "step_s", style: "solid", label: "whole step", scale: 1000 },
+      { name: "data_s", style: "dot", label: "waiting for data", scale: 1000 },
+    ],
+    shownAtFirst: false,
+    fromZero: true,
+    worse: more,
+  },
+  {
+    id: "grad_norm",
+    title: "Gradient norm",
+    unit: "",
+    lines: plain("grad_norm"),
+    shownAtFirst: false,
+    fromZero: true,
+    worse: more,
+  },
+  {
+    id: "lr",
+    title: "Learning rate",
+    unit: "",
+    lines: () => [{ name: "lr", style: "solid", shared: true }],
+    shownAtFirst: false,
+    fromZero: true,
+    worse: more,
+  },
+];
+
+export const MAX_POINTS_PER_SERIES = 500;
+export const MAX_POINTS_ON_SCREEN = 24_000;
+/** Above this many ranks a chart shows a band in place of lines. */
+export const MAX_RANKS_AS_LINES = 16;
+const MAX_MARKS = 30;
+const BAND_BINS = 200;
+
+/** Points that each series may have when `charts` are on the screen together. */
+export function pointsPerSeries(store: RunStore, charts: readonly ChartSpec[]): number {
+  let lines = 0;
+  for (const chart of charts) {
+    for (const line of chart.lines(store)) lines += store.named(line.name).length;
+  }
+  return Math.max(8, Math.min(MAX_POINTS_PER_SERIES, Math.floor(MAX_POINTS_ON_SCREEN / Math.max(lines, 1))));
+}
+
+export function hasData(store: RunStore, chart: ChartSpec): boolean {
+  return chart.lines(store).some((line) => store.named(line.name).length > 0);
+}
+
+const DASH: Record<Style, string> = { raw: "solid", bold: "solid", solid: "solid", dash: "6px,3px", dot: "2px,3px" };
+const WIDTH: Record<Style, number> = { raw: 1, bold: 2.5, solid: 1.8, dash: 1.5, dot: 2 };
+
+function faded(color: string, opacity: number): string {
+  const channels = [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16));
+  return `rgba(${channels.join(",")},${opacity})`;
+}
+
+export interface Drawing {
+  traces: object[];
+  layout: object;
+}
+
+/** What Plotly draws for one chart. */
+export function drawing(
+  store: RunStore,
+  chart: ChartSpec,
+  axis: Axis,
+  theme: Theme,
+  height: number,
+  maxPoints: number,
+): Drawing {
+  const started = store.run?.started_s ?? 0;
+  const xOf = (s: Series) => (axis === "step" ? s.step : s.time_s.map((t) => t - started));
+  const traces: object[] = [];
+  let xEnd = 0;
+  for (const line of chart.lines(store)) {
+    const series = store.named(line.name);
+    const scale = line.scale ?? 1;
+    if (line.shared) series.splice(1);
+    if (series.length > MAX_RANKS_AS_LINES) {
+      if (line.style !== "raw") traces.push(...bandTraces(store, chart, line, series, xOf, theme, maxPoints));
+    } else {
+      for (const s of series) {
+        const y = line.style === "bold" ? smoothed(s.value) : s.value;
+        traces.push(lineTrace(store, line, s, xOf(s), y, scale, theme, maxPoints));
+      }
+    }
+    for (const s of series) xEnd = Math.max(xEnd, xOf(s).at(-1) ?? 0);
+  }
+  for (const ceiling of chart.ceilings?.(store) ?? []) {
+    traces.push({
+      type: "scatter",
+      mode: "lines",
+      x: [0, xEnd],
+      y: [ceiling, ceiling],
+      line: { color: theme.muted, width: 1, dash: "1px,3px" },
+      hoverinfo: "skip",
+    });
+  }
+  return { traces, layout: layoutOf(store, chart, axis, theme, height, started) };
+}
+
+function lineTrace(
+  store: RunStore,
+  line: Line,
+  series: Series,
+  x: readonly number[],
+  y: readonly number[],
+  scale: number,
+  theme: Theme,
+  maxPoints: number,
+): object {
+  const kept = keepExtremes(y, maxPoints);
+  const color = line.shared ? theme.text : (store.ranks[series.rank]?.color ?? theme.text);
+  const who = line.shared ? (line.label ?? line.name) : `rank ${series.rank}${line.label ? `, ${line.label}` : ""}`;
+  // Few points far apart, as validation has, are hard to see without dots.
+  const sparse = kept.length === 1 || (line.shared && kept.length < 60);
+  return {
+    type: "scatter",
+    mode: sparse ? "lines+markers" : "lines",
+    name: who,
+    x: kept.map((i) => x[i]),
+    y: kept.map((i) => y[i] * scale),
+    opacity: line.style === "raw" ? 0.35 : 1,
+    hoverinfo: line.style === "raw" ? "skip" : "all",
+    hovertemplate: line.style === "raw" ? "" : `${who}: %{y:.4g}<extra></extra>`,
+    marker: { size: 5, color },
+    line: { color, width: WIDTH[line.style], dash: DASH[line.style] },
+  };
+}
+
+function bandTraces(
+  store: RunStore,
+  chart: ChartSpec,
+  line: Line,
+  series: Series[],
+  xOf: (s: Series) => readonly number[],
+  theme: Theme,
+  maxPoints: number,
+): object[] {
+  const band = bandOf(series, xOf, Math.min(BAND_BINS, maxPoints), chart.worse);
+  const scaled = (y: number[]) => y.map((v) => v * (line.scale ?? 1));
+  const worst = series[band.worst];
+  const fill = { mode: "lines", type: "scatter", line: { width: 0 }, hoverinfo: "skip", x: band.x };
+  const hover = (who: string) => ({ name: who, hovertemplate: `${who}: %{y:.4g}<extra></extra>` });
+  return [
+    { ...fill, y: scaled(band.low) },
+    { ...fill, y: scaled(band.high), fill: "tonexty", fillcolor: faded("#808080", 0.25) },
+    {
+      type: "scatter",
+      mode: "lines",
+      x: band.x,
+      y: scaled(band.mean),
+      line: { color: theme.text, width: 1.8, dash: DASH[line.style] },
+      ...hover(`mean of ${series.length} ranks`),
+    },
+    {
+      ...lineTrace(store, line, worst, xOf(worst), worst.value, line.scale ?? 1, theme, maxPoints),
+      ...hover(`rank ${worst.rank}, the worst`),
+    },
+  ];
+}
+
+const SYMBOLS: Record<string, string> = { checkpoint: "◆", paused: "‖", failure: "✕", failed: "✕", note: "●" };
+
+export function markName(mark: Mark): string {
+  return mark.kind === "state" ? mark.text : mark.kind;
+}
+
+function layoutOf(
+  store: RunStore,
+  chart: ChartSpec,
+  axis: Axis,
+  theme: Theme,
+  height: number,
+  started: number,
+): object {
+  const marks = store.marks.slice(-MAX_MARKS).map((mark) => ({
+    x: axis === "step" ? mark.step : mark.time_s - started,
+    name: markName(mark),
+    text: mark.text,
+    color: mark.kind === "failure" || mark.text === "failed" ? theme.danger : theme.muted,
+  }));
+  const common = {
+    gridcolor: theme.grid,
+    linecolor: theme.grid,
+    zeroline: false,
+    tickfont: { size: 11 },
+    fixedrange: false,
+  };
+  return {
+    height,
+    autosize: true,
+    margin: { l: 52, r: 14, t: 14, b: 36 },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { color: theme.muted, family: theme.font, size: 12 },
+    showlegend: false,
+    hovermode: "x unified",
+    hoverlabel: { bgcolor: theme.surface, bordercolor: theme.grid, font: { color: theme.text, size: 11 } },
+    // While this stays the same, Plotly keeps the range to which the person zoomed.
+    uirevision: axis,
+    xaxis: {
+      ...common,
+      rangemode: "tozero",
+      nticks: 7,
+      title: { text: axis === "step" ? "step" : "seconds since the start", standoff: 4, font: { size: 11 } },
+    },
+    yaxis: {
+      ...common,
+      nticks: 6,
+      tickformat: chart.id === "lr" ? ".1e" : "~s",
+      rangemode: chart.fromZero ? "tozero" : "normal",
+      ...(chart.top === undefined ? {} : { range: [0, chart.top] }),
+    },
+    shapes: marks.map((mark) => ({
+      type: "line",
+      x0: mark.x,
+      x1: mark.x,
+      yref: "y domain",
+      y0: 0,
+      y1: 1,
+      line: { color: mark.color, width: 1, dash: "2px,3px" },
+    })),
+    annotations: marks.map((mark) => ({
+      x: mark.x,
+      y: 1,
+      yref: "y domain",
+      yanchor: "bottom",
+      showarrow: false,
+      text: SYMBOLS[mark.name] ?? "●",
+      hovertext: `${mark.name}: ${mark.text}`,
+      font: { color: mark.color, size: 10 },
+    })),
+  };
+}
+
+/** The newest values in words, for those who do not see the chart. */
+export function inWords(store: RunStore, chart: ChartSpec): string {
+  const parts: string[] = [];
+  const unit = chart.unit ? ` ${chart.unit}` : "";
+  for (const line of chart.lines(store)) {
+    if (line.style === "raw") continue;
+    const scale = line.scale ?? 1;
+    const series = store.named(line.name);
+    if (line.shared) {
+      if (series.length > 0) parts.push(`${line.label ?? line.name} ${number(series[0].newest * scale)}${unit}`);
+    } else if (series.length > MAX_RANKS_AS_LINES) {
+      const values = series.map((s) => s.newest * scale);
+      parts.push(`${series.length} ranks from ${number(Math.min(...values))} to ${number(Math.max(...values))}${unit}`);
+    } else {
+      const label = line.label && line.style !== "bold" ? ` ${line.label}` : "";
+      for (const s of series) parts.push(`rank ${s.rank}${label} ${number(s.newest * scale)}${unit}`);
+    }
+  }
+  return `${chart.title}: ${parts.length > 0 ? parts.join(", ") : "nothing yet"}`;
+}
+
+/** The styles of line that a chart uses now, for its key. */
+export function keyOf(store: RunStore, chart: ChartSpec): { label: string; style: Style }[] {
+  const labelled = chart.lines(store).filter((l) => l.label !== undefined && store.named(l.name).length > 0);
+  return labelled.length < 2 ? [] : labelled.map((l) => ({ label: l.label as string, style: l.style }));
+}

@@ -1,0 +1,137 @@
+// The head of the panel: which run, what it does, how far it is, and the buttons.
+
+import { element, setAttribute, setText } from "./dom";
+import { number } from "./format";
+import type { RunStore } from "./store";
+import { FINAL_STATES, type RunState } from "./wire";
+
+type Command = "pause" | "resume" | "stop";
+
+/** After this a button that had no effect can be pressed again. */
+const PRESS_PATIENCE_MS = 5000;
+
+export class Header {
+  private readonly recipe = element("strong", "nbgpu-recipe");
+  private readonly run = element("span", "nbgpu-run");
+  private readonly state = element("span", "nbgpu-state");
+  private readonly pause = element("button", "nbgpu-button", { type: "button" }, "Pause");
+  private readonly stop = element("button", "nbgpu-button nbgpu-stop", { type: "button" }, "Stop");
+  private readonly buttons = element(
+    "div",
+    "nbgpu-buttons",
+    { role: "group", "aria-label": "Run" },
+    this.pause,
+    this.stop,
+  );
+  private readonly fill = element("div", "nbgpu-bar-fill");
+  private readonly bar = element(
+    "div",
+    "nbgpu-bar nbgpu-progress",
+    { role: "progressbar", "aria-label": "Progress", "aria-valuemin": "0" },
+    this.fill,
+  );
+  private readonly words = element("div", "nbgpu-words");
+  private readonly refusal = element("div", "nbgpu-refusal", { role: "alert" });
+  /** Told to screen readers when the state changes, and only then. */
+  private readonly live = element("div", "nbgpu-for-readers", { role: "status", "aria-live": "polite" });
+  private toldState: RunState | undefined;
+  private pressed: { command: Command; stateThen: RunState; timer: ReturnType<typeof setTimeout> } | undefined;
+
+  readonly root = element(
+    "header",
+    "nbgpu-header",
+    {},
+    element("div", "nbgpu-title", {}, this.recipe, this.run, this.state, this.buttons),
+    this.bar,
+    this.words,
+    this.refusal,
+    this.live,
+  );
+
+  constructor(
+    private readonly store: RunStore,
+    private readonly send: (command: Command) => void,
+  ) {
+    this.pause.addEventListener("click", () => this.press(this.pauseCommand()));
+    this.stop.addEventListener("click", () => this.press("stop"));
+  }
+
+  showButtons(shown: boolean): void {
+    this.buttons.hidden = !shown;
+  }
+
+  refuse(text: string): void {
+    this.release();
+    setText(this.refusal, text);
+    this.update();
+  }
+
+  update(): void {
+    const { run, status } = this.store;
+    if (!run || !status) return;
+    if (this.pressed && this.pressed.stateThen !== status.state) this.release();
+    setText(this.recipe, run.recipe);
+    setText(this.run, run.id);
+    setText(this.state, status.state);
+    setAttribute(this.state, "data-state", status.state);
+    const share = run.total_steps > 0 ? status.step / run.total_steps : 0;
+    this.fill.style.width = `${(share * 100).toFixed(1)}%`;
+    const words = progressInWords(this.store);
+    setText(this.words, words);
+    setAttribute(this.bar, "aria-valuemax", String(run.total_steps));
+    setAttribute(this.bar, "aria-valuenow", String(status.step));
+    setAttribute(this.bar, "aria-valuetext", words);
+    this.updateButtons(status.state);
+    if (this.toldState !== status.state) {
+      this.toldState = status.state;
+      setText(this.live, `${run.recipe} is ${status.state} at step ${status.step}`);
+    }
+  }
+
+  private updateButtons(state: RunState): void {
+    const over = FINAL_STATES.has(state);
+    const waiting = this.pressed?.command;
+    const command = this.pauseCommand();
+    const doing = { pause: "Pausing …", resume: "Resuming …", stop: "Stopping …" } as const;
+    const idle = command === "pause" ? "Pause" : "Resume";
+    setText(this.pause, waiting && waiting !== "stop" ? doing[waiting] : idle);
+    setText(this.stop, waiting === "stop" ? doing.stop : "Stop");
+    this.pause.disabled = over || waiting !== undefined;
+    this.stop.disabled = over || waiting === "stop";
+  }
+
+  private pauseCommand(): "pause" | "resume" {
+    return this.store.status?.state === "paused" ? "resume" : "pause";
+  }
+
+  private press(command: Command): void {
+    this.release();
+    const stateThen = this.store.status?.state ?? "starting";
+    const timer = setTimeout(() => {
+      this.release();
+      this.update();
+    }, PRESS_PATIENCE_MS);
+    this.pressed = { command, stateThen, timer };
+    setText(this.refusal, "");
+    this.send(command);
+    this.update();
+  }
+
+  private release(): void {
+    clearTimeout(this.pressed?.timer);
+    this.pressed = undefined;
+  }
+}
+
+export function progressInWords(store: RunStore): string {
+  const { run, status } = store;
+  if (!run || !status) return "";
+  const parts = [`step ${status.step} of ${run.total_steps}`];
+  if (status.num_epochs > 1) parts.push(`epoch ${status.epoch} of ${status.num_epochs}`);
+  if (status.samples_per_s > 0) {
+    const ranks = store.ranks.length;
+    parts.push(`${number(Number(status.samples_per_s.toPrecision(3)))} samples/s on ${ranks} rank${ranks > 1 ? "s" : ""}`);
+  }
+  if (status.eta) parts.push(`${status.eta} left`);
+  return parts.join(" · ");
+}

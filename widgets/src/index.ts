@@ -1,0 +1,35 @@
+// The entry that anywidget calls: `initialize` once for each widget on a page, `render` for each of its views.
+
+import { Link, type Model } from "./link";
+import { View } from "./view";
+
+/**
+ * The links of this page by panel. anywidget gives `initialize` and `render` different objects for the same
+ * model, and its versions differ in whether they share this module; the page is what they surely share.
+ */
+const LINKS = Symbol.for("nbgpu.links");
+
+function links(): Map<string, Link> {
+  const page = globalThis as unknown as Record<symbol, Map<string, Link> | undefined>;
+  return (page[LINKS] ??= new Map());
+}
+
+function initialize({ model }: { model: Model }): () => void {
+  const slot = String(model.get("slot"));
+  links().get(slot)?.close();
+  const link = new Link(model);
+  links().set(slot, link);
+  return () => {
+    link.close();
+    if (links().get(slot) === link) links().delete(slot);
+  };
+}
+
+function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
+  const link = links().get(String(model.get("slot")));
+  if (!link) throw new Error("the panel was rendered before it was initialized");
+  const view = new View(el, link, model.get("show_buttons") === true);
+  return () => view.close();
+}
+
+export default { initialize, render };

@@ -1,0 +1,113 @@
+// What the kernel sends, as nbgpu/ui/panel.py and nbgpu/ui/wire.py write it.
+
+export type RunState =
+  | "starting"
+  | "loading"
+  | "training"
+  | "validating"
+  | "paused"
+  | "stopped"
+  | "finished"
+  | "failed";
+
+export const FINAL_STATES: ReadonlySet<RunState> = new Set(["stopped", "finished", "failed"]);
+
+export interface RunMeta {
+  id: string;
+  recipe: string;
+  total_steps: number;
+  started_s: number;
+}
+
+export interface RankMeta {
+  color: string;
+  label: string;
+  kind: "cuda" | "cpu";
+  memory_bytes: number;
+}
+
+export interface RankNow {
+  state: RunState;
+  step: number;
+  memory_bytes: number;
+  /** In words; empty where all is well. */
+  warning: string;
+}
+
+export interface Status {
+  state: RunState;
+  step: number;
+  epoch: number;
+  /** 0 until the ranks have looked at the data. */
+  num_epochs: number;
+  samples_per_s: number;
+  /** In words; empty where it cannot be said. */
+  eta: string;
+  pace: string;
+  ranks: RankNow[];
+}
+
+export interface Mark {
+  rank: number;
+  time_s: number;
+  step: number;
+  kind: string;
+  text: string;
+}
+
+export interface SnapshotMessage {
+  type: "snapshot";
+  run: RunMeta;
+  ranks: RankMeta[];
+  series: [number, string][];
+  marks: Mark[];
+  status: Status;
+}
+
+export interface DeltaMessage {
+  type: "delta";
+  series?: [number, string][];
+  marks?: Mark[];
+  status?: Status;
+}
+
+export interface MimeBundle {
+  [mime: string]: unknown;
+}
+
+export type KernelMessage =
+  | SnapshotMessage
+  | DeltaMessage
+  | { type: "plotly" }
+  | { type: "refused"; text: string }
+  | { type: "end" }
+  | { type: "bundle"; data: MimeBundle; metadata: MimeBundle };
+
+export type PageMessage =
+  | { type: "ready"; plotly: boolean }
+  | { type: "command"; command: "pause" | "resume" | "stop" }
+  | { type: "bundle" }
+  | { type: "stored" };
+
+export interface Points {
+  series: Uint16Array;
+  time_s: Float64Array;
+  step: Int32Array;
+  value: Float32Array;
+}
+
+/** Reads the four buffers of a message; they may start at any byte, and arrays want whole multiples. */
+export function decodePoints(buffers: readonly ArrayBufferView[]): Points {
+  if (buffers.length !== 4) {
+    throw new Error(`points come in 4 buffers, not in ${buffers.length}`);
+  }
+  const [series, time_s, step, value] = buffers.map((view) =>
+    view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength),
+  ) as [ArrayBuffer, ArrayBuffer, ArrayBuffer, ArrayBuffer];
+  return {
+    series: new Uint16Array(series),
+    time_s: new Float64Array(time_s),
+    step: new Int32Array(step),
+    value: new Float32Array(value),
+  };
+}
