@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ os.environ.setdefault("KMP_DUPLICATE_LIB_OK", "True")
 os.environ.setdefault("KMP_INIT_AT_FORK", "FALSE")
 
 import leaks
+import psutil
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -73,8 +75,23 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="module")
 def cluster2() -> Iterator[Any]:
-    """Two CPU ranks, started once for a test module."""
+    """Two CPU ranks, started once for a test module.
+
+    A process has one cluster at a time: a module whose tests start their own does without this one.
+    """
     import nbgpu
 
-    with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
+    with (
+        nbgpu.Cluster(gpus="none", ranks=2) as cluster,
+        leaks.holding(lambda left: left.pid in _family(cluster)),
+    ):
         yield cluster
+
+
+def _family(cluster: Any) -> set[int]:
+    """The ranks' processes and their descendants, also those of a rank that was replaced in mid-test."""
+    family = set(cluster.pids.values())
+    for pid in tuple(family):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    return family

@@ -212,6 +212,10 @@ def _begin_session() -> Path:
     os.environ[MARKER] = "/".join(filter(None, [os.environ.get(MARKER), uuid.uuid4().hex[:12]]))
     folder = Path(tempfile.mkdtemp(prefix="nbgpu-test-"))
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    # torch keeps its compiler's cache there, for all of the session to share.
+    compiler_cache = folder / "torchinductor"
+    compiler_cache.mkdir()
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(compiler_cache)
     return folder
 
 
