@@ -502,20 +502,20 @@ def _collate(samples: list[Tensor | Exception]) -> dict[str, Tensor] | Exception
 
 
 def grid_patches(image: Tensor, patch_size: int, max_patches: int, min_foreground: float = 0.5) -> Tensor:
-    """Non-overlapping patches of a decoded volume (C, D, H, W), always the same: (N, C, p, p, p), N >= 1.
+    """Patches of a decoded volume (C, D, H, W) on a grid, always the same: (N, C, p, p, p), N >= 1.
 
-    Takes the cells of a centred grid in which at least the share `min_foreground` of the voxels is brighter
-    than the volume's mean, or, where there is none, the cell with the largest share; of more than
-    `max_patches` an evenly spaced choice.
+    The grid is centred, and its cells overlap by half. Taken are those in which at least the share
+    `min_foreground` of the voxels is brighter than the volume's mean, or, where there is none, the one with
+    the largest share; of more than `max_patches` an evenly spaced choice.
     """
     p = patch_size
-    starts = [(n % p) // 2 for n in image.shape[1:]]
+    stride = max(1, p // 2)
+    starts = [(n - p) % stride // 2 for n in image.shape[1:]]
     cells = image[(slice(None), *(slice(start, None) for start in starts))]
     for axis in (1, 2, 3):
-        cells = cells.unfold(axis, p, p)
-    patches = cells.permute(1, 2, 3, 0, 4, 5, 6).reshape(-1, image.shape[0], p, p, p)
-    share = (patches > image.mean()).float().mean(dim=(1, 2, 3, 4))
-    chosen = (share >= min(min_foreground, float(share.max()))).nonzero().flatten()
-    if len(chosen) > max_patches:
-        chosen = chosen[torch.linspace(0, len(chosen) - 1, max_patches).round().long()]
-    return patches[chosen].contiguous()
+        cells = cells.unfold(axis, p, stride)
+    foreground = (cells > image.mean()).float().mean(dim=(0, 4, 5, 6))
+    places = (foreground >= min(min_foreground, float(foreground.max()))).nonzero()
+    if len(places) > max_patches:
+        places = places[torch.linspace(0, len(places) - 1, max_patches).round().long()]
+    return torch.stack([cells[:, x, y, z] for x, y, z in places.tolist()])
