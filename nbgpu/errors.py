@@ -11,6 +11,7 @@ NbgpuError
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -67,15 +68,19 @@ class RankError(NbgpuError, RuntimeError):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython prints for this error: each rank's traceback, the same one on several ranks once."""
-        ranks_by_traceback: dict[str, list[int]] = {}
+        told_by_kind: dict[str, str] = {}
+        ranks_by_kind: dict[str, list[int]] = {}
         for failure in self.failures:
             told = failure.traceback
             if failure.error_type in _TOLD_BY_THEIR_MESSAGE:
                 told = f"\x1b[31m{failure.error_type}\x1b[0m: {failure.message}"
-            ranks_by_traceback.setdefault(told, []).append(failure.rank)
+            # Ranks number their cells on their own: one that sat out a cell is behind by one.
+            kind = re.sub(r"In\[\d+\]", "In[]", told)
+            told_by_kind.setdefault(kind, told)
+            ranks_by_kind.setdefault(kind, []).append(failure.rank)
         lines: list[str] = []
-        for traceback, ranks in ranks_by_traceback.items():
+        for kind, ranks in ranks_by_kind.items():
             named = ", ".join(map(str, ranks))
             lines.append(f"on rank{'s' if len(ranks) > 1 else ''} {named}:")
-            lines.extend(traceback.splitlines())
+            lines.extend(told_by_kind[kind].splitlines())
         return lines

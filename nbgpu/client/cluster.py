@@ -33,6 +33,8 @@ _log.addHandler(logging.NullHandler())
 _HEARTBEAT_PERIOD_MS = 100
 """ipyparallel counts an engine as there after its first heartbeat; its default of 3 s is felt at every start."""
 _HEARTBEATS_MISSED = 30
+_OUTPUT_PATIENCE_S = 2.0
+_ECHO_PATIENCE_S = 0.1
 
 _current: Cluster | None = None
 
@@ -101,6 +103,13 @@ class Cluster:
         """The process id of every rank."""
         return dict(self._pids)
 
+    @property
+    def connection_file(self) -> Path:
+        """ipyparallel's file for clients: with it, and only with it, another process can reach the engines."""
+        self._require_running()
+        assert self._engines is not None
+        return Path(self._engines.controller.connection_files["client"])
+
     def describe(self) -> str:
         """One line that says what the cluster got."""
         count = f"{self.world_size} {'rank' if self.world_size == 1 else 'ranks'}"
@@ -127,6 +136,7 @@ class Cluster:
             self._launch()
             self._connect()
             self._join()
+            self._wait_for_output_path()
         except BaseException:
             self.stop()
             raise
@@ -171,6 +181,9 @@ class Cluster:
         """
         results = self.submit(code, ranks)
         collect(results)
+        for result in results.values():
+            # Output takes another socket than the result, and may come after it.
+            result.wait_for_output(_OUTPUT_PATIENCE_S)
         return {rank: result.stdout for rank, result in results.items()}
 
     def apply(
@@ -251,7 +264,6 @@ class Cluster:
         assert self._folder is not None
         profile = self._folder / "profile"
         profile.mkdir(mode=0o700)
-        controller_pid_file = self._folder / "controller.pid"
         self._engines = ipp.Cluster(
             n=self.world_size,
             engines=_NurseryLauncher,
@@ -274,17 +286,15 @@ class Cluster:
             parent=None,
             log=_log,
         )
-        self._engines.start_engines_sync(
-            self.world_size, environment=self._engine_environment(controller_pid_file)
-        )
+        self._engines.start_engines_sync(self.world_size, environment=self._engine_environment())
         self._engines.start_controller_sync()
-        controller_pid_file.write_text(str(self._engines.controller.pid))
+        (self._folder / "controller.pid").write_text(str(self._engines.controller.pid))
 
-    def _engine_environment(self, controller_pid_file: Path) -> dict[str, str]:
+    def _engine_environment(self) -> dict[str, str]:
         gpus = dict.fromkeys(d.uuid for d in self.devices if d.kind == "cuda")
         return {
             "NBGPU_OWNER_PID": str(os.getpid()),
-            "NBGPU_CONTROLLER_PID_FILE": str(controller_pid_file),
+            "NBGPU_CLUSTER_FOLDER": str(self._folder),
             # Every rank sees the cluster's GPUs, in order, as under torchrun: cuda:local_rank is its own.
             "CUDA_VISIBLE_DEVICES": ",".join(gpus),
             "OMP_NUM_THREADS": str(self._threads_per_rank),
@@ -326,6 +336,17 @@ class Cluster:
             )
         joined = collect(joining, self.config.start_timeout_s)
         self._pids = {rank: answer["pid"] for rank, answer in joined.items()}
+
+    def _wait_for_output_path(self) -> None:
+        """Makes sure that what a rank prints arrives: a subscription on the way to it takes a moment, and what
+        is printed before is lost without a word."""
+        deadline_s = time.monotonic() + self.config.start_timeout_s
+        for rank in range(self.world_size):
+            while (
+                not self._client[rank].execute("", silent=True, block=False).wait_for_output(_ECHO_PATIENCE_S)
+            ):
+                if time.monotonic() > deadline_s:
+                    raise ClusterError(f"what rank {rank} prints does not arrive. {self._log_tail()}")
 
     def _log_tail(self) -> str:
         assert self._folder is not None

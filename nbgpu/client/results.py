@@ -28,8 +28,10 @@ def failures(results: dict[int, ipp.AsyncResult]) -> list[RankFailure]:
     found = []
     for rank, result in results.items():
         error = result.exception()
-        if isinstance(error, ipp.error.EngineError):
-            found.append(RankFailure(rank, "ClusterError", f"the process of rank {rank} is gone", str(error)))
+        if isinstance(error, ipp.RemoteError) and error.ename == "EngineError":
+            found.append(
+                RankFailure(rank, "ClusterError", f"the process of rank {rank} is gone", error.evalue)
+            )
         elif isinstance(error, ipp.RemoteError):
             found.append(RankFailure(rank, error.ename, error.evalue, error.traceback))
         elif error is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import select
+import shutil
 import signal
 import sys
 import threading
@@ -22,8 +23,9 @@ from typing import Any, NoReturn
 
 OWNER_PID = "NBGPU_OWNER_PID"
 """Environment variable: the process that started the cluster, usually the notebook's kernel."""
-CONTROLLER_PID_FILE = "NBGPU_CONTROLLER_PID_FILE"
-"""Environment variable: a file with the pid of ipyparallel's controller, which does not watch its owner."""
+CLUSTER_FOLDER = "NBGPU_CLUSTER_FOLDER"
+"""Environment variable: the cluster's private folder, with the pid of ipyparallel's controller, which does not
+watch its owner, in `controller.pid`."""
 
 _NEEDED_BY_EVERY_ENGINE = (
     "ipykernel.ipkernel",
@@ -38,20 +40,22 @@ _STOP_GRACE_S = 1.0
 class Sentinel:
     """A thread that can act while the main thread sits in C++, which it may do for minutes.
 
-    It watches processes through pidfds. When one of them is gone it ends the controller and then this engine:
-    engines that outlive their notebook would hold the GPUs' memory with nobody to free it.
+    It watches processes through pidfds. When one of them is gone it ends the controller, takes the cluster's
+    folder away, and ends this engine: engines that outlive their notebook would hold the GPUs' memory with
+    nobody to free it.
     """
 
-    def __init__(self, watched_pids: list[int], controller_pid_file: Path) -> None:
+    def __init__(self, watched_pids: list[int], cluster_folder: Path) -> None:
         self._watched = [os.pidfd_open(pid) for pid in watched_pids]
-        self._controller_pid_file = controller_pid_file
+        self._cluster_folder = cluster_folder
         threading.Thread(target=self._watch, name="nbgpu-sentinel", daemon=True).start()
 
     def _watch(self) -> None:
         select.select(self._watched, [], [])
         # Another rank's sentinel may have been faster, or the controller may never have started.
         with suppress(ProcessLookupError, FileNotFoundError):
-            os.killpg(int(self._controller_pid_file.read_text()), signal.SIGKILL)
+            os.killpg(int((self._cluster_folder / "controller.pid").read_text()), signal.SIGKILL)
+        shutil.rmtree(self._cluster_folder, ignore_errors=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -116,7 +120,7 @@ def _fork_engine(rank: int, owner_pid: int) -> int:
     pid = os.fork()
     if pid:
         return pid
-    Sentinel([owner_pid, nursery_pid], Path(os.environ[CONTROLLER_PID_FILE]))
+    Sentinel([owner_pid, nursery_pid], Path(os.environ[CLUSTER_FOLDER]))
     from ipyparallel.engine.app import IPEngine
 
     IPEngine.launch_instance(argv=["--IPEngine.enable_nanny=False", f"--IPEngine.id={rank}"])

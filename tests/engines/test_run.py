@@ -1,0 +1,179 @@
+"""Training runs on real ranks: the three ways to start one, the person's commands, and what is recorded."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nbgpu
+from nbgpu.client.run import Run
+from nbgpu.config import ClusterConfig, train_config, write_toml
+from nbgpu.records import Event, Sample
+from nbgpu.telemetry import Reader
+
+SMALL: dict[str, Any] = {
+    "data": "phantoms",
+    "patch_size": 16,
+    "num_phantoms": 32,
+    "batch_size": 2,
+    "steps": 6,
+    "val_every": 3,
+    "threads": 1,
+}
+
+
+def losses(folder: Path) -> dict[tuple[int, int], float]:
+    """Every loss in a run's folder, by rank and step."""
+    records, _ = Reader(folder, world_size=2, live=False).since(0)
+    return {
+        (r.rank, r.step): r.values["loss"] for r in records if isinstance(r, Sample) and "loss" in r.values
+    }
+
+
+def only_run(runs_dir: Path) -> Path:
+    (folder,) = runs_dir.iterdir()
+    return folder
+
+
+def states(run: Run) -> list[str]:
+    records, _ = run.reader.since(0)
+    return [r.text for r in records if isinstance(r, Event) and r.kind == "state" and r.rank == 0]
+
+
+def wait_for(run: Run, status: str, timeout_s: float = 90) -> None:
+    give_up_s = time.monotonic() + timeout_s
+    while run.status != status:
+        assert time.monotonic() < give_up_s, f"the run is {run.status} and did not become {status}"
+        time.sleep(0.02)
+
+
+def test_the_three_ways_give_the_same_losses_to_the_last_bit(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    cluster2.execute("torch.manual_seed(123); torch.rand(7)")  # the cells' generators must not matter
+    from_notebook = cluster2.train("autoencoder", runs_dir=str(tmp_path / "notebook"), **SMALL).wait(120)
+
+    flags = [part for name, value in SMALL.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    command = [sys.executable, "-m", "nbgpu.cli", "train", "autoencoder", "--gpus", "none", *flags]
+    subprocess.run(
+        [*command, "--runs-dir", str(tmp_path / "cli")], check=True, capture_output=True, timeout=120
+    )
+
+    toml = tmp_path / "run.toml"
+    write_toml(
+        toml,
+        ClusterConfig(gpus="none"),
+        train_config("autoencoder", runs_dir=str(tmp_path / "torchrun"), **SMALL),
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    subprocess.run(
+        [*torchrun, "-m", "nbgpu.engine.train", str(toml)], check=True, capture_output=True, timeout=120
+    )
+
+    expected = losses(from_notebook.folder)
+    assert set(expected) == {(rank, step) for rank in (0, 1) for step in range(1, 7)}
+    assert losses(only_run(tmp_path / "cli")) == expected
+    assert losses(only_run(tmp_path / "torchrun")) == expected
+
+
+def test_a_run_records_itself_in_its_folder(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    run = cluster2.train("autoencoder", runs_dir=str(tmp_path), **SMALL).wait(120)
+    assert run.status == "finished"
+    assert stat.S_IMODE(run.folder.stat().st_mode) == 0o700
+    assert json.loads((run.folder / "env.json").read_text())["packages"]["torch"]
+    assert run.info.steps_per_epoch > 0
+    assert run.info.global_batch_size == 4
+    assert (run.checkpoint() / "model.safetensors").stat().st_size > 1000
+    frame = run.metrics()
+    assert set(frame["rank"]) == {0, 1}
+    assert {"loss", "lr", "step_s", "grad_norm", "val_loss", "memory_rss_bytes"} <= set(frame.columns)
+    assert frame["val_loss"].count() == 2
+    result = run.result()
+    assert result is not None
+    assert "autoencoder" in result["table"]
+    assert states(run)[0] == "loading"
+    assert states(run)[-1] == "finished"
+    # The cells have the ranks again.
+    assert cluster2.execute("print(world_size)")[1] == "2\n"
+
+
+def test_pause_resume_and_stop_reach_all_ranks_at_the_same_step(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    run = cluster2.train("autoencoder", runs_dir=str(tmp_path), **{**SMALL, "steps": 100_000, "val_every": 0})
+    wait_for(run, "training")
+    with pytest.raises(nbgpu.RunError, match=r"run\.stop\(\)"):
+        cluster2.execute("1")
+    run.pause()
+    wait_for(run, "paused", timeout_s=10)
+    time.sleep(0.3)
+    paused_at = [s.step for s in run.statuses()]
+    time.sleep(0.5)
+    assert [s.step for s in run.statuses()] == paused_at
+    assert len(set(paused_at)) == 1
+    run.resume()
+    wait_for(run, "training", timeout_s=10)
+    run.stop()
+    run.wait(30)
+    assert run.status == "stopped"
+    recorded = losses(run.folder)
+    assert max(step for rank, step in recorded if rank == 0) == max(
+        step for rank, step in recorded if rank == 1
+    )
+    assert run.checkpoint().name.startswith("step-")
+    with pytest.raises(nbgpu.RunError, match="cannot pause"):
+        run.pause()
+
+
+def test_accumulation_equals_one_large_batch(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    """One step of lr 0 changes nothing, so that both see the same weights; the gradients must agree."""
+    common = {**SMALL, "steps": 2, "val_every": 0, "clip_norm": 0, "kl_weight": 0, "lr": 1e-12}
+    large = cluster2.train("autoencoder", runs_dir=str(tmp_path), **{**common, "batch_size": 4}).wait(120)
+    small = cluster2.train(
+        "autoencoder", runs_dir=str(tmp_path), **{**common, "batch_size": 2, "accumulate": 2}
+    ).wait(120)
+    assert small.info.global_batch_size == large.info.global_batch_size == 8
+    norms = [run.metrics()["grad_norm"].dropna() for run in (large, small)]
+    assert norms[0].iloc[0] == pytest.approx(norms[1].iloc[0], rel=0.2)  # the reparametrization noise differs
+
+
+@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+def test_mixed_precision_trains(cluster2: nbgpu.Cluster, tmp_path: Path, amp: str) -> None:
+    run = cluster2.train("autoencoder", runs_dir=str(tmp_path), **{**SMALL, "amp": amp}).wait(180)
+    by_step = run.metrics().groupby("step")["loss"].mean().dropna()
+    assert by_step.iloc[-1] < by_step.iloc[0]
+
+
+def test_telemetry_off_records_nothing(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    run = cluster2.train("autoencoder", runs_dir=str(tmp_path), **SMALL, telemetry=False).wait(120)
+    assert run.metrics().empty
+    assert run.checkpoint().is_dir()
+
+
+def test_bad_settings_start_nothing(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    with pytest.raises(nbgpu.ConfigError, match=r"batch_size = 0 .*1 to 4096"):
+        cluster2.train("autoencoder", batch_size=0, runs_dir=str(tmp_path))
+    with pytest.raises(nbgpu.ConfigError, match="Recipes: autoencoder"):
+        cluster2.train("autoencodr")
+    assert not list(tmp_path.iterdir())
+
+
+def test_stopping_the_cluster_ends_its_run(tmp_path: Path) -> None:
+    cluster = nbgpu.Cluster(gpus="none", ranks=2).start()
+    run = cluster.train("autoencoder", runs_dir=str(tmp_path), **{**SMALL, "steps": 100_000, "val_every": 0})
+    wait_for(run, "training")
+    cluster.stop()
+    assert run.over
+    assert run.status == "stopped"
+
+
+def test_the_command_line_names_a_bad_value_before_any_engine_starts() -> None:
+    command = [sys.executable, "-m", "nbgpu.cli", "train", "autoencoder", "--batch-size", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "batch_size = 0 is not valid. Give a value within: 1 to 4096" in done.stderr

@@ -1,0 +1,73 @@
+"""How clusters begin and end, also when they are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import nbgpu
+from nbgpu.client.cluster import current
+from nbgpu.client.results import collect
+
+
+def test_start_returns_after_a_real_all_reduce_and_says_what_it_got() -> None:
+    with nbgpu.Cluster(gpus="none", ranks=3) as cluster:
+        assert cluster.describe() == "no GPU used: 3 CPU ranks, gloo"
+        printed = cluster.execute("total = torch.ones(1); dist.all_reduce(total); print(rank, int(total))")
+        assert printed == {0: "0 3\n", 1: "1 3\n", 2: "2 3\n"}
+        assert current() is cluster
+    with pytest.raises(nbgpu.NoClusterError, match="%nbgpu start"):
+        current()
+
+
+def test_engines_that_cannot_start_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('this torch is broken on purpose')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(nbgpu.ClusterError, match="broken on purpose"):
+        nbgpu.Cluster(gpus="none").start()
+
+
+_OWNER = """
+import os, sys, time, nbgpu
+cluster = nbgpu.Cluster(gpus="none").start()
+import psutil
+print(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True)
+time.sleep(60)
+"""
+
+
+def test_when_the_owner_is_killed_engines_and_controller_go_too() -> None:
+    with subprocess.Popen([sys.executable, "-c", _OWNER], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        processes = [psutil.Process(int(pid)) for pid in owner.stdout.readline().split()]
+        assert len(processes) >= 4, "two engines, their nursery and the controller"
+        os.kill(owner.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert not alive
+
+
+def test_a_killed_rank_is_named_and_the_cell_ends() -> None:
+    with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
+        results = cluster.submit("import time; time.sleep(60)", ranks=[1])
+        time.sleep(0.5)
+        os.kill(cluster.pids[1], signal.SIGKILL)
+        with pytest.raises(nbgpu.RankError, match="process of rank 1 is gone"):
+            collect(results, timeout_s=30)
+        assert "gone" in cluster.status()
+
+
+def test_stop_can_be_repeated_and_start_again() -> None:
+    cluster = nbgpu.Cluster(gpus="none", ranks=1).start()
+    cluster.execute("kept = 1")
+    cluster.stop()
+    cluster.stop()
+    with cluster, pytest.raises(nbgpu.RankError, match="kept"):
+        cluster.execute("kept")
