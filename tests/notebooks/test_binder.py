@@ -1,0 +1,133 @@
+"""What binder/ names is installed into an empty environment, and the first notebook runs with that alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+BINDER = REPOSITORY / "binder"
+INDEX_OPTION = "--extra-index-url "
+
+
+def _clean_environment() -> dict[str, str]:
+    """The environment without what would let this checkout or its own environment show through."""
+    return {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
+
+
+def _run(command: list[str | Path], cwd: Path, timeout_s: float) -> str:
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=_clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-5000:]}\n{done.stderr[-5000:]}"
+    return done.stdout
+
+
+def _answers(python: Path, index: str) -> bool:
+    """Whether a package index can be reached from here."""
+    command = [
+        python,
+        "-m",
+        "pip",
+        "index",
+        "versions",
+        "torch",
+        "--index-url",
+        index,
+        "--retries=0",
+        "--timeout=10",
+    ]
+    return (
+        subprocess.run(
+            command, env=_clean_environment(), capture_output=True, timeout=120, check=False
+        ).returncode
+        == 0
+    )
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The interpreter of an environment that has what binder/requirements.txt names and nothing else."""
+    version = (BINDER / "runtime.txt").read_text().strip().removeprefix("python-")
+    if version != f"{sys.version_info.major}.{sys.version_info.minor}":
+        pytest.skip(f"binder/runtime.txt asks for Python {version}, and this one is {sys.version.split()[0]}")
+    folder = tmp_path_factory.mktemp("binder")
+    environment = folder / "environment"
+    try:
+        _run([sys.executable, "-m", "venv", environment], folder, 300)
+        python = environment / "bin" / "python"
+        requirements = _requirements(python, folder)
+        # In the repository's root, as repo2docker does: the requirements name '.' and mean nbgpu.
+        _run([python, "-m", "pip", "install", "-r", requirements], REPOSITORY, 1200)
+        yield python
+    finally:
+        # Gigabytes, which pytest would keep for three more runs.
+        shutil.rmtree(environment, ignore_errors=True)
+
+
+def _requirements(python: Path, folder: Path) -> Path:
+    """binder/requirements.txt itself; where torch's index cannot be reached, a copy without that one line.
+
+    The pin then takes torch from wherever this machine's pip has it, and the tests below fail all the same if
+    that is a CUDA build.
+    """
+    original = BINDER / "requirements.txt"
+    lines = original.read_text().splitlines()
+    (index,) = [line.removeprefix(INDEX_OPTION) for line in lines if line.startswith(INDEX_OPTION)]
+    if _answers(python, index):
+        return original
+    print(f"{index} cannot be reached from here: torch comes from what pip is configured with")
+    (folder / "binder").mkdir()
+    shutil.copy(REPOSITORY / "constraints.txt", folder)
+    copy = folder / "binder" / "requirements.txt"
+    copy.write_text("\n".join(line for line in lines if not line.startswith(INDEX_OPTION)) + "\n")
+    return copy
+
+
+def test_no_gpu_package_is_installed(python: Path, tmp_path: Path) -> None:
+    listed = json.loads(_run([python, "-m", "pip", "list", "--format=json"], tmp_path, 60))
+    names = {package["name"].lower() for package in listed}
+    assert {"nbgpu", "torch", "jupyterlab", "nilearn"} <= names
+    for_gpus = {name for name in names if name.startswith(("nvidia-", "cuda", "cupy", "triton"))}
+    # NVML's bindings are plain Python: they find no driver and say so.
+    assert for_gpus <= {"nvidia-ml-py"}
+    assert _run([python, "-c", "import torch; print(torch.version.cuda)"], tmp_path, 120) == "None\n"
+
+
+def test_every_pin_is_kept(python: Path, tmp_path: Path) -> None:
+    listed = json.loads(_run([python, "-m", "pip", "list", "--format=json"], tmp_path, 60))
+    installed = {package["name"].lower().replace("_", "-"): package["version"] for package in listed}
+    pins = dict(
+        line.lower().replace("_", "-").split("==")
+        for line in (REPOSITORY / "constraints.txt").read_text().splitlines()
+        if "==" in line and not line.startswith("#")
+    )
+    unpinned = set(installed) - set(pins) - {"nbgpu", "pip", "setuptools"}
+    assert not unpinned, "constraints.txt names all that is installed"
+    other = {
+        name for name, version in installed.items() if name in pins and version.split("+")[0] != pins[name]
+    }
+    assert not other
+
+
+def test_the_first_notebook_runs(python: Path, tmp_path: Path) -> None:
+    notebook = REPOSITORY / "notebooks" / "00_first_run.ipynb"
+    # Elsewhere than in the repository, so that the installed package runs and not the checkout.
+    said = _run([python, "-m", "nbgpu.client.demo", notebook, tmp_path / "out"], tmp_path, 900)
+    assert (tmp_path / "out" / notebook.name).is_file()
+    assert "raised" not in said
