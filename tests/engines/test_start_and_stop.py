@@ -71,3 +71,17 @@ def test_stop_can_be_repeated_and_start_again() -> None:
     cluster.stop()
     with cluster, pytest.raises(nbgpu.RankError, match="kept"):
         cluster.execute("kept")
+
+
+def test_stopping_the_cluster_ends_its_run(tmp_path: Path) -> None:
+    cluster = nbgpu.Cluster(gpus="none", ranks=2).start()
+    run = cluster.train(
+        "autoencoder", runs_dir=str(tmp_path), data="phantoms", patch_size=16, num_phantoms=8, steps=100_000
+    )
+    give_up_s = time.monotonic() + 60
+    while run.status != "training":
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
+    cluster.stop()
+    assert run.over
+    assert run.status == "stopped"
