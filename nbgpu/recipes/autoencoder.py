@@ -21,9 +21,6 @@ from monai.networks.nets import AutoencoderKL
 from monai.transforms import (
     Compose,
     CropForeground,
-    EnsureChannelFirst,
-    LoadImage,
-    Orientation,
     SpatialPad,
     Transform,
 )
@@ -41,6 +38,7 @@ from nbgpu.engine.data import (
     find_volumes,
     grid_patches,
     hold_out,
+    load_volume,
     opened,
     raise_together,
     random_crop,
@@ -287,14 +285,13 @@ class _Prepare(Transform):
 
     def __init__(self, config: AutoencoderConfig) -> None:
         self.config = config
-        self.load = Compose([LoadImage(), EnsureChannelFirst(), Orientation(axcodes="RAS", labels=None)])
         self.crop = Compose([CropForeground(), SpatialPad(config.patch_size)])
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
         if "phantom" in item:
             return {"image": phantom(self.config.patch_size, self.config.seed, item["phantom"])}
         source = item["image"]
-        image = self.load(source) if isinstance(source, Path) else source
+        image = load_volume(source) if isinstance(source, Path) else source
         image = convert_to_tensor(self.crop(scale_intensity(image, item["name"])), track_meta=False)
         if "part" in item:
             image = self._cut(image, item)
