@@ -42,13 +42,13 @@ def execute(notebook: Path, folder: Path, console: Console) -> bool:
     Both are written after a failure too, with the outputs up to the failing cell. Returns whether all cells
     ran; on False the failing cell and its traceback were printed.
     """
-    content = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
+    content = nbformat.read(notebook, as_version=4)
     folder.mkdir(parents=True, exist_ok=True)
     begun_s = time.time()
     problem = _run_cells(content, folder, console)
     executed = folder / notebook.name
     page = executed.with_suffix(".html")
-    nbformat.write(content, executed)  # type: ignore[no-untyped-call]
+    nbformat.write(content, executed)
     page.write_text(offline_page(content, notebook.stem))
 
     console.print(f"notebook  {executed.resolve()}", soft_wrap=True)
@@ -63,7 +63,7 @@ def execute(notebook: Path, folder: Path, console: Console) -> bool:
 
 def offline_page(content: Any, title: str) -> str:
     """The notebook as one HTML page that fetches nothing."""
-    exporter = HTMLExporter(  # type: ignore[no-untyped-call]
+    exporter = HTMLExporter(
         extra_loaders=[DictLoader({"offline.html.j2": _OFFLINE_PAGE})],
         template_file="offline.html.j2",
         embed_images=True,
