@@ -1,0 +1,316 @@
+"""The autoencoder: its data sources, its loss, what it says of itself, and that it learns."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import nibabel
+import numpy as np
+import pytest
+import torch
+from monai.metrics import PSNRMetric
+from sklearn.decomposition import PCA
+from torch.distributions import Normal, kl_divergence
+
+import nbgpu
+from nbgpu.config import AutoencoderConfig, train_config
+from nbgpu.errors import DataError
+from nbgpu.recipes import load
+from nbgpu.recipes.autoencoder import Autoencoder, psnr_db, ssim
+
+SMALL = {"data": "phantoms", "patch_size": 8, "num_phantoms": 20}
+
+
+def autoencoder(**values: Any) -> Autoencoder:
+    recipe = load(train_config("autoencoder", **values))
+    assert isinstance(recipe, Autoencoder)
+    return recipe
+
+
+def write_brain(path: Path, edge: int, seed: int) -> Path:
+    """A bright noisy ball in an empty field."""
+    rng = np.random.default_rng(seed)
+    grid = np.indices((edge, edge, edge)) - (edge - 1) / 2
+    ball = (np.square(grid).sum(axis=0) < (0.4 * edge) ** 2) * (100 + 20 * rng.random((edge,) * 3))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nibabel.save(nibabel.Nifti1Image(ball.astype(np.float32), np.eye(4)), path)
+    return path
+
+
+# ---- data ----------------------------------------------------------------------------------------------
+
+
+def test_phantoms_are_shared_out_with_none_in_training_and_held_out() -> None:
+    held_out, training = set(), set()
+    for rank in range(2):
+        loaders = autoencoder(**SMALL).build_loaders(rank, 2)
+        assert loaders.steps_per_epoch == 16 // 2 // 2
+        held_out |= {tuple(v.flatten().tolist()) for b in loaders.val for v in b["image"]}
+        training |= {tuple(v.flatten().tolist()) for b in loaders.train for v in b["image"]}
+        loaders.close()
+    assert len(held_out) == 4
+    assert len(training) == 16
+    assert not held_out & training
+
+
+def test_the_template_is_cut_in_two_parts_that_share_no_voxel() -> None:
+    loaders = autoencoder(data="mni152", patches_per_volume=8).build_loaders(0, 1)
+    batch = next(iter(loaders.train))["image"]
+    assert batch.shape == (2, 1, 32, 32, 32)
+    assert batch.min() >= 0
+    assert batch.max() <= 1
+    assert (batch > 0.1).float().mean() > 0.3, "patches are mostly empty"
+    loaders.close()
+
+    recipe = autoencoder(data="mni152")
+    parts = [recipe._steps()(item)["image"] for items in recipe._items() for item in items]
+    template = nibabel.as_closest_canonical(nilearn_template()).get_fdata(dtype=np.float32)
+    front = int(np.flatnonzero(template.any(axis=(0, 2)))[-1])
+    num_slices = [part.shape[2] for part in parts]
+    assert num_slices[1] == max(32, round(0.2 * sum(num_slices)))
+    # The held-out part ends with the foremost slice of the brain; the training part ends just behind it.
+    for part, last in zip(parts, (front - num_slices[1], front), strict=True):
+        expected = template[:, last].max() / np.percentile(template, 99.5)
+        assert float(part[0, :, -1].max()) == pytest.approx(min(1.0, expected), abs=0.02)
+
+
+def nilearn_template() -> nibabel.Nifti1Image:
+    from nilearn.datasets import load_mni152_template
+
+    return load_mni152_template(resolution=1)
+
+
+def test_without_nilearn_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nilearn.datasets", None)
+    with pytest.raises(DataError, match=r"pip install 'nbgpu\[samples\]'"):
+        autoencoder(data="mni152").build_loaders(0, 1)
+
+
+def test_whole_volumes_of_a_folder_are_held_out(tmp_path: Path) -> None:
+    for i in range(5):
+        write_brain(tmp_path / f"{i}.nii.gz", edge=20, seed=i)
+    recipe = autoencoder(data=str(tmp_path), patch_size=8, patches_per_volume=4)
+    training, held_out = recipe._items()
+    assert len(training) == 4
+    assert len(held_out) == 1
+    # One held-out volume and two ranks: each takes every other patch of it.
+    shares = [recipe.build_loaders(rank, 2) for rank in range(2)]
+    counts = [sum(len(batch["image"]) for batch in loaders.val) for loaders in shares]
+    assert abs(counts[0] - counts[1]) <= 1
+    assert all(len(list(loaders.train)) == 2 * 4 // 2 for loaders in shares)
+
+
+def test_a_list_may_name_what_is_held_out(tmp_path: Path) -> None:
+    for name in "abc":
+        write_brain(tmp_path / f"{name}.nii", edge=16, seed=ord(name))
+    (tmp_path / "list.json").write_text(json.dumps({"training": ["a.nii", "b.nii"], "validation": ["c.nii"]}))
+    _, held_out = autoencoder(data=str(tmp_path / "list.json"), patch_size=8)._items()
+    assert [Path(item["name"]).name for item in held_out] == ["c.nii"]
+
+
+def test_one_volume_that_cannot_be_cut_in_two_is_named_with_the_ways_out(tmp_path: Path) -> None:
+    path = write_brain(tmp_path / "one.nii.gz", edge=20, seed=0)
+    with pytest.raises(DataError, match=rf"{path}: is one volume of 1\d voxels .* or set val_fraction=0"):
+        autoencoder(data=str(path), patch_size=12).build_loaders(0, 1)
+    loaders = autoencoder(data=str(path), patch_size=12, val_fraction=0).build_loaders(0, 1)
+    assert list(loaders.val) == []
+    assert len(list(loaders.train)) == loaders.steps_per_epoch
+
+
+def test_an_awkward_real_volume_gives_patches(shared_data: Path) -> None:
+    path = shared_data / "brain" / "anatomical.nii"
+    loaders = autoencoder(data=str(path), patch_size=12).build_loaders(1, 2)
+    batch = next(iter(loaders.train))["image"]
+    assert torch.isfinite(batch).all()
+    assert batch.min() >= 0
+    assert batch.max() <= 1
+    loaders.close()
+
+
+def test_real_volumes_of_different_size_go_together(shared_data: Path) -> None:
+    loaders = autoencoder(data=str(shared_data / "brain"), patch_size=16).build_loaders(0, 2)
+    assert next(iter(loaders.train))["image"].shape == (2, 1, 16, 16, 16)
+    loaders.close()
+
+
+@pytest.mark.timeout(120)
+def test_a_bad_volume_ends_the_run_on_every_rank_by_name(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    for i in range(4):
+        write_brain(tmp_path / "data" / f"{i}.nii.gz", edge=16, seed=i)
+    bad = write_brain(tmp_path / "data" / "bad.nii.gz", edge=16, seed=9)
+    voxels = nibabel.load(bad).get_fdata()
+    voxels[8, 8, 8] = np.nan
+    nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), bad)
+    # Nothing is cached, so only one rank meets the bad volume, in the middle of training; with the seeds
+    # below it is not held out.
+    settings = {"data": str(tmp_path / "data"), "patch_size": 8, "runs_dir": str(tmp_path / "runs")}
+    run = cluster2.train("autoencoder", steps=50, cache_rate=0.0, val_every=0, seed=1, **settings)
+    with pytest.raises(nbgpu.RankError) as caught:
+        run.wait(timeout_s=60)
+    assert {failure.rank for failure in caught.value.failures} == {0, 1}
+    for failure in caught.value.failures:
+        assert failure.error_type == "DataError"
+        assert f"{bad}: 1 of 4096 voxels are NaN or infinite" in failure.message
+    # The ranks are as good as before.
+    bad.unlink()
+    assert (
+        cluster2.train("autoencoder", steps=3, val_every=0, **settings).wait(timeout_s=60).status
+        == "finished"
+    )
+
+
+# ---- model and loss ------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_reconstruction_plus_weighted_kl() -> None:
+    recipe = autoencoder(**SMALL, kl_weight=0.01)
+    torch.manual_seed(0)
+    model = recipe.build_model()
+    image = torch.rand(3, 1, 8, 8, 8)
+    torch.manual_seed(1)
+    terms = recipe.loss(model, {"image": image})
+    torch.manual_seed(1)
+    reconstruction, mean, sigma = model(image)
+    assert mean.shape == (3, 2, 4, 4, 4)
+    kl = kl_divergence(Normal(mean, sigma), Normal(0.0, 1.0)).sum() / 3
+    torch.testing.assert_close(terms["kl_loss"], kl)
+    torch.testing.assert_close(terms["recon_loss"], torch.nn.functional.mse_loss(reconstruction, image))
+    torch.testing.assert_close(terms["loss"], terms["recon_loss"] + 0.01 * kl)
+
+
+def test_every_weight_learns() -> None:
+    recipe = autoencoder(**SMALL, channels=(8, 8, 16), kl_weight=0.0, recon_loss="l1")
+    model = recipe.build_model()
+    recipe.loss(model, {"image": torch.rand(2, 1, 8, 8, 8)})["loss"].backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_validation_is_by_sample_and_draws_no_random_numbers() -> None:
+    recipe = autoencoder(**SMALL)
+    model = recipe.build_model().eval()
+    image = torch.rand(3, 1, 8, 8, 8)
+    state = torch.get_rng_state()
+    values = recipe.validate(model, {"image": image})
+    assert torch.equal(torch.get_rng_state(), state)
+    assert {name: value.shape for name, value in values.items()} == {"loss": (3,), "psnr_db": (3,)}
+    alone = recipe.validate(model, {"image": image[1:2]})
+    torch.testing.assert_close(alone["psnr_db"][0], values["psnr_db"][1])
+
+
+def test_half_precision_gives_finite_losses() -> None:
+    recipe = autoencoder(**SMALL)
+    model = recipe.build_model()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        terms = recipe.loss(model, {"image": torch.rand(2, 1, 8, 8, 8)})
+    assert all(torch.isfinite(term) and term.dtype == torch.float32 for term in terms.values())
+
+
+# ---- result --------------------------------------------------------------------------------------------
+
+
+def test_psnr_agrees_with_monai_and_stays_finite() -> None:
+    image, output = torch.rand(2, 1, 8, 8, 8), torch.rand(2, 1, 8, 8, 8)
+    for sample in range(2):
+        expected = PSNRMetric(max_val=1.0)(output[sample : sample + 1], image[sample : sample + 1])
+        torch.testing.assert_close(psnr_db(output, image)[sample], expected.squeeze())
+    assert psnr_db(image, image).tolist() == pytest.approx([100.0, 100.0])
+    torch.testing.assert_close(ssim(image, image), torch.ones(2))
+
+
+def test_the_result_compares_with_baselines_that_others_compute_the_same() -> None:
+    recipe = autoencoder(**SMALL)
+    result = recipe.result(recipe.build_model(), torch.device("cpu"))
+    assert json.loads(json.dumps(result)) == result
+    table = result["table"]
+    assert list(table) == [
+        "autoencoder",
+        "trilinear, same number of values",
+        "PCA, same number of values",
+        "mean image",
+    ]
+
+    training, held_out = recipe._items()
+    fitted_on = recipe._training_patches(training)
+    image = recipe._held_out_patches(held_out, len(held_out))
+    assert (len(fitted_on), len(image)) == (16, 4)
+    pca = PCA(n_components=15).fit(fitted_on.flatten(1).double().numpy())
+    projected = pca.inverse_transform(pca.transform(image.flatten(1).double().numpy()))
+    projected_image = torch.from_numpy(projected).reshape(image.shape).clamp(0, 1)
+    assert table["PCA, same number of values"]["psnr_db"] == pytest.approx(
+        float(psnr_db(projected_image, image).mean()), abs=0.01
+    )
+    mean = fitted_on.mean(dim=0).expand_as(image)
+    assert table["mean image"]["psnr_db"] == pytest.approx(float(psnr_db(mean, image).mean()), abs=0.01)
+    # 2 x 4^3 = 128 numbers: 5^3 = 125 points, and no more components than 16 patches have.
+    assert "keeps 128 numbers, trilinear sampling 5^3 = 125, PCA 15 (no more, because" in result["note"]
+
+
+def test_the_note_says_who_is_best() -> None:
+    recipe = autoencoder(**SMALL)
+    untrained = recipe.result(recipe.build_model(), torch.device("cpu"))
+    psnr = {name: row["psnr_db"] for name, row in untrained["table"].items()}
+    best = max(psnr, key=lambda name: psnr[name])
+    assert best != "autoencoder"
+    gap = psnr[best] - psnr["autoencoder"]
+    assert untrained["note"].startswith(f"'{best}' is best; the autoencoder is {gap:.1f} dB below it")
+
+
+def test_the_pictures_are_small_images_in_a_row() -> None:
+    recipe = autoencoder(**SMALL)
+    images = recipe.result(recipe.build_model(), torch.device("cpu"))["images"]
+    assert len(images) == 3
+    for uri in images.values():
+        kind, content = uri.split(",", 1)
+        assert kind == "data:image/png;base64"
+        assert len(content) < 100_000
+        pixels = matplotlib.image.imread(io.BytesIO(base64.b64decode(content)), format="png")
+        assert pixels.shape[:2] == (96, 4 * 96 + 3 * 4)
+
+
+def test_with_nothing_held_out_there_is_no_result_and_it_says_why() -> None:
+    recipe = autoencoder(**SMALL, val_fraction=0)
+    result = recipe.result(recipe.build_model(), torch.device("cpu"))
+    assert result["table"] == {}
+    assert "val_fraction=0" in result["note"]
+
+
+# ---- learning ------------------------------------------------------------------------------------------
+
+
+def trained(cluster: nbgpu.Cluster, folder: Path, **values: Any) -> tuple[dict[str, Any], list[float]]:
+    """The result of a run on phantoms of 16^3, and the held-out PSNR on the way."""
+    config = AutoencoderConfig.checked(
+        data="phantoms", patch_size=16, batch_size=4, runs_dir=str(folder), **values
+    )
+    run = cluster.train("autoencoder", **config.model_dump(exclude={"recipe"})).wait(timeout_s=280)
+    result = run.result()
+    assert result is not None
+    return dict(result["table"]), run.metrics()["val_psnr_db"].dropna().tolist()
+
+
+def test_it_learns_in_120_steps(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    table, psnr = trained(cluster2, tmp_path, steps=120, val_every=40)
+    assert len(psnr) == 3
+    assert psnr[0] + 1 < psnr[-1]
+    assert table["autoencoder"]["psnr_db"] == pytest.approx(psnr[-1], abs=0.01)
+    assert table["autoencoder"]["psnr_db"] > table["mean image"]["psnr_db"] + 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_in_600_steps_it_beats_baselines_that_keep_as_many_numbers(
+    cluster2: nbgpu.Cluster, tmp_path: Path, seed: int
+) -> None:
+    table, _ = trained(cluster2, tmp_path, steps=600, val_every=0, seed=seed)
+    psnr = {name: row["psnr_db"] for name, row in table.items()}
+    assert psnr["autoencoder"] >= 23.0
+    assert psnr["autoencoder"] > max(v for name, v in psnr.items() if name != "autoencoder")
+    # The phantoms must stay hard, or the number above says nothing.
+    assert psnr["mean image"] < 14.5
+    assert psnr["trilinear, same number of values"] < 22.5
