@@ -22,9 +22,7 @@ _CELL_MAGIC = "%%distributed"
 
 def _cell_arguments() -> MagicArgumentParser:
     parser = MagicArgumentParser(prog=_CELL_MAGIC, description="Run this cell on every rank.", add_help=False)
-    parser.add_argument(
-        "--ranks", type=parse_ranks, help="which ranks, such as 0,2-3; all where it is left out"
-    )
+    parser.add_argument("--ranks", help="which ranks, such as 0,2-3; all where it is left out")
     parser.add_argument(
         "--into", metavar="NAME", help="notebook variable that gets the last value of each rank"
     )
@@ -61,9 +59,14 @@ def await_distributed_cells(lines: list[str]) -> list[str]:
 async def run_cell(line: str, code: str) -> None:
     """Runs a `%%distributed` cell: `line` is what stands behind the magic's name, `code` what stands below."""
     arguments = _cell_arguments().parse_argstring(line)
-    cell = DistributedCell(current(), code, arguments.ranks, arguments.timeout)
+    cell = _cell(code, arguments)
     await cell.show()
     _keep_values(cell, arguments)
+
+
+def _cell(code: str, arguments: Namespace) -> DistributedCell:
+    ranks = None if arguments.ranks is None else parse_ranks(arguments.ranks)
+    return DistributedCell(current(), code, ranks, arguments.timeout)
 
 
 def _keep_values(cell: DistributedCell, arguments: Namespace) -> None:
@@ -83,7 +86,7 @@ class NbgpuMagics(Magics):
         """Run the cell on every rank; its last value is shown, and its variables stay on the ranks."""
         # Reached only where the cell does not begin with the magic, so that the transformer did not see it.
         arguments = _cell_arguments().parse_argstring(line)
-        running = DistributedCell(current(), cell, arguments.ranks, arguments.timeout)
+        running = _cell(cell, arguments)
         running.show_blocking()
         _keep_values(running, arguments)
 

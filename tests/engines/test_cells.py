@@ -1,0 +1,133 @@
+"""Distributed cells and the magics, in a real kernel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from kernel import Kernel, kernel
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Kernel]:
+    with kernel() as started:
+        assert started.run("%load_ext nbgpu").status == "ok"
+        answer = started.run("%nbgpu start --gpus none --ranks 2")
+        assert answer.stdout == "no GPU used: 2 CPU ranks, gloo\n"
+        yield started
+        assert started.run("%nbgpu stop").stdout == "stopped\n"
+
+
+def test_a_cell_runs_on_every_rank_and_its_last_value_is_shown(notebook: Kernel) -> None:
+    done = notebook.run("%%distributed\nx = torch.full((2,), float(rank))\nprint('from', rank)\nx")
+    assert done.status == "ok"
+    assert "[0] from 0\n" in done.stdout
+    assert "[1] from 1\n" in done.stdout
+    assert done.stdout.endswith("[0] tensor([0., 0.])\n[1] tensor([1., 1.])\n")
+    assert notebook.run("%distributed x.sum().item()").stdout == "[0] 0.0\n[1] 2.0\n"
+
+
+def test_stdout_and_stderr_are_told_apart(notebook: Kernel) -> None:
+    done = notebook.run("%%distributed --ranks 1\nimport sys\nprint('out')\nprint('err', file=sys.stderr)")
+    assert (done.stdout, done.stderr) == ("[1] out\n", "[1] err\n")
+
+
+def test_output_comes_while_the_cell_runs(notebook: Kernel) -> None:
+    seen_s: list[float] = []
+    started_s = time.monotonic()
+    code = "%%distributed --ranks 0\nimport time\nprint('first', flush=True)\ntime.sleep(3)\nprint('last')"
+    done = notebook.run(code, meanwhile=lambda: seen_s.append(time.monotonic() - started_s))
+    assert done.stdout == "[0] first\n[0] last\n"
+    assert seen_s[0] < done.took_s - 1.5
+
+
+def test_rich_output_of_a_rank_is_shown_as_such(notebook: Kernel) -> None:
+    done = notebook.run(
+        "%%distributed\nfrom IPython.display import HTML, display\ndisplay(HTML(f'<b>{rank}</b>'))"
+    )
+    assert sorted(d["text/html"] for d in done.displays) == ["<b>0</b>", "<b>1</b>"]
+
+
+def test_a_cell_that_raises_is_an_error_with_the_ranks_own_traceback(notebook: Kernel) -> None:
+    done = notebook.run("%%distributed\nprint('before')\nif rank == 1:\n    raise ValueError('on purpose')")
+    assert done.status == "error"
+    assert "[0] before\n" in done.stdout
+    assert "on rank 1:" in done.error
+    assert "ValueError: on purpose" in done.error
+    assert "raise ValueError('on purpose')" in done.error
+    assert "nbgpu" not in done.error
+
+
+def test_syntax_errors_and_unknown_ranks_are_errors(notebook: Kernel) -> None:
+    done = notebook.run("%%distributed\nx = 1 +")
+    assert done.status == "error"
+    assert "SyntaxError" in done.error
+    assert "0 to 1" in notebook.run("%%distributed --ranks 0,5\n1").error
+    assert "0,2-3" in notebook.run("%%distributed --ranks one\n1").error
+
+
+def test_values_travel_into_the_notebook_and_back(notebook: Kernel) -> None:
+    notebook.run("%%distributed\nmine = rank * 10")
+    assert notebook.run("%pull mine --rank 1 --as theirs\ntheirs").value == "10"
+    assert notebook.run("a, b = 1, 2\n%push a b").status == "ok"
+    assert notebook.run("%distributed a + b + rank").stdout == "[0] 3\n[1] 4\n"
+    assert notebook.run("%%distributed --into by_rank\nmine + 1").status == "ok"
+    assert notebook.run("by_rank").value == "{0: 1, 1: 11}"
+    missing = notebook.run("%push never_made")
+    assert "never_made" in missing.error + missing.stderr
+
+
+def test_the_event_loop_goes_on_during_a_cell(notebook: Kernel) -> None:
+    notebook.run(
+        "import asyncio\nticks = []\n"
+        "async def tick():\n    while True:\n        ticks.append(1)\n        await asyncio.sleep(0.05)\n"
+        "ticking = asyncio.ensure_future(tick())"
+    )
+    notebook.run("%%distributed\nimport time\ntime.sleep(1.5)")
+    assert int(notebook.run("ticking.cancel(); len(ticks)").value) > 15
+
+
+def test_a_timeout_interrupts_the_ranks_and_the_next_cell_runs(notebook: Kernel) -> None:
+    done = notebook.run("%%distributed --timeout 0.5\nimport time\nkept = 1\ntime.sleep(60)", timeout_s=20)
+    assert done.status == "error"
+    assert "did not finish within 0.5 s" in done.error
+    assert notebook.run("%distributed kept").stdout == "[0] 1\n[1] 1\n"
+
+
+def test_the_kernels_interrupt_ends_the_cell_and_keeps_the_state(notebook: Kernel) -> None:
+    code = "%%distributed\nimport time\nheld = rank\nprint('working', flush=True)\ntime.sleep(60)"
+    done = notebook.run(code, meanwhile=notebook.manager.interrupt_kernel, timeout_s=20)
+    assert done.status == "error"
+    code = "%%distributed\ntotal = torch.ones(1)\ndist.all_reduce(total)\n(held, int(total))"
+    assert notebook.run(code).stdout.endswith("[0] (0, 2)\n[1] (1, 2)\n")
+
+
+def test_the_interrupt_of_a_line_magic_too(notebook: Kernel) -> None:
+    code = "%distributed print('working', flush=True); __import__('time').sleep(60)"
+    done = notebook.run(code, meanwhile=notebook.manager.interrupt_kernel, timeout_s=20)
+    assert done.status == "error"
+    assert notebook.run("%distributed 1").stdout == "[0] 1\n[1] 1\n"
+
+
+def test_status_is_a_table_of_ranks(notebook: Kernel) -> None:
+    lines = notebook.run("%nbgpu status").stdout.splitlines()
+    assert lines[0] == "no GPU used: 2 CPU ranks, gloo"
+    assert lines[1].split() == ["rank", "device", "pid", "memory", "state"]
+    assert [line.split()[0] for line in lines[2:]] == ["0", "1"]
+
+
+def test_bad_settings_and_a_second_start_are_refused_in_words(notebook: Kernel) -> None:
+    assert (
+        "ranks = 0 is not valid. Give a value within: 1 to 64" in notebook.run("%nbgpu start --ranks 0").error
+    )
+    assert "already running" in notebook.run("%nbgpu start").error
+    unknown = notebook.run("%nbgpu dance")
+    assert "start, status and stop" in unknown.error + unknown.stderr
+
+
+def test_without_a_cluster_the_cell_says_how_to_start_one() -> None:
+    with kernel() as notebook:
+        notebook.run("%load_ext nbgpu")
+        assert "%nbgpu start" in notebook.run("%%distributed\n1").error
+        assert notebook.run("import sys; 'torch' in sys.modules").value == "False"

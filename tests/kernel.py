@@ -1,0 +1,94 @@
+"""A real IPython kernel, driven as a notebook drives it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from queue import Empty
+from typing import Any
+
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+from jupyter_core.utils import ensure_event_loop
+
+# jupyter_client makes one event loop for the life of the process; made here, it is no single test's leftover.
+ensure_event_loop()
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass
+class Done:
+    """What a cell left behind."""
+
+    status: str = "ok"
+    stdout: str = ""
+    stderr: str = ""
+    error: str = ""
+    value: str = ""
+    displays: list[dict[str, Any]] = field(default_factory=list)
+    took_s: float = 0.0
+
+
+class Kernel:
+    """Runs cells one after the other."""
+
+    def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
+        self.manager = manager
+        self.client = client
+
+    def run(self, code: str, meanwhile: Callable[[], None] | None = None, timeout_s: float = 90) -> Done:
+        """Runs one cell; `meanwhile` is called once, after its first line of output."""
+        started_s = time.monotonic()
+        done = Done()
+        message_id = self.client.execute(code, store_history=True)
+        while True:
+            left_s = timeout_s - (time.monotonic() - started_s)
+            assert left_s > 0, f"the cell did not end within {timeout_s} s: {code}"
+            try:
+                message = self.client.get_iopub_msg(timeout=min(left_s, 1))
+            except Empty:
+                continue
+            if message["parent_header"].get("msg_id") != message_id:
+                continue
+            content = message["content"]
+            match message["msg_type"]:
+                case "stream":
+                    setattr(
+                        done, content["name"], getattr(done, content["name"]) + _ANSI.sub("", content["text"])
+                    )
+                    if meanwhile is not None:
+                        meanwhile()
+                        meanwhile = None
+                case "execute_result":
+                    done.value = content["data"]["text/plain"]
+                case "display_data":
+                    done.displays.append(content["data"])
+                case "error":
+                    done.error = _ANSI.sub("", "\n".join(content["traceback"]))
+                case "status" if content["execution_state"] == "idle":
+                    break
+        while (reply := self.client.get_shell_msg(timeout=10))["parent_header"].get("msg_id") != message_id:
+            pass
+        done.status = reply["content"]["status"]
+        done.took_s = time.monotonic() - started_s
+        return done
+
+
+@contextmanager
+def kernel() -> Iterator[Kernel]:
+    """Starts a kernel and ends it with all that it started."""
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=60)
+        yield Kernel(manager, client)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=False)
+        manager.context.destroy(linger=0)
