@@ -52,7 +52,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'nbgpu' has no attribute {name!r}")
-    if name in ("Cluster", "Run"):
+    if name in ("Cluster", "Run", "controls"):
         _connect_panels()
     return getattr(import_module(_HOMES[name]), name)
 

@@ -23,10 +23,12 @@ from nbgpu.ui.history import History, Series
 
 TEXT_COLOR = "#7b7b7b"
 GRID_COLOR = "rgba(128, 128, 128, 0.25)"
-MAX_POINTS = 500
+MAX_POINTS = 400
 """Points of each curve in a picture."""
 
 GIB = 2.0**30
+
+_SYMBOLS = {"checkpoint": "◆", "paused": "‖", "failure": "✕", "failed": "✕", "note": "●"}
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,8 @@ def plotly_figure(info: RunInfo, history: History) -> dict[str, Any]:
             }
         )
         for mark in history.marks:
-            layout["shapes"].append(_mark_line(mark, suffix, named=i == 0))
+            layout["shapes"].append(_mark_line(mark, suffix))
+            layout["annotations"].append(_mark_symbol(mark, suffix))
         for curve in chart.curves:
             shown = curve.style != "raw" and curve.rank not in in_legend
             if shown:
@@ -202,9 +205,11 @@ def plotly_figure(info: RunInfo, history: History) -> dict[str, Any]:
     return {"data": data, "layout": layout, "config": {"responsive": True, "displaylogo": False}}
 
 
-def _mark_line(mark: Event, suffix: str, named: bool) -> dict[str, Any]:
-    name = mark.text if mark.kind == "state" else mark.kind
-    color = "#d1521f" if mark.kind == "failure" or mark.text == "failed" else TEXT_COLOR
+def _mark_color(mark: Event) -> str:
+    return "#d1521f" if "failure" in mark.kind or mark.text == "failed" else TEXT_COLOR
+
+
+def _mark_line(mark: Event, suffix: str) -> dict[str, Any]:
     return {
         "type": "line",
         "xref": f"x{suffix}",
@@ -213,8 +218,22 @@ def _mark_line(mark: Event, suffix: str, named: bool) -> dict[str, Any]:
         "x1": mark.step,
         "y0": 0,
         "y1": 1,
-        "line": {"color": color, "width": 1, "dash": "dot"},
-        "label": {"text": name if named else "", "textposition": "end", "font": {"size": 9}},
+        "line": {"color": _mark_color(mark), "width": 1, "dash": "dot"},
+    }
+
+
+def _mark_symbol(mark: Event, suffix: str) -> dict[str, Any]:
+    name = mark.text if mark.kind == "state" else mark.kind
+    return {
+        "text": _SYMBOLS.get(name, "●"),
+        "hovertext": f"{name}: {mark.text}",
+        "x": mark.step,
+        "y": 1,
+        "xref": f"x{suffix}",
+        "yref": f"y{suffix} domain",
+        "yanchor": "top",
+        "showarrow": False,
+        "font": {"size": 10, "color": _mark_color(mark)},
     }
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from nbgpu.client.run import Run
 
 TICK_S = 0.2
-STATUS_PERIOD_S = 1.0
+STATUS_PERIOD_S = 0.6
 """How often steps, memory and warnings are sent; a change of state is sent with the next tick."""
 
 SUMMARY_PERIOD_S = 3.0
@@ -95,17 +95,30 @@ class Panel(anywidget.AnyWidget):
         run: what is drawn.
         slot: the display_id of the output that gets the picture at the end.
         show_buttons: whether the panel has Pause and Stop of its own.
+        on_state: called with the run's state, on the panel's thread, whenever it has changed.
+        on_gone: called when the notebook has the picture and the widget is closed.
     """
 
     _esm = STATIC / "panel.js"
     _css = STATIC / "panel.css"
+    key = traitlets.Unicode("").tag(sync=True)
+    """Tells this panel from all others of a page."""
     slot = traitlets.Unicode("").tag(sync=True)
     show_buttons = traitlets.Bool(True).tag(sync=True)
     plotly_gz = traitlets.Bytes(b"").tag(sync=True)
     """The bundle, only for kernels that cannot be asked for it while a cell is running."""
 
-    def __init__(self, run: Run, slot: str, show_buttons: bool = True) -> None:
+    def __init__(
+        self,
+        run: Run,
+        slot: str,
+        show_buttons: bool = True,
+        on_state: Callable[[str], None] = lambda state: None,
+        on_gone: Callable[[], None] = lambda: None,
+    ) -> None:
         self._run = run
+        self._on_state = on_state
+        self._on_gone = on_gone
         self._lock = threading.RLock()
         self._ids = SeriesIds()
         self._page_was_ready = False
@@ -113,9 +126,9 @@ class Panel(anywidget.AnyWidget):
         self._last_state = ""
         self._gone = False
         self._follower = Follower(run, TICK_S, self._tell)
-        self.on_gone: Callable[[], None] = lambda: None
         can_be_asked = has_subshells()
         super().__init__(
+            key=uuid.uuid4().hex,
             slot=slot,
             show_buttons=show_buttons,
             plotly_gz=b"" if can_be_asked else PLOTLY_GZ.read_bytes(),
@@ -147,18 +160,23 @@ class Panel(anywidget.AnyWidget):
             if self._gone:
                 return
             self._ticks += 1
+            state = self._run.status
+            state_changed, self._last_state = state != self._last_state, state
             if self._should_send_all():
                 self._send_snapshot()
             else:
-                self._send_delta(new, marks, last)
+                status_due = last or state_changed or self._ticks % round(STATUS_PERIOD_S / TICK_S) == 0
+                self._send_delta(new, marks, status_due)
             if last:
                 self._leave_picture()
+        if state_changed:
+            self._on_state(state)
 
     def _should_send_all(self) -> bool:
         """Where the page's 'ready' cannot be heard during a cell, all is sent now and then until it is."""
         return not self._can_be_asked and not self._page_was_ready and self._ticks % 15 == 5
 
-    def _send_delta(self, new: dict[SeriesKey, Series], marks: list[Event], last: bool) -> None:
+    def _send_delta(self, new: dict[SeriesKey, Series], marks: list[Event], status_due: bool) -> None:
         num_known = len(self._ids)
         buffers = encode(new, self._ids, POINTS_PER_TICK)
         content: dict[str, Any] = {"type": "delta"}
@@ -166,9 +184,8 @@ class Panel(anywidget.AnyWidget):
             content["series"] = self._ids.announce(num_known)
         if marks:
             content["marks"] = [_mark(m) for m in marks]
-        state = self._run.status
-        if last or state != self._last_state or self._ticks % round(STATUS_PERIOD_S / TICK_S) == 0:
-            content["status"] = self._status(state)
+        if status_due:
+            content["status"] = self._status()
         if new or len(content) > 1:
             self.send(content, buffers)
 
@@ -195,13 +212,13 @@ class Panel(anywidget.AnyWidget):
                 ],
                 "series": self._ids.announce(),
                 "marks": [_mark(m) for m in self._follower.history.marks],
-                "status": self._status(self._run.status),
+                "status": self._status(),
             },
             buffers,
         )
 
-    def _status(self, state: str) -> dict[str, Any]:
-        self._last_state = state
+    def _status(self) -> dict[str, Any]:
+        state = self._run.status
         info = self._run.info
         statuses = self._run.statuses()
         now = words.progress(info, state, statuses)
@@ -233,7 +250,7 @@ class Panel(anywidget.AnyWidget):
 
     def _final_output(self) -> tuple[dict[str, Any], dict[str, Any]]:
         data = bundle(self._run, self._follower.history)
-        return data, slot_metadata(self.slot, final=True)
+        return data, slot_metadata(self.slot, self._run.info.run_id)
 
     # What the page tells. ipywidgets calls this on the thread of a subshell while a cell is running.
 
@@ -257,7 +274,7 @@ class Panel(anywidget.AnyWidget):
                 with self._lock:
                     self._gone = True
                 self.close()
-                self.on_gone()
+                self._on_gone()
 
     def _obey(self, command: str) -> None:
         asked = {"pause": self._run.pause, "resume": self._run.resume, "stop": self._run.stop}
@@ -277,8 +294,13 @@ def _mark(event: Event) -> dict[str, Any]:
     }
 
 
-def slot_metadata(slot: str, final: bool) -> dict[str, Any]:
-    """What marks the output in the notebook that belongs to a panel, so that its page can find it."""
+def slot_metadata(slot: str, final: str = "") -> dict[str, Any]:
+    """What marks an output in the notebook, so that a panel's page can find it.
+
+    Args:
+        slot: the output's display_id.
+        final: the id of the run whose picture this is; empty while there is none.
+    """
     return {"nbgpu": {"slot": slot, "final": final}}
 
 
@@ -316,7 +338,7 @@ def show(run: Run) -> None:
     elif has_frontend():
         panel = Panel(run, slot)
         data, metadata = panel._repr_mimebundle_()
-        display(data, metadata={**metadata, **slot_metadata(slot, final=False)}, raw=True, display_id=slot)
+        display(data, metadata={**metadata, **slot_metadata(slot)}, raw=True, display_id=slot)
         panel.follow()
     else:
         handle = display({"text/plain": "starting"}, raw=True, display_id=slot)

@@ -23,6 +23,8 @@ interface Line {
 export interface ChartSpec {
   id: string;
   title: string;
+  /** For the row of buttons, where the title is too long for it. */
+  short?: string;
   unit: string;
   lines: (store: RunStore) => Line[];
   shownAtFirst: boolean;
@@ -149,6 +151,7 @@ export const CHARTS: readonly ChartSpec[] = [
   {
     id: "grad_norm",
     title: "Gradient norm",
+    short: "Gradient",
     unit: "",
     lines: plain("grad_norm"),
     shownAtFirst: false,
@@ -158,6 +161,7 @@ export const CHARTS: readonly ChartSpec[] = [
   {
     id: "lr",
     title: "Learning rate",
+    short: "LR",
     unit: "",
     lines: () => [{ name: "lr", style: "solid", shared: true }],
     shownAtFirst: false,
@@ -260,7 +264,7 @@ function lineTrace(
     name: who,
     x: kept.map((i) => x[i]),
     y: kept.map((i) => y[i] * scale),
-    opacity: line.style === "raw" ? 0.35 : 1,
+    opacity: line.style === "raw" ? 0.45 : 1,
     hoverinfo: line.style === "raw" ? "skip" : "all",
     hovertemplate: line.style === "raw" ? "" : `${who}: %{y:.4g}<extra></extra>`,
     marker: { size: 5, color },
@@ -348,7 +352,7 @@ function layoutOf(
     yaxis: {
       ...common,
       nticks: 6,
-      tickformat: chart.id === "lr" ? ".1e" : "~s",
+      tickformat: chart.id === "lr" ? ".1e" : ".6~g",
       rangemode: chart.fromZero ? "tozero" : "normal",
       ...(chart.top === undefined ? {} : { range: [0, chart.top] }),
     },

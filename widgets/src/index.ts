@@ -15,18 +15,18 @@ function links(): Map<string, Link> {
 }
 
 function initialize({ model }: { model: Model }): () => void {
-  const slot = String(model.get("slot"));
-  links().get(slot)?.close();
+  const key = String(model.get("key"));
+  links().get(key)?.close();
   const link = new Link(model);
-  links().set(slot, link);
+  links().set(key, link);
   return () => {
     link.close();
-    if (links().get(slot) === link) links().delete(slot);
+    if (links().get(key) === link) links().delete(key);
   };
 }
 
 function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
-  const link = links().get(String(model.get("slot")));
+  const link = links().get(String(model.get("key")));
   if (!link) throw new Error("the panel was rendered before it was initialized");
   const view = new View(el, link, model.get("show_buttons") === true);
   return () => view.close();

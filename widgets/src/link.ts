@@ -1,14 +1,14 @@
 // One panel's line to the kernel. It lives as long as the widget does, whether or not a view is on the page, so that
 // no message is lost before the first view is drawn.
 
-import { findPlace, hasNotebook } from "./notebook";
+import { findPlace, hasNotebook, saveNotebook } from "./notebook";
 import { loadedPlotly, loadPlotly } from "./plotly";
 import { RunStore } from "./store";
 import { decodePoints, type KernelMessage, type PageMessage } from "./wire";
 
 /** The part of anywidget's model that is used here. */
 export interface Model {
-  get(name: "slot" | "show_buttons" | "plotly_gz"): unknown;
+  get(name: "key" | "slot" | "show_buttons" | "plotly_gz"): unknown;
   send(content: PageMessage): void;
   on(event: string, callback: (...args: any[]) => void): void;
   off(event: string, callback: (...args: any[]) => void): void;
@@ -19,6 +19,9 @@ export type Change = "data" | "refused";
 
 /** How long the notebook is given to take the last picture before the page looks for it. */
 const PICTURE_PATIENCE_MS = 300;
+
+/** How long a new panel is given to become part of the notebook before that is saved. */
+const SAVE_AFTER_MS = 500;
 
 export class Link {
   readonly store = new RunStore();
@@ -50,6 +53,9 @@ export class Link {
   private readonly receive = (message: KernelMessage, buffers: ArrayBufferView[]): void => {
     switch (message.type) {
       case "snapshot":
+        if (this.store.run === undefined) {
+          setTimeout(() => saveNotebook(this.model.widget_manager), SAVE_AFTER_MS);
+        }
         this.store.takeSnapshot(message, decodePoints(buffers));
         return this.tell("data");
       case "delta":
@@ -78,11 +84,9 @@ export class Link {
   /** The run is over: is its picture in the notebook? Only then can the widget go. */
   private checkPicture(): void {
     const place = findPlace(this.model.widget_manager, this.slot);
-    if (place?.final === false) {
-      this.model.send({ type: "bundle" });
-    } else if (place?.final || !hasNotebook(this.model.widget_manager)) {
-      this.model.send({ type: "stored" });
-    }
+    const stored = place ? place.final === this.store.run?.id : !hasNotebook(this.model.widget_manager);
+    if (stored) this.model.send({ type: "stored" });
+    else if (place) this.model.send({ type: "bundle" });
     // A notebook without the output had its cell cleared or deleted: the panel may be shown elsewhere, and stays.
   }
 

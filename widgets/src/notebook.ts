@@ -1,3 +1,5 @@
+// The panel and the notebook that it stands in.
+//
 // After a reload the page no longer knows which output belongs to the panel, and the kernel's last picture
 // finds no place. Then the page puts the picture into the notebook itself, where the host lets it.
 //
@@ -7,7 +9,7 @@
 import type { MimeBundle } from "./wire";
 
 interface OutputModel {
-  metadata: { nbgpu?: { slot?: string; final?: boolean } };
+  metadata: { nbgpu?: { slot?: string; final?: string } };
 }
 
 interface OutputList {
@@ -17,7 +19,8 @@ interface OutputList {
 }
 
 export interface Place {
-  final: boolean;
+  /** The id of the run whose picture it is; empty where it is none. */
+  final: string;
   put(data: MimeBundle, metadata: MimeBundle): void;
 }
 
@@ -31,8 +34,22 @@ export function hasNotebook(manager: unknown): boolean {
   return cellsOf(manager) !== undefined;
 }
 
+interface Host {
+  context?: { model?: { cells?: unknown; dirty?: boolean }; save?: () => Promise<void> };
+}
+
+/**
+ * Saves the notebook if it has changed. A page that is reloaded shows what was saved last, and a panel that was not
+ * in it would be gone, although its run goes on.
+ */
+export function saveNotebook(manager: unknown): void {
+  const context = (manager as Host | undefined)?.context;
+  if (context?.model?.dirty !== true || typeof context.save !== "function") return;
+  context.save().catch((error: unknown) => console.warn("nbgpu: the notebook could not be saved", error));
+}
+
 function cellsOf(manager: unknown): Iterable<{ outputs?: unknown }> | undefined {
-  const cells = (manager as { context?: { model?: { cells?: unknown } } } | undefined)?.context?.model?.cells;
+  const cells = (manager as Host | undefined)?.context?.model?.cells;
   const iterable = cells !== null && typeof cells === "object" && Symbol.iterator in cells;
   return iterable ? (cells as Iterable<{ outputs?: unknown }>) : undefined;
 }
@@ -46,7 +63,7 @@ export function findPlace(manager: unknown, slot: string): Place | undefined {
       const mark = outputs.get(index).metadata?.nbgpu;
       if (mark?.slot !== slot) continue;
       return {
-        final: mark.final === true,
+        final: mark.final ?? "",
         put: (data, metadata) => outputs.set(index, { output_type: "display_data", data, metadata }),
       };
     }

@@ -199,17 +199,17 @@ export class View {
   }
 
   private makeToggles(): void {
-    this.toggles.append(element("span", "nbgpu-label", { "aria-hidden": "true" }, "Charts"));
     for (const spec of CHARTS) {
-      const toggle = makeToggle(spec.title, this.shown.has(spec.id), (pressed) => {
+      const toggle = makeToggle(spec.short ?? spec.title, this.shown.has(spec.id), (pressed) => {
         if (pressed) this.shown.add(spec.id);
         else this.shown.delete(spec.id);
         this.changed();
       });
+      toggle.title = spec.title;
       this.toggleOf.set(spec.id, toggle);
       this.toggles.append(toggle);
     }
-    this.axes.append(element("span", "nbgpu-label", { "aria-hidden": "true" }, "Over"));
+    this.axes.append(element("span", "nbgpu-label", { "aria-hidden": "true" }, "over"));
     const choices = new Map<Axis, HTMLButtonElement>();
     for (const axis of ["step", "time"] as const) {
       const choice = makeToggle(axis, axis === this.axis, () => {

@@ -1,0 +1,318 @@
+"""The control panel: settings, Start, Pause and Stop, and the live panel below.
+
+What can be set is read off `ClusterConfig` and the recipe's `TrainConfig`: a field that is marked with
+`control(...)` there stands here, as the kind of control that its type and bounds ask for.
+"""
+
+from __future__ import annotations
+
+import html
+import threading
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+
+import ipywidgets as w
+from IPython.core.getipython import get_ipython
+from IPython.display import display, update_display
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from nbgpu.client import cluster as clusters
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, bounds, control_fields, train_config
+from nbgpu.devices import DEFAULT_CPU_RANKS, inventory
+from nbgpu.errors import ConfigError, NbgpuError, NoClusterError
+from nbgpu.records import FINAL_STATES
+from nbgpu.ui.frontend import answer_while_busy, has_frontend, has_subshells
+from nbgpu.ui.panel import Panel, new_slot, slot_metadata
+
+if TYPE_CHECKING:
+    from nbgpu.client.cluster import Cluster
+    from nbgpu.client.run import Run
+
+_STYLE = {"description_width": "118px"}
+_LAYOUT = {"width": "290px"}
+_COLUMNS = "repeat(auto-fill, minmax(300px, 1fr))"
+
+
+def controls(recipe: str = "autoencoder", cluster: Cluster | None = None) -> None:
+    """Displays the control panel of a recipe.
+
+    Args:
+        recipe: the workload.
+        cluster: where it runs; None is the cluster that `%nbgpu start` made, or one that Start makes.
+
+    Raises:
+        ConfigError: there is no such recipe.
+    """
+    if recipe not in TRAIN_CONFIGS:
+        raise ConfigError(f"recipe = {recipe!r} is not known. Recipes: {', '.join(sorted(TRAIN_CONFIGS))}")
+    if has_frontend():
+        _Controls(recipe, cluster).display()
+    else:
+        display({"text/plain": _as_text(recipe)}, raw=True)
+
+
+def _as_text(recipe: str) -> str:
+    """What stands in a notebook that was run with nobody in front of it."""
+    fields = control_fields(TRAIN_CONFIGS[recipe])
+    settings = ", ".join(f"{name}={field.default!r}" for _, name, field in fields)
+    return f"Controls of {recipe} (open this notebook in JupyterLab to use them): {settings}"
+
+
+def _inner_type(field: FieldInfo) -> Any:
+    """The field's type, without `| None`."""
+    if get_origin(field.annotation) in (Union, UnionType):
+        return next(t for t in get_args(field.annotation) if t is not NoneType)
+    return field.annotation
+
+
+def _limits(field: FieldInfo) -> tuple[Any, Any]:
+    """The lowest and the highest value. Where a bound itself is excluded, the model says so at Start."""
+    low = next((getattr(m, k) for m in field.metadata for k in ("ge", "gt") if hasattr(m, k)), None)
+    high = next((getattr(m, k) for m in field.metadata for k in ("le", "lt") if hasattr(m, k)), None)
+    return low, high
+
+
+def control_for(name: str, field: FieldInfo) -> w.Widget:
+    """The control that a field asks for.
+
+    Literal: Dropdown. bool: Checkbox. int and float: a text box with the field's bounds. All else: Text. Sliders
+    are not among them, because they tell a screen reader neither their name nor that they are disabled.
+    """
+    kind = _inner_type(field)
+    allowed = bounds(field)
+    common = {
+        "description": name.replace("_", " "),
+        "tooltip": f"{field.description}{f' ({allowed})' if allowed else ''}",
+        "style": _STYLE,
+        "layout": _LAYOUT,
+    }
+    if get_origin(kind) is Literal:
+        return w.Dropdown(options=list(get_args(kind)), value=field.default, **common)
+    if kind is bool:
+        return w.Checkbox(value=field.default, indent=True, **common)
+    if kind in (int, float):
+        low, high = _limits(field)
+        if low is None or high is None:
+            raise TypeError(f"{name} is in the control panel, so it needs a lowest and a highest value")
+        box = w.BoundedIntText if kind is int else w.BoundedFloatText
+        return box(value=low if field.default is None else field.default, min=low, max=high, **common)
+    return w.Text(value=str(field.default), continuous_update=False, **common)
+
+
+def _heading(text: str) -> w.Widget:
+    return w.HTML(f'<h4 style="margin:4px 0">{html.escape(text)}</h4>')
+
+
+def _grouped(model: type[BaseModel], made: Mapping[str, w.Widget]) -> list[w.Widget]:
+    """The controls of a model in boxes, one for each heading."""
+    groups: dict[str, list[w.Widget]] = {}
+    for group, name, _ in control_fields(model):
+        groups.setdefault(group, []).append(made[name])
+    return [w.VBox([_heading(group), *members]) for group, members in groups.items()]
+
+
+class _Devices:
+    """Which GPUs, or how many CPU ranks."""
+
+    def __init__(self) -> None:
+        fields = {name: field for _, name, field in control_fields(ClusterConfig)}
+        self._gpus = inventory()
+        self.ranks = control_for("ranks", fields["ranks"])
+        self.ranks.value = len(self._gpus) or DEFAULT_CPU_RANKS
+        self.gpus = w.SelectMultiple(
+            options=[(gpu.label(), gpu.uuid) for gpu in self._gpus],
+            value=[gpu.uuid for gpu in self._gpus],
+            rows=max(2, min(len(self._gpus), 8)),
+            description="GPUs",
+            tooltip="GPUs to use, one rank on each; none chosen: CPU ranks",
+            style=_STYLE,
+            layout=_LAYOUT,
+        )
+        self.gpus.observe(self._follow_choice, "value")
+        made = {"gpus": self.gpus, "ranks": self.ranks}
+        # A field with a control of its own kind would be missing here, and a KeyError says which.
+        (self.box,) = _grouped(ClusterConfig, made)
+        if not self._gpus:
+            self.gpus.layout.display = "none"
+            self.ranks.description = "CPU ranks"
+
+    def _follow_choice(self, change: Any) -> None:
+        self.ranks.value = len(change["new"]) or DEFAULT_CPU_RANKS
+
+    def values(self) -> dict[str, Any]:
+        """The fields of a ClusterConfig."""
+        return {"gpus": ",".join(self.gpus.value) or "none", "ranks": self.ranks.value}
+
+
+class _Controls:
+    """One control panel. The page's messages come on other threads while a cell is running: `_lock` is for them."""
+
+    def __init__(self, recipe: str, cluster: Cluster | None) -> None:
+        self._recipe = recipe
+        self._cluster = cluster
+        self._model = TRAIN_CONFIGS[recipe]
+        self._lock = threading.RLock()
+        self._run: Run | None = None
+        self._starting = False
+        self._slot = new_slot()
+        self._devices = _Devices()
+        self._settings = {name: control_for(name, f) for _, name, f in control_fields(self._model)}
+        self._start = self._button("Start", "Start training with these settings", "success", self._on_start)
+        self._pause = self._button("Pause", "Pause or resume the run", "", self._on_pause)
+        self._stop = self._button("Stop", "End the run after its present step", "danger", self._on_stop)
+        self._devices_note = w.HTML()
+        self._said = w.HTML()
+        self._place = w.VBox(layout={"width": "100%"})
+        columns = [
+            w.VBox([*self._devices.box.children, self._devices_note]),
+            *_grouped(self._model, self._settings),
+        ]
+        self.box = w.VBox(
+            [
+                w.GridBox(columns, layout={"grid_template_columns": _COLUMNS, "width": "100%"}),
+                w.HBox(
+                    [self._start, self._pause, self._stop, self._said],
+                    layout={"flex_flow": "row wrap", "margin": "10px 0"},
+                ),
+                self._place,
+            ],
+            layout={"width": "100%", "overflow": "hidden"},
+        )
+        for widget in (self._start, self._pause, self._stop, *self._inputs()):
+            answer_while_busy(widget)
+        self._refresh()
+
+    def display(self) -> None:
+        """Shows the controls, and below them the output that keeps the picture of the last run."""
+        data = self.box._repr_mimebundle_()
+        display({**data, "text/plain": _as_text(self._recipe)}, raw=True)
+        display({"text/plain": ""}, raw=True, display_id=self._slot, metadata=slot_metadata(self._slot))
+        shell = get_ipython()
+        assert shell is not None, "there is a page, so there is a shell"
+        # A cluster may be started or stopped in any cell.
+        shell.events.register("post_run_cell", lambda _: self._refresh())
+        if not has_subshells():
+            self._say(
+                "Pause and Stop act between cells on this kernel (ipykernel 7.1 lets them act at once)."
+            )
+
+    def _button(self, description: str, tooltip: str, style: str, on_click: Any) -> w.Button:
+        button = w.Button(description=description, tooltip=tooltip, button_style=style)
+        button.on_click(lambda _: on_click())
+        return button
+
+    def _inputs(self) -> list[w.Widget]:
+        return [self._devices.gpus, self._devices.ranks, *self._settings.values()]
+
+    def _on_start(self) -> None:
+        with self._lock:
+            if self._starting or self._is_running():
+                return
+            values = {name: control.value for name, control in self._settings.items()}
+            try:
+                train_config(self._recipe, **values)
+                ClusterConfig.checked(**self._devices.values())
+            except ConfigError as error:
+                self._say(str(error), is_error=True)
+                return
+            self._starting = True
+            self._say("starting …" if self._existing_cluster() else "starting the ranks …")
+            self._refresh()
+        # The ranks take seconds to start; the kernel must stay free meanwhile.
+        threading.Thread(target=self._start_run, args=(values,), name="nbgpu-controls", daemon=True).start()
+
+    def _start_run(self, values: dict[str, Any]) -> None:
+        try:
+            cluster = self._existing_cluster()
+            if cluster is None:
+                cluster = clusters.Cluster(**self._devices.values())
+            if not cluster.running:
+                cluster.start()
+            self._show(cluster.train(self._recipe, **values))
+        except NbgpuError as error:
+            self._say(str(error), is_error=True)
+        except Exception as error:  # noqa: BLE001 - on a thread nobody would see it
+            self._say(f"{type(error).__name__}: {error}", is_error=True)
+        finally:
+            with self._lock:
+                self._starting = False
+                self._refresh()
+
+    def _show(self, run: Run) -> None:
+        update_display(
+            {"text/plain": ""}, raw=True, display_id=self._slot, metadata=slot_metadata(self._slot)
+        )
+        panel = Panel(
+            run, self._slot, show_buttons=False, on_state=lambda _: self._refresh(), on_gone=self._clear_place
+        )
+        with self._lock:
+            self._run = run
+            self._place.children = (panel,)
+        self._say("")
+        panel.follow()
+        run.on_end(self._on_end)
+
+    def _clear_place(self) -> None:
+        with self._lock:
+            if not self._is_running():
+                self._place.children = ()
+
+    def _on_end(self, run: Run) -> None:
+        if run.failures:
+            first = run.failures[0]
+            self._say(f"rank {first.rank}: {first.error_type}: {first.message}", is_error=True)
+        self._refresh()
+
+    def _on_pause(self) -> None:
+        run = self._run
+        if run is not None:
+            self._ask(run.resume if run.status == "paused" else run.pause)
+
+    def _on_stop(self) -> None:
+        if self._run is not None:
+            self._ask(self._run.stop)
+
+    def _ask(self, command: Any) -> None:
+        try:
+            command()
+        except NbgpuError as error:
+            self._say(str(error), is_error=True)
+
+    def _existing_cluster(self) -> Cluster | None:
+        if self._cluster is not None:
+            return self._cluster
+        try:
+            return clusters.current()
+        except NoClusterError:
+            return None
+
+    def _is_running(self) -> bool:
+        return self._run is not None and self._run.status not in FINAL_STATES
+
+    def _refresh(self) -> None:
+        """Puts every control into the state that the run and the cluster ask for."""
+        with self._lock:
+            running = self._is_running()
+            busy = running or self._starting
+            cluster = self._existing_cluster()
+            for control in self._settings.values():
+                control.disabled = busy
+            for control in (self._devices.gpus, self._devices.ranks):
+                control.disabled = busy or cluster is not None
+            self._start.disabled = busy
+            self._pause.disabled = self._stop.disabled = not running
+            paused = self._run is not None and self._run.status == "paused"
+            self._pause.description = "Resume" if paused else "Pause"
+            note = ""
+            if cluster is not None:
+                note = f"A cluster is in use: {cluster.describe()}. To choose other devices: %nbgpu stop"
+            self._devices_note.value = (
+                f'<div style="max-width:290px;line-height:1.4">{html.escape(note)}</div>'
+            )
+
+    def _say(self, text: str, is_error: bool = False) -> None:
+        role = "alert" if is_error else "status"
+        color = "var(--jp-error-color1, #d32f2f)" if is_error else "inherit"
+        self._said.value = f'<div role="{role}" style="white-space:pre-wrap;line-height:1.4;color:{color}">{html.escape(text)}</div>'

@@ -1,0 +1,210 @@
+"""A real JupyterLab and a real Chromium, both ended by their own process ids."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from playwright.sync_api import Page, sync_playwright
+
+CHROMIUM_ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+START_TIMEOUT_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Lab:
+    """A running JupyterLab whose files are in `root`."""
+
+    def __init__(self, root: Path, url: str, token: str) -> None:
+        self.root = root
+        self.url = url
+        self.token = token
+
+    def write_notebook(self, name: str, cells: Sequence[str]) -> Path:
+        # Without a kernel's name JupyterLab asks for one in a dialog.
+        kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        notebook = nbformat.v4.new_notebook(metadata={"kernelspec": kernelspec})
+        notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
+        path = self.root / name
+        nbformat.write(notebook, path)
+        return path
+
+    def notebook_url(self, name: str) -> str:
+        return f"{self.url}/lab/tree/{name}?token={self.token}&reset"
+
+
+@contextmanager
+def jupyter_lab(folder: Path) -> Iterator[Lab]:
+    """Starts JupyterLab with settings and files of its own under `folder`; ends it and its kernels."""
+    root = folder / "notebooks"
+    root.mkdir()
+    port, token = free_port(), secrets.token_hex(16)
+    places = {
+        name: str(folder / name.lower())
+        for name in ("HOME", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    }
+    for place in places.values():
+        Path(place).mkdir(mode=0o700)
+    _silence_news(folder / "settings")
+    environment = {
+        **os.environ,
+        **places,
+        "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
+        "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+    }
+    command = [
+        *(sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root"),
+        *(f"--ServerApp.port={port}", "--ServerApp.port_retries=0", "--ServerApp.ip=127.0.0.1"),
+        *(f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={root}"),
+        "--LabApp.expose_app_in_browser=True",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        "--KernelManager.shutdown_wait_time=3",
+    ]
+    with (folder / "lab.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, cwd=root, start_new_session=True
+        )
+    lab = Lab(root, f"http://127.0.0.1:{port}", token)
+    try:
+        _wait_until_up(lab, process, folder / "lab.log")
+        yield lab
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _silence_news(settings: Path) -> None:
+    """JupyterLab asks once whether it may fetch news, in a box that covers a corner of the page."""
+    folder = settings / "@jupyterlab" / "apputils-extension"
+    folder.mkdir(parents=True)
+    (folder / "notification.jupyterlab-settings").write_text(
+        '{"fetchNews": "false", "checkForUpdates": false}'
+    )
+
+
+def _wait_until_up(lab: Lab, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"{lab.url}/api/status?token={lab.token}", timeout=5):
+                return
+        except (urllib.error.URLError, ConnectionError) as error:
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-2000:]}") from error
+            time.sleep(0.1)
+
+
+@contextmanager
+def browser_page(chromium: str, folder: Path) -> Iterator[Page]:
+    """One page of a Chromium with a fresh profile in `folder`."""
+    with sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            str(folder / "chromium"),
+            executable_path=chromium,
+            headless=True,
+            args=CHROMIUM_ARGS,
+            viewport={"width": 1280, "height": 1000},
+        )
+        try:
+            page = context.pages[0]
+            page.set_default_timeout(30_000)
+            yield page
+        finally:
+            context.close()
+
+
+class Notebook:
+    """A notebook that is open in a page of JupyterLab."""
+
+    def __init__(self, page: Page, lab: Lab, name: str) -> None:
+        self.page = page
+        self.lab = lab
+        self.name = name
+
+    def open(self) -> None:
+        self.page.goto(self.lab.notebook_url(self.name))
+        self.wait_for_kernel()
+
+    def wait_for_kernel(self) -> None:
+        self.page.locator(".jp-NotebookPanel").wait_for()
+        self.page.wait_for_function(
+            "() => window.jupyterapp?.shell?.currentWidget?.context?.sessionContext?.session?.kernel"
+            "?.connectionStatus === 'connected'"
+            " && jupyterapp.shell.currentWidget.context.sessionContext.session.kernel.status !== 'unknown'"
+        )
+
+    def run_cell(self, index: int) -> None:
+        """Asks for a cell to be run and returns at once."""
+        self.page.evaluate(
+            """index => {
+                const notebook = jupyterapp.shell.currentWidget.content;
+                notebook.activeCellIndex = index;
+                notebook.deselectAll();
+                void jupyterapp.commands.execute('notebook:run-cell');
+            }""",
+            index,
+        )
+
+    def wait_until_idle(self, timeout_s: float = 60) -> None:
+        """Waits until no cell is running or waiting to run."""
+        self.page.wait_for_function(
+            "() => ![...document.querySelectorAll('.jp-CodeCell .jp-InputArea-prompt')]"
+            ".some(p => p.textContent.includes('*'))"
+            " && jupyterapp.shell.currentWidget.context.sessionContext.session.kernel.status === 'idle'",
+            timeout=timeout_s * 1000,
+        )
+
+    def save(self) -> Any:
+        """Saves, and returns the notebook as it is on disk."""
+        self.page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
+        self.page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
+        return nbformat.read(self.lab.root / self.name, as_version=4)
+
+    def set_theme(self, name: str) -> None:
+        self.page.evaluate("theme => jupyterapp.commands.execute('apputils:change-theme', { theme })", name)
+        self.page.wait_for_function("name => document.body.dataset.jpThemeName === name", arg=name)
+
+    def in_kernel(self, code: str) -> str:
+        """Runs code in the kernel with no cell, and returns what it printed."""
+        printed: str = self.page.evaluate(
+            """async code => {
+                const kernel = jupyterapp.shell.currentWidget.context.sessionContext.session.kernel;
+                let printed = '';
+                const future = kernel.requestExecute({ code, store_history: false });
+                future.onIOPub = m => { printed += m.content.text ?? m.content.traceback?.join('\\n') ?? ''; };
+                await future.done;
+                return printed;
+            }""",
+            code,
+        )
+        return printed
