@@ -122,8 +122,11 @@ class TrainConfig(_Settings):
         description="how the learning rate goes after the warm-up; cosine ends at 0",
         json_schema_extra=control("Optimizer"),
     )
-    warmup_steps: int = Field(
-        0, ge=0, le=1_000_000, description="steps over which the learning rate rises from 0 to lr"
+    warmup_steps: int | None = Field(
+        None,
+        ge=0,
+        le=1_000_000,
+        description="steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps",
     )
     cache_rate: float = Field(
         1.0,
@@ -155,7 +158,7 @@ class TrainConfig(_Settings):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        if self.warmup_steps >= self.steps:
+        if self.num_warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps={self.warmup_steps} must be smaller than steps={self.steps}")
         if self.replace_rate > 0 and self.cache_rate >= 1:
             raise ValueError(
@@ -163,6 +166,11 @@ class TrainConfig(_Settings):
                 "lower cache_rate, or set replace_rate=0"
             )
         return self
+
+    @property
+    def num_warmup_steps(self) -> int:
+        """`warmup_steps`, or what stands for it where it is left out."""
+        return self.steps // 20 if self.warmup_steps is None else self.warmup_steps
 
     def global_batch_size(self, world_size: int) -> int:
         """Samples that go into one optimizer step over all ranks."""
@@ -174,7 +182,7 @@ class AutoencoderConfig(TrainConfig):
 
     recipe: Literal["autoencoder"] = Field("autoencoder", description="the workload")
     lr: float = Field(
-        3e-3, gt=0, le=10, description="peak learning rate of AdamW", json_schema_extra=control("Optimizer")
+        4e-3, gt=0, le=10, description="peak learning rate of AdamW", json_schema_extra=control("Optimizer")
     )
     data: str = Field(
         "mni152",

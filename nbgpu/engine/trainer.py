@@ -89,7 +89,9 @@ class Trainer:
             self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._lr_factor)
             self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.amp == "fp16")
             self._enter("training")
+            started_s = time.perf_counter()
             stopped = self._train()
+            self.train_s = time.perf_counter() - started_s
             self._conclude(stopped)
         finally:
             self.loaders.close()
@@ -187,7 +189,7 @@ class Trainer:
 
     def _lr_factor(self, step: int) -> float:
         """The learning rate of a step (from 0) as a share of the peak: linear warm-up, then the schedule."""
-        warmup = self.config.warmup_steps
+        warmup = self.config.num_warmup_steps
         if step < warmup:
             return (step + 1) / warmup
         if self.config.schedule == "constant":
@@ -248,6 +250,7 @@ class Trainer:
             about = {
                 "config": self.config.model_dump(mode="json"),
                 "schedule": self.schedule.state_dict()["last_epoch"],
+                "train_s": self.train_s,
             }
             path = checkpoint.save(self.folder, self.step, self.model, self.optimizer, about)
             self._event("checkpoint", path.name)
