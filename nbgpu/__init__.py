@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nbgpu.client.cluster import Cluster
+    from nbgpu.client.cluster import Cluster, current
     from nbgpu.client.run import Run
     from nbgpu.config import ClusterConfig, TrainConfig
     from nbgpu.errors import (
@@ -38,10 +38,12 @@ __all__ = [
     "RunError",
     "TrainConfig",
     "controls",
+    "current",
 ]
 
 _HOMES = {
     "Cluster": "nbgpu.client.cluster",
+    "current": "nbgpu.client.cluster",
     "Run": "nbgpu.client.run",
     "ClusterConfig": "nbgpu.config",
     "TrainConfig": "nbgpu.config",

@@ -90,6 +90,9 @@ class Cluster:
     ) -> None:
         self.stop()
 
+    def __repr__(self) -> str:
+        return f"<Cluster {'running' if self.running else 'stopped'}: {self.describe()}>"
+
     @property
     def running(self) -> bool:
         return self._client is not None

@@ -79,6 +79,10 @@ class Run:
         self._on_end: list[Callable[[Run], None]] = []
         threading.Thread(target=self._watch, name="nbgpu-run", daemon=True).start()
 
+    def __repr__(self) -> str:
+        step = max(s.step for s in self.statuses())
+        return f"<Run {self.folder.name}: {self.status}, step {step} of {self.config.steps}>"
+
     @classmethod
     def start(
         cls,

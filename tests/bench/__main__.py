@@ -1,0 +1,183 @@
+"""Measures nbgpu against its peers, each pair in one run and in turns, and writes docs/benchmarks.md.
+
+    python tests/bench [start] [cell] [train] [telemetry]
+
+Seconds depend on the machine and on what else it does; a ratio of two things measured in turns does so much
+less. Nothing here is an assertion.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY / "tests"))
+
+from kernel import Kernel, kernel  # noqa: E402 - it stands beside the tests
+
+import nbgpu  # noqa: E402
+
+BENCH = Path(__file__).parent
+DOCUMENT = REPOSITORY / "docs" / "benchmarks.md"
+TRAINING = {"data": "phantoms", "patch_size": 16, "num_phantoms": 128, "val_every": 0, "threads": 1}
+STEPS, BATCH_SIZE, WARM_UP_STEPS = 300, 4, 20
+
+
+def start() -> str:
+    """Cold start to the first all_reduce against raw ipyparallel's defaults."""
+    times: dict[str, list[float]] = {"nbgpu": [], "ipyparallel": []}
+    for _ in range(5):
+        for name, taken in times.items():
+            taken.append(float(_output([sys.executable, str(BENCH / "start.py"), name]).splitlines()[-1]))
+    rows = [
+        ("ipyparallel's defaults, Python started to first all_reduce", times["ipyparallel"]),
+        ("nbgpu, the same", times["nbgpu"]),
+    ]
+    return _table("seconds", rows) + _ratio(
+        "nbgpu / ipyparallel", times["nbgpu"], times["ipyparallel"], "at most 0.33"
+    )
+
+
+def cell() -> str:
+    """Round trip of an empty cell: plain, `%%px` and `%%distributed`, in turns in one kernel."""
+    with kernel() as notebook:
+        _must(notebook, "%load_ext nbgpu")
+        _must(notebook, "%nbgpu start --gpus none --ranks 2")
+        _must(notebook, "import nbgpu, ipyparallel as ipp")
+        _must(notebook, "client = ipp.Client(connection_info=str(nbgpu.current().connection_file))")
+        _must(notebook, "client[:].activate()")
+        codes = {"plain": "pass", "%%px": "%%px\npass", "%%distributed": "%%distributed\npass"}
+        times: dict[str, list[float]] = {name: [] for name in codes}
+        for _ in range(200):
+            for name, code in codes.items():
+                times[name].append(1000 * _must(notebook, code))
+        _must(notebook, "client.close()")
+        _must(notebook, "%nbgpu stop")
+    rows = [(f"empty cell, {name}", taken) for name, taken in times.items()]
+    return (
+        _table("ms", rows)
+        + _ratio("%%distributed / plain", times["%%distributed"], times["plain"])
+        + _ratio("%%px / plain", times["%%px"], times["plain"])
+    )
+
+
+def train() -> str:
+    """Steps per second from the notebook, with the panel's kernel side at work, against plain torch."""
+    plain, ours = [], []
+    with tempfile.TemporaryDirectory() as folder, kernel() as notebook:
+        _must(notebook, "%load_ext nbgpu")
+        for _ in range(5):
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+            script = [str(BENCH / "plain_torchrun.py"), str(STEPS), str(BATCH_SIZE)]
+            plain.append(float(_output([*torchrun, *script])))
+            settings = {**TRAINING, "steps": STEPS, "batch_size": BATCH_SIZE, "runs_dir": folder}
+            # A cluster of its own for each run, because torchrun too starts new processes each time.
+            _must(notebook, "%nbgpu start --gpus none --ranks 2")
+            _must(notebook, "import nbgpu")
+            _must(notebook, f"run = nbgpu.current().train('autoencoder', **{settings!r}); run.panel()")
+            _must(notebook, "run.wait()")
+            _must(
+                notebook,
+                "m = run.metrics(); t = m[(m['rank'] == 0) & m.loss.notna()].set_index('step').step_s",
+            )
+            done = notebook.run(f"float({STEPS - WARM_UP_STEPS} / t.loc[{WARM_UP_STEPS + 1}:].sum())")
+            ours.append(float(done.value))
+            _must(notebook, "%nbgpu stop")
+    rows = [("plain torch under torchrun", plain), ("nbgpu, from the notebook, panel on", ours)]
+    return _table("steps/s", rows) + _ratio("nbgpu / plain torch", ours, plain, "at least 0.97")
+
+
+def telemetry() -> str:
+    """The same run with telemetry on and off."""
+    times: dict[bool, list[float]] = {True: [], False: []}
+    with tempfile.TemporaryDirectory() as folder, nbgpu.Cluster(gpus="none", ranks=2) as cluster:
+        for turn in range(7):
+            for is_on, taken in times.items():
+                run = cluster.train(
+                    "autoencoder",
+                    **TRAINING,
+                    steps=STEPS,
+                    batch_size=BATCH_SIZE,
+                    runs_dir=folder,
+                    telemetry=is_on,
+                ).wait()
+                train_s = json.loads((run.checkpoint() / "state.json").read_text())["train_s"]
+                if turn:  # the first of each warms up
+                    taken.append(STEPS / train_s)
+    rows = [("telemetry off", times[False]), ("telemetry on", times[True])]
+    return _table("steps/s", rows) + _ratio("on / off", times[True], times[False], "at least 0.98")
+
+
+def _must(notebook: Kernel, code: str) -> float:
+    """Runs a cell that must not fail; returns its round trip in seconds."""
+    done = notebook.run(code, timeout_s=300)
+    if done.status != "ok":
+        raise RuntimeError(f"{code}\n{done.error}{done.stderr}")
+    return done.took_s
+
+
+def _output(command: Sequence[str]) -> str:
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY).stdout
+
+
+def _table(unit: str, rows: Sequence[tuple[str, Sequence[float]]]) -> str:
+    lines = [f"| | median, {unit} | from | to | runs |", "|---|---|---|---|---|"]
+    for name, values in rows:
+        middle = statistics.median(values)
+        lines.append(f"| {name} | {middle:.3g} | {min(values):.3g} | {max(values):.3g} | {len(values)} |")
+    return "\n".join(lines) + "\n\n"
+
+
+def _ratio(name: str, ours: Sequence[float], theirs: Sequence[float], aim: str = "") -> str:
+    """The ratio of medians, and the spread of the ratios of the pairs that were measured together."""
+    ratio = statistics.median(ours) / statistics.median(theirs)
+    pairs = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    quarter = len(pairs) // 4
+    spread = f"half of the pairs lie between {pairs[quarter]:.2f} and {pairs[-1 - quarter]:.2f}"
+    return f"**{name}: {ratio:.2f}**{f' (aim: {aim})' if aim else ''}; {spread}.\n\n"
+
+
+def _write(name: str, text: str) -> None:
+    """Puts a benchmark's result between its marks in the document; what stands around it stays."""
+    document = DOCUMENT.read_text() if DOCUMENT.exists() else "# Benchmarks\n"
+    begin, end = f"<!-- bench {name} -->", f"<!-- end {name} -->"
+    block = f"{begin}\n{text.strip()}\n{end}"
+    if begin in document:
+        before, _, rest = document.partition(begin)
+        document = before + block + rest.partition(end)[2]
+    else:
+        document = document.rstrip() + f"\n\n{block}\n"
+    DOCUMENT.write_text(document)
+
+
+BENCHMARKS: dict[str, Callable[[], str]] = {
+    "start": start,
+    "cell": cell,
+    "train": train,
+    "telemetry": telemetry,
+}
+
+
+def main(names: Sequence[str]) -> None:
+    for name in names or BENCHMARKS:
+        measure = BENCHMARKS[name]
+        print(f"{name}: {measure.__doc__}", flush=True)
+        result = measure()
+        print(result, flush=True)
+        cores = len(os.sched_getaffinity(0))
+        when = f"{time.strftime('%Y-%m-%d')}, {cores} CPU cores ({platform.machine()}), no GPU; `make bench`"
+        _write(name, f"### {measure.__doc__}\n\n{result}{when}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
