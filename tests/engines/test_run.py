@@ -13,6 +13,7 @@ from typing import Any
 
 import nibabel as nib
 import numpy as np
+import psutil
 import pytest
 
 import nbgpu
@@ -196,3 +197,17 @@ def test_a_file_that_is_bad_on_one_rank_ends_the_run_on_all(cluster2: nbgpu.Clus
         assert all(str(folder / f"{name}.nii.gz") in f.message for f in caught.value.failures)
     # The group survived it.
     assert cluster2.execute("total = torch.ones(1); dist.all_reduce(total); print(int(total))")[0] == "2\n"
+
+
+def test_during_a_run_too_all_sockets_listen_on_loopback_only(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    run = cluster2.train("autoencoder", runs_dir=str(tmp_path), **{**SMALL, "steps": 100_000, "val_every": 0})
+    wait_for(run, "training")
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    listening = {
+        c.laddr.ip for p in processes for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN
+    }
+    run.stop()
+    run.wait(30)
+    assert listening == {"127.0.0.1"}
