@@ -41,7 +41,7 @@ class _CallEngines(Protocol):
 class Presenter(Protocol):
     """What shows runs to a person. The client does not know the widgets; `nbgpu/__init__.py` connects them."""
 
-    def panel(self, run: Run) -> Any:
+    def show(self, run: Run) -> None:
         """Displays the live panel of a run."""
         ...
 
@@ -150,13 +150,13 @@ class Run:
         results = [r.detail for r in records if isinstance(r, Event) and r.kind == "result"]
         return results[-1] if results else None
 
-    def panel(self) -> Any:
+    def panel(self) -> None:
         """Displays the live panel: loss, memory, utilization and throughput of every rank."""
         if presenter is None:
             raise RunError(
                 "nothing is connected that could display a panel. Use the run through `import nbgpu`"
             )
-        return presenter.panel(self)
+        presenter.show(self)
 
     def pause(self) -> None:
         """Asks all ranks to wait before their next step; they agree on which step that is."""

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from nbgpu.client.run import Run
 
 
-def panel(run: Run) -> None:
+def show(run: Run) -> None:
     """Displays the live panel of a run, or the curves of one that is over."""
-    from nbgpu.ui.panel import show
+    from nbgpu.ui import panel
 
-    show(run)
+    panel.show(run)
 
 
 def report(run: Run) -> None:
