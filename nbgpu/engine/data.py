@@ -52,6 +52,7 @@ from nibabel.arrayproxy import ArrayProxy
 from nibabel.filebasedimages import ImageFileError
 from nibabel.spatialimages import HeaderDataError
 from torch import Tensor
+from torch.nn.functional import avg_pool3d
 
 from nbgpu.errors import DataError
 
@@ -539,11 +540,10 @@ def grid_patches(image: Tensor, patch_size: int, max_patches: int, min_foregroun
     p = patch_size
     stride = max(1, p // 2)
     starts = [(n - p) % stride // 2 for n in image.shape[1:]]
-    cells = image[(slice(None), *(slice(start, None) for start in starts))]
-    for axis in (1, 2, 3):
-        cells = cells.unfold(axis, p, stride)
-    foreground = (cells > image.mean()).float().mean(dim=(0, 4, 5, 6))
-    places = (foreground >= min(min_foreground, float(foreground.max()))).nonzero()
-    if len(places) > max_patches:
-        places = places[torch.linspace(0, len(places) - 1, max_patches).round().long()]
-    return torch.stack([cells[:, x, y, z] for x, y, z in places.tolist()])
+    bright = (image > image.mean()).float()[(slice(None), *(slice(start, None) for start in starts))]
+    foreground = avg_pool3d(bright[None], p, stride)[0].mean(dim=0)
+    cells = (foreground >= min(min_foreground, float(foreground.max()))).nonzero()
+    if len(cells) > max_patches:
+        cells = cells[torch.linspace(0, len(cells) - 1, max_patches).round().long()]
+    corners = (cells * stride + torch.tensor(starts)).tolist()
+    return torch.stack([image[:, x : x + p, y : y + p, z : z + p] for x, y, z in corners])

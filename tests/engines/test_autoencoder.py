@@ -123,6 +123,15 @@ def test_one_volume_that_cannot_be_cut_in_two_is_named_with_the_ways_out(tmp_pat
     assert len(list(loaders.train)) == loaders.steps_per_epoch
 
 
+def test_one_volume_with_an_empty_part_is_named(tmp_path: Path) -> None:
+    voxels = np.full((40, 16, 16), 0.5, np.float32)
+    voxels[32:] = np.random.default_rng(0).random((8, 16, 16))
+    path = tmp_path / "one.nii.gz"
+    nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), path)
+    with pytest.raises(DataError, match=rf"{path}: is one volume, and its training part is empty"):
+        autoencoder(data=str(path), patch_size=8).build_loaders(0, 1)
+
+
 def test_an_awkward_real_volume_gives_patches(shared_data: Path) -> None:
     path = shared_data / "brain" / "anatomical.nii"
     loaders = autoencoder(data=str(path), patch_size=12).build_loaders(1, 2)
