@@ -154,7 +154,7 @@ def plotly_figure(info: RunInfo, history: History) -> dict[str, Any]:
             **axis,
             "domain": [left, right],
             "anchor": f"y{suffix}",
-            "title": {"text": "step"},
+            "title": {"text": "step", "standoff": 4, "font": {"size": 11}},
         }
         layout[f"yaxis{suffix}"] = {**axis, "domain": [max(top - height, 0.0), top], "anchor": f"x{suffix}"}
         if chart.title != "Loss":

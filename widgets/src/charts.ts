@@ -28,6 +28,7 @@ export interface ChartSpec {
   unit: string;
   lines: (store: RunStore) => Line[];
   shownAtFirst: boolean;
+  mayBeLogarithmic?: boolean;
   fromZero: boolean;
   worse: (a: number, b: number) => boolean;
   /** A limit worth a line of its own, in the chart's unit. */
@@ -79,6 +80,7 @@ export const CHARTS: readonly ChartSpec[] = [
       { name: "loss", style: "bold", label: "smoothed" },
       { name: "val_loss", style: "dot", label: "validation", shared: true },
     ],
+    mayBeLogarithmic: true,
     shownAtFirst: true,
     fromZero: false,
     worse: more,
@@ -132,6 +134,7 @@ export const CHARTS: readonly ChartSpec[] = [
     title: "Loss terms",
     unit: "",
     lines: (store) => others(store, false),
+    mayBeLogarithmic: true,
     shownAtFirst: false,
     fromZero: false,
     worse: more,
@@ -154,6 +157,7 @@ export const CHARTS: readonly ChartSpec[] = [
     short: "Gradient",
     unit: "",
     lines: plain("grad_norm"),
+    mayBeLogarithmic: true,
     shownAtFirst: false,
     fromZero: true,
     worse: more,
@@ -211,6 +215,7 @@ export function drawing(
   theme: Theme,
   height: number,
   maxPoints: number,
+  logarithmic = false,
 ): Drawing {
   const started = store.run?.started_s ?? 0;
   const xOf = (s: Series) => (axis === "step" ? s.step : s.time_s.map((t) => t - started));
@@ -240,7 +245,7 @@ export function drawing(
       hoverinfo: "skip",
     });
   }
-  return { traces, layout: layoutOf(store, chart, axis, theme, height, started) };
+  return { traces, layout: layoutOf(store, chart, axis, theme, height, started, logarithmic) };
 }
 
 function lineTrace(
@@ -317,6 +322,7 @@ function layoutOf(
   theme: Theme,
   height: number,
   started: number,
+  logarithmic: boolean,
 ): object {
   const marks = store.marks.slice(-MAX_MARKS).map((mark) => ({
     x: axis === "step" ? mark.step : mark.time_s - started,
@@ -342,7 +348,7 @@ function layoutOf(
     hovermode: "x unified",
     hoverlabel: { bgcolor: theme.surface, bordercolor: theme.grid, font: { color: theme.text, size: 11 } },
     // While this stays the same, Plotly keeps the range to which the person zoomed.
-    uirevision: axis,
+    uirevision: `${axis} ${logarithmic}`,
     xaxis: {
       ...common,
       rangemode: "tozero",
@@ -352,6 +358,7 @@ function layoutOf(
     yaxis: {
       ...common,
       nticks: 6,
+      type: logarithmic ? "log" : "linear",
       tickformat: chart.id === "lr" ? ".1e" : ".6~g",
       rangemode: chart.fromZero ? "tozero" : "normal",
       ...(chart.top === undefined ? {} : { range: [0, chart.top] }),

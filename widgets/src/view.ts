@@ -37,6 +37,7 @@ export class View {
   private readonly cards: Card[];
   private readonly toggleOf = new Map<string, HTMLButtonElement>();
   private readonly shown = new Set(CHARTS.filter((c) => c.shownAtFirst).map((c) => c.id));
+  private readonly logarithmic = new Set<string>();
   private axis: Axis = "step";
   private enlarged: string | undefined;
   private plotly: PlotlyApi | undefined;
@@ -152,7 +153,15 @@ export class View {
       setAttribute(card.picture, "aria-label", inWords(store, card.spec));
       if (!this.plotly) continue;
       const height = large ? ENLARGED_HEIGHT_PX : HEIGHT_PX;
-      const { traces, layout } = drawing(store, card.spec, this.axis, theme, height, maxPoints);
+      const { traces, layout } = drawing(
+        store,
+        card.spec,
+        this.axis,
+        theme,
+        height,
+        maxPoints,
+        this.logarithmic.has(card.spec.id),
+      );
       await this.plotly.react(card.plot, traces, layout, { displayModeBar: false, responsive: false });
     }
   }
@@ -182,6 +191,16 @@ export class View {
       }
       this.changed();
     });
+    const tools = element("span", "nbgpu-tools", {}, enlarge);
+    if (spec.mayBeLogarithmic) {
+      const log = makeToggle("Log", false, (pressed) => {
+        if (pressed) this.logarithmic.add(spec.id);
+        else this.logarithmic.delete(spec.id);
+        this.changed();
+      });
+      log.setAttribute("aria-label", `${spec.title} on a logarithmic scale`);
+      tools.prepend(log);
+    }
     const key = element("span", "nbgpu-key", { "aria-hidden": "true" });
     const title = element("h4", "nbgpu-chart-title", {}, spec.title);
     if (spec.unit) title.append(element("span", "nbgpu-unit", {}, spec.unit));
@@ -191,7 +210,7 @@ export class View {
       "section",
       "nbgpu-chart",
       { "aria-label": spec.title },
-      element("div", "nbgpu-chart-head", {}, title, key, enlarge),
+      element("div", "nbgpu-chart-head", {}, title, key, tools),
       picture,
     );
     root.dataset["chart"] = spec.id;

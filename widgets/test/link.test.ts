@@ -1,0 +1,112 @@
+import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
+import { Link } from "../src/link";
+import { buffers, FakeModel, points, snapshot, status } from "./run";
+
+const SERIES: [number, string][] = [[0, "loss"]];
+
+beforeEach(() => void vi.useFakeTimers());
+afterEach(() => void vi.useRealTimers());
+
+describe("a link", () => {
+  it("says at once that it is ready, and that it needs Plotly", () => {
+    const model = new FakeModel();
+    new Link(model);
+    expect(model.sent).toEqual([{ type: "ready", plotly: false }]);
+  });
+
+  it("adds what is new to what it knows", () => {
+    const model = new FakeModel();
+    const link = new Link(model);
+    model.kernelSays(snapshot(SERIES), buffers(points([0, 1001, 1, 5])));
+    const delta = { type: "delta" as const, series: [[1, "loss"]] as [number, string][], status: status({ step: 9 }) };
+    model.kernelSays(delta, buffers(points([0, 1002, 2, 4], [1, 1002, 2, 6])));
+    expect(link.store.named("loss").map((s) => s.value)).toEqual([[5, 4], [6]]);
+    expect(link.store.status?.step).toBe(9);
+  });
+
+  it("takes the same snapshot twice with no change", () => {
+    const model = new FakeModel();
+    const link = new Link(model);
+    for (let i = 0; i < 2; i++) model.kernelSays(snapshot(SERIES), buffers(points([0, 1001, 1, 5])));
+    expect(link.store.named("loss").map((s) => s.value)).toEqual([[5]]);
+  });
+
+  it("leaves out what comes before the first snapshot, which will have it", () => {
+    const model = new FakeModel();
+    const link = new Link(model);
+    model.kernelSays({ type: "delta" }, buffers(points([0, 1001, 1, 5])));
+    expect(link.store.series).toEqual([]);
+  });
+
+  it("hears nothing any more once it is closed", () => {
+    const model = new FakeModel();
+    const link = new Link(model);
+    link.close();
+    model.kernelSays(snapshot(SERIES), buffers(points()));
+    expect(link.store.run).toBeUndefined();
+  });
+});
+
+/** A notebook as JupyterLab's widget manager carries it, with one output. */
+function managerWith(metadata: object, model: object = {}) {
+  const outputs = [{ metadata }];
+  const list = {
+    length: 1,
+    get: (i: number) => outputs[i],
+    set: (i: number, output: { metadata: object }) => (outputs[i] = output),
+  };
+  const save = vi.fn(async () => {});
+  return { manager: { context: { model: { cells: [{ outputs: list }], ...model }, save } }, outputs, save };
+}
+
+function linkAtEnd(manager: unknown): FakeModel {
+  const model = new FakeModel(undefined, manager);
+  new Link(model);
+  model.kernelSays(snapshot(SERIES), buffers(points()));
+  model.sent = [];
+  model.kernelSays({ type: "end" });
+  vi.runAllTimers();
+  return model;
+}
+
+describe("the last picture", () => {
+  it("is in the notebook: the widget can go", () => {
+    const { manager } = managerWith({ nbgpu: { slot: "slot-1", final: "run-1" } });
+    expect(linkAtEnd(manager).sent).toEqual([{ type: "stored" }]);
+  });
+
+  it("did not arrive, as after a reload: the page asks for it and puts it there", () => {
+    const { manager, outputs } = managerWith({ nbgpu: { slot: "slot-1", final: "" } });
+    const model = linkAtEnd(manager);
+    expect(model.sent).toEqual([{ type: "bundle" }]);
+    const metadata = { nbgpu: { slot: "slot-1", final: "run-1" } };
+    model.kernelSays({ type: "bundle", data: { "text/plain": "over" }, metadata });
+    expect(outputs[0]).toEqual({ output_type: "display_data", data: { "text/plain": "over" }, metadata });
+    expect(model.sent.at(-1)).toEqual({ type: "stored" });
+  });
+
+  it("is of an earlier run in the same place: the page asks for the new one", () => {
+    const { manager } = managerWith({ nbgpu: { slot: "slot-1", final: "run-0" } });
+    expect(linkAtEnd(manager).sent).toEqual([{ type: "bundle" }]);
+  });
+
+  it("has no place any more: the panel stays", () => {
+    const { manager } = managerWith({});
+    expect(linkAtEnd(manager).sent).toEqual([]);
+  });
+
+  it("cannot be looked for in a host with no notebook: the kernel's word counts", () => {
+    expect(linkAtEnd(undefined).sent).toEqual([{ type: "stored" }]);
+  });
+});
+
+describe("a new panel", () => {
+  it("has the notebook saved once, so that a reload finds it", () => {
+    const { manager, save } = managerWith({}, { dirty: true });
+    const model = new FakeModel(undefined, manager);
+    new Link(model);
+    for (let i = 0; i < 2; i++) model.kernelSays(snapshot(SERIES), buffers(points()));
+    vi.runAllTimers();
+    expect(save).toHaveBeenCalledOnce();
+  });
+});

@@ -1,0 +1,185 @@
+import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
+import panel from "../src/index";
+import { buffers, FakeModel, points, snapshot, status } from "./run";
+
+let seen: (visible: boolean) => void;
+const react = vi.fn(async (_div: HTMLElement) => {});
+
+beforeEach(() => {
+  vi.useFakeTimers();
+  react.mockClear();
+  vi.stubGlobal(
+    "IntersectionObserver",
+    class {
+      constructor(callback: (entries: { isIntersecting: boolean }[]) => void) {
+        seen = (visible) => callback([{ isIntersecting: visible }]);
+      }
+      observe() {}
+      disconnect() {}
+    },
+  );
+  vi.stubGlobal(
+    "ResizeObserver",
+    class {
+      observe() {}
+      disconnect() {}
+    },
+  );
+  const shelf = { api: { react, purge: vi.fn() }, waiting: [], loading: false };
+  Object.assign(globalThis, { [Symbol.for("nbgpu.plotly.4")]: shelf });
+});
+
+afterEach(() => {
+  vi.useRealTimers();
+  vi.unstubAllGlobals();
+  document.body.replaceChildren();
+});
+
+function open(state: Record<string, unknown> = {}) {
+  const model = new FakeModel({ key: Math.random().toString(), slot: "s", show_buttons: true, ...state });
+  const el = document.createElement("div");
+  document.body.append(el);
+  const destroy = panel.initialize({ model });
+  const close = panel.render({ model, el });
+  return { model, el, close, destroy };
+}
+
+function button(el: HTMLElement, name: string): HTMLButtonElement {
+  const found = [...el.querySelectorAll("button")].find(
+    (b) => (b.getAttribute("aria-label") ?? b.textContent) === name,
+  );
+  if (!found) throw new Error(`no button is called ${name}`);
+  return found;
+}
+
+async function say(model: FakeModel, overrides: Parameters<typeof status>[0] = {}) {
+  model.kernelSays(snapshot([[0, "loss"]], { status: status(overrides) }), buffers(points([0, 1001, 1, 5])));
+  await vi.advanceTimersByTimeAsync(500);
+}
+
+describe("a panel", () => {
+  it("tells a screen reader of each rank in one sentence", async () => {
+    const { model, el } = open();
+    const now = status();
+    now.ranks[1].warning = "no heartbeat for 4 s";
+    await say(model, now);
+    const chips = [...el.querySelectorAll('[role="listitem"]')].map((c) => c.getAttribute("aria-label"));
+    expect(chips).toEqual([
+      "rank 0, GPU 0 NVIDIA H200, training, step 3, memory 1.00 of 100 GiB",
+      "rank 1, GPU 1 NVIDIA H200, training, step 3, memory 1.00 of 100 GiB, no heartbeat for 4 s",
+    ]);
+  });
+
+  it("says a change of state once, and progress in words", async () => {
+    const { model, el } = open();
+    await say(model);
+    expect(el.querySelector('[role="status"]')?.textContent).toBe("autoencoder is training at step 3");
+    expect(el.querySelector('[role="progressbar"]')?.getAttribute("aria-valuetext")).toBe(
+      "step 3 of 10 · epoch 1 of 2 · 40 samples/s on 2 ranks · 12 s left",
+    );
+    await say(model, { step: 4 });
+    expect(el.querySelector('[role="status"]')?.textContent).toBe("autoencoder is training at step 3");
+  });
+
+  it("gives each chart its newest values as its name", async () => {
+    const { model, el } = open();
+    await say(model);
+    const names = [...el.querySelectorAll('[role="img"]')].map((p) => p.getAttribute("aria-label"));
+    expect(names).toContain("Loss: rank 0 5");
+  });
+
+  it("pauses, resumes and stops", async () => {
+    const { model, el } = open();
+    await say(model);
+    button(el, "Pause").click();
+    expect(model.sent.at(-1)).toEqual({ type: "command", command: "pause" });
+    expect(button(el, "Pausing …").disabled).toBe(true);
+    await say(model, { state: "paused" });
+    button(el, "Resume").click();
+    expect(model.sent.at(-1)).toEqual({ type: "command", command: "resume" });
+    button(el, "Stop").click();
+    expect(model.sent.at(-1)).toEqual({ type: "command", command: "stop" });
+    await say(model, { state: "stopped" });
+    expect(button(el, "Stop").disabled).toBe(true);
+  });
+
+  it("shows why a command was refused, and lets it be given again", async () => {
+    const { model, el } = open();
+    await say(model);
+    button(el, "Stop").click();
+    model.kernelSays({ type: "refused", text: "the run is over" });
+    expect(el.querySelector('[role="alert"]')?.textContent).toBe("the run is over");
+    expect(button(el, "Stop").disabled).toBe(false);
+  });
+
+  it("can leave the buttons to others", () => {
+    const { el } = open({ show_buttons: false });
+    expect(el.querySelector<HTMLElement>(".nbgpu-buttons")?.hidden).toBe(true);
+  });
+
+  it("does not paint what nobody sees, and catches up when it is seen", async () => {
+    const { model } = open();
+    seen(false);
+    await say(model);
+    react.mockClear();
+    await say(model);
+    expect(react).not.toHaveBeenCalled();
+    seen(true);
+    await vi.advanceTimersByTimeAsync(500);
+    expect(react).toHaveBeenCalled();
+  });
+
+  it("paints at most five times a second", async () => {
+    const { model } = open();
+    await say(model);
+    react.mockClear();
+    for (let i = 0; i < 100; i++) {
+      model.kernelSays({ type: "delta" }, buffers(points([0, 1001 + i, i, 5])));
+      await vi.advanceTimersByTimeAsync(10);
+    }
+    const loss = react.mock.calls.filter(([div]) => div.closest("[data-chart=loss]"));
+    expect(loss.length).toBeGreaterThan(2);
+    expect(loss.length).toBeLessThanOrEqual(6);
+  });
+
+  it("paints less often where a repaint is slow", async () => {
+    const { model } = open();
+    await say(model);
+    react.mockImplementation(() => new Promise((done) => setTimeout(done, 100)));
+    react.mockClear();
+    for (let i = 0; i < 60; i++) {
+      model.kernelSays({ type: "delta" }, buffers(points([0, 1001 + i, i, 5])));
+      await vi.advanceTimersByTimeAsync(100);
+    }
+    const loss = react.mock.calls.filter(([div]) => div.closest("[data-chart=loss]"));
+    react.mockImplementation(async () => {});
+    // Four charts of 100 ms each: the next repaint begins 1.2 s after the last one began.
+    expect(loss.length).toBeLessThanOrEqual(6);
+  });
+
+  it("shows and hides charts, enlarges one, and goes over time", async () => {
+    const { model, el } = open();
+    await say(model);
+    const card = (id: string) => el.querySelector<HTMLElement>(`[data-chart=${id}]`) as HTMLElement;
+    button(el, "Memory").click();
+    button(el, "Enlarge Loss").click();
+    button(el, "time").click();
+    await vi.advanceTimersByTimeAsync(500);
+    expect(card("memory").hidden).toBe(true);
+    expect(card("loss").classList.contains("nbgpu-large")).toBe(true);
+    expect(button(el, "time").getAttribute("aria-pressed")).toBe("true");
+    expect(button(el, "step").getAttribute("aria-pressed")).toBe("false");
+  });
+
+  it("draws the same run in two places, and leaves nothing when it is closed", async () => {
+    const first = open();
+    const second = document.createElement("div");
+    const close = panel.render({ model: first.model, el: second });
+    await say(first.model);
+    expect(second.querySelectorAll('[role="listitem"]').length).toBe(2);
+    close();
+    first.close();
+    first.destroy();
+    expect(first.el.children.length + second.children.length).toBe(0);
+  });
+});
