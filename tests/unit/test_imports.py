@@ -229,6 +229,7 @@ def test_the_public_names_are_these() -> None:
         "RunError",
         "TrainConfig",
         "controls",
+        "current",
     ]
 
 
