@@ -1,0 +1,69 @@
+"""The first words of a machine that lacks something, and the list of targets."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
+
+
+def _make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["make", "--no-print-directory", *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_make_alone_lists_every_target_with_a_line() -> None:
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    lines = _make().stdout.splitlines()
+    assert [line.split()[1] for line in lines] == phony.split()
+    assert all(len(line.split()) > 3 for line in lines)
+    assert _make("help").stdout.splitlines() == lines
+
+
+def _python_that(folder: Path, fails_at: str) -> Path:
+    """A Python that fails at the call whose arguments contain `fails_at`."""
+    path = folder / "python-of-this-test"
+    path.write_text(f'#!/bin/sh\ncase "$*" in *{fails_at}*) exit 1;; esac\nexec {sys.executable} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_a_missing_python_is_told_with_what_to_install(tmp_path: Path) -> None:
+    done = _make(f"VENV={tmp_path / 'venv'}", "PYTHON=no-such-python", "demo")
+    assert done.returncode != 0
+    assert "There is no no-such-python on this machine" in done.stdout
+    assert "sudo apt-get install -y python3 python3-venv" in done.stdout
+
+
+def test_an_old_python_is_told_with_how_to_name_another(tmp_path: Path) -> None:
+    done = _make(f"VENV={tmp_path / 'venv'}", f"PYTHON={_python_that(tmp_path, 'version_info')}", "demo")
+    assert done.returncode != 0
+    assert "nbgpu needs 3.11 or newer" in done.stdout
+    assert "make PYTHON=python3.12 demo" in done.stdout
+
+
+def test_a_missing_venv_module_is_told_with_what_to_install(tmp_path: Path) -> None:
+    done = _make(f"VENV={tmp_path / 'venv'}", f"PYTHON={_python_that(tmp_path, 'ensurepip')}", "demo")
+    assert done.returncode != 0
+    assert "sudo apt-get install -y python3-venv" in done.stdout
+    assert not (tmp_path / "venv").exists()
+
+
+def test_a_venv_that_fails_half_way_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
+    done = _make(f"VENV={tmp_path / 'venv'}", f"PYTHON={_python_that(tmp_path, '-m')}", "demo")
+    assert done.returncode != 0
+    assert not (tmp_path / "venv").exists()
