@@ -1,0 +1,80 @@
+"""The controls come from the settings' models, and from nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import ipywidgets as w
+import pytest
+from pydantic import BaseModel, Field
+
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, control, control_fields
+from nbgpu.ui.controls import _Controls, control_for
+
+
+class Sizes(BaseModel):
+    """One field of each kind."""
+
+    mode: Literal["off", "on"] = Field("on", description="a choice", json_schema_extra=control("A"))
+    num_layers: int = Field(3, ge=1, le=9, description="a number", json_schema_extra=control("A"))
+    share: float = Field(0.5, gt=0, le=1, description="a share", json_schema_extra=control("B"))
+    limit: int | None = Field(None, ge=2, le=5, description="or none", json_schema_extra=control("B"))
+    name: str = Field("x", description="a word", json_schema_extra=control("B"))
+    quick: bool = Field(True, description="yes or no", json_schema_extra=control("B"))
+    hidden: int = Field(1, description="for files only")
+
+
+def made() -> dict[str, w.Widget]:
+    return {name: control_for(name, field) for _, name, field in control_fields(Sizes)}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "value"),
+    [
+        ("mode", w.Dropdown, "on"),
+        ("num_layers", w.BoundedIntText, 3),
+        ("share", w.BoundedFloatText, 0.5),
+        ("limit", w.BoundedIntText, 2),
+        ("name", w.Text, "x"),
+        ("quick", w.Checkbox, True),
+    ],
+)
+def test_each_kind_of_field_gets_its_control(name: str, kind: type[w.Widget], value: Any) -> None:
+    widget = made()[name]
+    assert type(widget) is kind
+    assert widget.value == value
+    assert widget.description == name.replace("_", " ")
+    assert str(Sizes.model_fields[name].description) in widget.tooltip
+
+
+def test_bounds_reach_the_control_and_its_tooltip() -> None:
+    widget = made()["num_layers"]
+    assert (widget.min, widget.max) == (1, 9)
+    assert "1 to 9" in widget.tooltip
+
+
+def test_a_field_for_files_only_has_no_control() -> None:
+    assert "hidden" not in made()
+
+
+def test_a_number_with_no_bounds_cannot_be_a_control() -> None:
+    with pytest.raises(TypeError, match="lowest and a highest"):
+        control_for("hidden", Sizes.model_fields["hidden"])
+
+
+@pytest.mark.parametrize("recipe", sorted(TRAIN_CONFIGS))
+def test_every_marked_field_is_in_the_panel(recipe: str) -> None:
+    panel = _Controls(recipe, cluster=None)
+    names = [name for _, name, _ in control_fields(TRAIN_CONFIGS[recipe])]
+    assert list(panel._settings) == names
+    assert [name for _, name, _ in control_fields(ClusterConfig)] == ["gpus", "ranks"]
+
+
+def test_a_bad_value_is_said_in_words_and_nothing_is_lost() -> None:
+    panel = _Controls("autoencoder", cluster=None)
+    panel._settings["patch_size"].value = 30
+    panel._on_start()
+    assert "patch_size = 30 is not valid" in panel._said.value
+    assert 'role="alert"' in panel._said.value
+    assert panel._settings["patch_size"].value == 30
+    assert not panel._start.disabled

@@ -1,0 +1,83 @@
+"""What a panel remembers, and how it goes over the wire."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from nbgpu.records import Event, Sample
+from nbgpu.ui.history import CAPACITY, History, Series, keep_extremes
+from nbgpu.ui.wire import SeriesIds, encode
+
+
+def sample(rank: int, step: int, **values: float) -> Sample:
+    return Sample(rank=rank, seq=step, time_s=1000.0 + step, step=step, values=values)
+
+
+def event(kind: str, text: str, step: int, rank: int = 0) -> Event:
+    return Event(rank=rank, seq=0, time_s=1000.0, step=step, kind=kind, text=text)
+
+
+@pytest.mark.parametrize("max_points", [4, 5, 100, 500])
+def test_thinning_keeps_spikes_and_both_ends(max_points: int) -> None:
+    values = np.sin(np.arange(10_000) / 50)
+    values[4321], values[8765] = 100, -100
+    kept = keep_extremes(values, max_points)
+    assert len(kept) <= max_points
+    assert {0, 4321, 8765, 9999} <= set(kept)
+    assert (np.diff(kept) > 0).all()
+
+
+def test_nan_hides_no_extreme() -> None:
+    values = np.ones(1000)
+    values[[0, 500]] = math.nan
+    values[501] = 50
+    assert 501 in keep_extremes(values, 4)
+
+
+def test_a_long_run_stays_in_bounded_memory() -> None:
+    history = History()
+    history.add(sample(0, step, loss=-9.0 if step == 777 else 1.0) for step in range(5 * CAPACITY))
+    series = history.series[0, "loss"]
+    assert len(series.values) < CAPACITY
+    assert min(series.values) == -9
+    assert series.steps[-1] == 5 * CAPACITY - 1
+
+
+def test_a_number_that_is_alike_on_all_ranks_is_kept_once() -> None:
+    history = History()
+    history.add([sample(0, 1, lr=0.1, loss=1.0), sample(1, 1, lr=0.1, loss=2.0)])
+    assert set(history.series) == {(0, "lr"), (0, "loss"), (1, "loss")}
+
+
+def test_what_all_ranks_tell_is_marked_once_and_a_mere_change_of_state_not_at_all() -> None:
+    history = History()
+    _, marks = history.add(
+        [
+            event("state", "training", 0),
+            event("state", "paused", 5, rank=0),
+            event("state", "paused", 5, rank=1),
+            event("checkpoint", "step-5", 5),
+            event("result", "held out", 5),
+        ]
+    )
+    assert [(m.kind, m.text) for m in marks] == [("state", "paused"), ("checkpoint", "step-5")]
+    assert history.result is not None
+
+
+def test_the_wire_carries_flat_little_endian_arrays() -> None:
+    ids = SeriesIds()
+    series = {
+        (0, "loss"): Series([1000.25, 1000.5], [1, 2], [0.5, 0.25]),
+        (1, "loss"): Series([1000.25], [1], [2.0]),
+    }
+    numbers, times_s, steps, values = encode(series, ids, max_points=500)
+    assert np.frombuffer(numbers, "<u2").tolist() == [0, 0, 1]
+    assert np.frombuffer(times_s, "<f8").tolist() == [1000.25, 1000.5, 1000.25]
+    assert np.frombuffer(steps, "<i4").tolist() == [1, 2, 1]
+    assert np.frombuffer(values, "<f4").tolist() == [0.5, 0.25, 2.0]
+    assert ids.announce() == [[0, "loss"], [1, "loss"]]
+    encode({(0, "lr"): series[1, "loss"]}, ids, max_points=500)
+    assert ids.announce(first=2) == [[0, "lr"]]

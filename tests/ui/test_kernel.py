@@ -1,0 +1,165 @@
+"""The panel in a real kernel: its buttons while a cell blocks, and its absence where nobody looks."""
+
+from __future__ import annotations
+
+import json
+import queue
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from jupyter_client.blocking import BlockingKernelClient
+from kernel import kernel as start_kernel
+from nbclient import NotebookClient
+
+HERE = Path(__file__).resolve().parent
+
+
+def start_code(folder: Path, steps: int = 100_000) -> str:
+    return f"""
+import sys
+sys.path.insert(0, {str(HERE)!r})
+from pathlib import Path
+from recorded import RecordedRun
+from nbgpu.ui.panel import show
+run = RecordedRun(Path({str(folder)!r}), steps={steps}, step_s=0.01)
+show(run)
+"""
+
+
+@pytest.fixture
+def kernel() -> Iterator[BlockingKernelClient]:
+    with start_kernel() as started:
+        yield started.client
+        started.manager.interrupt_kernel()
+
+
+def run_cell(kernel: BlockingKernelClient, code: str) -> list[dict[str, Any]]:
+    """Runs a cell as a page would; returns what came on iopub."""
+    came: list[dict[str, Any]] = []
+    kernel.execute_interactive(code, allow_stdin=True, timeout=60, output_hook=came.append)
+    errors = [m["content"]["traceback"] for m in came if m["msg_type"] == "error"]
+    assert not errors, "\n".join(errors[0])
+    return came
+
+
+def new_subshell(kernel: BlockingKernelClient) -> str:
+    request = kernel.session.msg("create_subshell_request")
+    kernel.control_channel.send(request)
+    while True:
+        reply = kernel.get_control_msg(timeout=10)
+        if reply["parent_header"].get("msg_id") == request["header"]["msg_id"]:
+            return str(reply["content"]["subshell_id"])
+
+
+def widget_id(came: list[dict[str, Any]]) -> str:
+    (shown,) = [m["content"] for m in came if m["msg_type"] == "display_data"]
+    return str(shown["data"]["application/vnd.jupyter.widget-view+json"]["model_id"])
+
+
+def say(kernel: BlockingKernelClient, comm_id: str, subshell_id: str, content: dict[str, Any]) -> None:
+    """Sends a widget's custom message as JupyterLab does: to the subshell of the widgets."""
+    message = kernel.session.msg(
+        "comm_msg", {"comm_id": comm_id, "data": {"method": "custom", "content": content}}
+    )
+    message["header"]["subshell_id"] = subshell_id
+    kernel.shell_channel.send(message)
+
+
+def wait_for(kernel: BlockingKernelClient, comm_id: str, wanted: Any, timeout_s: float) -> dict[str, Any]:
+    """The first custom message of the widget for which `wanted` is true."""
+    deadline_s = time.monotonic() + timeout_s
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        try:
+            message = kernel.get_iopub_msg(timeout=left_s)
+        except queue.Empty:
+            break
+        if message["msg_type"] == "comm_msg" and message["content"]["comm_id"] == comm_id:
+            content = message["content"]["data"].get("content", {})
+            if wanted(content):
+                return {**content, "buffers": message["buffers"]}
+    raise AssertionError(f"the kernel said nothing of the kind within {timeout_s} s")
+
+
+def test_the_panel_answers_while_a_cell_blocks(kernel: BlockingKernelClient, tmp_path: Path) -> None:
+    comm_id = widget_id(run_cell(kernel, start_code(tmp_path)))
+    subshell_id = new_subshell(kernel)
+    kernel.execute("import time; time.sleep(8)")
+    time.sleep(0.5)
+
+    say(kernel, comm_id, subshell_id, {"type": "ready", "plotly": False})
+    snapshot = wait_for(kernel, comm_id, lambda c: c.get("type") == "snapshot", timeout_s=1)
+    assert [rank["label"] for rank in snapshot["ranks"]] == ["GPU 0 NVIDIA H200", "GPU 1 NVIDIA H200"]
+    plotly = wait_for(kernel, comm_id, lambda c: c.get("type") == "plotly", timeout_s=1)
+    assert bytes(plotly["buffers"][0][:2]) == b"\x1f\x8b"
+
+    say(kernel, comm_id, subshell_id, {"type": "command", "command": "pause"})
+    wait_for(kernel, comm_id, lambda c: c.get("status", {}).get("state") == "paused", timeout_s=1)
+    say(kernel, comm_id, subshell_id, {"type": "command", "command": "stop"})
+    wait_for(kernel, comm_id, lambda c: c.get("status", {}).get("state") == "stopped", timeout_s=3)
+    wait_for(kernel, comm_id, lambda c: c.get("type") == "end", timeout_s=3)
+
+
+def test_the_buttons_of_the_controls_answer_while_a_cell_blocks(
+    kernel: BlockingKernelClient,
+) -> None:
+    came = run_cell(kernel, "import nbgpu\nnbgpu.controls('autoencoder')")
+    opened = [m["content"] for m in came if m["msg_type"] == "comm_open"]
+    states = {o["comm_id"]: o["data"]["state"] for o in opened}
+    (start_id,) = [i for i, s in states.items() if s.get("description") == "Start"]
+    (size_id,) = [i for i, s in states.items() if s.get("description") == "patch size"]
+    subshell_id = new_subshell(kernel)
+    kernel.execute("import time; time.sleep(8)")
+    time.sleep(0.5)
+
+    started_s = time.monotonic()
+    change = {"comm_id": size_id, "data": {"method": "update", "state": {"value": 30}}}
+    message = kernel.session.msg("comm_msg", change)
+    message["header"]["subshell_id"] = subshell_id
+    kernel.shell_channel.send(message)
+    say(kernel, start_id, subshell_id, {"event": "click"})
+    while True:
+        told = kernel.get_iopub_msg(timeout=5)
+        if "patch_size = 30 is not valid" in json.dumps(told["content"]):
+            break
+    assert time.monotonic() - started_s < 1
+
+
+def test_a_page_that_comes_late_gets_the_whole_history(kernel: BlockingKernelClient, tmp_path: Path) -> None:
+    comm_id = widget_id(run_cell(kernel, start_code(tmp_path)))
+    time.sleep(1.5)
+    subshell_id = new_subshell(kernel)
+    for _ in range(2):
+        say(kernel, comm_id, subshell_id, {"type": "ready", "plotly": True})
+        snapshot = wait_for(kernel, comm_id, lambda c: c.get("type") == "snapshot", timeout_s=2)
+        assert len(snapshot["buffers"][2]) // 4 > 100
+
+
+def test_with_nobody_in_front_there_is_no_widget_and_the_curves_stay(tmp_path: Path) -> None:
+    notebook = nbformat.v4.new_notebook()
+    cells = [start_code(tmp_path, steps=100), "run.wait()", "import nbgpu\nnbgpu.controls('autoencoder')"]
+    notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    NotebookClient(notebook, timeout=60).execute()
+    assert "widgets" not in notebook.metadata
+    (shown,) = notebook.cells[0].outputs
+    assert set(shown.data) == {"application/vnd.plotly.v1+json", "image/svg+xml", "text/plain"}
+    assert shown.data["text/plain"].startswith("autoencoder: finished, step 100 of 100")
+    (controls,) = notebook.cells[2].outputs
+    assert set(controls.data) == {"text/plain"}
+
+
+def test_with_nobody_in_front_a_line_tells_how_far_the_run_is(tmp_path: Path) -> None:
+    notebook = nbformat.v4.new_notebook()
+    cells = [start_code(tmp_path), "import time; time.sleep(4)", "run.stop(); run.wait()"]
+    notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    client = NotebookClient(notebook, timeout=60)
+    lines = []
+    client.on_cell_executed = lambda cell, cell_index, execute_reply: lines.append(
+        notebook.cells[0].outputs[0].data["text/plain"]
+    )
+    client.execute()
+    assert lines[1].startswith("autoencoder: training, step ")
+    assert lines[2].startswith("autoencoder: stopped")

@@ -1,0 +1,72 @@
+"""The curves that stay in the notebook, and the report."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import plotly.graph_objects as go
+import pytest
+from recorded import RecordedRun
+
+from nbgpu.palette import rank_color
+from nbgpu.ui.snapshot import bundle, report_html, write_report
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    run = RecordedRun(tmp_path_factory.mktemp("run"), steps=60, step_s=0.002)
+    run.wait(30)
+    return run
+
+
+def test_the_bundle_shows_itself_with_and_without_plotly(run: Any) -> None:
+    shown = bundle(run)
+    assert list(shown) == ["application/vnd.plotly.v1+json", "image/svg+xml", "text/plain"]
+    assert shown["text/plain"].startswith("autoencoder: finished, step 60 of 60")
+
+
+def test_the_figure_is_one_that_plotly_takes(run: Any) -> None:
+    figure = bundle(run)["application/vnd.plotly.v1+json"]
+    json.dumps(figure, allow_nan=False)
+    checked = go.Figure(data=figure["data"], layout=figure["layout"])
+    titles = [a.text for a in checked.layout.annotations if a.text.startswith("<b>")]
+    assert titles == [
+        "<b>Loss</b>",
+        "<b>Memory (GiB)</b>",
+        "<b>Utilization (%)</b>",
+        "<b>Throughput (samples/s)</b>",
+    ]
+    by_rank = {t.name: t.line.color for t in checked.data if t.name.startswith("rank")}
+    assert by_rank == {"rank 0": rank_color(0), "rank 1": rank_color(1)}
+
+
+def test_the_svg_has_text_that_can_be_searched(run: Any) -> None:
+    root = ElementTree.fromstring(bundle(run)["image/svg+xml"])
+    words = {"".join(e.itertext()).strip() for e in root.iter() if e.tag.endswith("text")}
+    assert {"Loss", "Memory (GiB)", "rank 0", "rank 1"} <= words
+
+
+def test_a_run_with_nothing_recorded_still_has_a_picture(tmp_path: Path) -> None:
+    run: Any = RecordedRun(tmp_path, steps=1, step_s=0.001)
+    run.wait(30)
+    run.reader._records.clear()
+    assert bundle(run)["text/plain"].startswith("autoencoder: finished")
+
+
+def test_the_report_opens_with_no_network(run: Any) -> None:
+    path = write_report(run)
+    assert path == run.folder / "report.html"
+    page = path.read_text()
+    assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=[\"']?(https?:)?//", page)
+    for words in ("batch_size", "samples for each rank", "NVIDIA H200", "trilinear", "23.1", "step-40"):
+        assert words in page
+
+
+def test_the_report_shows_what_a_recipe_says_as_text_and_not_as_html(run: Any) -> None:
+    page = report_html(run)
+    assert "&lt;b&gt;made up&lt;/b&gt;" in page
+    assert "<b>made up</b>" not in page

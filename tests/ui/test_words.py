@@ -1,0 +1,86 @@
+"""What the panel says in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nbgpu.records import Device, RankStatus, RunInfo, RunState, Sample
+from nbgpu.ui.history import History
+from nbgpu.ui.words import duration, pace, progress, summary, warning
+
+GIB = 2**30
+GPU = Device("cuda", "NVIDIA H200", "GPU-1", 0, 100 * GIB)
+INFO = RunInfo("run-1", "autoencoder", (GPU, GPU), "nccl", 100, 20, 2, 4, 1000.0)
+
+
+def status(rank: int = 0, state: RunState = "training", silent_s: float = 0.0, **values: float) -> RankStatus:
+    return RankStatus(rank, state, 30 + rank, GPU, silent_s, values)
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (status(), ""),
+        (status(silent_s=4.2), "no heartbeat for 4 s"),
+        (status(state="finished", silent_s=400), ""),
+        (status(memory_reserved_bytes=94 * GIB), "memory 94 %"),
+        (status(memory_reserved_bytes=50 * GIB), ""),
+    ],
+)
+def test_warnings_come_in_words_and_never_call_a_rank_dead(seen: RankStatus, words: str) -> None:
+    assert warning(seen) == words
+
+
+def test_progress_is_the_slowest_ranks_and_the_rate_everyones() -> None:
+    now = progress(INFO, "training", [status(0, samples_per_s=8.0), status(1, samples_per_s=8.0)])
+    assert (now.step, now.epoch, now.num_epochs, now.samples_per_s) == (30, 2, 5, 16)
+    assert now.eta_s == pytest.approx(70 * 4 / 16)
+
+
+@pytest.mark.parametrize("state", ["paused", "finished"])
+def test_nothing_is_said_to_be_left_of_a_run_that_does_not_move(state: str) -> None:
+    assert progress(INFO, state, [status(0, samples_per_s=8.0)]).eta_s is None
+
+
+def history_with(name: str, *seconds: float) -> History:
+    history = History()
+    for rank, value in enumerate(seconds):
+        history.add([Sample(rank, 0, 1000.0, 1, {"step_s": 0.2, name: value})])
+    return history
+
+
+def test_the_slowest_rank_is_named_with_how_much() -> None:
+    assert pace(history_with("data_s", 0.01, 0.05)) == (
+        "Rank 1 is the slowest: it waits 40 ms (20 % of a step) longer for data than rank 0."
+    )
+
+
+def test_even_ranks_are_said_to_be_even() -> None:
+    assert pace(history_with("data_s", 0.01, 0.0101)).startswith("All ranks keep the same pace")
+
+
+@pytest.mark.parametrize("history", [History(), history_with("data_s", 0.01)])
+def test_one_rank_has_nobody_to_be_slower_than(history: History) -> None:
+    assert pace(history) == ""
+
+
+def test_the_summary_is_one_line() -> None:
+    history = History()
+    history.add(
+        [Sample(0, 0, 1000.0, 30, {"loss": 0.5, "val_loss": 0.75}), Sample(1, 0, 1000.0, 30, {"loss": 1.5})]
+    )
+    ranks: Any = [status(0, samples_per_s=8.0), status(1, samples_per_s=8.0)]
+    assert summary(INFO, "training", ranks, history) == (
+        "autoencoder: training, step 30 of 100, epoch 2 of 5, loss 1, validation loss 0.75, "
+        "16 samples/s on 2 ranks, 18 s left"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.012, "12 ms"), (4.23, "4.2 s"), (59.4, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")],
+)
+def test_durations_are_said_as_people_say_them(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
