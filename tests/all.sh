@@ -33,21 +33,19 @@ skip() {
     fi
 }
 
+# Chained with &&, because `set -e` has no effect in what an `if` calls.
 front_end() (
-    set -e
-    cd widgets
-    npm ci --no-audit --no-fund
-    npm run typecheck
-    npm test
+    cd widgets &&
+        npm ci --no-audit --no-fund &&
+        npm run typecheck &&
+        npm test
 )
 
 # What is committed must be what the sources give: nobody reviews a bundle by eye.
 built_front_end() (
-    set -e
-    before=$(mktemp -d)
+    before=$(mktemp -d) || exit 1
     trap 'rm -rf "$before"' EXIT
-    cp -R nbgpu/static "$before"
-    (cd widgets && npm run build)
+    cp -R nbgpu/static "$before" && (cd widgets && npm run build) || exit 1
     diff -rq "$before/static" nbgpu/static ||
         { echo "nbgpu/static was not what widgets/ builds. It is now: commit it."; exit 1; }
 )
