@@ -7,12 +7,17 @@ that stays out of that exchange would leave the others waiting in it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar, cast
+
 import torch
 import torch.distributed as dist
 
 from nbgpu.errors import DataError, NbgpuError, RunError
 from nbgpu.records import Command
 from nbgpu.telemetry import CommandWatch
+
+Result = TypeVar("Result")
 
 _CODES: tuple[Command | None, ...] = (None, "resume", "pause", "stop")
 
@@ -50,6 +55,21 @@ class Consensus:
         if self._message[1]:
             raise_together(self._failure)
         return _CODES[int(self._message[0])]
+
+
+def together(work: Callable[[], Result]) -> Result:
+    """Does this rank's share of some work, and raises on every rank if it failed on any.
+
+    A collective, so that the work itself must hold none: a rank that failed early would be missed in it.
+    Returns what the work returned on this rank; raises as `raise_together` does.
+    """
+    result, failure = None, None
+    try:
+        result = work()
+    except Exception as error:  # noqa: BLE001 - whatever it is, all ranks must learn of it
+        failure = error
+    raise_together(failure)
+    return cast(Result, result)
 
 
 def raise_together(failure: Exception | None) -> None:

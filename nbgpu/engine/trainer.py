@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine import checkpoint
-from nbgpu.engine.consensus import Consensus, raise_together
+from nbgpu.engine.consensus import Consensus, together
 from nbgpu.engine.group import Membership
 from nbgpu.records import Command, RunInfo, RunState
 from nbgpu.telemetry import CommandWatch, Recorder
@@ -62,6 +62,7 @@ class Trainer:
         self.step = 0
         self.consensus = Consensus(CommandWatch(folder) if self.rank == 0 else None)
         self.state: RunState = "starting"
+        self.loaders: Loaders | None = None
         self._batches: Iterator[Batch] | None = None
         self._unrecorded: tuple[int, dict[str, Tensor], dict[str, float]] | None = None
 
@@ -72,43 +73,48 @@ class Trainer:
             DataError: a file cannot be used; every rank raises it, at the same step.
         """
         self._enter("loading")
-        # Every rank draws the same weights; after that each draws its own noise.
-        torch.manual_seed(self.config.seed)
-        self.loaders = self._load()
         try:
-            self.model = self.recipe.build_model().to(self.device)
-            torch.manual_seed(self.config.seed + 1 + self.rank)
-            self.ddp = DistributedDataParallel(
-                self.model,
-                device_ids=[self.device] if self.device.type == "cuda" else None,
-                gradient_as_bucket_view=True,
-            )
-            self.optimizer = torch.optim.AdamW(
-                self.ddp.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay, fused=True
-            )
-            self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._lr_factor)
-            self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.amp == "fp16")
+            together(self._load)
+            self.model = together(lambda: self.recipe.build_model().to(self.device))
+            self._wrap()
             self._enter("training")
             started_s = time.perf_counter()
             stopped = self._train()
             self.train_s = time.perf_counter() - started_s
-            self._conclude(stopped)
+            self._flush()
+            together(lambda: self._conclude(stopped))
         finally:
-            self.loaders.close()
+            if self.loaders is not None:
+                self.loaders.close()
         self._enter("stopped" if stopped else "finished")
         return self.state
 
-    def _load(self) -> Loaders:
-        try:
-            loaders, failure = self.recipe.build_loaders(self.rank, self.world_size), None
-        except Exception as error:  # noqa: BLE001 - whatever it is, all ranks must learn of it
-            loaders, failure = None, error
-        raise_together(failure)
-        assert loaders is not None
+    def _load(self) -> None:
+        # Every rank draws the same weights; after that each draws its own noise.
+        torch.manual_seed(self.config.seed)
+        self.loaders = self.recipe.build_loaders(self.rank, self.world_size)
         if self.rank == 0:
-            info = replace(self.info, steps_per_epoch=loaders.steps_per_epoch)
+            info = replace(self.info, steps_per_epoch=self.loaders.steps_per_epoch)
             (self.folder / "run_info.json").write_text(json.dumps(info.to_json(), indent=2) + "\n")
-        return loaders
+
+    @property
+    def _data(self) -> Loaders:
+        assert self.loaders is not None, "the data is loaded before the first step"
+        return self.loaders
+
+    def _wrap(self) -> None:
+        """Puts DDP, optimizer, schedule and scaler around the model; DDP's constructor is a collective."""
+        torch.manual_seed(self.config.seed + 1 + self.rank)
+        self.ddp = DistributedDataParallel(
+            self.model,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+        )
+        self.optimizer = torch.optim.AdamW(
+            self.ddp.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay, fused=True
+        )
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._lr_factor)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.amp == "fp16")
 
     def _train(self) -> bool:
         """Steps until the last one, and validates in between; True if the person stopped it."""
@@ -132,7 +138,7 @@ class Trainer:
         command = None
         if failure is not None:
             self.consensus.finish()
-        terms: dict[str, Tensor] = {}
+        sums: dict[str, Tensor] = {}
         for index, batch in enumerate(batches):
             last = index == len(batches) - 1
             # Gradients add up on each rank, and cross to the others once, with the last micro-batch.
@@ -142,6 +148,8 @@ class Trainer:
                 if index == 0:
                     command = self.consensus.finish()
                 self.scaler.scale(terms["loss"] / self.config.accumulate).backward()
+            for name, term in terms.items():
+                sums[name] = sums[name] + term.detach() if name in sums else term.detach()
         self.scaler.unscale_(self.optimizer)
         limit = self.config.clip_norm or math.inf
         grad_norm: Tensor = nn.utils.clip_grad_norm_(self.ddp.parameters(), limit)
@@ -152,7 +160,7 @@ class Trainer:
         self.schedule.step()
         step_s = time.perf_counter() - started_s
         self._record(
-            {**{name: term.detach() for name, term in terms.items()}, "grad_norm": grad_norm.detach()},
+            {name: total / self.config.accumulate for name, total in sums.items()} | {"grad_norm": grad_norm},
             {
                 "lr": lr,
                 "step_s": step_s,
@@ -171,12 +179,12 @@ class Trainer:
 
     def _next_batch(self) -> Batch:
         if self._batches is None:
-            self._batches = iter(self.loaders.train)
+            self._batches = iter(self._data.train)
         try:
             return next(self._batches)
         except StopIteration:
-            self.loaders.next_epoch()
-            self._batches = iter(self.loaders.train)
+            self._data.next_epoch()
+            self._batches = iter(self._data.train)
             return next(self._batches)
 
     def _to_device(self, batch: Batch) -> Batch:
@@ -200,37 +208,37 @@ class Trainer:
     def _due(self, every: int) -> bool:
         return every > 0 and (self.step % every == 0 or self.step == self.config.steps)
 
-    @torch.no_grad()
     def _validate(self) -> None:
         """Averages the recipe's held-out values over the samples of all ranks."""
+        self._flush()
         self._enter("validating")
         self.ddp.eval()
-        sums: dict[str, Tensor] = {}
-        num_samples = 0
-        failure = None
-        try:
-            for batch in self.loaders.val:
-                with self._autocast():
-                    values = self.recipe.validate(self.model, self._to_device(batch))
-                for name, value in values.items():
-                    sums[name] = (
-                        sums.get(name, torch.zeros((), dtype=torch.float64)) + value.double().sum().cpu()
-                    )
-                    num_samples_in_batch = len(value)
-                num_samples += num_samples_in_batch
-        except Exception as error:  # noqa: BLE001 - whatever it is, all ranks must learn of it
-            failure = error
-        raise_together(failure)
+        sums, num_samples = together(self._validate_own_share)
+        self.ddp.train()
         # A rank may have had no sample, and so not know the names.
-        gathered: list[tuple[dict[str, Tensor], int]] = [({}, 0)] * self.world_size
+        gathered: list[tuple[dict[str, float], int]] = [({}, 0)] * self.world_size
         dist.all_gather_object(gathered, (sums, num_samples))
         total = sum(count for _, count in gathered)
         if total and self.rank == 0 and self.recorder is not None:
             names = dict.fromkeys(name for rank_sums, _ in gathered for name in rank_sums)
-            means = {n: float(sum(float(s[n]) for s, _ in gathered if n in s)) / total for n in names}
+            means = {
+                name: sum(rank_sums.get(name, 0.0) for rank_sums, _ in gathered) / total for name in names
+            }
             self.recorder.sample(self.step, **{f"val_{name}": mean for name, mean in means.items()})
-        self.ddp.train()
         self._enter("training")
+
+    @torch.no_grad()
+    def _validate_own_share(self) -> tuple[dict[str, float], int]:
+        """The sums of the recipe's values over this rank's held-out samples, and how many there are."""
+        sums: dict[str, float] = {}
+        num_samples = 0
+        for batch in self._data.val:
+            with self._autocast():
+                values = self.recipe.validate(self.model, self._to_device(batch))
+            for name, value in values.items():
+                sums[name] = sums.get(name, 0.0) + float(value.double().sum())
+            num_samples += len(next(iter(values.values())))
+        return sums, num_samples
 
     def _pause(self) -> Command | None:
         """Waits until the person says 'resume' or 'stop', which all ranks hear together."""
@@ -244,21 +252,20 @@ class Trainer:
         return command
 
     def _conclude(self, stopped: bool) -> None:
-        """Writes the checkpoint, and says what the trained model is worth."""
-        self._flush()
-        if self.rank == 0:
-            about = {
-                "config": self.config.model_dump(mode="json"),
-                "schedule": self.schedule.state_dict()["last_epoch"],
-                "train_s": self.train_s,
-            }
-            path = checkpoint.save(self.folder, self.step, self.model, self.optimizer, about)
-            self._event("checkpoint", path.name)
-            if not stopped:
-                self._enter("validating")
-                self.model.eval()
-                self._event("result", self.config.recipe, **self.recipe.result(self.model, self.device))
-        dist.barrier()
+        """Writes the checkpoint, and says what the trained model is worth. Rank 0 does both."""
+        if self.rank != 0:
+            return
+        about = {
+            "config": self.config.model_dump(mode="json"),
+            "schedule": self.schedule.state_dict()["last_epoch"],
+            "train_s": self.train_s,
+        }
+        path = checkpoint.save(self.folder, self.step, self.model, self.optimizer, about)
+        self._event("checkpoint", path.name)
+        if not stopped:
+            self._enter("validating")
+            self.model.eval()
+            self._event("result", self.config.recipe, **self.recipe.result(self.model, self.device))
 
     def _record(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
         """Records a step one step late, so that reading a loss never makes the GPU wait for the CPU."""
