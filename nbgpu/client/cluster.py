@@ -10,8 +10,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +19,7 @@ from typing import Any, Self
 import ipyparallel as ipp
 import psutil
 from ipyparallel.cluster.launcher import LocalEngineLauncher
+from traitlets.log import get_logger
 
 from nbgpu import devices
 from nbgpu.client.results import collect
@@ -311,7 +312,8 @@ class Cluster:
     def _connect(self) -> None:
         assert self._engines is not None
         deadline_s = time.monotonic() + self.config.start_timeout_s
-        self._client = self._engines.connect_client_sync()
+        with _no_warning_of_missing_signatures():
+            self._client = self._engines.connect_client_sync()
         while len(self._client.ids) < self.world_size:
             gone = [name for name, p in self._processes(self._engines) if p is None or not p.is_running()]
             if gone:
@@ -396,6 +398,24 @@ class Cluster:
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         psutil.wait_procs(members, timeout=5)
+
+
+@contextmanager
+def _no_warning_of_missing_signatures() -> Iterator[None]:
+    """ipyparallel signs no messages where Curve authenticates and encrypts them, and jupyter_client, which does
+    not know of Curve, warns of that in words that would alarm a person for no reason."""
+
+    def is_not_that(record: logging.LogRecord) -> bool:
+        return "Message signing is disabled" not in record.getMessage()
+
+    log = get_logger()
+    if isinstance(log, logging.LoggerAdapter):
+        log = log.logger
+    log.addFilter(is_not_that)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_not_that)
 
 
 def _group_members(leader_pid: int) -> list[psutil.Process]:
