@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
@@ -54,6 +55,21 @@ class Lab:
         path = self.root / name
         nbformat.write(notebook, path)
         return path
+
+    def shut_kernels_down(self) -> None:
+        """Ends every kernel; each cluster ends with its own."""
+        for session in self._ask("GET", "/api/sessions"):
+            self._ask("DELETE", f"/api/sessions/{session['id']}")
+
+    def num_kernels(self) -> int:
+        return len(self._ask("GET", "/api/kernels"))
+
+    def _ask(self, method: str, path: str) -> Any:
+        request = urllib.request.Request(
+            self.url + path, method=method, headers={"Authorization": f"token {self.token}"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read() or b"null")
 
     def notebook_url(self, name: str) -> str:
         return f"{self.url}/lab/tree/{name}?token={self.token}&reset"

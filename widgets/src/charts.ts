@@ -76,7 +76,7 @@ export const CHARTS: readonly ChartSpec[] = [
     title: "Loss",
     unit: "",
     lines: () => [
-      { name: "loss", style: "raw", label: "each step" },
+      { name: "loss", style: "raw", label: "raw" },
       { name: "loss", style: "bold", label: "smoothed" },
       { name: "val_loss", style: "dot", label: "validation", shared: true },
     ],

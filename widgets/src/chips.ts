@@ -25,7 +25,10 @@ export class Chips {
     if (this.chips.length !== store.ranks.length) {
       this.chips = store.ranks.map((_, rank) => makeChip(rank));
       this.root.replaceChildren(...this.chips.map((chip) => chip.root));
-      this.root.classList.toggle("nbgpu-many", store.ranks.length > MANY_RANKS);
+      const many = store.ranks.length > MANY_RANKS;
+      this.root.classList.toggle("nbgpu-many", many);
+      // What scrolls must be in reach of the keyboard.
+      if (many) this.root.tabIndex = 0;
     }
     this.chips.forEach((chip, rank) => {
       const fixed = store.ranks[rank];

@@ -86,7 +86,8 @@ export interface Band {
 
 /**
  * Many ranks as one band: for each of `bins` stretches of x the lowest, the mean and the highest value of all.
- * `worse` says which of two values is the worse one.
+ * A rank with no point in a stretch counts there with its last value, so that the mean is always of the same
+ * ranks. `worse` says which of two values is the worse one.
  */
 export function bandOf(
   series: readonly Series[],
@@ -94,33 +95,39 @@ export function bandOf(
   bins: number,
   worse: (a: number, b: number) => boolean,
 ): Band {
-  let start = Infinity;
-  let end = -Infinity;
-  let worst = 0;
-  series.forEach((s, k) => {
-    const x = xOf(s);
-    if (x.length === 0) return;
-    start = Math.min(start, x[0]);
-    end = Math.max(end, x[x.length - 1]);
-    if (worse(s.newest, series[worst].newest)) worst = k;
-  });
+  const xs = series.map(xOf);
+  const start = Math.min(...xs.map((x) => x[0] ?? Infinity));
+  const end = Math.max(...xs.map((x) => x[x.length - 1] ?? -Infinity));
   const width = (end - start) / bins || 1;
   const sum = new Float64Array(bins);
   const count = new Uint32Array(bins);
   const low = new Float64Array(bins).fill(Infinity);
   const high = new Float64Array(bins).fill(-Infinity);
-  for (const s of series) {
-    const x = xOf(s);
-    for (let i = 0; i < x.length; i++) {
-      const y = s.value[i];
-      if (!Number.isFinite(y)) continue;
-      const bin = Math.min(bins - 1, Math.floor((x[i] - start) / width));
-      sum[bin] += y;
+  let worst = 0;
+  series.forEach((s, k) => {
+    if (worse(s.newest, series[worst].newest)) worst = k;
+    const x = xs[k];
+    let last = NaN;
+    for (let bin = 0, i = 0; bin < bins; bin++) {
+      const isLast = bin === bins - 1;
+      let own = 0;
+      let total = 0;
+      for (; i < x.length && (isLast || x[i] < start + (bin + 1) * width); i++) {
+        const y = s.value[i];
+        if (!Number.isFinite(y)) continue;
+        own += 1;
+        total += y;
+        low[bin] = Math.min(low[bin], y);
+        high[bin] = Math.max(high[bin], y);
+      }
+      if (own > 0) last = total / own;
+      if (Number.isNaN(last)) continue;
+      low[bin] = Math.min(low[bin], last);
+      high[bin] = Math.max(high[bin], last);
+      sum[bin] += last;
       count[bin] += 1;
-      low[bin] = Math.min(low[bin], y);
-      high[bin] = Math.max(high[bin], y);
     }
-  }
+  });
   const filled = [...count.keys()].filter((bin) => count[bin] > 0);
   return {
     x: filled.map((bin) => start + (bin + 0.5) * width),

@@ -70,7 +70,9 @@ export class View {
     this.endings.push(
       link.listen((change) => {
         if (change === "refused") this.header.refuse(link.refusal);
-        else this.changed();
+        // Words cost next to nothing, and a person who pressed a button waits for them.
+        else if (this.visible) this.paintWords();
+        this.changed();
       }),
       onThemeChange(() => this.changed()),
       this.watchVisibility(),

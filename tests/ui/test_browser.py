@@ -1,0 +1,282 @@
+"""The whole way in a real Chromium and a real JupyterLab, with real ranks."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPOSITORY, chromium
+from lab import Lab, Notebook, browser_page, jupyter_lab
+from playwright.sync_api import ConsoleMessage, Locator, Page, expect
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+ARTIFACTS = REPOSITORY / "tests" / "_artifacts"
+HERE = Path(__file__).resolve().parent
+WIDGET = "application/vnd.jupyter.widget-view+json"
+PLOTLY = "application/vnd.plotly.v1+json"
+
+START_CLUSTER = "%load_ext nbgpu\nimport nbgpu\n%nbgpu start --gpus none --ranks 2"
+DISTRIBUTED = "%%distributed\nprint(f'I am rank {rank} of {world_size}')"
+CONTROLS = "nbgpu.controls('autoencoder')"
+BLOCK = "import time\ntime.sleep(8)"
+WHEN_PAUSED = """
+records, _ = nbgpu.client.cluster.current().run.reader.since(0)
+print(next(r.time_s for r in records if getattr(r, 'text', '') == 'paused'))
+"""
+STOP_CLUSTER = "%nbgpu stop"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with jupyter_lab(tmp_path_factory.mktemp("lab")) as lab:
+        yield lab
+
+
+@pytest.fixture
+def page(lab: Lab, tmp_path: Path) -> Iterator[Page]:
+    path = chromium()
+    assert path is not None, "the marker 'browser' skips where there is none"
+    complaints: list[str] = []
+    with browser_page(path, tmp_path) as page:
+        page.on("console", lambda message: complaints.extend(_of_ours(message)))
+        # The panel's script comes from a blob, JupyterLab's own from files.
+        page.on("pageerror", lambda e: complaints.append(f"{e}") if "blob:" in (e.stack or "") else None)
+        yield page
+    lab.shut_kernels_down()
+    assert not complaints, "\n".join(complaints)
+
+
+def _of_ours(message: ConsoleMessage) -> list[str]:
+    """JupyterLab has errors of its own in the console; ours name the panel or its widget library."""
+    ours = message.type in ("error", "warning") and re.search("nbgpu|anywidget|plotly", message.text, re.I)
+    return [message.text] if ours else []
+
+
+def screenshot(page: Page, name: str) -> None:
+    ARTIFACTS.mkdir(exist_ok=True)
+    page.screenshot(path=ARTIFACTS / f"{name}.png")
+
+
+def control(page: Page, name: str) -> Locator:
+    return page.get_by_label(name, exact=True)
+
+
+def button(page: Page, name: str) -> Locator:
+    """A button of the controls."""
+    return page.locator(".jupyter-button", has_text=name)
+
+
+def state(page: Page, name: str) -> Locator:
+    return page.locator(".nbgpu-state", has_text=name)
+
+
+def seconds_until(locator: Locator, timeout_s: float = 10) -> float:
+    started_s = time.monotonic()
+    locator.wait_for(timeout=timeout_s * 1000)
+    return time.monotonic() - started_s
+
+
+def points_of(page: Page, chart: str) -> dict[str, int]:
+    """How many points each named curve of a chart has on the screen."""
+    found: dict[str, int] = page.evaluate(
+        """chart => Object.fromEntries(
+            (document.querySelector(`[data-chart=${chart}] .nbgpu-plot`)?.data ?? [])
+                .map(trace => [trace.name, trace.x.length]))""",
+        chart,
+    )
+    return found
+
+
+def fill(page: Page, name: str, value: str) -> None:
+    control(page, name).fill(value)
+    control(page, name).press("Tab")
+
+
+def final_output(document: Any) -> Any:
+    """The one output of a saved notebook that holds a run's curves."""
+    outputs = [o for cell in document.cells for o in cell.outputs if PLOTLY in o.get("data", {})]
+    assert len(outputs) == 1
+    return outputs[0]
+
+
+@pytest.mark.timeout(240)
+def test_a_first_run_from_start_to_the_curves_that_stay(lab: Lab, page: Page) -> None:
+    lab.write_notebook("first.ipynb", [START_CLUSTER, DISTRIBUTED, CONTROLS, BLOCK, STOP_CLUSTER])
+    page.set_viewport_size({"width": 1280, "height": 1500})
+    notebook = Notebook(page, lab, "first.ipynb")
+    notebook.open()
+    for cell in (0, 1, 2):
+        notebook.run_cell(cell)
+        notebook.wait_until_idle()
+    said = page.locator(".jp-CodeCell").nth(1).inner_text()
+    assert "I am rank 0 of 2" in said
+    assert "I am rank 1 of 2" in said
+
+    # A running cluster has its devices already, and says so.
+    expect(control(page, "CPU ranks")).to_be_disabled()
+    expect(page.get_by_text("A cluster is in use")).to_be_visible()
+
+    # A bad value is refused in words, and the other values stay.
+    fill(page, "data", "phantoms")
+    fill(page, "patch size", "18")
+    button(page, "Start").click()
+    expect(page.get_by_role("alert").filter(has_text="patch_size = 18 is not valid")).to_be_visible()
+    expect(control(page, "data")).to_have_value("phantoms")
+
+    fill(page, "patch size", "16")
+    fill(page, "steps", "5000")
+    fill(page, "batch size", "4")
+    control(page, "amp").select_option("bf16")
+    button(page, "Start").click()
+    state(page, "training").wait_for(timeout=90_000)
+    for name in ("batch size", "amp", "lr"):
+        expect(control(page, name)).to_be_disabled()
+    expect(button(page, "Start")).to_be_disabled()
+    settings = notebook.in_kernel("print(nbgpu.client.cluster.current().run.config)")
+    assert "batch_size=4" in settings
+    assert "amp='bf16'" in settings
+
+    # Points of both ranks arrive.
+    page.wait_for_function(
+        "() => document.querySelectorAll('[data-chart=loss] .nbgpu-plot .scatterlayer .trace').length >= 4"
+    )
+    counts = points_of(page, "loss")
+    assert counts["rank 0, smoothed"] > 0
+    assert counts["rank 1, smoothed"] > 0
+    page.wait_for_timeout(3000)
+    screenshot(page, "controls-light")
+
+    # The buttons act while a cell is running.
+    notebook.run_cell(3)
+    page.wait_for_timeout(500)
+    pressed_s = time.time()
+    button(page, "Pause").click()
+    assert seconds_until(state(page, "paused")) < 2
+    button(page, "Resume").click()
+    assert seconds_until(state(page, "training")) < 2
+
+    # The panel comes back after a reload, with its history, and so do the buttons.
+    page.reload()
+    notebook.wait_for_kernel()
+    state(page, "training").wait_for()
+    page.locator("[data-chart=loss] .js-plotly-plot").wait_for()
+    page.wait_for_function(
+        "() => document.querySelector('[data-chart=loss] .nbgpu-plot').data?.[0].x.length > 5"
+    )
+    notebook.set_theme("JupyterLab Dark")
+    page.wait_for_timeout(2500)
+    screenshot(page, "controls-dark")
+    button(page, "Stop").click()
+    assert seconds_until(state(page, "stopped").or_(page.locator(".jp-RenderedPlotly"))) < 3
+
+    # The curves take the panel's place, although this page never saw the display being made.
+    page.locator(".nbgpu").wait_for(state="detached")
+    expect(button(page, "Start")).to_be_enabled()
+    page.locator(".jp-RenderedPlotly .main-svg").first.wait_for()
+    screenshot(page, "picture-dark")
+    notebook.set_theme("JupyterLab Light")
+    # What the page shows waits for its own painting; the ranks themselves had paused by then.
+    paused_s = float(notebook.in_kernel(WHEN_PAUSED))
+    assert 0 < paused_s - pressed_s < 1
+    notebook.run_cell(4)
+    notebook.wait_until_idle()
+    kept = final_output(notebook.save())
+    assert kept.data["text/plain"].startswith("autoencoder: stopped, step ")
+    assert "<svg" in kept.data["image/svg+xml"]
+
+
+@pytest.mark.timeout(120)
+def test_a_reopened_notebook_shows_the_curves_with_no_kernel(lab: Lab, page: Page) -> None:
+    cells = [_recorded_run(steps=60), "run.wait()"]
+    document = lab.write_notebook("kept.ipynb", cells)
+    notebook = Notebook(page, lab, "kept.ipynb")
+    notebook.open()
+    for cell in (0, 1):
+        notebook.run_cell(cell)
+    page.locator(".jp-RenderedPlotly .main-svg").first.wait_for()
+    notebook.wait_until_idle()
+    saved = notebook.save()
+    assert WIDGET not in final_output(saved).data
+    page.goto("about:blank")
+    lab.shut_kernels_down()
+
+    # Opened again where no kernel is ever started.
+    document.rename(document.with_name("reopened.ipynb"))
+    page.goto(f"{lab.url}/lab?token={lab.token}&reset")
+    page.wait_for_function("() => window.jupyterapp?.commands.hasCommand('docmanager:open')")
+    page.evaluate(
+        """() => jupyterapp.commands.execute('docmanager:open', {
+            path: 'reopened.ipynb', factory: 'Notebook', kernelPreference: { shouldStart: false, canStart: false },
+        })"""
+    )
+    page.locator(".jp-RenderedPlotly .main-svg, .jp-RenderedSVG svg, .jp-RenderedPlotly img").first.wait_for()
+    screenshot(page, "reopened")
+    assert lab.num_kernels() == 0
+
+
+@pytest.mark.timeout(120)
+def test_a_panel_of_its_own_in_both_themes(lab: Lab, page: Page) -> None:
+    lab.write_notebook("panel.ipynb", [_recorded_run(steps=3000), BLOCK])
+    page.set_viewport_size({"width": 1280, "height": 1250})
+    notebook = Notebook(page, lab, "panel.ipynb")
+    notebook.open()
+    notebook.run_cell(0)
+    page.locator("[data-chart=loss] .js-plotly-plot").wait_for()
+    page.wait_for_timeout(4000)
+    screenshot(page, "panel-light")
+
+    expect(
+        page.get_by_role("listitem", name=re.compile("^rank 0, GPU 0 NVIDIA H200, training"))
+    ).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("^Loss: rank 0 "))).to_be_visible()
+    expect(page.get_by_role("progressbar", name="Progress")).to_be_visible()
+
+    # With the keyboard alone: pause while a cell is running.
+    notebook.run_cell(1)
+    page.wait_for_timeout(500)
+    page.get_by_role("button", name="Pause").focus()
+    page.keyboard.press("Enter")
+    assert seconds_until(state(page, "paused")) < 1
+    notebook.set_theme("JupyterLab Dark")
+    page.get_by_role("button", name="Enlarge Loss").click()
+    page.get_by_role("button", name="Validation", exact=True).click()
+    page.get_by_role("button", name="time", exact=True).click()
+    page.wait_for_timeout(1500)
+    screenshot(page, "panel-dark")
+    assert page.evaluate("() => typeof window.Plotly") == "undefined"
+
+    page.get_by_role("button", name="Stop").click()
+    page.locator(".jp-RenderedPlotly .main-svg").first.wait_for()
+    expect(page.locator(".nbgpu")).to_have_count(0)
+    notebook.set_theme("JupyterLab Light")
+
+
+@pytest.mark.timeout(120)
+def test_many_ranks_become_bands(lab: Lab, page: Page) -> None:
+    lab.write_notebook("many.ipynb", [_recorded_run(steps=2000, num_ranks=24)])
+    page.set_viewport_size({"width": 1280, "height": 1400})
+    notebook = Notebook(page, lab, "many.ipynb")
+    notebook.open()
+    notebook.run_cell(0)
+    page.locator("[data-chart=loss] .js-plotly-plot").wait_for()
+    page.wait_for_timeout(5000)
+    screenshot(page, "many-ranks")
+    assert any("the worst" in name for name in points_of(page, "memory") if name)
+    notebook.in_kernel("run.stop(); run.wait()")
+
+
+def _recorded_run(steps: int, num_ranks: int = 2) -> str:
+    return f"""
+import sys, tempfile
+from pathlib import Path
+sys.path.insert(0, {str(HERE)!r})
+from recorded import RecordedRun
+from nbgpu.ui.panel import show
+run = RecordedRun(Path(tempfile.mkdtemp(dir='.')), num_ranks={num_ranks}, steps={steps})
+show(run)
+""".strip()
