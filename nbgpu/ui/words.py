@@ -14,7 +14,7 @@ MEMORY_WORTH_SAYING = 0.9
 """Share of a device's memory from which on the panel warns."""
 
 _RECENT_STEPS = 20
-_PACE_TOLERANCE = 0.03
+_PACE_TOLERANCE = 0.05
 """Ranks whose times differ by less than this share keep the same pace."""
 
 

@@ -229,8 +229,7 @@ export function drawing(
       if (line.style !== "raw") traces.push(...bandTraces(store, chart, line, series, xOf, theme, maxPoints));
     } else {
       for (const s of series) {
-        const y = line.style === "bold" ? smoothed(s.value) : s.value;
-        traces.push(lineTrace(store, line, s, xOf(s), y, scale, theme, maxPoints));
+        traces.push(lineTrace(store, line, s, xOf(s), shownValues(line, s), scale, theme, maxPoints));
       }
     }
     for (const s of series) xEnd = Math.max(xEnd, xOf(s).at(-1) ?? 0);
@@ -246,6 +245,15 @@ export function drawing(
     });
   }
   return { traces, layout: layoutOf(store, chart, axis, theme, height, started, logarithmic) };
+}
+
+function shownValues(line: Line, series: Series): readonly number[] {
+  return line.style === "bold" ? smoothed(series.value) : series.value;
+}
+
+/** The rank whose newest value is the worst of all. */
+function worstOf(chart: ChartSpec, series: readonly Series[]): Series {
+  return series.reduce((worst, s) => (chart.worse(s.newest, worst.newest) ? s : worst));
 }
 
 function lineTrace(
@@ -286,9 +294,9 @@ function bandTraces(
   theme: Theme,
   maxPoints: number,
 ): object[] {
-  const band = bandOf(series, xOf, Math.min(BAND_BINS, maxPoints), chart.worse);
+  const band = bandOf(series, xOf, Math.min(BAND_BINS, maxPoints));
   const scaled = (y: number[]) => y.map((v) => v * (line.scale ?? 1));
-  const worst = series[band.worst];
+  const worst = worstOf(chart, series);
   const fill = { mode: "lines", type: "scatter", line: { width: 0 }, hoverinfo: "skip", x: band.x };
   const hover = (who: string) => ({ name: who, hovertemplate: `${who}: %{y:.4g}<extra></extra>` });
   return [
@@ -303,7 +311,7 @@ function bandTraces(
       ...hover(`mean of ${series.length} ranks`),
     },
     {
-      ...lineTrace(store, line, worst, xOf(worst), worst.value, line.scale ?? 1, theme, maxPoints),
+      ...lineTrace(store, line, worst, xOf(worst), shownValues(line, worst), line.scale ?? 1, theme, maxPoints),
       ...hover(`rank ${worst.rank}, the worst`),
     },
   ];
@@ -397,7 +405,8 @@ export function inWords(store: RunStore, chart: ChartSpec): string {
       if (series.length > 0) parts.push(`${line.label ?? line.name} ${number(series[0].newest * scale)}${unit}`);
     } else if (series.length > MAX_RANKS_AS_LINES) {
       const values = series.map((s) => s.newest * scale);
-      parts.push(`${series.length} ranks from ${number(Math.min(...values))} to ${number(Math.max(...values))}${unit}`);
+      const range = `from ${number(Math.min(...values))} to ${number(Math.max(...values))}${unit}`;
+      parts.push(`${series.length} ranks ${range}, the worst is rank ${worstOf(chart, series).rank}`);
     } else {
       const label = line.label && line.style !== "bold" ? ` ${line.label}` : "";
       for (const s of series) parts.push(`rank ${s.rank}${label} ${number(s.newest * scale)}${unit}`);
@@ -406,8 +415,18 @@ export function inWords(store: RunStore, chart: ChartSpec): string {
   return `${chart.title}: ${parts.length > 0 ? parts.join(", ") : "nothing yet"}`;
 }
 
-/** The styles of line that a chart uses now, for its key. */
-export function keyOf(store: RunStore, chart: ChartSpec): { label: string; style: Style }[] {
-  const labelled = chart.lines(store).filter((l) => l.label !== undefined && store.named(l.name).length > 0);
+/** The styles of line that a chart uses now, for its key, and the worst rank where a band hides the others. */
+export function keyOf(store: RunStore, chart: ChartSpec): { label: string; style: Style; color?: string }[] {
+  const lines = chart.lines(store).filter((l) => store.named(l.name).length > 0);
+  const first = lines.find((l) => store.named(l.name).length > MAX_RANKS_AS_LINES);
+  if (first) {
+    const worst = worstOf(chart, store.named(first.name));
+    const color = store.ranks[worst.rank]?.color;
+    return [
+      { label: "mean", style: "solid" },
+      { label: `worst: rank ${worst.rank}`, style: "bold", ...(color ? { color } : {}) },
+    ];
+  }
+  const labelled = lines.filter((l) => l.label !== undefined);
   return labelled.length < 2 ? [] : labelled.map((l) => ({ label: l.label as string, style: l.style }));
 }

@@ -80,20 +80,17 @@ export interface Band {
   low: number[];
   mean: number[];
   high: number[];
-  /** The rank whose newest value is the worst, and its place in what was given. */
-  worst: number;
 }
 
 /**
  * Many ranks as one band: for each of `bins` stretches of x the lowest, the mean and the highest value of all.
  * A rank with no point in a stretch counts there with its last value, so that the mean is always of the same
- * ranks. `worse` says which of two values is the worse one.
+ * ranks.
  */
 export function bandOf(
   series: readonly Series[],
   xOf: (s: Series) => readonly number[],
   bins: number,
-  worse: (a: number, b: number) => boolean,
 ): Band {
   const xs = series.map(xOf);
   const start = Math.min(...xs.map((x) => x[0] ?? Infinity));
@@ -103,9 +100,7 @@ export function bandOf(
   const count = new Uint32Array(bins);
   const low = new Float64Array(bins).fill(Infinity);
   const high = new Float64Array(bins).fill(-Infinity);
-  let worst = 0;
   series.forEach((s, k) => {
-    if (worse(s.newest, series[worst].newest)) worst = k;
     const x = xs[k];
     let last = NaN;
     for (let bin = 0, i = 0; bin < bins; bin++) {
@@ -134,6 +129,5 @@ export function bandOf(
     low: filled.map((bin) => low[bin]),
     mean: filled.map((bin) => sum[bin] / count[bin]),
     high: filled.map((bin) => high[bin]),
-    worst,
   };
 }

@@ -174,9 +174,11 @@ export class View {
     if (card.key.dataset["said"] === said) return;
     card.key.dataset["said"] = said;
     card.key.replaceChildren(
-      ...key.map(({ label, style }) =>
-        element("span", "nbgpu-key-item", {}, element("span", `nbgpu-line nbgpu-line-${style}`), label),
-      ),
+      ...key.map(({ label, style, color }) => {
+        const line = element("span", `nbgpu-line nbgpu-line-${style}`);
+        if (color) line.style.color = color;
+        return element("span", "nbgpu-key-item", {}, line, label);
+      }),
     );
   }
 

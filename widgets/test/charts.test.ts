@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { CHARTS, type ChartSpec, drawing, inWords, MAX_POINTS_ON_SCREEN, pointsPerSeries } from "../src/charts";
+import { CHARTS, type ChartSpec, drawing, inWords, keyOf, MAX_POINTS_ON_SCREEN, pointsPerSeries } from "../src/charts";
 import { RunStore } from "../src/store";
 import type { Theme } from "../src/theme";
 import { points, snapshot } from "./run";
@@ -95,8 +95,12 @@ describe("many ranks", () => {
     expect(drawn.some((t) => t.hovertemplate?.includes("rank 7, the worst"))).toBe(true);
   });
 
+  it("have the worst one in the chart's key", () => {
+    expect(keyOf(store, chart("loss")).map((k) => k.label)).toEqual(["mean", "worst: rank 7"]);
+  });
+
   it("are summed up in words", () => {
-    expect(inWords(store, chart("loss"))).toBe("Loss: 32 ranks from 1 to 99");
+    expect(inWords(store, chart("loss"))).toBe("Loss: 32 ranks from 1 to 99, the worst is rank 7");
   });
 
   it("never put more points on the screen than the page can take", () => {

@@ -49,16 +49,23 @@ describe("Series", () => {
 });
 
 describe("bandOf", () => {
-  it("gives the lowest, mean and highest of all ranks, and names the worst", () => {
+  it("gives the lowest, mean and highest of all ranks", () => {
     const ranks = [1, 2, 6].map((value, rank) => {
       const series = new Series(rank, "loss");
       for (let step = 0; step < 4; step++) series.append(step, step, value);
       return series;
     });
-    const band = bandOf(ranks, (s) => s.step, 2, (a, b) => a > b);
+    const band = bandOf(ranks, (s) => s.step, 2);
     expect(band.low).toEqual([1, 1]);
     expect(band.mean).toEqual([3, 3]);
     expect(band.high).toEqual([6, 6]);
-    expect(band.worst).toBe(2);
+  });
+
+  it("counts a rank with no point in a stretch with its last value", () => {
+    const often = new Series(0, "loss");
+    const once = new Series(1, "loss");
+    for (let step = 0; step < 4; step++) often.append(step, step, 1);
+    once.append(0, 0, 3);
+    expect(bandOf([often, once], (s) => s.step, 2).mean).toEqual([2, 2]);
   });
 });
