@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbconvert import HTMLExporter
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 from traitlets.config import Config
 
 CELL_TIMEOUT_S = 1200
+NOTE_PERIOD_S = 10.0
 
 # nbconvert's page fetches require.js, MathJax, Mermaid and the widget manager from the network. The executed
 # notebook has static figures and plain Markdown, which need none of them.
@@ -72,12 +75,28 @@ def offline_page(content: Any, title: str) -> str:
     return str(page)
 
 
+class _WatchedClient(NotebookClient):
+    """A NotebookClient that passes on the one-line texts that a cell displays while it runs, such as a
+    run's progress."""
+
+    def __init__(self, content: Any, note: Callable[[str], None], **settings: Any) -> None:
+        super().__init__(content, **settings)
+        self._note = note
+
+    def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
+        if msg["msg_type"] == "update_display_data":
+            text = msg["content"]["data"].get("text/plain", "")
+            if text and "\n" not in text:
+                self._note(text)
+        return super().process_message(msg, cell, cell_index)
+
+
 def _run_cells(content: Any, folder: Path, console: Console) -> Text | None:
     """Executes `content` in place; what went wrong, or None."""
     code_cells = [
         i for i, cell in enumerate(content.cells) if cell.cell_type == "code" and cell.source.strip()
     ]
-    begun_s = time.monotonic()
+    begun_s = noted_s = time.monotonic()
     progress = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -101,8 +120,17 @@ def _run_cells(content: Any, folder: Path, console: Console) -> Text | None:
         mark = "" if execute_reply["content"]["status"] == "ok" else "  raised"
         progress.console.print(Text(f"{elapsed_s:7.1f} s  {line(cell, cell_index)}{mark}"), soft_wrap=True)
 
-    client = NotebookClient(
+    def note(text: str) -> None:
+        nonlocal noted_s
+        if console.is_terminal:
+            progress.update(task, description=escape(text))
+        elif time.monotonic() - noted_s > NOTE_PERIOD_S:
+            noted_s = time.monotonic()
+            console.print(Text(f"           {text}"), soft_wrap=True)
+
+    client = _WatchedClient(
         content,
+        note,
         timeout=CELL_TIMEOUT_S,
         kernel_name="python3",
         config=Config({"KernelManager": {"transport_encryption": "auto"}}),
@@ -110,7 +138,8 @@ def _run_cells(content: Any, folder: Path, console: Console) -> Text | None:
         on_cell_execute=begin,
         on_cell_executed=end,
     )
-    # Where the output is no terminal, the spinner would be noise: the line that each cell ends with is enough.
+    # Where the output is no terminal, a spinner would be noise: each cell ends with a line, and a long one says
+    # now and then how far it is.
     if console.is_terminal:
         progress.start()
     try:
