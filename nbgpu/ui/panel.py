@@ -123,6 +123,7 @@ class Panel(anywidget.AnyWidget):
         self._ids = SeriesIds()
         self._page_was_ready = False
         self._ticks = 0
+        self._send_all_at_tick = round(1 / TICK_S)
         self._last_state = ""
         self._gone = False
         self._follower = Follower(run, TICK_S, self._tell)
@@ -173,8 +174,11 @@ class Panel(anywidget.AnyWidget):
             self._on_state(state)
 
     def _should_send_all(self) -> bool:
-        """Where the page's 'ready' cannot be heard during a cell, all is sent now and then until it is."""
-        return not self._can_be_asked and not self._page_was_ready and self._ticks % 15 == 5
+        """Where the page's 'ready' cannot be heard during a cell, all is sent unasked: after 1, 3, 9 ... seconds."""
+        if self._can_be_asked or self._page_was_ready or self._ticks < self._send_all_at_tick:
+            return False
+        self._send_all_at_tick *= 3
+        return True
 
     def _send_delta(self, new: dict[SeriesKey, Series], marks: list[Event], status_due: bool) -> None:
         num_known = len(self._ids)

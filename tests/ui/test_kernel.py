@@ -138,6 +138,18 @@ def test_a_page_that_comes_late_gets_the_whole_history(kernel: BlockingKernelCli
         assert len(snapshot["buffers"][2]) // 4 > 100
 
 
+def test_a_kernel_that_cannot_be_asked_sends_all_unasked(
+    kernel: BlockingKernelClient, tmp_path: Path
+) -> None:
+    code = "import nbgpu.ui.panel\nnbgpu.ui.panel.has_subshells = lambda: False\n" + start_code(tmp_path)
+    came = run_cell(kernel, code)
+    comm_id = widget_id(came)
+    (opened,) = [m for m in came if m["msg_type"] == "comm_open" and m["content"]["comm_id"] == comm_id]
+    places = [opened["content"]["data"]["buffer_paths"], [bytes(b[:2]) for b in opened["buffers"]]]
+    assert places == [[["plotly_gz"]], [b"\x1f\x8b"]]
+    wait_for(kernel, comm_id, lambda c: c.get("type") == "snapshot", timeout_s=4)
+
+
 def test_with_nobody_in_front_there_is_no_widget_and_the_curves_stay(tmp_path: Path) -> None:
     notebook = nbformat.v4.new_notebook()
     cells = [start_code(tmp_path, steps=100), "run.wait()", "import nbgpu\nnbgpu.controls('autoencoder')"]
