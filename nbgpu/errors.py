@@ -51,6 +51,13 @@ class RunError(NbgpuError, RuntimeError):
     """A training run failed, or cannot do what was asked of it now."""
 
 
+class CellInterrupted(KeyboardInterrupt):
+    """The person stopped a distributed cell, and every rank is back. A KeyboardInterrupt with a short face."""
+
+    def _render_traceback_(self) -> list[str]:
+        return ["\x1b[31mKeyboardInterrupt\x1b[0m: the cell was stopped; the ranks keep their variables"]
+
+
 class RankError(NbgpuError, RuntimeError):
     """Code raised on one rank or more.
 

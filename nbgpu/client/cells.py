@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,11 +13,11 @@ import ipyparallel as ipp
 
 from nbgpu.client.cluster import Cluster
 from nbgpu.client.outputs import CellOutput
-from nbgpu.client.results import collect, failures
-from nbgpu.errors import ClusterError, RankError
+from nbgpu.client.results import collect
+from nbgpu.client.watch import RankWatch
+from nbgpu.errors import CellInterrupted, ClusterError, RankError
 
 _REFRESH_PERIOD_S = 0.1
-_INTERRUPT_PATIENCE_S = 2.0
 
 
 class DistributedCell:
@@ -36,14 +37,15 @@ class DistributedCell:
         self._timeout_s = timeout_s
         self._started_s = time.monotonic()
         self._results = cluster.submit(code, ranks)
+        self._watch = RankWatch(cluster, self._results)
         self._output = CellOutput(self._results)
 
     async def show(self) -> None:
         """Waits for the ranks without blocking the event loop, so that buttons and panels go on working.
 
         Raises:
-            RankError: the cell raised on one rank or more.
-            ClusterError: it took longer than the timeout.
+            RankError: the cell raised on one rank or more; the others were freed, and the group is formed anew.
+            ClusterError: it took longer than the timeout, or a rank did not come back.
             KeyboardInterrupt: the person interrupted it; the ranks were interrupted too.
         """
         loop = asyncio.get_running_loop()
@@ -57,25 +59,28 @@ class DistributedCell:
         for result in self._results.values():
             result.add_done_callback(wake)
         try:
-            while self._pending():
+            while self._watch.pending():
+                # Not asyncio.wait_for: before Python 3.12 it can lose a cancellation, and so the person's Stop.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(returned.wait(), _REFRESH_PERIOD_S)
+                    async with asyncio.timeout(_REFRESH_PERIOD_S):
+                        await returned.wait()
                 returned.clear()
                 self._refresh()
         except (KeyboardInterrupt, asyncio.CancelledError):
-            self._interrupt()
-            raise
+            self._stop()
+            # A kernel interrupts a coroutine by cancelling it; to the person it is the same thing.
+            raise CellInterrupted from None
         self._finish()
 
     def show_blocking(self) -> None:
         """The same for callers that are no coroutine, such as a line magic."""
         try:
-            while self._pending():
-                self._results[self._pending()[0]].wait(_REFRESH_PERIOD_S)
+            while pending := self._watch.pending():
+                self._results[pending[0]].wait(_REFRESH_PERIOD_S)
                 self._refresh()
         except KeyboardInterrupt:
-            self._interrupt()
-            raise
+            self._stop()
+            raise CellInterrupted from None
         self._finish()
 
     def values(self) -> dict[int, Any]:
@@ -87,37 +92,46 @@ class DistributedCell:
         }
         return collect(pulled)
 
-    def _pending(self) -> list[int]:
-        return [rank for rank, result in self._results.items() if not result.ready()]
-
     def _refresh(self) -> None:
+        self._watch.check()
         self._output.show_new()
-        if self._timeout_s is not None and time.monotonic() - self._started_s > self._timeout_s:
-            late = self._pending()
-            if late:
-                self._interrupt()
-                named = ", ".join(map(str, late))
-                raise ClusterError(
-                    f"rank(s) {named} did not finish within {self._timeout_s:g} s and were interrupted"
-                )
-
-    def _interrupt(self) -> None:
-        """Interrupts the ranks that still work, and says which of them did not come back."""
-        self._cluster.interrupt(self._pending())
-        give_up_s = time.monotonic() + _INTERRUPT_PATIENCE_S
-        while self._pending() and time.monotonic() < give_up_s:
-            time.sleep(0.02)
-        self._output.show_new()
-        stuck = self._pending()
-        if stuck:
-            named = ", ".join(map(str, stuck))
+        self._give_up_on_stuck_ranks()
+        late = self._watch.pending()
+        if late and self._timeout_s is not None and time.monotonic() - self._started_s > self._timeout_s:
+            self._stop()
+            named = ", ".join(map(str, late))
             raise ClusterError(
-                f"rank(s) {named} did not stop: they wait in C++ code, probably in a collective that another rank "
-                "did not join. %nbgpu stop, then %nbgpu start gives new ranks; their variables are lost"
+                f"rank(s) {named} did not finish within {self._timeout_s:g} s and were interrupted"
             )
 
+    def _stop(self) -> None:
+        """Brings back the ranks that still work, and makes the group good again."""
+        self._watch.stop()
+        self._output.show_new()
+        self._give_up_on_stuck_ranks()
+        self._restore_group()
+
     def _finish(self) -> None:
-        self._output.finish()
-        failed = failures(self._results)
+        failed, freed = self._watch.outcome()
+        self._output.finish(self._watch.gone)
+        self._restore_group()
+        if freed:
+            named = ", ".join(map(str, freed))
+            print(f"freed from waiting for the others: rank {named}", file=sys.stderr)  # noqa: T201 - its output
         if failed:
             raise RankError(failed)
+
+    def _restore_group(self) -> None:
+        if self._watch.left_the_group_unsure and not self._watch.gone:
+            for line in self._cluster.regroup():
+                print(f"this belonged to the old process group; make it again: {line}", file=sys.stderr)  # noqa: T201
+
+    def _give_up_on_stuck_ranks(self) -> None:
+        stuck = self._watch.stuck()
+        if stuck:
+            self._cluster.leave_behind(self._results)
+            named = ", ".join(map(str, stuck))
+            raise ClusterError(
+                f"rank(s) {named} did not come back: they are in C code that cannot be interrupted. Wait for them, or "
+                "give them up: %nbgpu stop, then %nbgpu start; all variables on the ranks are lost then"
+            )

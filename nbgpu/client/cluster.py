@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +36,8 @@ _HEARTBEAT_PERIOD_MS = 100
 _HEARTBEATS_MISSED = 30
 _OUTPUT_PATIENCE_S = 2.0
 _ECHO_PATIENCE_S = 0.1
+_OBITUARY_PATIENCE_S = 0.2
+_REGROUP_PATIENCE_S = 30.0
 
 _current: Cluster | None = None
 
@@ -82,6 +84,9 @@ class Cluster:
         self._client: Any = None
         self._folder: Path | None = None
         self._pids: dict[int, int] = {}
+        self._generation = 0
+        self._num_severed = 0
+        self._left_behind: dict[int, ipp.AsyncResult] = {}
 
     def __enter__(self) -> Self:
         return self.start()
@@ -166,6 +171,9 @@ class Cluster:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
         self._pids = {}
+        self._generation = 0
+        self._num_severed = 0
+        self._left_behind = {}
 
     def submit(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, ipp.AsyncResult]:
         """Sends a cell to the ranks and returns at once; by rank, what will hold its output and its end.
@@ -175,6 +183,8 @@ class Cluster:
         """
         chosen = self._ranks(ranks)
         self._refuse_during_run()
+        self._refuse_with_a_rank_gone()
+        self._take_back_ranks_left_behind()
         return {rank: self._client[rank].execute(code, silent=False, block=False) for rank in chosen}
 
     def execute(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, str]:
@@ -219,7 +229,7 @@ class Cluster:
         config = train_config(recipe, **settings)
         self._require_running()
         self._refuse_during_run()
-        self.run = Run.start(config, self.config, self.devices, self.backend, self.call_engines)
+        self.run = Run.start(config, self)
         return self.run
 
     def call_engines(self, function: str, *args: Any) -> dict[int, ipp.AsyncResult]:
@@ -240,6 +250,49 @@ class Cluster:
         for rank in ranks:
             with suppress(ProcessLookupError):
                 os.kill(self._pids[rank], signal.SIGINT)
+
+    def sever(self) -> None:
+        """Frees all ranks from whatever collective they wait in; after it the group must be formed anew.
+
+        Ranks that wait in none are severed too: gloo may not notice a connection that was cut at one end only.
+        """
+        self._num_severed += 1
+        for rank in range(self.world_size):
+            with suppress(ProcessLookupError):
+                os.kill(self._pids[rank], signal.SIGUSR1)
+
+    def regroup(self) -> list[str]:
+        """Forms the process group anew on all ranks, and starts their DDP objects anew on it.
+
+        Returns:
+            A line for each variable of the ranks that belonged to the old group and has to be made again.
+        """
+        self._generation += 1
+        answers = collect(
+            self.call_engines("nbgpu.engine.boot:regroup", self._generation, self._num_severed),
+            _REGROUP_PATIENCE_S,
+        )
+        return sorted({line for lines in answers.values() for line in lines})
+
+    def leave_behind(self, results: Mapping[int, ipp.AsyncResult]) -> None:
+        """Notes ranks that did not come back from a cell; they get no other one until they do."""
+        self._left_behind = dict(results)
+
+    def how_ended(self, rank: int) -> str | None:
+        """How the process of a rank ended, in words; None while it lives."""
+        pid = self._pids[rank]
+        if self._folder is None or psutil.pid_exists(pid):
+            return None
+        told = self._folder / f"ended-{pid}"
+        give_up_s = time.monotonic() + _OBITUARY_PATIENCE_S
+        while not told.exists() and time.monotonic() < give_up_s:
+            time.sleep(0.005)
+        code = told.read_text() if told.exists() else ""
+        if not code.startswith("-"):
+            return f"the process of rank {rank} is gone" + (f", with exit code {code}" if code else "")
+        name = signal.Signals(-int(code)).name
+        guess = "; the kernel's OOM killer?" if name == "SIGKILL" else ""
+        return f"rank {rank} was killed by {name}{guess}"
 
     def status(self) -> str:
         """A table: every rank's device, process, memory, and what it does."""
@@ -371,6 +424,28 @@ class Cluster:
     def _require_running(self) -> None:
         if not self.running:
             raise NoClusterError("this cluster is not running. Start it with: start(), or %nbgpu start")
+
+    def _refuse_with_a_rank_gone(self) -> None:
+        ended = [how for rank in range(self.world_size) if (how := self.how_ended(rank)) is not None]
+        if ended:
+            raise ClusterError(
+                f"{'; '.join(ended)}. The group cannot work without it. %nbgpu stop, then %nbgpu start gives new "
+                "ranks; %pull still saves variables of the others"
+            )
+
+    def _take_back_ranks_left_behind(self) -> None:
+        """Forms the group anew if ranks that were given up on are back; refuses while one is not."""
+        if not self._left_behind:
+            return
+        busy = [rank for rank, result in self._left_behind.items() if not result.ready()]
+        if busy:
+            named = ", ".join(map(str, busy))
+            raise ClusterError(
+                f"rank(s) {named} are still in an earlier cell, in C code that cannot be interrupted. Wait for them, "
+                "or give them up: %nbgpu stop, then %nbgpu start"
+            )
+        self._left_behind = {}
+        self.regroup()
 
     def _refuse_during_run(self) -> None:
         if self.run is not None and not self.run.over:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import ipyparallel as ipp
@@ -32,11 +32,16 @@ class CellOutput:
             self._show_text(rank, result, only_whole_lines=True)
             self._show_displays(rank, result)
 
-    def finish(self) -> None:
-        """Shows what is left once the ranks are done, ending with the value of the cell's last expression."""
+    def finish(self, gone: Collection[int] = ()) -> None:
+        """Shows what is left once the ranks are done, ending with the value of the cell's last expression.
+
+        Args:
+            gone: ranks whose processes have ended, so that no more output is waited for.
+        """
         for rank, result in self._results.items():
-            # The result may overtake the output, which takes another socket.
-            result.wait_for_output(_OUTPUT_PATIENCE_S)
+            if rank not in gone:
+                # The result may overtake the output, which takes another socket.
+                result.wait_for_output(_OUTPUT_PATIENCE_S)
             self._show_text(rank, result, only_whole_lines=False)
             self._show_displays(rank, result)
         for rank, result in self._results.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import ipyparallel as ipp
@@ -11,7 +12,7 @@ from nbgpu.errors import ClusterError, RankError
 from nbgpu.records import RankFailure
 
 
-def collect(results: dict[int, ipp.AsyncResult], timeout_s: float | None = None) -> dict[int, Any]:
+def collect(results: Mapping[int, ipp.AsyncResult], timeout_s: float | None = None) -> dict[int, Any]:
     """Waits for all ranks and returns their values; RankError with every rank's failure if any raised."""
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
     for rank, result in results.items():
@@ -23,7 +24,7 @@ def collect(results: dict[int, ipp.AsyncResult], timeout_s: float | None = None)
     return {rank: result.result() for rank, result in results.items()}
 
 
-def failures(results: dict[int, ipp.AsyncResult]) -> list[RankFailure]:
+def failures(results: Mapping[int, ipp.AsyncResult]) -> list[RankFailure]:
     """What went wrong on each rank, of results that are all done."""
     found = []
     for rank, result in results.items():

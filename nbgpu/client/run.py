@@ -14,7 +14,7 @@ import ipyparallel as ipp
 import pandas as pd
 
 from nbgpu import runs
-from nbgpu.client.results import failures
+from nbgpu.client.watch import Ranks, RankWatch
 from nbgpu.config import ClusterConfig, TrainConfig
 from nbgpu.errors import RankError, RunError
 from nbgpu.records import (
@@ -32,10 +32,19 @@ from nbgpu.telemetry import Reader, send_command
 
 _log = logging.getLogger("nbgpu.run")
 _STOP_PATIENCE_S = 10.0
+_WATCH_PERIOD_S = 0.1
 
 
-class _CallEngines(Protocol):
-    def __call__(self, function: str, *args: Any) -> dict[int, ipp.AsyncResult]: ...
+class Host(Ranks, Protocol):
+    """What a run asks of the cluster that it runs on."""
+
+    config: ClusterConfig
+    devices: tuple[Device, ...]
+    backend: str
+
+    def call_engines(self, function: str, *args: Any) -> dict[int, ipp.AsyncResult]: ...
+
+    def regroup(self) -> list[str]: ...
 
 
 class Presenter(Protocol):
@@ -64,49 +73,48 @@ class Run:
     """
 
     def __init__(
-        self, folder: Path, config: TrainConfig, info: RunInfo, results: dict[int, ipp.AsyncResult]
+        self,
+        folder: Path,
+        config: TrainConfig,
+        info: RunInfo,
+        host: Host,
+        results: dict[int, ipp.AsyncResult],
     ) -> None:
         self.folder = folder
         self.config = config
         self.failures: Sequence[RankFailure] = ()
         self.reader = Reader(folder, info.world_size)
         self._info = info
+        self._host = host
         self._results = results
         self._over = threading.Event()
         self._abandoned = False
         self._final_state: RunState | None = None
         self._lock = threading.Lock()
         self._on_end: list[Callable[[Run], None]] = []
-        threading.Thread(target=self._watch, name="nbgpu-run", daemon=True).start()
+        threading.Thread(target=self._follow_to_the_end, name="nbgpu-run", daemon=True).start()
 
     def __repr__(self) -> str:
         step = max(s.step for s in self.statuses())
         return f"<Run {self.folder.name}: {self.status}, step {step} of {self.config.steps}>"
 
     @classmethod
-    def start(
-        cls,
-        config: TrainConfig,
-        cluster: ClusterConfig,
-        devices: tuple[Device, ...],
-        backend: str,
-        call_engines: _CallEngines,
-    ) -> Run:
+    def start(cls, config: TrainConfig, host: Host) -> Run:
         """Makes the run's folder and starts the trainer on every rank."""
-        folder = runs.create(config, cluster)
+        folder = runs.create(config, host.config)
         info = RunInfo(
             run_id=folder.name,
             recipe=config.recipe,
-            devices=devices,
-            backend=backend,
+            devices=host.devices,
+            backend=host.backend,
             total_steps=config.steps,
             steps_per_epoch=0,
             batch_size=config.batch_size,
-            global_batch_size=config.global_batch_size(len(devices)),
+            global_batch_size=config.global_batch_size(len(host.devices)),
             started_s=time.time(),
         )
-        results = call_engines("nbgpu.engine.train:run_in_engine", str(folder))
-        return cls(folder, config, info, results)
+        results = host.call_engines("nbgpu.engine.train:run_in_engine", str(folder))
+        return cls(folder, config, info, host, results)
 
     @property
     def info(self) -> RunInfo:
@@ -217,13 +225,18 @@ class Run:
             raise RunError(f"{self.folder.name} is {self.status}: it cannot {command} any more")
         send_command(self.folder, command)
 
-    def _watch(self) -> None:
-        while not self._abandoned and not all(r.wait(0.2) for r in self._results.values()):
-            pass
-        ended = {rank: result for rank, result in self._results.items() if result.ready()}
-        self.failures = failures(ended)
+    def _follow_to_the_end(self) -> None:
+        watch = RankWatch(self._host, self._results)
+        while (pending := watch.pending()) and not self._abandoned and not watch.stuck():
+            self._results[pending[0]].wait(_WATCH_PERIOD_S)
+            watch.check()
+        if not self._abandoned:
+            self.failures, _ = watch.outcome()
+            if watch.left_the_group_unsure and not watch.gone and not watch.stuck():
+                self._host.regroup()
+        ended = [result for result in self._results.values() if result.ready()]
         complete = len(ended) == len(self._results) and not self.failures
-        answers = {result.result() for result in ended.values()} if complete else set()
+        answers = {result.result() for result in ended} if complete else set()
         self.reader.close()
         with self._lock:
             self._final_state = (

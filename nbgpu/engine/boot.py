@@ -12,6 +12,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -35,6 +36,7 @@ _NEEDED_BY_EVERY_ENGINE = (
     "torch.nn.parallel",
 )
 _STOP_GRACE_S = 1.0
+_SEVER_PATIENCE_S = 5.0
 
 
 class Sentinel:
@@ -42,21 +44,51 @@ class Sentinel:
 
     It watches processes through pidfds. When one of them is gone it ends the controller, takes the cluster's
     folder away, and ends this engine: engines that outlive their notebook would hold the GPUs' memory with
-    nobody to free it.
+    nobody to free it. And it takes SIGUSR1, on which it severs the rank from its process groups.
     """
 
     def __init__(self, watched_pids: list[int], cluster_folder: Path) -> None:
         self._watched = [os.pidfd_open(pid) for pid in watched_pids]
         self._cluster_folder = cluster_folder
+        self._signals, wakeup = socket.socketpair()
+        wakeup.setblocking(False)
+        self._wakeup = wakeup  # kept open
+        self._severed = threading.Condition()
+        self._num_severed = 0
         threading.Thread(target=self._watch, name="nbgpu-sentinel", daemon=True).start()
 
+    def take_signals(self) -> None:
+        """From now on SIGUSR1 severs. Called on the main thread, when its event loop is set up.
+
+        Python runs a signal's handler on the main thread between two bytecodes, which is too late for a thread
+        that sits in C++; but the number of the signal is written to a file descriptor at once.
+        """
+        previous = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+        assert previous == -1, "another part of the engine waits for signals"
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+
     def _watch(self) -> None:
-        select.select(self._watched, [], [])
+        signals_fd = self._signals.fileno()
+        while not set(ready := select.select([*self._watched, signals_fd], [], [])[0]) & set(self._watched):
+            if ready and signal.SIGUSR1 in self._signals.recv(64):
+                import_module("nbgpu.engine.group").sever()
+                with self._severed:
+                    self._num_severed += 1
+                    self._severed.notify_all()
         # Another rank's sentinel may have been faster, or the controller may never have started.
         with suppress(ProcessLookupError, FileNotFoundError):
             os.killpg(int((self._cluster_folder / "controller.pid").read_text()), signal.SIGKILL)
         shutil.rmtree(self._cluster_folder, ignore_errors=True)
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def wait_until_severed(self, times: int) -> None:
+        """Waits until the rank was severed so many times: a cut that comes late would hit the next group."""
+        with self._severed:
+            if not self._severed.wait_for(lambda: self._num_severed >= times, _SEVER_PATIENCE_S):
+                raise RuntimeError(f"the rank was severed {self._num_severed} times and not {times}")
+
+
+_sentinel: Sentinel | None = None
 
 
 def join(
@@ -76,13 +108,17 @@ def join(
     import torch.distributed as dist
     from IPython.core.getipython import get_ipython
 
-    from nbgpu.engine import group
+    from nbgpu.engine import group, tracebacks
 
     torch.set_num_threads(threads)
+    assert _sentinel is not None, "join is for engines that the nursery forked"
+    _sentinel.take_signals()
+    group.remember_what_is_made()
     member = group.Membership(rank, world_size, local_rank, torch.device(device), backend)
     group.form(member, Path(rendezvous))
     shell = get_ipython()
     assert shell is not None, "join is for engines, which have an IPython shell"
+    tracebacks.install(shell)
     shell.user_ns.update(
         rank=rank, local_rank=local_rank, world_size=world_size, device=member.device, torch=torch, dist=dist
     )
@@ -90,10 +126,29 @@ def join(
     return {"pid": os.getpid(), "torch": str(torch.__version__)}
 
 
+def regroup(generation: int, num_severed: int) -> list[str]:
+    """Forms the group anew after a failure; returns what could not be moved to it (`group.form_again`).
+
+    Args:
+        generation: which forming of the group this is.
+        num_severed: how often the client has severed the ranks so far.
+    """
+    from IPython.core.getipython import get_ipython
+
+    from nbgpu.engine import group
+
+    shell = get_ipython()
+    assert shell is not None, "regroup is for engines, which have an IPython shell"
+    assert _sentinel is not None, "regroup is for engines that the nursery forked"
+    _sentinel.wait_until_severed(num_severed)
+    return group.form_again(generation, shell.user_ns)
+
+
 def main() -> None:
     """The nursery: forks the engines, and ends with the last of them or when it is told to stop."""
     num_engines = int(sys.argv[1])
     owner_pid = int(os.environ[OWNER_PID])
+    folder = Path(os.environ[CLUSTER_FOLDER])
     if os.getppid() != owner_pid:
         sys.exit(f"the process {owner_pid} that asked for these engines is gone")
     # Everything that an engine needs anyway, before the fork, so that it is paid for once. torch starts no
@@ -111,7 +166,9 @@ def main() -> None:
     while pids:
         pid, status = os.wait()
         pids.discard(pid)
-        print(f"engine {pid} ended: {os.waitstatus_to_exitcode(status)}", flush=True)  # noqa: T201 - the log
+        # Only a parent is told how a process ended; the client reads it here.
+        with suppress(FileNotFoundError):
+            (folder / f"ended-{pid}").write_text(str(os.waitstatus_to_exitcode(status)))
 
 
 def _fork_engine(rank: int, owner_pid: int) -> int:
@@ -120,7 +177,8 @@ def _fork_engine(rank: int, owner_pid: int) -> int:
     pid = os.fork()
     if pid:
         return pid
-    Sentinel([owner_pid, nursery_pid], Path(os.environ[CLUSTER_FOLDER]))
+    global _sentinel
+    _sentinel = Sentinel([owner_pid, nursery_pid], Path(os.environ[CLUSTER_FOLDER]))
     from ipyparallel.engine.app import IPEngine
 
     IPEngine.launch_instance(argv=["--IPEngine.enable_nanny=False", f"--IPEngine.id={rank}"])
@@ -142,4 +200,5 @@ def _end(pids: set[int]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # Under its own name, and not as __main__: the engines import this module, and must find their sentinel in it.
+    import_module("nbgpu.engine.boot").main()

@@ -2,17 +2,31 @@
 
 A generation is one forming of the group. Each has a rendezvous of its own, a file in the cluster's private
 folder, so that nothing left over from an earlier group can be mistaken for news of this one.
+
+After a failure `sever` frees the ranks that wait in a collective, from a thread, and `form_again` makes the
+next generation, with every DistributedDataParallel object started anew on it.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
+import inspect
 import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
+
+from nbgpu.engine import sockets
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
@@ -29,6 +43,9 @@ class Membership:
 
 
 _membership: Membership | None = None
+_rendezvous: Path | None = None
+_ddp_arguments: WeakKeyDictionary[DistributedDataParallel, tuple[int, dict[str, Any]]] = WeakKeyDictionary()
+"""Of every DDP object that lives: how many were made before it, and what it was made with."""
 
 
 def membership() -> Membership:
@@ -52,7 +69,7 @@ def form(
     Raises:
         RuntimeError: the all_reduce gave a wrong sum, or a peer did not come within the timeout.
     """
-    global _membership
+    global _membership, _rendezvous
     store = None
     if rendezvous is not None:
         stay_on_loopback()
@@ -67,7 +84,7 @@ def form(
         timeout=timeout,
     )
     prove(member.world_size, member.device)
-    _membership = member
+    _membership, _rendezvous = member, rendezvous
 
 
 def prove(world_size: int, device: torch.device) -> None:
@@ -87,3 +104,91 @@ def stay_on_loopback() -> None:
     """Keeps gloo's and NCCL's sockets on the loopback interface, unless the person named another."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+
+
+def remember_what_is_made() -> None:
+    """From now on notes the connections of every group, and the arguments of every DDP object, that is made.
+
+    Groups that a person makes (`new_group`, DeviceMesh, FSDP) all go through one private function of torch.
+    """
+    make_group = distributed_c10d._new_process_group_helper
+
+    @functools.wraps(make_group)
+    def make_group_and_note(*args: Any, **kwargs: Any) -> Any:
+        with sockets.noted_as_groups():
+            return make_group(*args, **kwargs)
+
+    distributed_c10d._new_process_group_helper = make_group_and_note
+
+    make_ddp = DistributedDataParallel.__init__
+    signature = inspect.signature(make_ddp)
+
+    @functools.wraps(make_ddp)
+    def make_ddp_and_note(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        make_ddp(self, *args, **kwargs)
+        arguments = dict(signature.bind(self, *args, **kwargs).arguments)
+        del arguments["self"], arguments["module"]
+        number, _ = _ddp_arguments.get(self, (next(_numbers), {}))
+        _ddp_arguments[self] = number, arguments
+
+    _numbers = iter(range(10**9))
+    DistributedDataParallel.__init__ = make_ddp_and_note  # type: ignore[method-assign]
+
+
+def sever() -> None:
+    """Frees this rank from whatever collective it waits in. Called on a thread; the group is of no use after it."""
+    sockets.cut()
+    for group in list(distributed_c10d._world.pg_map):
+        # NCCL has no connections of its own to cut, and an abort that works. Only on GPUs is there such a backend.
+        with suppress(RuntimeError):
+            backend = group._get_backend(torch.device("cuda"))
+            if hasattr(backend, "abort"):
+                backend.abort()
+
+
+def form_again(generation: int, variables: Mapping[str, Any]) -> list[str]:
+    """Forms the group anew and starts every DDP object anew on it, in place. Every rank calls it.
+
+    Args:
+        generation: which forming this is.
+        variables: the person's own, by name.
+
+    Returns:
+        A line for each variable that belonged to the old group and could not be moved, which says how to make
+        it again.
+    """
+    lost = [line for name, value in variables.items() if (line := _how_to_make_again(name, value))]
+    dist.destroy_process_group()
+    form(membership(), _rendezvous, generation)
+    gc.collect()  # so that no DDP object is taken for a living one that only waits for the collector
+    mine = {number: (ddp, arguments) for ddp, (number, arguments) in _ddp_arguments.items()}
+    for number in _on_every_rank(mine):
+        ddp, arguments = mine[number]
+        if arguments.get("process_group") is not None or arguments.get("device_mesh") is not None:
+            lost.append(
+                "a DistributedDataParallel object on a group of your own: make it again on a new group"
+            )
+            continue
+        was_training = ddp.training
+        ddp.__init__(ddp.module, **arguments)  # type: ignore[misc]
+        ddp.training = was_training
+    return lost
+
+
+def _how_to_make_again(name: str, value: Any) -> str | None:
+    # Of the groups before the one that ends now nothing is known any more; they were named when they ended.
+    if isinstance(value, dist.ProcessGroup) and value in distributed_c10d._world.pg_map:
+        if value is dist.group.WORLD:
+            return f"{name} = dist.group.WORLD"
+        return f"{name} = dist.new_group({dist.get_process_group_ranks(value)})"
+    if isinstance(value, dist.device_mesh.DeviceMesh):
+        shape = tuple(value.mesh.shape)
+        return f"{name} = dist.device_mesh.init_device_mesh({value.device_type!r}, {shape})"
+    return None
+
+
+def _on_every_rank(numbers: Iterable[int]) -> list[int]:
+    """The DDP objects that all ranks have, in the order in which they were made."""
+    gathered: list[set[int]] = [set() for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, set(numbers))
+    return sorted(set.intersection(*gathered))

@@ -139,6 +139,7 @@ class Trainer:
         if failure is not None:
             self.consensus.finish()
         sums: dict[str, Tensor] = {}
+        own_s = 0.0
         for index, batch in enumerate(batches):
             last = index == len(batches) - 1
             # Gradients add up on each rank, and cross to the others once, with the last micro-batch.
@@ -146,6 +147,7 @@ class Trainer:
                 with self._autocast():
                     terms = self.recipe.loss(self.ddp, batch)
                 if index == 0:
+                    own_s = time.perf_counter() - started_s
                     command = self.consensus.finish()
                 self.scaler.scale(terms["loss"] / self.config.accumulate).backward()
             for name, term in terms.items():
@@ -159,15 +161,18 @@ class Trainer:
         lr = float(self.schedule.get_last_lr()[0])
         self.schedule.step()
         step_s = time.perf_counter() - started_s
-        self._record(
-            {name: total / self.config.accumulate for name, total in sums.items()} | {"grad_norm": grad_norm},
-            {
-                "lr": lr,
-                "step_s": step_s,
-                "data_s": fetched_s - started_s,
-                "samples_per_s": self.config.batch_size * self.config.accumulate / step_s,
-            },
-        )
+        numbers = {
+            "lr": lr,
+            "step_s": step_s,
+            "data_s": fetched_s - started_s,
+            "samples_per_s": self.config.batch_size * self.config.accumulate / step_s,
+        }
+        if self.device.type == "cpu":
+            # The rank's own work before it first waits for the others: what tells a slow rank from the rest. On a
+            # GPU it would only be the time that it takes to queue the work.
+            numbers["compute_s"] = own_s
+        means = {name: total / self.config.accumulate for name, total in sums.items()}
+        self._record(means | {"grad_norm": grad_norm}, numbers)
         return command
 
     def _next_batches(self) -> tuple[list[Batch], Exception | None]:

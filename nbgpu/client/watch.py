@@ -1,0 +1,135 @@
+"""Brings every rank back: once one has failed or is gone, the others are freed from waiting for it.
+
+A rank that waits in a collective for one that raised would wait out the collective's timeout, half an hour. It
+is severed from its process groups, which frees it at once; one that computes is interrupted a moment later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+import ipyparallel as ipp
+
+from nbgpu.client.results import failures
+from nbgpu.records import RankFailure
+
+_INTERRUPT_AFTER_S = 0.4
+_GIVE_UP_AFTER_S = 2.0
+_DEATH_PATIENCE_S = 0.1
+_NETWORK_ERRORS = ("RuntimeError", "DistBackendError", "DistNetworkError", "KeyboardInterrupt")
+"""What a rank raises that was freed from a collective, or whose peer went away."""
+
+
+class Ranks(Protocol):
+    """What the watch asks of a cluster."""
+
+    def sever(self) -> None: ...
+
+    def interrupt(self, ranks: Iterable[int]) -> None: ...
+
+    def how_ended(self, rank: int) -> str | None: ...
+
+
+class RankWatch:
+    """Watches what was sent to the ranks until all are back.
+
+    Args:
+        ranks: who can free them.
+        results: by rank, of a cell or a call that was sent.
+    """
+
+    def __init__(self, ranks: Ranks, results: Mapping[int, ipp.AsyncResult]) -> None:
+        self._ranks = ranks
+        self._results = results
+        self._gone: dict[int, str] = {}
+        self._real: set[int] = set()
+        """Ranks that failed before any was freed."""
+        self._freed: set[int] = set()
+        self._freed_mono_s: float | None = None
+        self._interrupted = False
+
+    def pending(self) -> list[int]:
+        """The ranks that still work: neither back nor gone."""
+        return [
+            rank for rank, result in self._results.items() if not result.ready() and rank not in self._gone
+        ]
+
+    @property
+    def gone(self) -> list[int]:
+        """The ranks whose processes have ended."""
+        return sorted(self._gone)
+
+    def stuck(self) -> list[int]:
+        """The ranks that did not come back although they were freed and interrupted."""
+        if self._freed_mono_s is None or time.monotonic() - self._freed_mono_s < _GIVE_UP_AFTER_S:
+            return []
+        return self.pending()
+
+    def check(self) -> None:
+        """Looks at every rank, and frees the others if one has failed. Called whenever something may be new."""
+        for rank in self._results:
+            ended = self._ranks.how_ended(rank) if rank not in self._gone else None
+            if ended is not None:
+                self._gone[rank] = ended
+        back = {
+            rank: result
+            for rank, result in self._results.items()
+            if result.ready() and rank not in self._gone
+        }
+        if self._freed_mono_s is None:
+            self._real = {failure.rank for failure in failures(back)}
+            if (self._real or self._gone) and self.pending():
+                self.free()
+        elif not self._interrupted and time.monotonic() - self._freed_mono_s > _INTERRUPT_AFTER_S:
+            self._interrupted = True
+            self._ranks.interrupt(self.pending())
+
+    def free(self) -> None:
+        """Frees the ranks that still work from whatever collective they wait in."""
+        self._freed = set(self.pending())
+        self._freed_mono_s = time.monotonic()
+        self._ranks.sever()
+
+    def stop(self) -> None:
+        """What Stop does: interrupts and frees the ranks that still work, and waits a moment for them."""
+        self._interrupted = True
+        self._ranks.interrupt(self.pending())
+        self.free()
+        while self.pending() and not self.stuck():
+            time.sleep(0.01)
+            self.check()
+
+    def outcome(self) -> tuple[list[RankFailure], list[int]]:
+        """(the failures, first those that came first, and the ranks that were merely freed), once none is pending.
+
+        A rank whose peer is killed gets a network error a moment before the peer's end is known, so the end is
+        waited for before such an error is taken for the cause.
+        """
+        raised = failures(
+            {rank: r for rank, r in self._results.items() if r.ready() and rank not in self._gone}
+        )
+        if raised and not self._gone and all(f.error_type in _NETWORK_ERRORS for f in raised):
+            time.sleep(_DEATH_PATIENCE_S)
+            self.check()
+        gone = [RankFailure(rank, "RankGone", how, how) for rank, how in self._gone.items()]
+        freed = [
+            f.rank
+            for f in raised
+            if f.error_type in _NETWORK_ERRORS
+            and (f.rank in self._freed or (gone and f.rank not in self._freed))
+        ]
+        real = gone + [f for f in raised if f.rank not in freed]
+        # After a Stop there is no other failure than the interrupts themselves.
+        return (real, freed) if real else (raised, [])
+
+    @property
+    def left_the_group_unsure(self) -> bool:
+        """Whether the group must be formed anew: not if every rank ended alike, by itself."""
+        if self._freed_mono_s is not None or self._gone:
+            return True
+        raised = failures(self._results)
+        return bool(raised) and not (
+            len(raised) == len(self._results) and len({failure.error_type for failure in raised}) == 1
+        )

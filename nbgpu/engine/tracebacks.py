@@ -1,0 +1,62 @@
+"""Tracebacks of cells that end where the person's own code ends.
+
+IPython reads and parses every source file of a traceback. In torch's these are tens of thousands of lines, and
+a rank that failed in a collective would take seconds to say so while all others wait for it. What the person
+can change is in their own lines anyway; the message below them is the library's.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from types import TracebackType
+from typing import Any
+
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+
+def own_part(traceback: TracebackType | None) -> tuple[TracebackType | None, int]:
+    """(the traceback from the first to the last frame of the person's code, frames left out below it).
+
+    With no frame of theirs the whole traceback comes back.
+    """
+    frames = []
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    own = [index for index, frame in enumerate(frames) if not _is_library(frame)]
+    if not own:
+        return (frames[0] if frames else None), 0
+    kept: TracebackType | None = None
+    # Built anew from the end: cutting the original would take the frames from a debugger too.
+    for frame in reversed(frames[own[0] : own[-1] + 1]):
+        kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return kept, len(frames) - 1 - own[-1]
+
+
+def install(shell: Any) -> None:
+    """Makes the engine's shell show tracebacks that way."""
+    shell.set_custom_exc((Exception, KeyboardInterrupt), _show)
+
+
+def _show(
+    shell: Any, kind: type[BaseException], error: BaseException, traceback: Any, tb_offset: Any = None
+) -> Any:
+    own, num_left_out = own_part(traceback)
+    # IPython formats the error a second time, for its history.
+    error.__traceback__ = own
+    cause = error.__cause__ or error.__context__
+    while cause is not None:
+        cause.__traceback__, _ = own_part(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__
+    lines = shell.InteractiveTB.structured_traceback(kind, error, own, tb_offset=0)
+    if num_left_out:
+        lines.insert(-1, f"    ({num_left_out} more frames, of the libraries that this line calls)\n")
+    shell._showtraceback(kind, error, lines)
+    return lines
+
+
+def _is_library(traceback: TracebackType) -> bool:
+    filename = traceback.tb_frame.f_code.co_filename
+    # '<frozen importlib._bootstrap>', '<string>': made at run time, and no one's file.
+    made_at_run_time = filename.startswith("<") and not filename.startswith("<ipython")
+    return made_at_run_time or filename.startswith(_LIBRARIES)

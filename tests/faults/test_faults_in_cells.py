@@ -1,0 +1,123 @@
+"""Whatever goes wrong on one rank, the cell ends, the cause is named, and the next collective is right.
+
+Every collective here has torch's own timeout of half an hour: whoever waited for it would not see the end of
+this test. The bounds in seconds only tell an end from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import faults
+import pytest
+from kernel import Kernel, kernel
+
+NUM_RANKS = 3
+BOUND_S = 15
+MAKE_DDP = "model = torch.nn.Linear(256, 256)\nddp = torch.nn.parallel.DistributedDataParallel(model)"
+TRAIN = "for step in range(10**6):\n    ddp(torch.randn(4, 256)).sum().backward()"
+
+WAITS = {
+    "all_reduce": "dist.all_reduce(torch.ones(1000))",
+    "broadcast": "dist.broadcast(torch.ones(1000), src={bad})",
+    "barrier": "dist.barrier()",
+    "a group of the person's own": "dist.all_reduce(torch.ones(10), group=own)",
+    "plain Python": "import time\nfor _ in range(6000): time.sleep(0.1)",
+}
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Kernel]:
+    with kernel() as started:
+        started.run("%load_ext nbgpu")
+        assert started.run(f"%nbgpu start --gpus none --ranks {NUM_RANKS}").status == "ok"
+        yield started
+        started.run("%nbgpu stop")
+
+
+@pytest.fixture(autouse=True)
+def ranks_are_well_afterwards(notebook: Kernel) -> Iterator[None]:
+    """After every fault: the sum is right on every rank, and the variables are as they were."""
+    notebook.run("%%distributed\nkept = 7 * rank\nown = dist.new_group(list(range(world_size)))")
+    yield
+    done = notebook.run(
+        "%%distributed\ntotal = torch.ones(1)\ndist.all_reduce(total)\nint(total), kept", timeout_s=BOUND_S
+    )
+    assert [line.split("] ")[1] for line in done.stdout.splitlines()] == [
+        f"({NUM_RANKS}, {7 * r})" for r in range(3)
+    ]
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize("waits", WAITS)
+def test_one_rank_raises_while_the_others_wait(notebook: Kernel, waits: str, bad: int) -> None:
+    code = f"%%distributed\n{faults.at(bad, 'raise')}\n{WAITS[waits].format(bad=bad)}"
+    done = notebook.run(code, timeout_s=BOUND_S)
+    assert done.status == "error"
+    assert done.error.startswith(f"on rank {bad}:")
+    assert "ValueError: on purpose" in done.error
+    assert done.error.count("on rank") == 1, "the freed ranks are no failures"
+    others = ", ".join(str(r) for r in range(NUM_RANKS) if r != bad)
+    assert f"freed from waiting for the others: rank {others}" in done.stderr
+
+
+def test_a_group_of_the_persons_own_is_named_with_the_line_that_makes_it_again(notebook: Kernel) -> None:
+    done = notebook.run(f"%%distributed\n{faults.at(1, 'raise')}\ndist.barrier()", timeout_s=BOUND_S)
+    assert "make it again: own = dist.new_group([0, 1, 2])" in done.stderr
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_ddp_goes_on_after_a_failure_in_the_middle_of_training(notebook: Kernel, bad: int) -> None:
+    notebook.run(f"%%distributed\ntorch.manual_seed(0)\n{MAKE_DDP}")
+    fault = faults.at(bad, "raise").replace(f"rank == {bad}", f"rank == {bad} and step == 20")
+    done = notebook.run(f"%%distributed\n{TRAIN}\n    {fault}", timeout_s=BOUND_S)
+    assert f"on rank {bad}:" in done.error
+    # The same object works on, and averages the gradients over all ranks: (0 + 1 + 2) / 3.
+    code = (
+        "%%distributed\nddp.zero_grad()\nddp(torch.full((1, 256), float(rank))).sum().backward()\n"
+        "float(ddp.module.weight.grad[0, 0])"
+    )
+    done = notebook.run(code, timeout_s=BOUND_S)
+    assert done.stdout.split("\n")[:3] == ["[0] 1.0", "[1] 1.0", "[2] 1.0"]
+
+
+STOPS = {
+    "in a Python loop": "import time\nwhile True: time.sleep(0.01)",
+    "in a collective that never completes": "if rank == 0: dist.all_reduce(torch.full((1,), 100.0))",
+    "in a loop of collectives": "while True: dist.all_reduce(torch.ones(1000))",
+    "in DDP's backward": f"{MAKE_DDP}\n{TRAIN}",
+    "in a rank that waits for one that is done": "if rank > 0: dist.barrier()",
+}
+
+
+@pytest.mark.parametrize("where", STOPS)
+def test_stop(notebook: Kernel, where: str) -> None:
+    code = f"%%distributed\nprint('working', flush=True)\n{STOPS[where]}"
+    done = notebook.run(code, meanwhile=notebook.manager.interrupt_kernel, timeout_s=BOUND_S)
+    assert done.status == "error"
+
+
+def test_stop_in_code_that_holds_the_gil_says_so_and_the_rank_comes_back(notebook: Kernel) -> None:
+    code = f"%%distributed\nprint('working', flush=True)\nimport time; time.sleep(0.3)\n{faults.at(0, 'hold_gil')}"
+    done = notebook.run(code, meanwhile=notebook.manager.interrupt_kernel, timeout_s=BOUND_S)
+    assert done.status == "error"
+    if "rank(s) 0 did not come back" in done.error:
+        give_up = 60 / 0.5
+        while "still in an earlier cell" in (answer := notebook.run("%distributed 1")).error and give_up > 0:
+            notebook.run("import time; time.sleep(0.5)")
+            give_up -= 1
+        assert answer.status == "ok"
+
+
+@pytest.mark.parametrize(("action", "signal_name"), [("kill", "SIGKILL"), ("segfault", "SIGSEGV")])
+def test_a_rank_that_dies_is_named_with_its_signal(action: faults.Action, signal_name: str) -> None:
+    with kernel() as notebook:
+        notebook.run("%load_ext nbgpu")
+        notebook.run("%nbgpu start --gpus none --ranks 2")
+        notebook.run("%%distributed\nkept = 5")
+        done = notebook.run(f"%%distributed\n{faults.at(1, action)}\ndist.barrier()", timeout_s=BOUND_S)
+        assert f"rank 1 was killed by {signal_name}" in done.error
+        assert f"rank 1 was killed by {signal_name}" in notebook.run("%distributed 1").error
+        # What the others hold can still be saved.
+        assert notebook.run("%pull kept --rank 0\nkept").value == "5"
+        assert notebook.run("%nbgpu stop").stdout == "stopped\n"
