@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import ipyparallel as ipp
 import psutil
-from ipyparallel.cluster.launcher import LocalEngineLauncher
+from ipyparallel.cluster.launcher import LocalControllerLauncher, LocalEngineLauncher
 from traitlets.log import get_logger
 
 from nbgpu import devices
@@ -58,6 +58,14 @@ class _NurseryLauncher(LocalEngineLauncher):  # type: ignore[misc]
     def start(self, n: int) -> Any:
         self.n = n
         return super().start()
+
+
+class _ControllerLauncher(LocalControllerLauncher):  # type: ignore[misc]
+    """Starts ipyparallel's controller so that it ends with this process."""
+
+    def find_args(self) -> list[str]:
+        own = [sys.executable, "-m", "nbgpu.client.controller", str(os.getpid())]
+        return own + list(self.cluster_args) + list(self.controller_args)
 
 
 class Cluster:
@@ -324,6 +332,7 @@ class Cluster:
         self._engines = ipp.Cluster(
             n=self.world_size,
             engines=_NurseryLauncher,
+            controller=_ControllerLauncher,
             controller_ip="127.0.0.1",
             controller_args=[
                 f"--HeartMonitor.period={_HEARTBEAT_PERIOD_MS}",
@@ -345,7 +354,6 @@ class Cluster:
         )
         self._engines.start_engines_sync(self.world_size, environment=self._engine_environment())
         self._engines.start_controller_sync()
-        (self._folder / "controller.pid").write_text(str(self._engines.controller.pid))
 
     def _engine_environment(self) -> dict[str, str]:
         gpus = dict.fromkeys(d.uuid for d in self.devices if d.kind == "cuda")

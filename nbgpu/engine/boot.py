@@ -25,8 +25,7 @@ from typing import Any, NoReturn
 OWNER_PID = "NBGPU_OWNER_PID"
 """Environment variable: the process that started the cluster, usually the notebook's kernel."""
 CLUSTER_FOLDER = "NBGPU_CLUSTER_FOLDER"
-"""Environment variable: the cluster's private folder, with the pid of ipyparallel's controller, which does not
-watch its owner, in `controller.pid`."""
+"""Environment variable: the cluster's private folder."""
 
 _NEEDED_BY_EVERY_ENGINE = (
     "ipykernel.ipkernel",
@@ -42,8 +41,8 @@ _SEVER_PATIENCE_S = 5.0
 class Sentinel:
     """A thread that can act while the main thread sits in C++, which it may do for minutes.
 
-    It watches processes through pidfds. When one of them is gone it ends the controller, takes the cluster's
-    folder away, and ends this engine: engines that outlive their notebook would hold the GPUs' memory with
+    It watches processes through pidfds. When one of them is gone it takes the cluster's folder away
+    and ends this engine: engines that outlive their notebook would hold the GPUs' memory with
     nobody to free it. And it takes SIGUSR1, on which it severs the rank from its process groups.
     """
 
@@ -75,9 +74,6 @@ class Sentinel:
                 with self._severed:
                     self._num_severed += 1
                     self._severed.notify_all()
-        # Another rank's sentinel may have been faster, or the controller may never have started.
-        with suppress(ProcessLookupError, FileNotFoundError):
-            os.killpg(int((self._cluster_folder / "controller.pid").read_text()), signal.SIGKILL)
         shutil.rmtree(self._cluster_folder, ignore_errors=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -149,14 +145,14 @@ def main() -> None:
     num_engines = int(sys.argv[1])
     owner_pid = int(os.environ[OWNER_PID])
     folder = Path(os.environ[CLUSTER_FOLDER])
-    if os.getppid() != owner_pid:
-        sys.exit(f"the process {owner_pid} that asked for these engines is gone")
     # Everything that an engine needs anyway, before the fork, so that it is paid for once. torch starts no
     # thread and does not touch a GPU when it is imported, which is what makes forking after it safe.
     for module in _NEEDED_BY_EVERY_ENGINE:
         import_module(module)
     gc.freeze()  # keeps the collector from copying the pages that the engines share
-    pids = {_fork_engine(rank, owner_pid) for rank in range(num_engines)}
+    pids: set[int] = set()
+    if os.getppid() == owner_pid:  # else it went while this process was importing
+        pids.update(_fork_engine(rank, owner_pid) for rank in range(num_engines))
 
     def stop(*_: int | FrameType | None) -> NoReturn:
         _end(pids)
@@ -169,6 +165,9 @@ def main() -> None:
         # Only a parent is told how a process ended; the client reads it here.
         with suppress(FileNotFoundError):
             (folder / f"ended-{pid}").write_text(str(os.waitstatus_to_exitcode(status)))
+    if os.getppid() != owner_pid:
+        # The last process of the cluster: what the others wrote while they ended goes with it.
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _fork_engine(rank: int, owner_pid: int) -> int:

@@ -85,3 +85,20 @@ def test_stopping_the_cluster_ends_its_run(tmp_path: Path) -> None:
     cluster.stop()
     assert run.over
     assert run.status == "stopped"
+
+
+_STARTING = """
+import sys, nbgpu
+print("starting", flush=True)
+nbgpu.Cluster(gpus="none").start()
+"""
+
+
+@pytest.mark.parametrize("after_s", [0.3, 0.8, 1.5])
+def test_an_owner_killed_in_the_middle_of_the_start_leaves_nothing(after_s: float) -> None:
+    """Nothing is asserted here: the fixture that looks for leftovers around every test does."""
+    with subprocess.Popen([sys.executable, "-c", _STARTING], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "starting\n"
+        time.sleep(after_s)
+        os.kill(owner.pid, signal.SIGKILL)
