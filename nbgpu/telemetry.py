@@ -24,6 +24,7 @@ from nbgpu.records import Command, Device, Event, RankStatus, RunState, Sample
 FLUSH_PERIOD_S = 0.05
 PROBE_PERIOD_S = 1.0
 HEARTBEAT_PERIOD_S = 0.5
+_POLL_PERIOD_S = 0.1
 _HEARTBEAT = b"\n"
 
 Record = Sample | Event
@@ -223,7 +224,10 @@ class Reader:
                 for source in self._sources:
                     if source.socket is None:
                         self._connect(context, poller, source)
-                for socket, _ in poller.poll(100):
+                if all(source.socket is None for source in self._sources):
+                    # A poller with nothing to poll returns at once, and this loop would take a core.
+                    self._closing.wait(_POLL_PERIOD_S)
+                for socket, _ in poller.poll(1000 * _POLL_PERIOD_S):
                     source = next(s for s in self._sources if s.socket is socket)
                     self._receive(source)
                 for source in self._sources:

@@ -122,9 +122,12 @@ class DistributedCell:
             raise RankError(failed)
 
     def _restore_group(self) -> None:
-        if self._watch.left_the_group_unsure and not self._watch.gone:
-            for line in self._cluster.regroup():
-                print(f"this belonged to the old process group; make it again: {line}", file=sys.stderr)  # noqa: T201
+        if not self._watch.left_the_group_unsure or self._watch.gone:
+            return
+        if not self._watch.severed and self._cluster.untouched_by_cell():
+            return
+        for line in self._cluster.regroup():
+            print(f"this belonged to the old process group; make it again: {line}", file=sys.stderr)  # noqa: T201
 
     def _give_up_on_stuck_ranks(self) -> None:
         stuck = self._watch.stuck()

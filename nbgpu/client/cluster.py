@@ -269,6 +269,12 @@ class Cluster:
             with suppress(ProcessLookupError):
                 os.kill(self._pids[rank], signal.SIGUSR1)
 
+    def untouched_by_cell(self) -> bool:
+        """Whether nothing went through the process groups in the last cell, on no rank."""
+        return all(
+            collect(self.call_engines("nbgpu.engine.group:untouched_by_cell"), _REGROUP_PATIENCE_S).values()
+        )
+
     def regroup(self) -> list[str]:
         """Forms the process group anew on all ranks, and starts their DDP objects anew on it.
 

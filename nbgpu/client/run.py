@@ -8,10 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import ipyparallel as ipp
-import pandas as pd
 
 from nbgpu import runs
 from nbgpu.client.watch import Ranks, RankWatch
@@ -29,6 +28,9 @@ from nbgpu.records import (
     Sample,
 )
 from nbgpu.telemetry import Reader, send_command
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _log = logging.getLogger("nbgpu.run")
 _STOP_PATIENCE_S = 10.0
@@ -144,6 +146,9 @@ class Run:
 
     def metrics(self) -> pd.DataFrame:
         """Every number that the ranks recorded: one row for each sample, with rank, step, time_s and the series."""
+        # Here, because it takes a third of a second, which every start of a cluster would pay.
+        import pandas as pd
+
         records, _ = self.reader.since(0)
         rows = [
             {"rank": r.rank, "step": r.step, "time_s": r.time_s, **r.values}

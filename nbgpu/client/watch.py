@@ -125,9 +125,14 @@ class RankWatch:
         return (real, freed) if real else (raised, [])
 
     @property
+    def severed(self) -> bool:
+        """Whether the ranks were cut off from their groups."""
+        return self._freed_mono_s is not None
+
+    @property
     def left_the_group_unsure(self) -> bool:
-        """Whether the group must be formed anew: not if every rank ended alike, by itself."""
-        if self._freed_mono_s is not None or self._gone:
+        """Whether the group may have to be formed anew: not if every rank ended alike, by itself."""
+        if self.severed or self._gone:
             return True
         raised = failures(self._results)
         return bool(raised) and not (

@@ -115,6 +115,7 @@ def join(
     shell = get_ipython()
     assert shell is not None, "join is for engines, which have an IPython shell"
     tracebacks.install(shell)
+    shell.events.register("pre_run_cell", lambda _: group.note_traffic())
     shell.user_ns.update(
         rank=rank, local_rank=local_rank, world_size=world_size, device=member.device, torch=torch, dist=dist
     )
@@ -147,8 +148,10 @@ def main() -> None:
     folder = Path(os.environ[CLUSTER_FOLDER])
     # Everything that an engine needs anyway, before the fork, so that it is paid for once. torch starts no
     # thread and does not touch a GPU when it is imported, which is what makes forking after it safe.
+    gc.disable()  # while modules are imported there is nothing to collect, and looking for it takes time
     for module in _NEEDED_BY_EVERY_ENGINE:
         import_module(module)
+    gc.enable()
     gc.freeze()  # keeps the collector from copying the pages that the engines share
     pids: set[int] = set()
     if os.getppid() == owner_pid:  # else it went while this process was importing

@@ -44,6 +44,7 @@ class Membership:
 
 _membership: Membership | None = None
 _rendezvous: Path | None = None
+_bytes_before_cell = 0
 _ddp_arguments: WeakKeyDictionary[DistributedDataParallel, tuple[int, dict[str, Any]]] = WeakKeyDictionary()
 """Of every DDP object that lives: how many were made before it, and what it was made with."""
 
@@ -135,6 +136,20 @@ def remember_what_is_made() -> None:
     DistributedDataParallel.__init__ = make_ddp_and_note  # type: ignore[method-assign]
 
 
+def note_traffic() -> None:
+    """Notes how much the groups of this process have sent and received so far; called before each cell."""
+    global _bytes_before_cell
+    _bytes_before_cell = sockets.moved_bytes()
+
+
+def untouched_by_cell() -> bool:
+    """Whether nothing went through the groups since the cell began, so that a failure cannot have upset them.
+
+    NCCL moves its data past the sockets, and is never taken for untouched.
+    """
+    return membership().backend == "gloo" and sockets.moved_bytes() == _bytes_before_cell
+
+
 def sever() -> None:
     """Frees this rank from whatever collective it waits in. Called on a thread; the group is of no use after it."""
     sockets.cut()
@@ -158,7 +173,8 @@ def form_again(generation: int, variables: Mapping[str, Any]) -> list[str]:
         it again.
     """
     lost = [line for name, value in variables.items() if (line := _how_to_make_again(name, value))]
-    dist.destroy_process_group()
+    if dist.is_initialized():  # unless the person's own code has ended it
+        dist.destroy_process_group()
     form(membership(), _rendezvous, generation)
     gc.collect()  # so that no DDP object is taken for a living one that only waits for the collector
     mine = {number: (ddp, arguments) for ddp, (number, arguments) in _ddp_arguments.items()}

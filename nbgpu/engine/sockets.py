@@ -43,12 +43,12 @@ def cut() -> None:
     in the middle and waits out the timeout.
     """
     started_s = quiet_since_s = time.monotonic()
-    moved_bytes = _moved_bytes()
+    last_bytes = moved_bytes()
     while time.monotonic() - quiet_since_s < _QUIET_S and time.monotonic() - started_s < _QUIET_PATIENCE_S:
         time.sleep(0.002)
-        now_bytes = _moved_bytes()
-        if now_bytes != moved_bytes:
-            moved_bytes, quiet_since_s = now_bytes, time.monotonic()
+        now_bytes = moved_bytes()
+        if now_bytes != last_bytes:
+            last_bytes, quiet_since_s = now_bytes, time.monotonic()
     _each(lambda connection: connection.shutdown(socket.SHUT_RDWR))
     _of_groups.clear()
 
@@ -81,7 +81,7 @@ def _each(act: Callable[[socket.socket], None]) -> None:
                     act(duplicate)
 
 
-def _moved_bytes() -> int:
+def moved_bytes() -> int:
     """Bytes that the peers acknowledged and that were received from them, over all connections."""
     total = 0
 

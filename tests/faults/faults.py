@@ -18,3 +18,23 @@ _ACTIONS: dict[Action, str] = {
 def at(rank: int, action: Action) -> str:
     """A line of a distributed cell in which one rank does something bad, and the others nothing."""
     return f"if rank == {rank}: {_ACTIONS[action]}"
+
+
+def in_training(rank: int, step: int, action: Action) -> str:
+    """A cell after which one rank does something bad in the given step's forward pass of the next run."""
+    return f"""
+from nbgpu.recipes.autoencoder import Autoencoder
+def _make_faulty(loss, calls=[]):
+    def faulty(self, model, batch):
+        calls.append(1)
+        if len(calls) == {step}:
+            {_ACTIONS[action]}
+        return loss(self, model, batch)
+    return faulty
+if rank == {rank}:
+    _good_loss, Autoencoder.loss = Autoencoder.loss, _make_faulty(Autoencoder.loss)
+"""
+
+
+MEND = "if '_good_loss' in globals(): Autoencoder.loss = globals().pop('_good_loss')"
+"""A cell that takes `in_training` back."""

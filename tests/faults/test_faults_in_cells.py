@@ -66,6 +66,22 @@ def test_a_group_of_the_persons_own_is_named_with_the_line_that_makes_it_again(n
     assert "make it again: own = dist.new_group([0, 1, 2])" in done.stderr
 
 
+def test_a_mere_mistake_leaves_the_groups_as_they_are(notebook: Kernel) -> None:
+    done = notebook.run("%%distributed --ranks 1\nnot_a_name", timeout_s=BOUND_S)
+    assert "NameError" in done.error
+    assert done.stderr == ""
+    done = notebook.run("%%distributed\nmine = torch.ones(1)\ndist.all_reduce(mine, group=own)\nint(mine)")
+    assert done.stdout.split("\n")[:3] == ["[0] 3", "[1] 3", "[2] 3"]
+
+
+def test_news_of_a_failed_cell_never_reaches_the_next(notebook: Kernel) -> None:
+    """A small broadcast is sent before anybody takes it: what rank 0 sent in vain must not be taken later."""
+    code = f"%%distributed\n{faults.at(1, 'raise')}\nif rank == 0: dist.broadcast(torch.full((1,), 100.0), src=0)"
+    notebook.run(code, timeout_s=BOUND_S)
+    code = "%%distributed\nnews = torch.full((1,), float(rank + 1))\ndist.broadcast(news, src=0)\nint(news)"
+    assert notebook.run(code, timeout_s=BOUND_S).stdout.split("\n")[:3] == ["[0] 1", "[1] 1", "[2] 1"]
+
+
 @pytest.mark.parametrize("bad", [0, 2])
 def test_ddp_goes_on_after_a_failure_in_the_middle_of_training(notebook: Kernel, bad: int) -> None:
     notebook.run(f"%%distributed\ntorch.manual_seed(0)\n{MAKE_DDP}")

@@ -407,3 +407,14 @@ def test_half_a_command_waits_for_its_other_half(tmp_path: Path) -> None:
     assert watch.newest() is None
     path.write_bytes(whole)
     assert watch.newest() == "pause"
+
+
+def test_a_reader_that_waits_for_its_ranks_takes_no_cpu_time(tmp_path: Path) -> None:
+    """A poller with no socket does not wait at all, and a loop around it would keep a core busy."""
+    reader = Reader(tmp_path, world_size=2)
+    try:
+        before_s = time.process_time()
+        time.sleep(1.0)
+        assert time.process_time() - before_s < 0.5
+    finally:
+        reader.close()

@@ -1,0 +1,39 @@
+"""A rank that fails in the middle of a step ends the run on all, is named, and leaves the ranks in good order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import faults
+import pytest
+
+import nbgpu
+
+ENDLESS: dict[str, Any] = {
+    "data": "phantoms",
+    "patch_size": 16,
+    "num_phantoms": 16,
+    "batch_size": 2,
+    "steps": 100_000,
+    "val_every": 0,
+}
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_rank_that_raises_in_a_step(cluster2: nbgpu.Cluster, tmp_path: Path, bad: int) -> None:
+    cluster2.execute(f"kept = 3 + rank\n{faults.in_training(bad, step=4, action='raise')}")
+    run = cluster2.train("autoencoder", **ENDLESS, runs_dir=str(tmp_path))
+    with pytest.raises(nbgpu.RankError) as caught:
+        run.wait(90)
+    assert [(f.rank, f.error_type, f.message) for f in caught.value.failures] == [
+        (bad, "ValueError", "on purpose")
+    ]
+    assert run.status == "failed"
+    # The ranks are in good order: the sum is right, variables are kept, and the next run trains.
+    told = cluster2.execute(
+        f"{faults.MEND}\ntotal = torch.ones(1); dist.all_reduce(total); print(int(total), kept)"
+    )
+    assert told == {0: "2 3\n", 1: "2 4\n"}
+    settings = {**ENDLESS, "steps": 3}
+    assert cluster2.train("autoencoder", **settings, runs_dir=str(tmp_path)).wait(90).status == "finished"
