@@ -24,7 +24,7 @@ from nbgpu.records import Command, Device, Event, RankStatus, RunState, Sample
 FLUSH_PERIOD_S = 0.05
 PROBE_PERIOD_S = 1.0
 HEARTBEAT_PERIOD_S = 0.5
-_POLL_PERIOD_S = 0.1
+_POLL_PERIOD_MS = 100
 _HEARTBEAT = b"\n"
 
 Record = Sample | Event
@@ -226,8 +226,8 @@ class Reader:
                         self._connect(context, poller, source)
                 if all(source.socket is None for source in self._sources):
                     # A poller with nothing to poll returns at once, and this loop would take a core.
-                    self._closing.wait(_POLL_PERIOD_S)
-                for socket, _ in poller.poll(1000 * _POLL_PERIOD_S):
+                    self._closing.wait(_POLL_PERIOD_MS / 1000)
+                for socket, _ in poller.poll(_POLL_PERIOD_MS):
                     source = next(s for s in self._sources if s.socket is socket)
                     self._receive(source)
                 for source in self._sources:
