@@ -14,6 +14,8 @@ INSTALL := $(RUN) -m pip install --disable-pip-version-check -c constraints.txt
 FOR_USE := $(VENV)/.ready-for-use
 FOR_DEVELOPMENT := $(VENV)/.ready-for-development
 NOTEBOOK := notebooks/00_first_run.ipynb
+# JupyterLab asks root to say so. In a container there is often nobody else.
+AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo lab test lint bench docs clean
@@ -25,7 +27,7 @@ demo: $(FOR_USE) ## run the first notebook on all GPUs, or on two CPU ranks; lea
 	@$(RUN) -m nbgpu.client.demo $(NOTEBOOK) demo
 
 lab: $(FOR_USE) ## open the first notebook in JupyterLab
-	@$(RUN) -m jupyter lab $(NOTEBOOK)
+	@$(RUN) -m jupyter lab $(AS_ROOT) $(NOTEBOOK)
 
 test: $(FOR_DEVELOPMENT) ## run every check and test: Python, front end, browser
 	@bash tests/all.sh
