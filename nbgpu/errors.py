@@ -71,7 +71,10 @@ class RankError(NbgpuError, RuntimeError):
         super().__init__(self.failures)
 
     def __str__(self) -> str:
-        return "; ".join(f"rank {f.rank}: {f.error_type}: {f.message}" for f in self.failures)
+        ranks_by_text: dict[str, list[int]] = {}
+        for failure in self.failures:
+            ranks_by_text.setdefault(f"{failure.error_type}: {failure.message}", []).append(failure.rank)
+        return "; ".join(f"{_named(ranks)}: {text}" for text, ranks in ranks_by_text.items())
 
     def _render_traceback_(self) -> list[str]:
         """What IPython prints for this error: each rank's traceback, the same one on several ranks once."""
@@ -87,7 +90,11 @@ class RankError(NbgpuError, RuntimeError):
             ranks_by_kind.setdefault(kind, []).append(failure.rank)
         lines: list[str] = []
         for kind, ranks in ranks_by_kind.items():
-            named = ", ".join(map(str, ranks))
-            lines.append(f"on rank{'s' if len(ranks) > 1 else ''} {named}:")
+            lines.append(f"on {_named(ranks)}:")
             lines.extend(told_by_kind[kind].splitlines())
         return lines
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """'rank 1', or 'ranks 0, 2'."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -50,7 +50,7 @@ def _failure(rank: int, traceback: str = "Traceback\nValueError: no") -> RankFai
 
 def test_a_rank_error_names_every_rank_in_its_message() -> None:
     error = RankError([_failure(0), _failure(3)])
-    assert str(error) == "rank 0: ValueError: no; rank 3: ValueError: no"
+    assert str(error) == "ranks 0, 3: ValueError: no"
     assert error.failures == (_failure(0), _failure(3))
 
 
