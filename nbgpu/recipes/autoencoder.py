@@ -34,17 +34,14 @@ from nbgpu.engine.data import (
     Decode,
     Item,
     PatchLoader,
-    check_headers,
-    find_volumes,
     grid_patches,
     hold_out,
-    load_volume,
     opened,
     raise_together,
     random_crop,
-    scale_intensity,
     shard,
 )
+from nbgpu.engine.volumes import check_headers, find_volumes, load_volume, scale_intensity
 from nbgpu.errors import DataError
 from nbgpu.recipes import Batch, Loaders
 from nbgpu.recipes.phantoms import phantom

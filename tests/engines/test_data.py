@@ -18,17 +18,8 @@ import torch
 from monai.transforms import Compose
 from torch import Tensor
 
-from nbgpu.engine.data import (
-    Item,
-    PatchLoader,
-    check_headers,
-    find_volumes,
-    grid_patches,
-    hold_out,
-    load_volume,
-    scale_intensity,
-    shard,
-)
+from nbgpu.engine.data import Item, PatchLoader, grid_patches, hold_out, shard
+from nbgpu.engine.volumes import check_headers, find_volumes, load_volume, scale_intensity
 from nbgpu.errors import DataError
 
 EDGE = 12

@@ -1,0 +1,247 @@
+"""Volumes on disk: which files a folder or a list names, whether they are sound, and their voxels.
+
+Names, headers and file sizes are checked for every file before training; voxels (NaN, a constant volume, damage
+inside the compressed data) when a volume is read.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import torch
+from monai.transforms import Compose, EnsureChannelFirst, LoadImage, Orientation, ScaleIntensityRange
+from monai.transforms.utils_pytorch_numpy_unification import percentile
+from monai.utils import convert_to_tensor
+from nibabel.arrayproxy import ArrayProxy
+from nibabel.filebasedimages import ImageFileError
+from nibabel.spatialimages import HeaderDataError
+from torch import Tensor
+
+from nbgpu.errors import DataError
+
+SUFFIXES = (".nii", ".nii.gz")
+IMAGE_COLUMNS = ("image", "path", "file", "filename", "filepath", "nifti", "volume")
+"""Headings of the column that holds the files of a CSV list, in any case."""
+
+READ_ERRORS = (OSError, EOFError, zlib.error, ImageFileError, HeaderDataError, ValueError, struct.error)
+"""What nibabel and gzip raise for a file that is damaged (BadGzipFile is an OSError)."""
+
+
+# ---- finding -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class VolumeList:
+    """The files that a folder or a list names. `validation` is empty unless a list has that section."""
+
+    training: tuple[Path, ...]
+    validation: tuple[Path, ...] = ()
+
+
+def find_volumes(source: str) -> VolumeList:
+    """The volumes that `source` names, each once, in a fixed order.
+
+    `source` is a folder (searched with its subfolders for .nii and .nii.gz), one such file, a CSV list with
+    one of IMAGE_COLUMNS as a heading, or a JSON list: of paths, of {"image": path}, or MONAI's and the
+    Medical Segmentation Decathlon's {"training": [...], "validation": [...]}. Relative paths in a list are
+    relative to the list's own folder.
+
+    Raises DataError where `source` does not exist, names no volume, or is not such a list.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        # sorted: the order of a folder differs between file systems, and would change what each rank gets
+        found = VolumeList(tuple(sorted(p for p in path.rglob("*") if p.is_file() and _is_nifti(p))))
+        if not found.training:
+            raise DataError(f"{path}: the folder has no .nii or .nii.gz file. Give a folder that has some")
+        return found
+    if not path.is_file():
+        raise DataError(
+            f"{path}: there is no such folder or file. data= takes a folder of NIfTI files, or a CSV or JSON "
+            "list of them"
+        )
+    if _is_nifti(path):
+        return VolumeList((path,))
+    readers: dict[str, Callable[[Path], VolumeList]] = {".csv": _read_csv, ".json": _read_json}
+    if path.suffix.lower() not in readers:
+        raise DataError(f"{path}: not a list that can be read. Give a .csv or .json file, or a folder")
+    try:
+        found = readers[path.suffix.lower()](path)
+    except (UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read as {path.suffix[1:].upper()}: {error}") from None
+    if not found.training:
+        raise DataError(f"{path}: the list names no volume. Add at least one")
+    return found
+
+
+def _is_nifti(path: Path) -> bool:
+    return path.name.lower().endswith(SUFFIXES)
+
+
+def _read_csv(path: Path) -> VolumeList:
+    # utf-8-sig: spreadsheets write a byte-order mark, which would become part of the first heading
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.DictReader(file)
+        headings = list(rows.fieldnames or [])
+        column = next((h for name in IMAGE_COLUMNS for h in headings if h.strip().lower() == name), None)
+        if column is None:
+            raise DataError(
+                f"{path}: no column names the files. Its headings are: {', '.join(headings) or '(none)'}. "
+                f"Call one of them: {', '.join(IMAGE_COLUMNS)}"
+            )
+        entries = [(f"line {rows.line_num}", row[column]) for row in rows]
+    return VolumeList(_resolve(path, entries))
+
+
+def _read_json(path: Path) -> VolumeList:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(content, dict) and "training" in content:
+        training, validation = content["training"], content.get("validation", [])
+    else:
+        training, validation = content, []
+    if not (isinstance(training, list) and isinstance(validation, list)):
+        raise DataError(
+            f"{path}: is neither a list nor an object with the lists 'training' and 'validation'. Write "
+            '["a.nii.gz", ...], [{"image": "a.nii.gz"}, ...] or {"training": [...]}'
+        )
+    held_out = _resolve(path, [(f"validation[{i}]", e) for i, e in enumerate(validation)])
+    trained_on = _resolve(path, [(f"training[{i}]", e) for i, e in enumerate(training)])
+    in_both = sorted(set(trained_on) & set(held_out))
+    if in_both:
+        raise DataError(
+            "\n".join(f"{p}: is listed for training and for validation. Keep one of the two" for p in in_both)
+        )
+    return VolumeList(trained_on, held_out)
+
+
+def _resolve(list_path: Path, entries: Sequence[tuple[str, Any]]) -> tuple[Path, ...]:
+    """Entries as paths, each once: a volume that is listed twice must not be trained on and held out."""
+    bad, paths = [], []
+    for place, entry in entries:
+        image = entry.get("image") if isinstance(entry, dict) else entry
+        if isinstance(image, str) and image.strip():
+            paths.append(list_path.parent / Path(image.strip()).expanduser())
+        else:
+            bad.append(f"{list_path}: {place} names no file. Give it a path, or take it out")
+    if bad:
+        raise DataError("\n".join(bad))
+    return tuple(dict.fromkeys(paths))
+
+
+# ---- checking ------------------------------------------------------------------------------------------
+
+
+def check_headers(paths: Sequence[Path], patch_size: int) -> None:
+    """Raises one DataError with a line for every file that is missing, damaged, not 3D or too small.
+
+    Reads headers and file sizes only, about 1 ms for each file. A compressed file ends with the size of what
+    it holds, so that one which was cut short is found without unpacking it.
+    """
+    problems = [f"{path}: {problem}" for path in paths if (problem := _header_problem(path, patch_size))]
+    if problems:
+        raise DataError("\n".join(problems))
+
+
+def _header_problem(path: Path, patch_size: int) -> str | None:
+    if not path.is_file():
+        return "there is no such file. Correct the path, or take it out of the list"
+    if not _is_nifti(path):
+        return "not a NIfTI file by its name. Give .nii or .nii.gz files"
+    try:
+        image = nibabel.load(path)
+    except READ_ERRORS as error:
+        return f"cannot be read as NIfTI ({first_line(error)}). Copy or convert it again"
+    if not isinstance(image, nibabel.Nifti1Pair):  # NIfTI-2 is a subclass
+        return f"holds a {type(image).__name__}, not a NIfTI volume. Convert it"
+    dtype = image.get_data_dtype()
+    if dtype.kind not in "iuf":
+        return f"has voxels of type {dtype}. Convert it to one number for each voxel"
+    shape = image.shape
+    if len(shape) != 3 and shape[3:] != (1,):
+        return f"has {len(shape)} dimensions, {_by(shape)}. Take one 3D volume out of it"
+    if min(shape[:3]) < patch_size:
+        return (
+            f"has {_by(shape[:3])} voxels, which is smaller than the patch. Set patch_size to at most "
+            f"{min(shape[:3])}, or resample it"
+        )
+    assert isinstance(
+        image.dataobj, ArrayProxy
+    )  # nothing is read yet; nibabel has cleared the header's offset
+    num_bytes = image.dataobj.offset + math.prod(shape) * dtype.itemsize
+    if not _holds(path, num_bytes):
+        return "is truncated: it ends before its last voxel. Copy it again"
+    return None
+
+
+def _holds(path: Path, num_bytes: int) -> bool:
+    """Whether the file has at least so many bytes, unpacked."""
+    if path.suffix.lower() != ".gz":
+        return path.stat().st_size >= num_bytes
+    with path.open("rb") as file:
+        file.seek(-4, 2)
+        (unpacked_bytes,) = struct.unpack("<I", file.read(4))
+    if unpacked_bytes == num_bytes % 2**32:
+        return True
+    # Some sound files end otherwise too: several gzip members in a row, or bytes after the last voxel.
+    try:
+        with gzip.open(path) as packed:
+            while chunk := packed.read(2**20):
+                num_bytes -= len(chunk)
+    except READ_ERRORS:
+        return False
+    return num_bytes <= 0
+
+
+def load_volume(path: Path) -> Tensor:
+    """The voxels as float32, (1, right, front, top) whatever the file's own axes are.
+
+    A compressed file is read twice: nibabel stops at the last voxel, before gzip's checksum, and would take
+    damaged voxels for sound ones. Raises what gzip, nibabel and MONAI raise; `Decode` puts it into words.
+    """
+    if path.suffix.lower() == ".gz":
+        with gzip.open(path) as packed:
+            while packed.read(2**20):
+                pass
+    load = Compose([LoadImage(), EnsureChannelFirst(), Orientation(axcodes="RAS", labels=None)])
+    volume: Tensor = convert_to_tensor(load(path), track_meta=False)
+    return volume
+
+
+def scale_intensity(image: Tensor, name: str, upper_percentile: float = 99.5) -> Tensor:
+    """Maps the smallest value to 0 and the upper percentile to 1, and clips what is above.
+
+    `image` has any shape. Raises DataError where it has NaN or infinite voxels, or no contrast.
+    """
+    num_bad = int((~torch.isfinite(image)).sum())
+    if num_bad:
+        raise DataError(
+            f"{name}: {num_bad} of {image.numel()} voxels are NaN or infinite. Replace them, for example with "
+            "numpy.nan_to_num, or leave the file out"
+        )
+    low, high = (float(v) for v in np.asarray(percentile(image, [0.0, upper_percentile])))
+    if low == high:
+        raise DataError(
+            f"{name}: is constant: at least {upper_percentile} % of its voxels are {low:g}. Leave the file out"
+        )
+    to_unit_range = ScaleIntensityRange(a_min=low, a_max=high, b_min=0.0, b_max=1.0, clip=True)
+    scaled: Tensor = convert_to_tensor(to_unit_range(image), track_meta=False)
+    return scaled
+
+
+def _by(shape: Sequence[int]) -> str:
+    return " x ".join(str(n) for n in shape)
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
