@@ -3,40 +3,28 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
-import shutil
 import signal
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import ipyparallel as ipp
 import psutil
-from ipyparallel.cluster.launcher import LocalControllerLauncher, LocalEngineLauncher
-from traitlets.log import get_logger
 
 from nbgpu import devices
+from nbgpu.client.processes import Processes
 from nbgpu.client.results import collect
 from nbgpu.client.run import Run
 from nbgpu.config import ClusterConfig, train_config
 from nbgpu.errors import ClusterError, ConfigError, NoClusterError, RunError
 from nbgpu.records import Device
 
-_log = logging.getLogger("nbgpu.cluster")
-_log.addHandler(logging.NullHandler())
-
-_HEARTBEAT_PERIOD_MS = 100
-"""ipyparallel counts an engine as there after its first heartbeat; its default of 3 s is felt at every start."""
-_HEARTBEATS_MISSED = 30
 _OUTPUT_PATIENCE_S = 2.0
 _ECHO_PATIENCE_S = 0.1
-_OBITUARY_PATIENCE_S = 0.2
 _REGROUP_PATIENCE_S = 30.0
 
 _current: Cluster | None = None
@@ -47,25 +35,6 @@ def current() -> Cluster:
     if _current is None:
         raise NoClusterError("no cluster is running. Start one with: %nbgpu start")
     return _current
-
-
-class _NurseryLauncher(LocalEngineLauncher):  # type: ignore[misc]
-    """Starts all engines through one process that imports torch once and forks them (engine/boot.py)."""
-
-    def find_args(self) -> list[str]:
-        return [sys.executable, "-m", "nbgpu.engine.boot", str(self.n)]
-
-    def start(self, n: int) -> Any:
-        self.n = n
-        return super().start()
-
-
-class _ControllerLauncher(LocalControllerLauncher):  # type: ignore[misc]
-    """Starts ipyparallel's controller so that it ends with this process."""
-
-    def find_args(self) -> list[str]:
-        own = [sys.executable, "-m", "nbgpu.client.controller", str(os.getpid())]
-        return own + list(self.cluster_args) + list(self.controller_args)
 
 
 class Cluster:
@@ -88,9 +57,8 @@ class Cluster:
         self.backend = devices.backend(self.config, self.devices)
         self.run: Run | None = None
         """The training run that was started last, which may be over."""
-        self._engines: ipp.Cluster | None = None
+        self._processes: Processes | None = None
         self._client: Any = None
-        self._folder: Path | None = None
         self._pids: dict[int, int] = {}
         self._generation = 0
         self._num_severed = 0
@@ -124,8 +92,8 @@ class Cluster:
     def connection_file(self) -> Path:
         """ipyparallel's file for clients: with it, and only with it, another process can reach the engines."""
         self._require_running()
-        assert self._engines is not None
-        return Path(self._engines.controller.connection_files["client"])
+        assert self._processes is not None
+        return self._processes.connection_file
 
     def describe(self) -> str:
         """One line that says what the cluster got."""
@@ -148,12 +116,11 @@ class Cluster:
             raise ClusterError(
                 f"a cluster is already running ({_current.describe()}). Stop it first: %nbgpu stop"
             )
-        self._folder = Path(tempfile.mkdtemp(prefix="nbgpu-"))
+        self._processes = Processes(self.world_size, self._engine_environment())
         try:
-            self._launch()
-            self._connect()
-            self._join()
-            self._wait_for_output_path()
+            self._client = self._processes.start(self.config.start_timeout_s)
+            self._join(self._processes)
+            self._wait_for_output_path(self._processes)
         except BaseException:
             self.stop()
             raise
@@ -170,14 +137,11 @@ class Cluster:
         if self._client is not None:
             self._client.close()
             self._client = None
-        if self._engines is not None:
-            self._end_processes(self._engines)
-            self._engines = None
+        if self._processes is not None:
+            self._processes.end()
+            self._processes = None
         if self.run is not None:
             self.run.abandon()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
         self._pids = {}
         self._generation = 0
         self._num_severed = 0
@@ -294,19 +258,8 @@ class Cluster:
 
     def how_ended(self, rank: int) -> str | None:
         """How the process of a rank ended, in words; None while it lives."""
-        pid = self._pids[rank]
-        if self._folder is None or psutil.pid_exists(pid):
-            return None
-        told = self._folder / f"ended-{pid}"
-        give_up_s = time.monotonic() + _OBITUARY_PATIENCE_S
-        while not told.exists() and time.monotonic() < give_up_s:
-            time.sleep(0.005)
-        code = told.read_text() if told.exists() else ""
-        if not code.startswith("-"):
-            return f"the process of rank {rank} is gone" + (f", with exit code {code}" if code else "")
-        name = signal.Signals(-int(code)).name
-        guess = "; the kernel's OOM killer?" if name == "SIGKILL" else ""
-        return f"rank {rank} was killed by {name}{guess}"
+        ended = self._processes.how_ended(self._pids[rank]) if self._processes is not None else None
+        return None if ended is None else f"rank {rank} {ended}"
 
     def status(self) -> str:
         """A table: every rank's device, process, memory, and what it does."""
@@ -331,68 +284,19 @@ class Cluster:
         ]
         return "\n".join([self.describe(), *lines])
 
-    def _launch(self) -> None:
-        assert self._folder is not None
-        profile = self._folder / "profile"
-        profile.mkdir(mode=0o700)
-        self._engines = ipp.Cluster(
-            n=self.world_size,
-            engines=_NurseryLauncher,
-            controller=_ControllerLauncher,
-            controller_ip="127.0.0.1",
-            controller_args=[
-                f"--HeartMonitor.period={_HEARTBEAT_PERIOD_MS}",
-                f"--HeartMonitor.max_heartmonitor_misses={_HEARTBEATS_MISSED}",
-                "--IPController.enable_curve=True",
-                # One process with threads in place of six: they start in a third of the time.
-                "--IPController.use_threads=True",
-                "--IPController.broadcast_scheduler_depth=0",
-                "--IPController.db_class=NoDB",
-            ],
-            profile_dir=str(profile),
-            load_profile=False,
-            # The engines find the controller's file when it is there, so that both start side by side.
-            send_engines_connection_env=False,
-            delay=0,
-            shutdown_atexit=False,
-            parent=None,
-            log=_log,
-        )
-        self._engines.start_engines_sync(self.world_size, environment=self._engine_environment())
-        self._engines.start_controller_sync()
-
     def _engine_environment(self) -> dict[str, str]:
         gpus = dict.fromkeys(d.uuid for d in self.devices if d.kind == "cuda")
         return {
-            "NBGPU_OWNER_PID": str(os.getpid()),
-            "NBGPU_CLUSTER_FOLDER": str(self._folder),
             # Every rank sees the cluster's GPUs, in order, as under torchrun: cuda:local_rank is its own.
             "CUDA_VISIBLE_DEVICES": ",".join(gpus),
             "OMP_NUM_THREADS": str(self._threads_per_rank),
-            "PYTHONFAULTHANDLER": "1",
         }
 
     @property
     def _threads_per_rank(self) -> int:
         return self.config.threads_for(self.world_size)
 
-    def _connect(self) -> None:
-        assert self._engines is not None
-        deadline_s = time.monotonic() + self.config.start_timeout_s
-        with _no_warning_of_missing_signatures():
-            self._client = self._engines.connect_client_sync()
-        while len(self._client.ids) < self.world_size:
-            gone = [name for name, p in self._processes(self._engines) if p is None or not p.is_running()]
-            if gone:
-                raise ClusterError(f"the {' and the '.join(gone)} ended during the start. {self._log_tail()}")
-            if time.monotonic() > deadline_s:
-                raise ClusterError(
-                    f"{len(self._client.ids)} of {self.world_size} engines came within "
-                    f"{self.config.start_timeout_s:g} s; give more with start_timeout_s. {self._log_tail()}"
-                )
-            time.sleep(0.01)
-
-    def _join(self) -> None:
+    def _join(self, processes: Processes) -> None:
         joining = {}
         for rank, device in enumerate(self.devices):
             reference = ipp.Reference("__import__('importlib').import_module('nbgpu.engine.boot').join")
@@ -403,13 +307,13 @@ class Cluster:
                 rank,
                 self.backend,
                 devices.torch_name(device, self.devices),
-                str(self._folder),
+                str(processes.folder),
                 self._threads_per_rank,
             )
         joined = collect(joining, self.config.start_timeout_s)
         self._pids = {rank: answer["pid"] for rank, answer in joined.items()}
 
-    def _wait_for_output_path(self) -> None:
+    def _wait_for_output_path(self, processes: Processes) -> None:
         """Makes sure that what a rank prints arrives: a subscription on the way to it takes a moment, and what
         is printed before is lost without a word."""
         deadline_s = time.monotonic() + self.config.start_timeout_s
@@ -418,13 +322,7 @@ class Cluster:
                 not self._client[rank].execute("", silent=True, block=False).wait_for_output(_ECHO_PATIENCE_S)
             ):
                 if time.monotonic() > deadline_s:
-                    raise ClusterError(f"what rank {rank} prints does not arrive. {self._log_tail()}")
-
-    def _log_tail(self) -> str:
-        assert self._folder is not None
-        logs = sorted((self._folder / "profile" / "log").glob("ipengine*.log"))
-        tail = "\n".join(line for log in logs for line in log.read_text(errors="replace").splitlines()[-20:])
-        return f"The engines' log ends with:\n{tail}" if tail else "The engines' log is empty."
+                    raise ClusterError(f"what rank {rank} prints does not arrive. {processes.log_tail()}")
 
     def _ranks(self, ranks: Sequence[int] | None) -> list[int]:
         self._require_running()
@@ -467,51 +365,3 @@ class Cluster:
                 f"the ranks are training ({self.run.folder.name}, {self.run.status}), and code sent to them would "
                 "wait until the end. Call run.wait() or run.stop() first"
             )
-
-    def _processes(self, engines: ipp.Cluster) -> list[tuple[str, psutil.Process | None]]:
-        nursery = engines.engine_set
-        controller = engines.controller
-        return [
-            ("engines' process", nursery.process if nursery else None),
-            ("controller", controller.process if controller else None),
-        ]
-
-    def _end_processes(self, engines: ipp.Cluster) -> None:
-        groups = [process.pid for _, process in self._processes(engines) if process is not None]
-        members = [p for pid in groups for p in _group_members(pid)]
-        engines.stop_engines_sync()
-        if engines.controller is not None:
-            engines.stop_controller_sync()
-        # Both are leaders of their own process group: whatever a leader left behind goes with the group.
-        for pid in groups:
-            with suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
-        psutil.wait_procs(members, timeout=5)
-
-
-@contextmanager
-def _no_warning_of_missing_signatures() -> Iterator[None]:
-    """ipyparallel signs no messages where Curve authenticates and encrypts them, and jupyter_client, which does
-    not know of Curve, warns of that in words that would alarm a person for no reason."""
-
-    def is_not_that(record: logging.LogRecord) -> bool:
-        return "Message signing is disabled" not in record.getMessage()
-
-    log = get_logger()
-    if isinstance(log, logging.LoggerAdapter):
-        log = log.logger
-    log.addFilter(is_not_that)
-    try:
-        yield
-    finally:
-        log.removeFilter(is_not_that)
-
-
-def _group_members(leader_pid: int) -> list[psutil.Process]:
-    """The processes of a process group."""
-    members = []
-    for process in psutil.process_iter():
-        with suppress(ProcessLookupError):
-            if os.getpgid(process.pid) == leader_pid:
-                members.append(process)
-    return members
