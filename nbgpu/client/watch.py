@@ -48,7 +48,7 @@ class RankWatch:
         """Ranks that failed before any was freed."""
         self._freed: set[int] = set()
         self._freed_mono_s: float | None = None
-        self._interrupted = False
+        self._interrupted_mono_s = 0.0
 
     def pending(self) -> list[int]:
         """The ranks that still work: neither back nor gone."""
@@ -82,9 +82,8 @@ class RankWatch:
             self._real = {failure.rank for failure in failures(back)}
             if (self._real or self._gone) and self.pending():
                 self.free()
-        elif not self._interrupted and time.monotonic() - self._freed_mono_s > _INTERRUPT_AFTER_S:
-            self._interrupted = True
-            self._ranks.interrupt(self.pending())
+        elif time.monotonic() - max(self._freed_mono_s, self._interrupted_mono_s) > _INTERRUPT_AFTER_S:
+            self._interrupt()
 
     def free(self) -> None:
         """Frees the ranks that still work from whatever collective they wait in."""
@@ -94,12 +93,16 @@ class RankWatch:
 
     def stop(self) -> None:
         """What Stop does: interrupts and frees the ranks that still work, and waits a moment for them."""
-        self._interrupted = True
-        self._ranks.interrupt(self.pending())
+        self._interrupt()
         self.free()
         while self.pending() and not self.stuck():
             time.sleep(0.01)
             self.check()
+
+    def _interrupt(self) -> None:
+        """Again and again: an engine that is just about to begin with the cell, or to end it, ignores it."""
+        self._interrupted_mono_s = time.monotonic()
+        self._ranks.interrupt(self.pending())
 
     def outcome(self) -> tuple[list[RankFailure], list[int]]:
         """(the failures, first those that came first, and the ranks that were merely freed), once none is pending.

@@ -7,6 +7,7 @@ can change is in their own lines anyway; the message below them is the library's
 
 from __future__ import annotations
 
+import signal
 import sysconfig
 from types import TracebackType
 from typing import Any
@@ -41,6 +42,17 @@ def install(shell: Any) -> None:
 def _show(
     shell: Any, kind: type[BaseException], error: BaseException, traceback: Any, tb_offset: Any = None
 ) -> Any:
+    # The client interrupts again until the rank is back; in here that would only spoil the answer.
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return _shown(shell, kind, error, traceback)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _shown(
+    shell: Any, kind: type[BaseException], error: BaseException, traceback: TracebackType
+) -> list[str]:
     own, num_left_out = own_part(traceback)
     # IPython formats the error a second time, for its history.
     error.__traceback__ = own
@@ -48,7 +60,7 @@ def _show(
     while cause is not None:
         cause.__traceback__, _ = own_part(cause.__traceback__)
         cause = cause.__cause__ or cause.__context__
-    lines = shell.InteractiveTB.structured_traceback(kind, error, own, tb_offset=0)
+    lines: list[str] = shell.InteractiveTB.structured_traceback(kind, error, own, tb_offset=0)
     if num_left_out:
         lines.insert(-1, f"    ({num_left_out} more frames, of the libraries that this line calls)\n")
     shell._showtraceback(kind, error, lines)
