@@ -18,7 +18,7 @@ NOTEBOOK := notebooks/00_first_run.ipynb
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test lint bench docs clean
+.PHONY: help demo lab test lint bench docs faults clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.* ## (.*)/make \1\t\2/' | expand -t 13
@@ -42,6 +42,10 @@ bench: $(FOR_DEVELOPMENT) ## measure against peers in the same run
 
 docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md anew from the settings
 	@$(RUN) docs/generate.py
+
+faults: $(FOR_DEVELOPMENT) ## bring every fault about, and write what was measured to docs/faults.md
+	@$(RUN) -m pytest tests/faults
+	@$(RUN) docs/generate_faults.py
 
 clean: ## remove all that these targets made; your own runs stay
 	rm -rf $(VENV) demo build dist widgets/node_modules tests/_artifacts

@@ -18,6 +18,7 @@ os.environ.setdefault("KMP_INIT_AT_FORK", "FALSE")
 import leaks
 import psutil
 import pytest
+import rows
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
@@ -26,7 +27,9 @@ IN_CI = os.environ.get("CI") == "true"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(leaks)
+    config.pluginmanager.register(rows)
     config.addinivalue_line("markers", "requires_shared_data: needs the real files beside the checkout")
+    config.addinivalue_line("markers", "row: a row of the table of faults (rows.py)")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

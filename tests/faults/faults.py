@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from rows import moment
+
 Action = Literal["raise", "kill", "segfault", "sleep", "hold_gil"]
 
 _ACTIONS: dict[Action, str] = {
@@ -17,7 +19,15 @@ _ACTIONS: dict[Action, str] = {
 
 def at(rank: int, action: Action) -> str:
     """A line of a distributed cell in which one rank does something bad, and the others nothing."""
-    return f"if rank == {rank}: {_ACTIONS[action]}"
+    return f"if rank == {rank}: {_now(action)}"
+
+
+def _now(action: Action) -> str:
+    """What the rank does: it notes the moment (rows.py), and then it happens."""
+    return (
+        f"__import__('pathlib').Path({str(moment())!r}).write_text(str(__import__('time').monotonic())); "
+        f"{_ACTIONS[action]}"
+    )
 
 
 def in_training(rank: int, step: int, action: Action) -> str:
@@ -28,7 +38,7 @@ def _make_faulty(loss, calls=[]):
     def faulty(self, model, batch):
         calls.append(1)
         if len(calls) == {step}:
-            {_ACTIONS[action]}
+            {_now(action)}
         return loss(self, model, batch)
     return faulty
 if rank == {rank}:

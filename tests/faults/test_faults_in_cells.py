@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import faults
 import pytest
 from kernel import Kernel, kernel
+from rows import Measured, row
 
 NUM_RANKS = 3
 BOUND_S = 15
@@ -48,11 +49,19 @@ def ranks_are_well_afterwards(notebook: Kernel) -> Iterator[None]:
     ]
 
 
+@row(
+    "one rank raises, the others wait in {waits}",
+    "all are back; the cause is shown with its rank, freed ranks in one line; the sum is right; variables are kept",
+    bound_s=1,
+)
 @pytest.mark.parametrize("bad", [0, 1])
 @pytest.mark.parametrize("waits", WAITS)
-def test_one_rank_raises_while_the_others_wait(notebook: Kernel, waits: str, bad: int) -> None:
+def test_one_rank_raises_while_the_others_wait(
+    notebook: Kernel, measured: Measured, waits: str, bad: int
+) -> None:
     code = f"%%distributed\n{faults.at(bad, 'raise')}\n{WAITS[waits].format(bad=bad)}"
     done = notebook.run(code, timeout_s=BOUND_S)
+    measured.ended(done.error)
     assert done.status == "error"
     assert done.error.startswith(f"on rank {bad}:")
     assert "ValueError: on purpose" in done.error
@@ -82,11 +91,19 @@ def test_news_of_a_failed_cell_never_reaches_the_next(notebook: Kernel) -> None:
     assert notebook.run(code, timeout_s=BOUND_S).stdout.split("\n")[:3] == ["[0] 1", "[1] 1", "[2] 1"]
 
 
+@row(
+    "one rank raises between two steps of DDP by hand, the others wait in backward",
+    "as above, and the same DDP object averages the gradients of all ranks",
+    bound_s=1,
+)
 @pytest.mark.parametrize("bad", [0, 2])
-def test_ddp_goes_on_after_a_failure_in_the_middle_of_training(notebook: Kernel, bad: int) -> None:
+def test_ddp_goes_on_after_a_failure_in_the_middle_of_training(
+    notebook: Kernel, measured: Measured, bad: int
+) -> None:
     notebook.run(f"%%distributed\ntorch.manual_seed(0)\n{MAKE_DDP}")
     fault = faults.at(bad, "raise").replace(f"rank == {bad}", f"rank == {bad} and step == 20")
     done = notebook.run(f"%%distributed\n{TRAIN}\n    {fault}", timeout_s=BOUND_S)
+    measured.ended(done.error)
     assert f"on rank {bad}:" in done.error
     # The same object works on, and averages the gradients over all ranks: (0 + 1 + 2) / 3.
     code = (
@@ -106,10 +123,20 @@ STOPS = {
 }
 
 
+@row(
+    "Stop {where}",
+    "the cell ends, every rank lives and keeps its variables, the sum is right, a cell sent at once runs",
+    bound_s=1,
+)
 @pytest.mark.parametrize("where", STOPS)
-def test_stop(notebook: Kernel, where: str) -> None:
+def test_stop(notebook: Kernel, measured: Measured, where: str) -> None:
+    def stop() -> None:
+        measured.fault_now()
+        notebook.manager.interrupt_kernel()
+
     code = f"%%distributed\nprint('working', flush=True)\n{STOPS[where]}"
-    done = notebook.run(code, meanwhile=notebook.manager.interrupt_kernel, timeout_s=BOUND_S)
+    done = notebook.run(code, meanwhile=stop, timeout_s=BOUND_S)
+    measured.ended(done.error)
     assert done.status == "error"
 
 
@@ -125,13 +152,17 @@ def test_stop_in_code_that_holds_the_gil_says_so_and_the_rank_comes_back(noteboo
         assert answer.status == "ok"
 
 
+@row("a rank is ended by {signal_name}, in a cell", "the rank is named with its signal", bound_s=0.5)
 @pytest.mark.parametrize(("action", "signal_name"), [("kill", "SIGKILL"), ("segfault", "SIGSEGV")])
-def test_a_rank_that_dies_is_named_with_its_signal(action: faults.Action, signal_name: str) -> None:
+def test_a_rank_that_dies_is_named_with_its_signal(
+    measured: Measured, action: faults.Action, signal_name: str
+) -> None:
     with kernel() as notebook:
         notebook.run("%load_ext nbgpu")
         notebook.run("%nbgpu start --gpus none --ranks 2")
         notebook.run("%%distributed\nkept = 5")
         done = notebook.run(f"%%distributed\n{faults.at(1, action)}\ndist.barrier()", timeout_s=BOUND_S)
+        measured.ended(done.error)
         assert f"rank 1 was killed by {signal_name}" in done.error
         assert f"rank 1 was killed by {signal_name}" in notebook.run("%distributed 1").error
         # What the others hold can still be saved.

@@ -7,6 +7,7 @@ from typing import Any
 
 import faults
 import pytest
+from rows import Measured, row
 
 import nbgpu
 
@@ -20,12 +21,20 @@ ENDLESS: dict[str, Any] = {
 }
 
 
+@row(
+    "one rank raises in a step of a run",
+    "the run fails with its cause; the sum is right, variables are kept, the next run trains",
+    bound_s=1,
+)
 @pytest.mark.parametrize("bad", [0, 1])
-def test_a_rank_that_raises_in_a_step(cluster2: nbgpu.Cluster, tmp_path: Path, bad: int) -> None:
+def test_a_rank_that_raises_in_a_step(
+    cluster2: nbgpu.Cluster, measured: Measured, tmp_path: Path, bad: int
+) -> None:
     cluster2.execute(f"kept = 3 + rank\n{faults.in_training(bad, step=4, action='raise')}")
     run = cluster2.train("autoencoder", **ENDLESS, runs_dir=str(tmp_path))
     with pytest.raises(nbgpu.RankError) as caught:
         run.wait(90)
+    measured.ended(str(caught.value))
     assert [(f.rank, f.error_type, f.message) for f in caught.value.failures] == [
         (bad, "ValueError", "on purpose")
     ]

@@ -6,17 +6,20 @@ from pathlib import Path
 
 import faults
 import pytest
+from rows import Measured, row
 from test_faults_in_runs import ENDLESS
 
 import nbgpu
 
 
-def test_a_rank_that_is_killed_in_a_step(tmp_path: Path) -> None:
+@row("a rank is ended by SIGKILL, in a run", "the rank is named with its signal", bound_s=0.5)
+def test_a_rank_that_is_killed_in_a_step(measured: Measured, tmp_path: Path) -> None:
     with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
         cluster.execute(f"kept = 5\n{faults.in_training(1, step=4, action='kill')}")
         run = cluster.train("autoencoder", **ENDLESS, runs_dir=str(tmp_path))
         with pytest.raises(nbgpu.RankError, match="rank 1 was killed by SIGKILL") as caught:
             run.wait(90)
+        measured.ended(str(caught.value))
         assert len(caught.value.failures) == 1
         assert cluster.pull("kept", rank=0) == 5
         with pytest.raises(nbgpu.ClusterError, match="rank 1 was killed by SIGKILL"):

@@ -1,0 +1,53 @@
+"""Writes docs/faults.md from what a run of tests/faults measured (tests/_artifacts/faults.json)."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parent
+RESULTS = DOCS.parent / "tests" / "_artifacts" / "faults.json"
+PAGE = DOCS / "faults.md"
+
+_INTRODUCTION = """\
+# Faults
+
+What may go wrong on a rank, what is promised then, and what was measured. Written by `make faults` from a run of
+`tests/faults`, in which each row is declared on the test that brings the fault about.
+
+Seconds are from the moment of the fault to the moment at which the person has their cell, or the end of their run,
+back. They include the forming of the new process group. A promise is more than its bound: a test of a row also
+checks that the cause is named with its rank, that the next `all_reduce` gives exactly the world size, and that
+variables are as they were.
+"""
+
+
+def page(found: dict[str, Any]) -> str:
+    """The whole page."""
+    where = f"{found['date']}, {found['hardware']}, torch {found['torch']}, " + (
+        f"{found['gpus']} GPUs."
+        if found["gpus"]
+        else "no GPU: the rows that need one were not run, and NCCL's ways are untried."
+    )
+    head = "| fault | promise | bound, s | median, s | worst, s | n | run on |\n|---|---|---|---|---|---|---|"
+    return "\n".join([_INTRODUCTION, where, "", head, *map(_line, found["rows"])]) + "\n"
+
+
+def _line(row: dict[str, Any]) -> str:
+    taken = row["took_s"]
+    bound = "" if row["bound_s"] is None else f"{row['bound_s']:g}"
+    middle = f"{statistics.median(taken):.2f}" if taken else ""
+    worst = f"{max(taken):.2f}" if taken else ""
+    count = str(row["held"])
+    if row["failed"]:
+        count = f"**{row['held']} held, {len(row['failed'])} failed**"
+    runs_on = row["runs_on"]
+    if not row["held"] and not row["failed"]:
+        count, runs_on = "0", f"{runs_on}: not run, {row['skipped']}"
+    return f"| {row['fault']} | {row['promise']} | {bound} | {middle} | {worst} | {count} | {runs_on} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(json.loads(RESULTS.read_text())))

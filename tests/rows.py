@@ -1,0 +1,156 @@
+"""The table of faults: what may go wrong, what is promised then, and what a run of the tests measured.
+
+A row is declared once, on the test that brings the fault about:
+
+    @row("A rank raises while the others wait in {waits}", "The failure is named, all ranks are back", bound_s=1)
+    @pytest.mark.parametrize("waits", WAITS)
+    def test_one_rank_raises(notebook, measured, waits):
+        done = notebook.run(...)            # with a fault of faults.py, which notes the moment at which it happens
+        measured.ended(done.error)          # the moment at which the person has their cell back, and what they read
+
+A fault that is no line of faults.py, such as a Stop, is noted with `measured.fault_now()`. Names in braces are the
+test's parameters. Bounds are shown beside what was measured and are not asserted. At the end of a session all rows go
+to tests/_artifacts/faults.json, and `make faults` makes docs/faults.md of that. With SOAK_REPEATS=20 each row runs
+twenty times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+RESULTS = Path(__file__).resolve().parent / "_artifacts" / "faults.json"
+REPEATS = int(os.environ.get("SOAK_REPEATS", "1"))
+
+
+def row(fault: str, promise: str, bound_s: float | None, runs_on: str = "CPU, gloo") -> pytest.MarkDecorator:
+    """Declares a row of the table.
+
+    Args:
+        fault: what happens. Names in braces are parameters of the test.
+        promise: what holds then.
+        bound_s: from the fault until the person has their cell, or the end of their run, back; None: no promise.
+        runs_on: what the row needs.
+    """
+    return pytest.mark.row(fault=fault, promise=promise, bound_s=bound_s, runs_on=runs_on)
+
+
+def moment() -> Path:
+    """The file in which a rank notes when its fault happened; the clock is the same for all processes of a host."""
+    return Path(tempfile.gettempdir()) / f"moment-of-the-fault-{os.getpid()}"
+
+
+class Measured:
+    """What the person saw of one fault."""
+
+    def __init__(self) -> None:
+        self.took_s: float | None = None
+        self.message = ""
+        self._fault_mono_s: float | None = None
+
+    def fault_now(self) -> None:
+        """The fault happens now."""
+        self._fault_mono_s = time.monotonic()
+
+    def ended(self, message: str = "") -> None:
+        """The person has their notebook back, and has read this."""
+        now_s = time.monotonic()
+        if self._fault_mono_s is None:
+            assert moment().exists(), (
+                "no fault happened: neither did a rank note one, nor was fault_now called"
+            )
+            self._fault_mono_s = float(moment().read_text())
+        self.took_s = now_s - self._fault_mono_s
+        self.message = message
+
+
+_measured = pytest.StashKey[Measured]()
+_rows: dict[str, dict[str, Any]] = {}
+
+
+@pytest.fixture(autouse=True)
+def no_moment_is_left_behind(test_leaves_nothing: None) -> Iterator[None]:
+    """Before the look at what the test left behind: most tests with a fault do not ask when it happened."""
+    yield
+    moment().unlink(missing_ok=True)
+
+
+@pytest.fixture
+def measured(request: pytest.FixtureRequest) -> Measured:
+    """Takes the measure of one fault, for the row that the test declares."""
+    moment().unlink(missing_ok=True)
+    request.node.stash[_measured] = Measured()
+    return request.node.stash[_measured]
+
+
+@pytest.fixture
+def repetition() -> None:
+    """Stands for the number of a repetition."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if REPEATS > 1 and metafunc.definition.get_closest_marker("row"):
+        metafunc.fixturenames.append("repetition")
+        metafunc.parametrize("repetition", range(REPEATS), indirect=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report: pytest.TestReport = yield
+    mark = item.get_closest_marker("row")
+    if mark is not None:
+        _note(item, mark, report)
+    return report
+
+
+def _note(item: pytest.Item, mark: pytest.Mark, report: pytest.TestReport) -> None:
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    fault = mark.kwargs["fault"].format(**parameters)
+    noted = _rows.setdefault(
+        fault,
+        {**mark.kwargs, "fault": fault, "took_s": [], "held": 0, "failed": [], "skipped": "", "message": ""},
+    )
+    if report.when == "setup" and report.skipped:
+        noted["skipped"] = report.longrepr[2].removeprefix("Skipped: ")
+    elif report.failed:
+        noted["failed"].append(item.name)
+    elif report.when == "call" and report.passed:
+        noted["held"] += 1
+        measured = item.stash.get(_measured, None)
+        if measured is not None and measured.took_s is not None:
+            noted["took_s"].append(round(measured.took_s, 4))
+            noted["message"] = _short(measured.message)
+
+
+def _short(message: str) -> str:
+    """The first line of a message, which says what happened."""
+    lines = [line.strip() for line in message.splitlines() if line.strip(" -")]
+    return lines[0][:200] if lines else ""
+
+
+def pytest_sessionfinish() -> None:
+    if not _rows:
+        return
+    import torch  # only where rows ran: it takes seconds
+
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
+    RESULTS.parent.mkdir(exist_ok=True)
+    found = {
+        "date": time.strftime("%Y-%m-%d"),
+        "hardware": f"{len(os.sched_getaffinity(0))} cores of {model or platform.machine()}, "
+        f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "torch": str(torch.__version__),
+        "gpus": torch.cuda.device_count(),
+        "rows": list(_rows.values()),
+    }
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
