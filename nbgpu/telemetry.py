@@ -10,6 +10,7 @@ nobody gets a byte, stands in `rankN.endpoint.json` in the run's folder, which o
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -38,6 +39,20 @@ def _endpoint_path(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.endpoint.json"
 
 
+def _make_whole(path: Path) -> int:
+    """Ends a file of records after its last whole line, and returns how many it has.
+
+    A rank that takes the place of a killed one goes on with its file, whose last line may be half written.
+    """
+    if not path.exists():
+        return 0
+    records = path.read_bytes()
+    end = records.rfind(b"\n") + 1
+    if end < len(records):
+        os.truncate(path, end)
+    return records.count(b"\n")
+
+
 class Recorder:
     """Writes one rank's samples and events; a thread of its own does the input and output.
 
@@ -58,7 +73,7 @@ class Recorder:
         self._probe = probe
         self._lock = threading.Lock()
         self._waiting: list[bytes] = []
-        self._seq = 0
+        self._seq = _make_whole(record_path(folder, rank))
         self._step = 0
         self._closing = threading.Event()
         self._file = record_path(folder, rank).open("ab", buffering=0)
@@ -157,6 +172,8 @@ class _RankSource:
     offset_bytes: int = 0
     next_seq: int = 0
     socket: zmq.Socket[bytes] | None = None
+    endpoint: bytes = b""
+    """Where the socket is connected to; a rank that is replaced has another one."""
     heard_mono_s: float = field(default_factory=time.monotonic)
     read_mono_s: float = 0.0
 
@@ -222,7 +239,10 @@ class Reader:
         try:
             while not self._closing.is_set():
                 for source in self._sources:
-                    if source.socket is None:
+                    if (
+                        source.socket is None
+                        or time.monotonic() - source.heard_mono_s > 2 * HEARTBEAT_PERIOD_S
+                    ):
                         self._connect(context, poller, source)
                 if all(source.socket is None for source in self._sources):
                     # A poller with nothing to poll returns at once, and this loop would take a core.
@@ -246,9 +266,13 @@ class Reader:
         self, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller, source: _RankSource
     ) -> None:
         path = _endpoint_path(self._folder, source.rank)
-        if not path.exists():
+        if not path.exists() or (text := path.read_bytes()) == source.endpoint:
             return
-        endpoint = json.loads(path.read_text())
+        if source.socket is not None:
+            poller.unregister(source.socket)
+            source.socket.close(0)
+        source.endpoint = text
+        endpoint = json.loads(text)
         socket = context.socket(zmq.SUB)
         socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
         socket.curve_serverkey = endpoint["public_key"].encode()

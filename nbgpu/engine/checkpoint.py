@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 
-def save(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, about: dict[str, Any]) -> Path:
+def save(folder: Path, step: int, tensors: Mapping[str, Tensor], about: dict[str, Any]) -> Path:
     """Writes `checkpoints/step-N` under the run's folder, whole or not at all.
 
     Args:
         folder: the run's folder.
         step: optimizer steps done.
-        model: the bare network, not wrapped in DDP.
-        about: JSON to keep beside the tensors, such as the settings and the schedule's state.
+        tensors, about: as `Trainer.state` gives them; `about` may have more.
 
     Returns:
         The checkpoint's folder: model.safetensors, optimizer.safetensors, state.json.
@@ -28,14 +27,12 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, about:
     unfinished = final.with_name(final.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, unfinished / "model.safetensors")
-    state = optimizer.state_dict()
-    tensors: dict[str, Tensor] = {
-        f"{index}.{name}": value for index, values in state["state"].items() for name, value in values.items()
-    }
-    save_file(tensors, unfinished / "optimizer.safetensors")
-    text = json.dumps({"step": step, "param_groups": state["param_groups"], **about}, indent=2)
-    (unfinished / "state.json").write_text(text + "\n")
+    for part in ("model", "optimizer"):
+        own = {
+            k.removeprefix(f"{part}."): v.contiguous() for k, v in tensors.items() if k.startswith(f"{part}.")
+        }
+        save_file(own, unfinished / f"{part}.safetensors")
+    (unfinished / "state.json").write_text(json.dumps(about, indent=2) + "\n")
     # Over a network file system a rename is what other readers see all at once.
     shutil.rmtree(final, ignore_errors=True)
     unfinished.rename(final)

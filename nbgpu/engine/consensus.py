@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 import torch
 import torch.distributed as dist
 
+from nbgpu.engine import exchange
 from nbgpu.errors import DataError, NbgpuError, RunError
 from nbgpu.records import Command
 from nbgpu.telemetry import CommandWatch
@@ -36,9 +37,17 @@ class Consensus:
         self._message = torch.zeros(2, dtype=torch.int32)
         self._work: dist.Work | None = None
 
+    def newest_command(self) -> Command | None:
+        """What the person asked for last, told by rank 0. A collective."""
+        command: Command | None = exchange.broadcast(self._newest(), source=0)
+        return command
+
+    def _newest(self) -> Command | None:
+        return self._commands.newest() if self._commands is not None else None
+
     def begin(self, failure: Exception | None = None) -> None:
         """Sends this rank's news; returns at once."""
-        command = self._commands.newest() if self._commands is not None else None
+        command = self._newest()
         self._failure = failure
         self._message[0] = _CODES.index(command)
         self._message[1] = failure is not None
@@ -84,9 +93,7 @@ def raise_together(failure: Exception | None) -> None:
         if failure is None
         else (isinstance(failure, DataError), f"{type(failure).__name__}: {failure}", str(failure))
     )
-    theirs: list[tuple[bool, str, str] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(theirs, mine)
-    failed = {rank: news for rank, news in enumerate(theirs) if news is not None}
+    failed = {rank: news for rank, news in enumerate(exchange.gather(mine)) if news is not None}
     if not failed:
         return
     if all(is_data_error for is_data_error, _, _ in failed.values()):

@@ -166,6 +166,9 @@ class PatchLoader:
         self._seed = seed
         self._rank = rank
         self._epoch = 0
+        self._num_patches_to_skip = 0
+        self._accumulate = accumulate
+        self._num_cache_updates = 0
         self._batches: Generator[Any, None, None] | None = None
 
         decode = Decode(steps)
@@ -204,7 +207,7 @@ class PatchLoader:
     def __iter__(self) -> Iterator[Mapping[str, Tensor]]:
         self._end_iteration()
         loader = ThreadDataLoader(
-            IterableDataset(_errors_as_items(self._epoch_patches(self._epoch))),  # type: ignore[arg-type]
+            IterableDataset(_errors_as_items(self._epoch_patches(self._epoch, self._num_patches_to_skip))),  # type: ignore[arg-type]
             buffer_size=2,
             batch_size=self.batch_size,
             collate_fn=_collate,
@@ -212,6 +215,7 @@ class PatchLoader:
             generator=torch.Generator().manual_seed(self._seed),
         )
         self._epoch += 1
+        self._num_patches_to_skip = 0
         batches = self._batches = iter(loader)
         try:
             for batch in batches:
@@ -226,6 +230,21 @@ class PatchLoader:
         if self._smart_cache is not None:
             self._end_iteration()
             self._smart_cache.update_cache()
+            self._num_cache_updates += 1
+
+    def seek(self, step: int) -> None:
+        """The next iteration begins with the batches of this optimizer step, counted from 0 over all epochs.
+
+        It gives what an iteration from the first step on would give there. SmartCacheDataset cannot go back to
+        an earlier epoch: AssertionError.
+        """
+        self._end_iteration()
+        self._epoch, steps = divmod(step, self.steps_per_epoch)
+        self._num_patches_to_skip = steps * self._accumulate * self.batch_size
+        if self._smart_cache is not None:
+            assert self._num_cache_updates <= self._epoch, "the cache of an earlier epoch is gone"
+            while self._num_cache_updates < self._epoch:
+                self.next_epoch()
 
     def close(self) -> None:
         """Ends the threads; may be called more than once."""
@@ -238,13 +257,14 @@ class PatchLoader:
             self._batches.close()
             self._batches = None
 
-    def _epoch_patches(self, epoch: int) -> Iterator[Tensor]:
+    def _epoch_patches(self, epoch: int, num_to_skip: int) -> Iterator[Tensor]:
         seeds = np.random.SeedSequence([self._seed, self._rank, epoch]).generate_state(3)
         crop_seed, order_seed, mix_seed = (int(s) for s in seeds)
         patches = self._patches_by_volume(crop_seed, np.random.RandomState(order_seed))
         # Cut off before they are mixed: afterwards, volumes of a second round could push out some of the first.
         patches = islice(patches, self._num_batches * self.batch_size)
-        return iter(ShuffleBuffer(patches, buffer_size=4 * self.patches_per_volume, seed=mix_seed % 2**31))
+        mixed = ShuffleBuffer(patches, buffer_size=4 * self.patches_per_volume, seed=mix_seed % 2**31)
+        return islice(mixed, num_to_skip, None)
 
     def _patches_by_volume(self, crop_seed: int, order: np.random.RandomState) -> Iterator[Tensor]:
         crop = random_crop(self.patch_size, self.patches_per_volume, crop_seed)

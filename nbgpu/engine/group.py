@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from nbgpu.engine import sockets
+from nbgpu.engine import exchange, sockets
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
@@ -205,6 +205,4 @@ def _how_to_make_again(name: str, value: Any) -> str | None:
 
 def _on_every_rank(numbers: Iterable[int]) -> list[int]:
     """The DDP objects that all ranks have, in the order in which they were made."""
-    gathered: list[set[int]] = [set() for _ in range(dist.get_world_size())]
-    dist.all_gather_object(gathered, set(numbers))
-    return sorted(set.intersection(*gathered))
+    return sorted(set.intersection(*map(set, exchange.gather(list(numbers)))))

@@ -9,7 +9,6 @@ import os
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -21,71 +20,85 @@ import torch
 import torch.distributed as dist
 
 from nbgpu import devices, runs
-from nbgpu.config import ClusterConfig, TrainConfig, read_toml
-from nbgpu.engine import group
+from nbgpu.config import TrainConfig, read_toml
+from nbgpu.engine import exchange, group
 from nbgpu.engine.group import Membership
 from nbgpu.engine.trainer import Trainer
-from nbgpu.errors import ConfigError, NbgpuError
-from nbgpu.records import Device, RunInfo, RunState
+from nbgpu.errors import ConfigError, NbgpuError, RunError
+from nbgpu.records import Device, RunState
 from nbgpu.telemetry import Recorder
 
 if TYPE_CHECKING:
     from nbgpu.recipes import Recipe
 
 
+_interrupted: dict[str, Trainer] = {}
+"""By run folder: the trainers of runs that ended here for no reason of this rank's own, and may go on."""
+
+_FREED = (dist.DistError, KeyboardInterrupt)
+"""What a rank raises that was freed from a collective. gloo raises plain RuntimeErrors besides."""
+
+
 def run_in_engine(folder: str) -> RunState:
-    """Trains what `run.toml` in the folder says, on the engine's own process group."""
+    """Trains what `run.toml` in the folder says, on the engine's own process group.
+
+    Called again for the same folder after a failure that is mended, it goes on where the ranks were. A rank
+    whose training was cut off keeps its state for that, until `let_go`.
+    """
     cluster, config = read_toml(Path(folder) / "run.toml")
     member = group.membership()
-    return train(config, Path(folder), member, devices.choose(cluster.gpus, member.world_size)[member.rank])
+    device = devices.choose(cluster.gpus, member.world_size)[member.rank]
+    trainer = _interrupted.pop(folder, None) or _trainer(config, Path(folder), member, device)
+    try:
+        return train(trainer)
+    except BaseException as error:
+        if isinstance(error, _FREED) or type(error) is RuntimeError:
+            trainer.interrupted()
+            _interrupted[folder] = trainer
+        else:
+            _close(trainer, error)
+        raise
 
 
-def train(config: TrainConfig, folder: Path, member: Membership, device: Device) -> RunState:
-    """Trains on this rank, with the numbers recorded; every rank of the group calls it.
+def let_go(folder: str) -> None:
+    """Ends a run that was cut off on this rank and does not go on."""
+    trainer = _interrupted.pop(folder, None)
+    if trainer is not None:
+        _close(trainer, RunError("the training on this rank was cut off, because another rank failed"))
+
+
+def train(trainer: Trainer) -> RunState:
+    """Trains on this rank; every rank of the group calls it.
 
     Returns:
         'finished' or 'stopped'.
-
-    Raises:
-        Whatever stopped the training, after it was recorded as a 'failure' event.
     """
-    info = _gather_info(config, folder, member, device)
+    with _own_randomness_and_threads(trainer.config):
+        state = trainer.run()
+    _close(trainer)
+    return state
+
+
+def _trainer(config: TrainConfig, folder: Path, member: Membership, device: Device) -> Trainer:
     recorder = Recorder(folder, member.rank, _probe(device, member.device)) if config.telemetry else None
-    try:
-        with _own_randomness_and_threads(config):
-            trainer = Trainer(config, _load_recipe(config), folder, member, info, recorder)
-            try:
-                return trainer.run()
-            except BaseException as error:
-                if recorder is not None:
-                    recorder.event("failure", f"{type(error).__name__}: {error}", trainer.step)
-                    recorder.state("failed", trainer.step)
-                raise
-    finally:
-        if recorder is not None:
-            recorder.close()
+    return Trainer(config, _load_recipe(config), folder, member, device, recorder)
+
+
+def _close(trainer: Trainer, error: BaseException | None = None) -> None:
+    """Ends what a trainer has running, and records how it failed, if it did."""
+    trainer.close()
+    if trainer.recorder is None:
+        return
+    if error is not None:
+        trainer.recorder.event("failure", f"{type(error).__name__}: {error}", trainer.step)
+        trainer.recorder.state("failed", trainer.step)
+    trainer.recorder.close()
 
 
 def _load_recipe(config: TrainConfig) -> Recipe:
     # By name, because recipes are built on the engine and not the other way round.
     recipe: Recipe = import_module("nbgpu.recipes").load(config)
     return recipe
-
-
-def _gather_info(config: TrainConfig, folder: Path, member: Membership, device: Device) -> RunInfo:
-    all_devices: list[Device | None] = [None] * member.world_size
-    dist.all_gather_object(all_devices, device)
-    return RunInfo(
-        run_id=folder.name,
-        recipe=config.recipe,
-        devices=tuple(d for d in all_devices if d is not None),
-        backend=member.backend,
-        total_steps=config.steps,
-        steps_per_epoch=0,
-        batch_size=config.batch_size,
-        global_batch_size=config.global_batch_size(member.world_size),
-        started_s=time.time(),
-    )
 
 
 def _probe(device: Device, torch_device: torch.device) -> Callable[[], Mapping[str, float]]:
@@ -141,20 +154,19 @@ def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="nbgpu-") as rendezvous:
         group.form(member, None if world_size > 1 else Path(rendezvous))
         try:
-            folder = _shared_folder(config, cluster, rank)
-            state = train(config, folder, member, device)
+            folder = Path(
+                exchange.broadcast(str(runs.create(config, cluster)) if rank == 0 else "", source=0)
+            )
+            trainer = _trainer(config, folder, member, device)
+            try:
+                state = train(trainer)
+            except BaseException as error:
+                _close(trainer, error)
+                raise
         finally:
             dist.destroy_process_group()
     if rank == 0:
         print(f"{state}: {folder}")  # noqa: T201 - what the command is for
-
-
-def _shared_folder(config: TrainConfig, cluster: ClusterConfig, rank: int) -> Path:
-    """The run's folder, which rank 0 makes and the others are told."""
-    name: list[str | None] = [str(runs.create(config, cluster)) if rank == 0 else None]
-    dist.broadcast_object_list(name, src=0)
-    assert name[0] is not None
-    return Path(name[0])
 
 
 if __name__ == "__main__":

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+import random
+import signal
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.config import TrainConfig
-from nbgpu.engine import checkpoint
+from nbgpu.engine import checkpoint, exchange
 from nbgpu.engine.consensus import Consensus, together
 from nbgpu.engine.group import Membership
-from nbgpu.records import Command, RunInfo, RunState
+from nbgpu.records import Command, Device, RunInfo, RunState
 from nbgpu.telemetry import CommandWatch, Recorder
 
 if TYPE_CHECKING:
@@ -30,15 +32,44 @@ _AMP_DTYPES = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 _PAUSE_POLL_S = 0.05
 
 
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Holds an interrupt (SIGINT) back until the block has ended. For the main thread."""
+    noted = False
+
+    def note(*_: Any) -> None:
+        nonlocal noted
+        noted = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if noted:
+        raise KeyboardInterrupt
+
+
+def _seed_everything(seed: int, rank: int, step: int) -> None:
+    """Sets torch's, NumPy's and Python's generators to what they are at the beginning of a step."""
+    torch_seed, numpy_seed, python_seed = np.random.SeedSequence([seed, rank, step]).generate_state(3)
+    torch.manual_seed(int(torch_seed))
+    np.random.seed(numpy_seed)
+    random.seed(int(python_seed))
+
+
 class Trainer:
     """Trains one recipe with DDP on the ranks of the process group.
+
+    Random numbers of a step come from (seed, rank, step) alone, so that a rank which takes over in the middle
+    draws what the one before it would have drawn, and a step that is done again draws the same.
 
     Args:
         config: the settings.
         recipe: what is trained, built with the same settings.
         folder: the run's folder.
         member: this rank's place in the group.
-        info: what is said of the run in `run_info.json`; the steps of an epoch are filled in.
+        device: what `run_info.json` says of it.
         recorder: takes the numbers of each step; None leaves them unrecorded.
     """
 
@@ -48,118 +79,227 @@ class Trainer:
         recipe: Recipe,
         folder: Path,
         member: Membership,
-        info: RunInfo,
+        device: Device,
         recorder: Recorder | None,
     ) -> None:
         self.config = config
         self.recipe = recipe
         self.folder = folder
-        self.device = member.device
+        self.member = member
         self.rank = member.rank
-        self.world_size = member.world_size
-        self.info = info
+        self.device = member.device
+        self._described_device = device
         self.recorder = recorder
         self.step = 0
-        self.consensus = Consensus(CommandWatch(folder) if self.rank == 0 else None)
-        self.state: RunState = "starting"
+        """Optimizer steps done."""
+        self.command: Command | None = None
+        """What the person asked for and all ranks have agreed to follow: 'pause', 'stop' or nothing."""
         self.loaders: Loaders | None = None
+        self.model: nn.Module | None = None
+        self._ddp: DistributedDataParallel | None = None
+        self._train_s = 0.0
+        self._validated_step = 0
         self._batches: Iterator[Batch] | None = None
+        self._batches_step: int | None = 0
+        """The step whose batches `_batches` gives next; None while they are being taken."""
+        self._fetched: tuple[int, list[Batch]] | None = None
+        """A step that is not done yet, and its batches."""
+        self._buffers_before_step: list[Tensor] = []
         self._unrecorded: tuple[int, dict[str, Tensor], dict[str, float]] | None = None
 
     def run(self) -> RunState:
         """Trains to the last step, or until the person stops it; returns 'finished' or 'stopped'.
 
+        After a failure that is mended (a rank was replaced, the group formed anew) every rank calls it again,
+        and training goes on with the state of the rank that had got furthest.
+
         Raises:
             DataError: a file cannot be used; every rank raises it, at the same step.
         """
-        self._enter("loading")
+        # Made anew each time, so that the newest command counts even if a rank that had heard it is gone.
+        self._consensus = Consensus(CommandWatch(self.folder) if self.rank == 0 else None)
+        self._gather_ranks()
+        self._enter("training")
+        started_s = time.perf_counter()
         try:
-            together(self._load)
-            self.model = together(lambda: self.recipe.build_model().to(self.device))
-            self._wrap()
-            self._enter("training")
-            started_s = time.perf_counter()
-            stopped = self._train()
-            self.train_s = time.perf_counter() - started_s
-            self._flush()
-            together(lambda: self._conclude(stopped))
+            self._train()
         finally:
-            if self.loaders is not None:
-                self.loaders.close()
-        self._enter("stopped" if stopped else "finished")
-        return self.state
+            self._train_s += time.perf_counter() - started_s
+        self._flush()
+        together(self._conclude)
+        ended: RunState = "stopped" if self.command == "stop" else "finished"
+        self._enter(ended)
+        return ended
+
+    def interrupted(self) -> None:
+        """Lets go of what belongs to a group that is of no use any more; `run` may be called again."""
+        self._ddp = None
+        if self.model is not None:
+            # Views into DDP's buckets, and with it half of a sum.
+            self.model.zero_grad(set_to_none=True)
+            for buffer, before in zip(self.model.buffers(), self._buffers_before_step, strict=False):
+                buffer.copy_(before)
+
+    def close(self) -> None:
+        """Ends the threads that read data."""
+        if self.loaders is not None:
+            self.loaders.close()
+
+    # ---- getting ready ----
+
+    def _gather_ranks(self) -> None:
+        """Makes every rank ready for the same step: from nothing, or with the state of the furthest rank."""
+        standings = exchange.gather({"ready": self.model is not None, "step": self.step})
+        ready = {rank: s["step"] for rank, s in enumerate(standings) if s["ready"]}
+        if self.model is None:
+            self._enter("loading")
+        together(self._load)
+        self._write_info()
+        together(self._build)
+        if ready:
+            self._take_state(source=max(ready, key=ready.__getitem__))
+        # DDP's constructor is a collective.
+        self._ddp = DistributedDataParallel(
+            self._model,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+        )
+        self.command = self._consensus.newest_command()
 
     def _load(self) -> None:
-        # Every rank draws the same weights; after that each draws its own noise.
+        if self.loaders is None:
+            self.loaders = self.recipe.build_loaders(self.rank, self.member.world_size)
+
+    def _write_info(self) -> None:
+        """Says in `run_info.json` what is fixed for the run; once."""
+        gathered = exchange.gather(asdict(self._described_device))
+        path = self.folder / "run_info.json"
+        if self.rank != 0 or path.exists():
+            return
+        info = RunInfo(
+            run_id=self.folder.name,
+            recipe=self.config.recipe,
+            devices=tuple(Device(**fields) for fields in gathered),
+            backend=self.member.backend,
+            total_steps=self.config.steps,
+            steps_per_epoch=self._data.steps_per_epoch,
+            batch_size=self.config.batch_size,
+            global_batch_size=self.config.global_batch_size(self.member.world_size),
+            started_s=time.time(),
+        )
+        path.write_text(json.dumps(info.to_json(), indent=2) + "\n")
+
+    def _build(self) -> None:
+        """Model, optimizer, schedule and scaler. Every rank draws the same weights."""
+        if self.model is not None:
+            return
         torch.manual_seed(self.config.seed)
-        self.loaders = self.recipe.build_loaders(self.rank, self.world_size)
-        if self.rank == 0:
-            info = replace(self.info, steps_per_epoch=self.loaders.steps_per_epoch)
-            (self.folder / "run_info.json").write_text(json.dumps(info.to_json(), indent=2) + "\n")
+        self.model = self.recipe.build_model().to(self.device)
+        self._optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay, fused=True
+        )
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, self._lr_factor)
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.amp == "fp16")
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that training goes on from: tensors by name ('model.*', 'optimizer.*'), and the rest as JSON."""
+        optimizer = self._optimizer.state_dict()
+        tensors = {f"model.{name}": tensor for name, tensor in self._model.state_dict().items()}
+        for index, values in optimizer["state"].items():
+            tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
+        return tensors, {
+            "step": self.step,
+            "validated_step": self._validated_step,
+            "train_s": self._train_s,
+            "optimizer": optimizer["param_groups"],
+            "schedule": self._schedule.state_dict()["last_epoch"],
+            "scaler": self._scaler.state_dict(),
+        }
+
+    def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Goes on from what `state` gave on this or another rank; every rank loads the same."""
+        optimizer: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(".")
+            if part == "optimizer":
+                index, _, value_name = rest.partition(".")
+                optimizer.setdefault(int(index), {})[value_name] = tensor
+        self._model.load_state_dict(
+            {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+        )
+        self._optimizer.load_state_dict({"state": optimizer, "param_groups": about["optimizer"]})
+        self._schedule.load_state_dict({**self._schedule.state_dict(), "last_epoch": about["schedule"]})
+        self._scaler.load_state_dict(about["scaler"])
+        self.step = about["step"]
+        self._validated_step = about["validated_step"]
+        self._train_s = about["train_s"]
+
+    def _take_state(self, source: int) -> None:
+        """Gives every rank the state of one of them, over the process group."""
+        tensors, about = self.state()
+        received = exchange.broadcast_tensors(tensors, source, self.device)
+        about = exchange.broadcast(about, source)
+        if self.rank != source:
+            self.load_state(received, about)
 
     @property
     def _data(self) -> Loaders:
         assert self.loaders is not None, "the data is loaded before the first step"
         return self.loaders
 
-    def _wrap(self) -> None:
-        """Puts DDP, optimizer, schedule and scaler around the model; DDP's constructor is a collective."""
-        torch.manual_seed(self.config.seed + 1 + self.rank)
-        self.ddp = DistributedDataParallel(
-            self.model,
-            device_ids=[self.device] if self.device.type == "cuda" else None,
-            gradient_as_bucket_view=True,
-        )
-        self.optimizer = torch.optim.AdamW(
-            self.ddp.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay, fused=True
-        )
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._lr_factor)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.amp == "fp16")
+    @property
+    def _model(self) -> nn.Module:
+        assert self.model is not None, "the model is built before the first step"
+        return self.model
 
-    def _train(self) -> bool:
-        """Steps until the last one, and validates in between; True if the person stopped it."""
-        while self.step < self.config.steps:
-            command = self._train_step()
-            self.step += 1
-            if self._due(self.config.val_every):
+    @property
+    def _replica(self) -> DistributedDataParallel:
+        assert self._ddp is not None, "the ranks are gathered before the first step"
+        return self._ddp
+
+    # ---- training ----
+
+    def _train(self) -> None:
+        """Steps until the last one, or until the person stops it, and validates in between."""
+        while True:
+            if self._due(self.config.val_every) and self._validated_step != self.step:
                 self._validate()
-            if command == "pause":
-                command = self._pause()
-            if command == "stop":
-                return True
-        return False
+            if self.command == "pause":
+                self._pause()
+            if self.command == "stop" or self.step == self.config.steps:
+                return
+            self._train_step()
 
-    def _train_step(self) -> Command | None:
-        """One optimizer step over `accumulate` micro-batches; returns what the person asked for meanwhile."""
+    def _train_step(self) -> None:
+        """One optimizer step over `accumulate` micro-batches."""
         started_s = time.perf_counter()
         batches, failure = self._next_batches()
         fetched_s = time.perf_counter()
-        self.consensus.begin(failure)
-        command = None
+        self._consensus.begin(failure)
         if failure is not None:
-            self.consensus.finish()
+            self._consensus.finish()
+        _seed_everything(self.config.seed, self.rank, self.step)
+        self._buffers_before_step = [buffer.clone() for buffer in self._model.buffers()]
         sums: dict[str, Tensor] = {}
         own_s = 0.0
         for index, batch in enumerate(batches):
             last = index == len(batches) - 1
             # Gradients add up on each rank, and cross to the others once, with the last micro-batch.
-            with nullcontext() if last else self.ddp.no_sync():
+            with nullcontext() if last else self._replica.no_sync():
                 with self._autocast():
-                    terms = self.recipe.loss(self.ddp, batch)
+                    terms = self.recipe.loss(self._replica, batch)
                 if index == 0:
                     own_s = time.perf_counter() - started_s
-                    command = self.consensus.finish()
-                self.scaler.scale(terms["loss"] / self.config.accumulate).backward()
+                    self.command = self._consensus.finish() or self.command
+                self._scaler.scale(terms["loss"] / self.config.accumulate).backward()
             for name, term in terms.items():
                 sums[name] = sums[name] + term.detach() if name in sums else term.detach()
-        self.scaler.unscale_(self.optimizer)
+        self._scaler.unscale_(self._optimizer)
         limit = self.config.clip_norm or math.inf
-        grad_norm: Tensor = nn.utils.clip_grad_norm_(self.ddp.parameters(), limit)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=False)  # the gradients are views into DDP's buckets
-        lr = float(self.schedule.get_last_lr()[0])
-        self.schedule.step()
+        grad_norm: Tensor = nn.utils.clip_grad_norm_(self._model.parameters(), limit)
+        lr = float(self._schedule.get_last_lr()[0])
+        with uninterrupted():
+            self._update()
         step_s = time.perf_counter() - started_s
         numbers = {
             "lr": lr,
@@ -173,14 +313,35 @@ class Trainer:
             numbers["compute_s"] = own_s
         means = {name: total / self.config.accumulate for name, total in sums.items()}
         self._record(means | {"grad_norm": grad_norm}, numbers)
-        return command
+
+    def _update(self) -> None:
+        """What ends a step. An interrupt in the middle would leave a state that belongs to no step."""
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=False)  # the gradients are views into DDP's buckets
+        self._schedule.step()
+        self.step += 1
+        self._fetched = None
+        self._buffers_before_step = []
 
     def _next_batches(self) -> tuple[list[Batch], Exception | None]:
         """The micro-batches of one step on the device, or what went wrong in fetching them."""
-        try:
-            return [self._to_device(self._next_batch()) for _ in range(self.config.accumulate)], None
-        except Exception as error:  # noqa: BLE001 - whatever it is, all ranks must learn of it
-            return [], error
+        if self._fetched is None or self._fetched[0] != self.step:
+            try:
+                self._fetched = self.step, self._fetch()
+            except Exception as error:  # noqa: BLE001 - whatever it is, all ranks must learn of it
+                return [], error
+        return self._fetched[1], None
+
+    def _fetch(self) -> list[Batch]:
+        if self._batches_step != self.step:
+            # Training goes on in the middle, or fetching was interrupted.
+            self._batches = None
+            self._data.seek(self.step)
+        self._batches_step = None
+        batches = [self._to_device(self._next_batch()) for _ in range(self.config.accumulate)]
+        self._batches_step = self.step + 1
+        return batches
 
     def _next_batch(self) -> Batch:
         if self._batches is None:
@@ -211,18 +372,17 @@ class Trainer:
         return 0.5 * (1 + math.cos(math.pi * done))
 
     def _due(self, every: int) -> bool:
-        return every > 0 and (self.step % every == 0 or self.step == self.config.steps)
+        return every > 0 and self.step > 0 and (self.step % every == 0 or self.step == self.config.steps)
 
     def _validate(self) -> None:
         """Averages the recipe's held-out values over the samples of all ranks."""
         self._flush()
         self._enter("validating")
-        self.ddp.eval()
+        self._model.eval()
         sums, num_samples = together(self._validate_own_share)
-        self.ddp.train()
+        self._model.train()
         # A rank may have had no sample, and so not know the names.
-        gathered: list[tuple[dict[str, float], int]] = [({}, 0)] * self.world_size
-        dist.all_gather_object(gathered, (sums, num_samples))
+        gathered: list[tuple[dict[str, float], int]] = exchange.gather((sums, num_samples))
         total = sum(count for _, count in gathered)
         if total and self.rank == 0 and self.recorder is not None:
             names = dict.fromkeys(name for rank_sums, _ in gathered for name in rank_sums)
@@ -230,6 +390,7 @@ class Trainer:
                 name: sum(rank_sums.get(name, 0.0) for rank_sums, _ in gathered) / total for name in names
             }
             self.recorder.sample(self.step, **{f"val_{name}": mean for name, mean in means.items()})
+        self._validated_step = self.step
         self._enter("training")
 
     @torch.no_grad()
@@ -239,43 +400,39 @@ class Trainer:
         num_samples = 0
         for batch in self._data.val:
             with self._autocast():
-                values = self.recipe.validate(self.model, self._to_device(batch))
+                values = self.recipe.validate(self._model, self._to_device(batch))
             for name, value in values.items():
                 sums[name] = sums.get(name, 0.0) + float(value.double().sum())
             num_samples += len(next(iter(values.values())))
         return sums, num_samples
 
-    def _pause(self) -> Command | None:
+    def _pause(self) -> None:
         """Waits until the person says 'resume' or 'stop', which all ranks hear together."""
         self._enter("paused")
-        command: Command | None = None
-        while command not in ("resume", "stop"):
+        while self.command not in ("resume", "stop"):
             time.sleep(_PAUSE_POLL_S)
-            self.consensus.begin()
-            command = self.consensus.finish()
+            self._consensus.begin()
+            self.command = self._consensus.finish() or self.command
         self._enter("training")
-        return command
 
-    def _conclude(self, stopped: bool) -> None:
+    def _conclude(self) -> None:
         """Writes the checkpoint, and says what the trained model is worth. Rank 0 does both."""
         if self.rank != 0:
             return
-        about = {
-            "config": self.config.model_dump(mode="json"),
-            "schedule": self.schedule.state_dict()["last_epoch"],
-            "train_s": self.train_s,
-        }
-        path = checkpoint.save(self.folder, self.step, self.model, self.optimizer, about)
+        tensors, about = self.state()
+        path = checkpoint.save(
+            self.folder, self.step, tensors, {**about, "config": self.config.model_dump(mode="json")}
+        )
         self._event("checkpoint", path.name)
-        if not stopped:
+        if self.command != "stop":
             self._enter("validating")
-            self.model.eval()
-            self._event("result", self.config.recipe, **self.recipe.result(self.model, self.device))
+            self._model.eval()
+            self._event("result", self.config.recipe, **self.recipe.result(self._model, self.device))
 
     def _record(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
         """Records a step one step late, so that reading a loss never makes the GPU wait for the CPU."""
         self._flush()
-        self._unrecorded = (self.step + 1, tensors, numbers)
+        self._unrecorded = (self.step, tensors, numbers)
 
     def _flush(self) -> None:
         if self._unrecorded is not None and self.recorder is not None:
@@ -284,7 +441,6 @@ class Trainer:
         self._unrecorded = None
 
     def _enter(self, state: RunState) -> None:
-        self.state = state
         if self.recorder is not None:
             self.recorder.state(state, self.step)
 

@@ -23,12 +23,15 @@ class Loaders:
     `train` gives one epoch each time that it is iterated: `steps_per_epoch * accumulate` batches, the same
     number on every rank. `val` gives the rank's share of the held-out samples, which may be empty or of
     another length on each rank. `next_epoch` is called after each epoch (caches replace their share there),
-    `close` at the end, also after a failure.
+    `seek` where training goes on in the middle: the next iteration of `train` begins with the batches of that
+    optimizer step, counted from 0, as if all before had been taken. `close` is called at the end, also after a
+    failure.
     """
 
     train: Iterable[Batch]
     val: Iterable[Batch]
     steps_per_epoch: int
+    seek: Callable[[int], None]
     next_epoch: Callable[[], None] = lambda: None
     close: Callable[[], None] = lambda: None
 

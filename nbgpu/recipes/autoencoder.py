@@ -98,6 +98,7 @@ class Autoencoder:
             train=patches,
             val=val_batches,
             steps_per_epoch=patches.steps_per_epoch,
+            seek=patches.seek,
             next_epoch=patches.next_epoch,
             close=patches.close,
         )

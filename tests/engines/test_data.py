@@ -428,6 +428,27 @@ def test_the_same_settings_give_the_same_batches_to_the_last_bit(
     assert torch.equal(first, two_epochs(disturb=True))
 
 
+@pytest.mark.parametrize("step", [0, 1, 3, 5])
+@pytest.mark.parametrize("cache", [{}, {"cache_rate": 0.5, "replace_rate": 0.5}])
+def test_a_step_that_is_sought_has_the_batches_that_it_always_had(
+    volumes: list[Path], cache: dict[str, float], step: int
+) -> None:
+    def from_step(start: int) -> list[Tensor]:
+        batches = loader(volumes, accumulate=2, **cache)
+        batches.seek(start)
+        seen = []
+        for _ in range(3):
+            seen += [batch["image"] for batch in batches]
+            batches.next_epoch()
+        batches.close()
+        return seen
+
+    straight, sought = from_step(0), from_step(step)
+    assert len(straight) > 2 * step
+    for expected, found in zip(straight[2 * step :], sought, strict=False):
+        assert torch.equal(expected, found)
+
+
 def test_epochs_ranks_and_seeds_differ(volumes: list[Path]) -> None:
     batches = loader(volumes)
     first, second = epoch(batches), epoch(batches)

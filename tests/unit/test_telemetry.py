@@ -380,6 +380,26 @@ def test_a_killed_rank_leaves_all_that_it_had_written(tmp_path: Path) -> None:
             rank.kill()
 
 
+def test_a_rank_that_takes_over_goes_on_where_the_killed_one_was_cut_off(tmp_path: Path) -> None:
+    with reading(tmp_path) as reader:
+        with recording(tmp_path) as first:
+            for step in range(3):
+                first.sample(step, loss=0.0)
+            wait_for(reader, 3)
+        with record_path(tmp_path, 0).open("ab") as file:
+            file.write(b'{"seq": 3, "time_s": 1.0, "st')  # as far as the killed one came
+        with recording(tmp_path) as second:
+            for step in range(3, 6):
+                second.sample(step, loss=0.0)
+            wait_for(reader, 6)
+            # Through its own socket, and not only through the file, which is looked at once a second.
+            wait_until(
+                lambda: reader.statuses(CPUS)[0].silent_s < 0.3, "the reader hears the one that took over"
+            )
+    assert seqs(reader) == list(range(6))
+    assert [record.step for record in reader.since(0)[0]] == list(range(6))
+
+
 def test_rank_0_sees_the_newest_command(tmp_path: Path) -> None:
     watch = CommandWatch(tmp_path)
     assert watch.newest() is None

@@ -1,0 +1,71 @@
+"""Small messages between the ranks, as JSON.
+
+torch's own collectives for objects pickle them, and what is unpickled can run anything: gloo's sockets are
+not authenticated, so that nothing which comes from them may be unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def gather(value: Any) -> list[Any]:
+    """Every rank's value, in order of rank, on every rank. A collective; the values must be JSON."""
+    own = _encoded(value)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(own)]))
+    padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
+    padded[: len(own)] = own
+    texts = [torch.zeros_like(padded) for _ in sizes]
+    dist.all_gather(texts, padded)
+    return [_decoded(text[: int(size)]) for text, size in zip(texts, sizes, strict=True)]
+
+
+def broadcast(value: Any, source: int) -> Any:
+    """The value of the rank `source`, on every rank. A collective; the value must be JSON."""
+    is_source = dist.get_rank() == source
+    text = _encoded(value) if is_source else torch.zeros(0, dtype=torch.uint8)
+    size = torch.tensor([len(text)])
+    dist.broadcast(size, source)
+    if not is_source:
+        text = torch.zeros(int(size), dtype=torch.uint8)
+    dist.broadcast(text, source)
+    return _decoded(text)
+
+
+def broadcast_tensors(
+    tensors: Mapping[str, torch.Tensor], source: int, device: torch.device
+) -> Mapping[str, torch.Tensor]:
+    """The tensors of the rank `source`, on every rank: its own there, copies elsewhere. A collective.
+
+    Args:
+        tensors: by name; only what the source gives counts.
+        device: where the copies of tensors on a GPU are made. Those on the CPU stay on the CPU.
+    """
+    is_source = dist.get_rank() == source
+    shapes = {
+        name: (str(t.dtype).removeprefix("torch."), list(t.shape), t.is_cuda) for name, t in tensors.items()
+    }
+    received = {}
+    for name, (dtype, shape, is_cuda) in broadcast(shapes, source).items():
+        tensor = (
+            tensors[name].detach().contiguous()
+            if is_source
+            else torch.empty(shape, dtype=getattr(torch, dtype), device=device if is_cuda else "cpu")
+        )
+        dist.broadcast(tensor, source)
+        received[name] = tensor
+    return received
+
+
+def _encoded(value: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _decoded(text: torch.Tensor) -> Any:
+    return json.loads(text.numpy().tobytes())
