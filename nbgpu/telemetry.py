@@ -89,6 +89,7 @@ class Recorder:
         endpoint = {"address": f"tcp://127.0.0.1:{port}", "public_key": public_key.decode()}
         path = _endpoint_path(folder, rank)
         unfinished = path.with_suffix(".tmp")
+        unfinished.touch(mode=0o600)
         unfinished.write_text(json.dumps(endpoint))
         unfinished.rename(path)
         self._thread = threading.Thread(

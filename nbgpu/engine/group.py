@@ -69,6 +69,7 @@ def form(
 
     Raises:
         RuntimeError: the all_reduce gave a wrong sum, or a peer did not come within the timeout.
+        ConnectionError: a process of another user took a rank's place.
     """
     global _membership, _rendezvous
     store = None
@@ -77,6 +78,9 @@ def form(
         store = dist.FileStore(str(rendezvous / f"group-generation-{generation}"), member.world_size)  # type: ignore[attr-defined]
     if member.device.type == "cuda":
         torch.cuda.set_device(member.device)
+    # torch numbers its groups, and ranks meet under the number. It keeps that of a forming that failed on one rank
+    # only, which would never meet the others again.
+    distributed_c10d._world.group_count = 0
     dist.init_process_group(
         torch_backend(member.backend),
         store=store,
@@ -84,6 +88,7 @@ def form(
         world_size=member.world_size,
         timeout=timeout,
     )
+    sockets.refuse_other_users()
     prove(member.world_size, member.device)
     _membership, _rendezvous = member, rendezvous
 
@@ -117,7 +122,10 @@ def remember_what_is_made() -> None:
     @functools.wraps(make_group)
     def make_group_and_note(*args: Any, **kwargs: Any) -> Any:
         with sockets.noted_as_groups():
-            return make_group(*args, **kwargs)
+            made = make_group(*args, **kwargs)
+        if dist.is_initialized():  # a group of the person's own; of the default one `form` has more to say
+            sockets.refuse_other_users()
+        return made
 
     distributed_c10d._new_process_group_helper = make_group_and_note
 

@@ -13,6 +13,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 Connections = dict[int, int]
 """The inode of each connection by its file descriptor: a descriptor's number is given again when it is free."""
@@ -34,6 +35,53 @@ def noted_as_groups() -> Iterator[None]:
         yield
     finally:
         _of_groups.update({fd: inode for fd, inode in _open_connections().items() if before.get(fd) != inode})
+
+
+def refuse_other_users() -> None:
+    """Raises if a process of another user of this host is at the other end of a group's connection.
+
+    gloo takes whoever connects first, and names the number that it expects, for the rank that it waits for.
+
+    Raises:
+        ConnectionError: somebody is; called before the first tensor is sent.
+    """
+    uid_by_ends = _uid_by_ends()
+    own_uid = os.getuid()
+
+    def refuse(connection: socket.socket) -> None:
+        here, there = connection.getsockname(), connection.getpeername()
+        if here[0] != there[0]:  # of another host nothing is known
+            return
+        uid = uid_by_ends.get((_as_in_proc(there), _as_in_proc(here)), own_uid)
+        if uid != own_uid:
+            strangers.append(uid)
+
+    strangers: list[int] = []
+    _each(refuse)
+    if strangers:
+        raise ConnectionError(
+            f"a process of another user (uid {strangers[0]}) took a rank's place while the process group was formed; "
+            "no tensor was sent to it. Try again, and ask that user, or the machine's administrator"
+        )
+
+
+def _uid_by_ends() -> dict[tuple[str, str], int]:
+    """Whose each TCP socket of this host is, by its own and its peer's address; see proc_net_tcp in the kernel's docs."""
+    found = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(FileNotFoundError):  # a kernel without IPv6
+            for line in Path(table).read_text().splitlines()[1:]:
+                _, here, there, _, _, _, _, uid, *_ = line.split()
+                found[here, there] = int(uid)
+    return found
+
+
+def _as_in_proc(address: tuple[str, int]) -> str:
+    """'127.0.0.1', 80 as '0100007F:0050': each four bytes in the machine's order."""
+    host, port, *_ = address
+    raw = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
+    words = struct.unpack(f"={len(raw) // 4}I", raw)
+    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
 
 
 def cut() -> None:
