@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from nbgpu.engine import exchange, sockets
+from nbgpu.engine import belongings, exchange, sockets
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
@@ -180,7 +180,7 @@ def form_again(generation: int, variables: Mapping[str, Any]) -> list[str]:
         A line for each variable that belonged to the old group and could not be moved, which says how to make
         it again.
     """
-    lost = [line for name, value in variables.items() if (line := _how_to_make_again(name, value))]
+    lost = belongings.how_to_make_again(variables)
     if dist.is_initialized():  # unless the person's own code has ended it
         dist.destroy_process_group()
     form(membership(), _rendezvous, generation)
@@ -197,18 +197,6 @@ def form_again(generation: int, variables: Mapping[str, Any]) -> list[str]:
         ddp.__init__(ddp.module, **arguments)  # type: ignore[misc]
         ddp.training = was_training
     return lost
-
-
-def _how_to_make_again(name: str, value: Any) -> str | None:
-    # Of the groups before the one that ends now nothing is known any more; they were named when they ended.
-    if isinstance(value, dist.ProcessGroup) and value in distributed_c10d._world.pg_map:
-        if value is dist.group.WORLD:
-            return f"{name} = dist.group.WORLD"
-        return f"{name} = dist.new_group({dist.get_process_group_ranks(value)})"
-    if isinstance(value, dist.device_mesh.DeviceMesh):
-        shape = tuple(value.mesh.shape)
-        return f"{name} = dist.device_mesh.init_device_mesh({value.device_type!r}, {shape})"
-    return None
 
 
 def _on_every_rank(numbers: Iterable[int]) -> list[int]:

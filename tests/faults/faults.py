@@ -6,10 +6,11 @@ from typing import Literal
 
 from rows import moment
 
-Action = Literal["raise", "kill", "segfault", "sleep", "hold_gil"]
+Action = Literal["raise", "raise_in_collective", "kill", "segfault", "sleep", "hold_gil"]
 
 _ACTIONS: dict[Action, str] = {
     "raise": "raise ValueError('on purpose')",
+    "raise_in_collective": "__import__('torch').distributed.all_gather([], __import__('torch').ones(1))",
     "kill": "__import__('os').kill(__import__('os').getpid(), __import__('signal').SIGKILL)",
     "segfault": "__import__('os').kill(__import__('os').getpid(), __import__('signal').SIGSEGV)",
     "sleep": "__import__('time').sleep(600)",
