@@ -86,8 +86,9 @@ def _mesh_of_model(model: nn.Module) -> DeviceMesh | None:
             return mesh
     # In the middle of a step the parameters may be whole.
     for module in model.modules():
-        if hasattr(module, "_get_fsdp_state"):
-            parameters = module._get_fsdp_state()._fsdp_param_group
+        state: Any = getattr(module, "_get_fsdp_state", None)
+        if state is not None:
+            parameters = state()._fsdp_param_group
             if parameters is not None:
                 mesh = parameters.mesh_info.mesh
                 assert isinstance(mesh, DeviceMesh)
