@@ -67,6 +67,18 @@ class ClusterConfig(_Settings):
     start_timeout_s: float = Field(
         120.0, gt=0, le=3600, description="how long the engines may take to start, in seconds"
     )
+    notice_after_s: float = Field(
+        5.0,
+        ge=0,
+        le=3600,
+        description="seconds that ranks wait in a collective before a notice under the cell names who waits where; "
+        "0 for never",
+    )
+    debug: bool = Field(
+        False,
+        description="torch compares the ranks' collectives before each one (TORCH_DISTRIBUTED_DEBUG=DETAIL), so that "
+        "different calls or shapes are named; slows every collective",
+    )
 
     def threads_for(self, local_world_size: int) -> int:
         """CPU threads for each of `local_world_size` ranks on this host."""

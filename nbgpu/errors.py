@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nbgpu.records import RankFailure
 
 
-_TOLD_BY_THEIR_MESSAGE = ("ConfigError", "DataError", "RunError")
+_TOLD_BY_THEIR_MESSAGE = ("ConfigError", "DataError", "RunError", "CollectiveMismatch")
 """Errors of nbgpu's own on a rank: the message says all, and the traceback would lead through nbgpu."""
 
 

@@ -90,6 +90,48 @@ class RankFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """What a rank's main thread does at one moment."""
+
+    doing: Literal["idle", "cell", "call", "run"]
+    """Between cells, in a cell, in a function that `Cluster.apply` sent, or in a training run."""
+    line: int = 0
+    """The line of the cell, from 1; 0 where the rank is in no cell."""
+    source: str = ""
+    """The text of the line."""
+    within: str = ""
+    """The person's innermost code where that is not the cell's own: 'fit, model.py line 30'."""
+    collective: str = ""
+    """What of torch.distributed the rank is in, such as 'all_reduce' or 'DDP backward'; empty where in nothing."""
+    step: int = 0
+    """The optimizer steps that a training run had finished."""
+    pulse: str = ""
+    """Differs between two answers if anything went through the rank's process groups meanwhile."""
+
+    @staticmethod
+    def socket_name(pid: int) -> str:
+        """The socket in the cluster's folder on which the engine with this pid answers."""
+        return f"where-{pid}"
+
+    @staticmethod
+    def stack_name(pid: int) -> str:
+        """The file in the cluster's folder into which SIGUSR2 makes the engine write its main thread's stack."""
+        return f"stack-{pid}"
+
+    @property
+    def place(self) -> str:
+        """Where that is, in words: 'cell line 4', 'fit, model.py line 30, called at cell line 4', 'step 12'."""
+        where = {"cell": f"cell line {self.line}", "run": f"step {self.step + 1}"}.get(self.doing, "")
+        if not self.within:
+            return where
+        return (
+            f"{self.within}, {'called at' if self.doing == 'cell' else 'in'} {where}"
+            if where
+            else self.within
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class RunInfo:
     """What is fixed for the length of a training run; `run_info.json` in its folder."""
 

@@ -30,6 +30,8 @@ class Done:
     error: str = ""
     value: str = ""
     displays: list[dict[str, Any]] = field(default_factory=list)
+    updates: list[dict[str, Any]] = field(default_factory=list)
+    """What displays were changed to, in order."""
     took_s: float = 0.0
 
 
@@ -41,7 +43,7 @@ class Kernel:
         self.client = client
 
     def run(self, code: str, meanwhile: Callable[[], None] | None = None, timeout_s: float = 90) -> Done:
-        """Runs one cell; `meanwhile` is called once, after its first line of output."""
+        """Runs one cell; `meanwhile` is called once, after its first line of output or first display."""
         started_s = time.monotonic()
         done = Done()
         message_id = self.client.execute(code, store_history=True)
@@ -60,17 +62,19 @@ class Kernel:
                     setattr(
                         done, content["name"], getattr(done, content["name"]) + _ANSI.sub("", content["text"])
                     )
-                    if meanwhile is not None:
-                        meanwhile()
-                        meanwhile = None
                 case "execute_result":
                     done.value = content["data"]["text/plain"]
                 case "display_data":
                     done.displays.append(content["data"])
+                case "update_display_data":
+                    done.updates.append(content["data"])
                 case "error":
                     done.error = _ANSI.sub("", "\n".join(content["traceback"]))
                 case "status" if content["execution_state"] == "idle":
                     break
+            if meanwhile is not None and message["msg_type"] in ("stream", "display_data"):
+                meanwhile()
+                meanwhile = None
         while (reply := self.client.get_shell_msg(timeout=10))["parent_header"].get("msg_id") != message_id:
             pass
         done.status = reply["content"]["status"]

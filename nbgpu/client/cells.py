@@ -12,7 +12,8 @@ from typing import Any
 import ipyparallel as ipp
 
 from nbgpu.client.cluster import Cluster
-from nbgpu.client.outputs import CellOutput
+from nbgpu.client.hangs import HangWatch
+from nbgpu.client.outputs import CellOutput, Notice
 from nbgpu.client.results import collect
 from nbgpu.client.watch import RankWatch
 from nbgpu.errors import CellInterrupted, ClusterError, RankError
@@ -39,6 +40,11 @@ class DistributedCell:
         self._results = cluster.submit(code, ranks)
         self._watch = RankWatch(cluster, self._results)
         self._output = CellOutput(self._results)
+        self._hangs = HangWatch(
+            cluster.lookout(), self._results, cluster.world_size, cluster.config.notice_after_s
+        )
+        self._notice = Notice()
+        self._last_words = ""
 
     async def show(self) -> None:
         """Waits for the ranks without blocking the event loop, so that buttons and panels go on working.
@@ -48,6 +54,13 @@ class DistributedCell:
             ClusterError: it took longer than the timeout, or a rank did not come back.
             KeyboardInterrupt: the person interrupted it; the ranks were interrupted too.
         """
+        try:
+            await self._until_back()
+            self._finish()
+        finally:
+            self._close()
+
+    async def _until_back(self) -> None:
         loop = asyncio.get_running_loop()
         returned = asyncio.Event()
 
@@ -70,18 +83,20 @@ class DistributedCell:
             self._stop()
             # A kernel interrupts a coroutine by cancelling it; to the person it is the same thing.
             raise CellInterrupted from None
-        self._finish()
 
     def show_blocking(self) -> None:
         """The same for callers that are no coroutine, such as a line magic."""
         try:
-            while pending := self._watch.pending():
-                self._results[pending[0]].wait(_REFRESH_PERIOD_S)
-                self._refresh()
-        except KeyboardInterrupt:
-            self._stop()
-            raise CellInterrupted from None
-        self._finish()
+            try:
+                while pending := self._watch.pending():
+                    self._results[pending[0]].wait(_REFRESH_PERIOD_S)
+                    self._refresh()
+            except KeyboardInterrupt:
+                self._stop()
+                raise CellInterrupted from None
+            self._finish()
+        finally:
+            self._close()
 
     def values(self) -> dict[int, Any]:
         """The value of the cell's last expression on each rank, None where it has none; after the cell's end."""
@@ -95,6 +110,8 @@ class DistributedCell:
     def _refresh(self) -> None:
         self._watch.check()
         self._output.show_new()
+        self._hangs.check()
+        self._notice.show(self._hangs.text)
         self._give_up_on_stuck_ranks()
         late = self._watch.pending()
         if late and self._timeout_s is not None and time.monotonic() - self._started_s > self._timeout_s:
@@ -106,6 +123,9 @@ class DistributedCell:
 
     def _stop(self) -> None:
         """Brings back the ranks that still work, and makes the group good again."""
+        self._hangs.ask()
+        if self._hangs.text:
+            self._last_words = f"until it was stopped: {self._hangs.text}"
         self._watch.stop()
         self._output.show_new()
         self._give_up_on_stuck_ranks()
@@ -133,8 +153,16 @@ class DistributedCell:
         stuck = self._watch.stuck()
         if stuck:
             self._cluster.leave_behind(self._results)
-            named = ", ".join(map(str, stuck))
-            raise ClusterError(
-                f"rank(s) {named} did not come back: they are in C code that cannot be interrupted. Wait for them, or "
-                "give them up: %nbgpu stop, then %nbgpu start; all variables on the ranks are lost then"
+            self._hangs.check()
+            told = "; ".join(
+                f"rank {rank} did not come back: it {self._hangs.describe(rank)}" for rank in stuck
             )
+            ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in stuck)
+            raise ClusterError(
+                f"{told}. Code in C cannot be interrupted. Wait for it to end, or give up the rank's variables: "
+                f"{ways_out}"
+            )
+
+    def _close(self) -> None:
+        self._notice.show(self._last_words)
+        self._hangs.close()

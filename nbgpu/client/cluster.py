@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +19,7 @@ from nbgpu import devices
 from nbgpu.client.processes import Processes
 from nbgpu.client.results import collect
 from nbgpu.client.run import Run
+from nbgpu.client.whereabouts import Lookout, Sighting, told
 from nbgpu.config import ClusterConfig, train_config
 from nbgpu.errors import ClusterError, ConfigError, NoClusterError, RunError
 from nbgpu.records import Device
@@ -26,6 +27,7 @@ from nbgpu.records import Device
 _OUTPUT_PATIENCE_S = 2.0
 _ECHO_PATIENCE_S = 0.1
 _REGROUP_PATIENCE_S = 30.0
+_WHEREABOUTS_PATIENCE_S = 0.7
 
 _current: Cluster | None = None
 
@@ -63,6 +65,7 @@ class Cluster:
         self._generation = 0
         self._num_severed = 0
         self._left_behind: dict[int, ipp.AsyncResult] = {}
+        self._last_seen: dict[int, Sighting] = {}
 
     def __enter__(self) -> Self:
         return self.start()
@@ -146,6 +149,7 @@ class Cluster:
         self._generation = 0
         self._num_severed = 0
         self._left_behind = {}
+        self._last_seen = {}
 
     def submit(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, ipp.AsyncResult]:
         """Sends a cell to the ranks and returns at once; by rank, what will hold its output and its end.
@@ -157,6 +161,7 @@ class Cluster:
         self._refuse_during_run()
         self._refuse_with_a_rank_gone()
         self._take_back_ranks_left_behind()
+        self._last_seen = {}
         return {rank: self._client[rank].execute(code, silent=False, block=False) for rank in chosen}
 
     def execute(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, str]:
@@ -261,22 +266,25 @@ class Cluster:
         ended = self._processes.how_ended(self._pids[rank]) if self._processes is not None else None
         return None if ended is None else f"rank {rank} {ended}"
 
-    def status(self) -> str:
-        """A table: every rank's device, process, memory, and what it does."""
+    def lookout(self) -> Lookout:
+        """What asks the ranks where they are; to be closed."""
         self._require_running()
+        assert self._processes is not None
+        return Lookout(self._processes.folder, self._pids, self._last_seen)
+
+    def status(self) -> str:
+        """A table: every rank's device, process, memory, and the line that it is at. Answers within a second."""
         rows = [("rank", "device", "pid", "memory", "state")]
-        run_is_on = self.run is not None and not self.run.over
-        for rank, device in enumerate(self.devices):
-            try:
-                process = psutil.Process(self._pids[rank])
-                memory = f"{process.memory_info().rss / 2**20:.0f} MiB"
-                state = "busy" if self._client.outstanding and not run_is_on else "idle"
-            except psutil.NoSuchProcess:
-                memory, state = "", "gone"
-            if run_is_on and self.run is not None and state != "gone":
-                rank_status = self.run.statuses()[rank]
-                state = f"{rank_status.state}, step {rank_status.step}/{self.run.config.steps}"
-            rows.append((str(rank), device.label(), str(self._pids[rank]), memory, state))
+        with closing(self.lookout()) as lookout:
+            lookout.ask()
+            lookout.collect(_WHEREABOUTS_PATIENCE_S)
+            for rank, device in enumerate(self.devices):
+                try:
+                    memory = f"{psutil.Process(self._pids[rank]).memory_info().rss / 2**20:.0f} MiB"
+                    state = self._state(rank, lookout)
+                except psutil.NoSuchProcess:
+                    memory, state = "", "gone"
+                rows.append((str(rank), device.label(), str(self._pids[rank]), memory, state))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -284,12 +292,27 @@ class Cluster:
         ]
         return "\n".join([self.describe(), *lines])
 
+    def _state(self, rank: int, lookout: Lookout) -> str:
+        if lookout.silent_s(rank):
+            return lookout.silence(rank)
+        if rank not in self._last_seen:
+            return "does not say"
+        where = self._last_seen[rank].where
+        if self.run is None or self.run.over:
+            return told(where)
+        of_run = self.run.statuses()[rank]
+        state = f"{of_run.state}, step {of_run.step}/{self.run.config.steps}"
+        if where.collective:
+            return f"{state}, waits in {where.collective}"
+        return f"{state}, {where.within}" if where.within else state
+
     def _engine_environment(self) -> dict[str, str]:
         gpus = dict.fromkeys(d.uuid for d in self.devices if d.kind == "cuda")
         return {
             # Every rank sees the cluster's GPUs, in order, as under torchrun: cuda:local_rank is its own.
             "CUDA_VISIBLE_DEVICES": ",".join(gpus),
             "OMP_NUM_THREADS": str(self._threads_per_rank),
+            **({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if self.config.debug else {}),
         }
 
     @property
@@ -354,7 +377,7 @@ class Cluster:
             named = ", ".join(map(str, busy))
             raise ClusterError(
                 f"rank(s) {named} are still in an earlier cell, in C code that cannot be interrupted. Wait for them, "
-                "or give them up: %nbgpu stop, then %nbgpu start"
+                f"or give them up: {', '.join(f'%nbgpu restart --rank {rank}' for rank in busy)}"
             )
         self._left_behind = {}
         self.regroup()

@@ -145,6 +145,12 @@ class Processes:
             return "is gone" + (f", with exit code {code}" if code else "")
         name = signal.Signals(-int(code)).name
         guess = "; the kernel's OOM killer?" if name == "SIGKILL" else ""
+        if name == "SIGABRT" and "TORCH_DISTRIBUTED_DEBUG" not in self._environment:
+            # gloo aborts the process where it is sent more than it expects.
+            guess = (
+                "; did the ranks call a collective with different sizes? %nbgpu stop, then %nbgpu start --debug names "
+                "the calls"
+            )
         return f"was killed by {name}{guess}"
 
     def log_tail(self) -> str:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import ipyparallel as ipp
 
+from nbgpu.client import mismatches
 from nbgpu.client.results import failures
 from nbgpu.records import RankFailure
 
@@ -116,6 +117,8 @@ class RankWatch:
         if raised and not self._gone and all(f.error_type in _NETWORK_ERRORS for f in raised):
             time.sleep(_DEATH_PATIENCE_S)
             self.check()
+        if mismatch := mismatches.told(raised):
+            return mismatch, []
         gone = [RankFailure(rank, "RankGone", how, how) for rank, how in self._gone.items()]
         freed = [
             f.rank

@@ -22,6 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from nbgpu.engine import whereabouts
+
 OWNER_PID = "NBGPU_OWNER_PID"
 """Environment variable: the process that started the cluster, usually the notebook's kernel."""
 CLUSTER_FOLDER = "NBGPU_CLUSTER_FOLDER"
@@ -104,11 +106,12 @@ def join(
     import torch.distributed as dist
     from IPython.core.getipython import get_ipython
 
-    from nbgpu.engine import group, tracebacks
+    from nbgpu.engine import debug, group, tracebacks
 
     torch.set_num_threads(threads)
     assert _sentinel is not None, "join is for engines that the nursery forked"
     _sentinel.take_signals()
+    debug.mend_ddp()
     group.remember_what_is_made()
     member = group.Membership(rank, world_size, local_rank, torch.device(device), backend)
     group.form(member, Path(rendezvous))
@@ -181,6 +184,7 @@ def _fork_engine(rank: int, owner_pid: int) -> int:
         return pid
     global _sentinel
     _sentinel = Sentinel([owner_pid, nursery_pid], Path(os.environ[CLUSTER_FOLDER]))
+    whereabouts.answer_from(Path(os.environ[CLUSTER_FOLDER]))
     from ipyparallel.engine.app import IPEngine
 
     IPEngine.launch_instance(argv=["--IPEngine.enable_nanny=False", f"--IPEngine.id={rank}"])

@@ -122,7 +122,8 @@ def _is_connected_tcp(fd: int) -> bool:
 
 
 def _each(act: Callable[[socket.socket], None]) -> None:
-    for fd, inode in _of_groups.items():
+    # A copy: threads ask while the main one may be making a group.
+    for fd, inode in list(_of_groups.items()):
         with suppress(OSError):
             if os.fstat(fd).st_ino == inode:
                 with socket.socket(fileno=os.dup(fd)) as duplicate:

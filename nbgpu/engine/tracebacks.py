@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import signal
 import sysconfig
-from types import TracebackType
+from collections.abc import Iterable, Iterator
+from types import CodeType, TracebackType
 from typing import Any
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+_COLLECTIVES = "torch/distributed/distributed_c10d.py"
 
 
 def own_part(traceback: TracebackType | None) -> tuple[TracebackType | None, int]:
@@ -24,7 +27,7 @@ def own_part(traceback: TracebackType | None) -> tuple[TracebackType | None, int
     while traceback is not None:
         frames.append(traceback)
         traceback = traceback.tb_next
-    own = [index for index, frame in enumerate(frames) if not _is_library(frame)]
+    own = [index for index, frame in enumerate(frames) if not is_library(frame.tb_frame.f_code.co_filename)]
     if not own:
         return (frames[0] if frames else None), 0
     kept: TracebackType | None = None
@@ -32,6 +35,17 @@ def own_part(traceback: TracebackType | None) -> tuple[TracebackType | None, int
     for frame in reversed(frames[own[0] : own[-1] + 1]):
         kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return kept, len(frames) - 1 - own[-1]
+
+
+def called_collective(codes: Iterable[CodeType]) -> str:
+    """The function of torch.distributed that was called, of the code from the caller inwards; empty for none.
+
+    The first that is public: `all_gather_object` calls `all_gather`.
+    """
+    for code in codes:
+        if code.co_filename.endswith(_COLLECTIVES) and not code.co_name.startswith("_"):
+            return code.co_name
+    return ""
 
 
 def install(shell: Any) -> None:
@@ -54,6 +68,7 @@ def _shown(
     shell: Any, kind: type[BaseException], error: BaseException, traceback: TracebackType
 ) -> list[str]:
     own, num_left_out = own_part(traceback)
+    collective = called_collective(_codes(traceback))
     # IPython formats the error a second time, for its history.
     error.__traceback__ = own
     cause = error.__cause__ or error.__context__
@@ -62,13 +77,20 @@ def _shown(
         cause = cause.__cause__ or cause.__context__
     lines: list[str] = shell.InteractiveTB.structured_traceback(kind, error, own, tb_offset=0)
     if num_left_out:
-        lines.insert(-1, f"    ({num_left_out} more frames, of the libraries that this line calls)\n")
+        where = f"in {collective} of torch.distributed: " if collective else ""
+        lines.insert(-1, f"    ({where}{num_left_out} more frames, of the libraries that this line calls)\n")
     shell._showtraceback(kind, error, lines)
     return lines
 
 
-def _is_library(traceback: TracebackType) -> bool:
-    filename = traceback.tb_frame.f_code.co_filename
+def _codes(traceback: TracebackType | None) -> Iterator[CodeType]:
+    while traceback is not None:
+        yield traceback.tb_frame.f_code
+        traceback = traceback.tb_next
+
+
+def is_library(filename: str) -> bool:
+    """Whether code of this file is a library's, or made at run time, and not the person's own."""
     # '<frozen importlib._bootstrap>', '<string>': made at run time, and no one's file.
     made_at_run_time = filename.startswith("<") and not filename.startswith("<ipython")
     return made_at_run_time or filename.startswith(_LIBRARIES)

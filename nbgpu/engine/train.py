@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from nbgpu import devices, runs
 from nbgpu.config import TrainConfig, read_toml
-from nbgpu.engine import exchange, group
+from nbgpu.engine import debug, exchange, group
 from nbgpu.engine.group import Membership
 from nbgpu.engine.trainer import Trainer
 from nbgpu.errors import ConfigError, NbgpuError, RunError
@@ -148,6 +148,8 @@ def main(arguments: list[str]) -> None:
     device = chosen[local_rank]
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(d.uuid for d in chosen if d.kind == "cuda"))
     torch.set_num_threads(cluster.threads_for(local_world_size))
+    if cluster.debug:
+        debug.compare_collectives()
     member = Membership(
         rank, world_size, local_rank, torch.device(devices.torch_name(device, chosen)), backend
     )

@@ -6,7 +6,7 @@ from typing import Literal
 
 from rows import moment
 
-Action = Literal["raise", "raise_in_collective", "kill", "segfault", "sleep", "hold_gil"]
+Action = Literal["raise", "raise_in_collective", "kill", "segfault", "sleep", "hold_gil", "hold_gil_asleep"]
 
 _ACTIONS: dict[Action, str] = {
     "raise": "raise ValueError('on purpose')",
@@ -15,6 +15,8 @@ _ACTIONS: dict[Action, str] = {
     "segfault": "__import__('os').kill(__import__('os').getpid(), __import__('signal').SIGSEGV)",
     "sleep": "__import__('time').sleep(600)",
     "hold_gil": "sum(range(4 * 10**8))",
+    # PyDLL, unlike CDLL, keeps the GIL during the call.
+    "hold_gil_asleep": "__import__('ctypes').PyDLL(None).usleep(2_500_000)",
 }
 
 

@@ -144,7 +144,11 @@ def test_stop_in_code_that_holds_the_gil_says_so_and_the_rank_comes_back(noteboo
     code = f"%%distributed\nprint('working', flush=True)\nimport time; time.sleep(0.3)\n{faults.at(0, 'hold_gil')}"
     done = notebook.run(code, meanwhile=notebook.manager.interrupt_kernel, timeout_s=BOUND_S)
     assert done.status == "error"
-    if "rank(s) 0 did not come back" in done.error:
+    if "rank 0 did not come back" in done.error:
+        assert "rank 0 did not come back: it does not answer for" in done.error
+        assert "it is in C code that holds the GIL (computing" in done.error
+        assert "at cell line 3. " in done.error
+        assert "%nbgpu restart --rank 0" in done.error
         give_up = 60 / 0.5
         while "still in an earlier cell" in (answer := notebook.run("%distributed 1")).error and give_up > 0:
             notebook.run("import time; time.sleep(0.5)")

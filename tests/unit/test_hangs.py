@@ -1,0 +1,69 @@
+"""What is said of ranks that wait for each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from nbgpu.client.hangs import Place, notice
+from nbgpu.records import Whereabouts
+
+
+def _waits(collective: str, line: int, for_s: float) -> Place:
+    return Place(Whereabouts("cell", line=line, source="...", collective=collective), for_s)
+
+
+def _works(line: int, source: str) -> Place:
+    return Place(Whereabouts("cell", line=line, source=source), 100)
+
+
+FINISHED = Place(instead="has finished the cell")
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [
+        (
+            [_waits("all_reduce", 4, 7.2), FINISHED],
+            "rank 0 waits in all_reduce, cell line 4, for 7 s; rank 1 has finished the cell",
+        ),
+        (
+            [_waits("all_reduce", 4, 9), _works(2, "load()"), _waits("all_reduce", 4, 7), _works(2, "load()")],
+            "ranks 0, 2 wait in all_reduce, cell line 4, for 7 s; ranks 1, 3 are at cell line 2: load()",
+        ),
+        (
+            [_waits("all_reduce", 4, 7), _waits("broadcast", 6, 2)],
+            "rank 0 waits in all_reduce, cell line 4, for 7 s; "
+            "rank 1 waits in broadcast, cell line 6, for 2 s: they wait for each other",
+        ),
+        (
+            [_waits("barrier", 1, 7), _waits("barrier", 1, 8), FINISHED, FINISHED],
+            "ranks 0, 1 wait in barrier, cell line 1, for 7 s; ranks 2, 3 have finished the cell",
+        ),
+        ([_waits("barrier", 1, 7), _waits("barrier", 1, 8)], "all ranks wait in barrier, cell line 1, for 7 s"),
+        ([_waits("barrier", 1, 7)], "rank 0 waits in barrier, cell line 1, for 7 s"),
+        ([_waits("barrier", 1, 7), Place()], "rank 0 waits in barrier, cell line 1, for 7 s; rank 1 has not answered yet"),
+        (
+            [_waits("barrier", 1, 7), Place(Whereabouts("idle"), 7)],
+            "rank 0 waits in barrier, cell line 1, for 7 s; rank 1 is idle",
+        ),
+        ([_waits("barrier", 1, 4), FINISHED], ""),
+        ([_works(2, "load()"), FINISHED], ""),
+        ([Place(instead="does not answer for 9 s"), FINISHED], ""),
+    ],
+)  # fmt: skip
+def test_who_waits_where_and_who_does_not(places: list[Place], said: str) -> None:
+    assert notice(dict(enumerate(places)), after_s=5) == said
+
+
+@pytest.mark.parametrize(
+    ("where", "place"),
+    [
+        (Whereabouts("idle"), ""),
+        (Whereabouts("cell", line=4), "cell line 4"),
+        (Whereabouts("cell", line=4, within="fit, model.py line 30"), "fit, model.py line 30, called at cell line 4"),
+        (Whereabouts("call", within="fit, model.py line 30"), "fit, model.py line 30"),
+        (Whereabouts("run", step=11, within="loss, unet.py line 3"), "loss, unet.py line 3, in step 12"),
+    ],
+)  # fmt: skip
+def test_a_place_in_words(where: Whereabouts, place: str) -> None:
+    assert where.place == place
