@@ -44,7 +44,7 @@ docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md anew from the settings
 	@$(RUN) docs/generate.py
 
 faults: $(FOR_DEVELOPMENT) ## bring every fault about, and write what was measured to docs/faults.md
-	@$(RUN) -m pytest tests/faults
+	@$(RUN) -m pytest -m row
 	@$(RUN) docs/generate_faults.py
 
 clean: ## remove all that these targets made; your own runs stay

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import ipyparallel as ipp
 
+from nbgpu.client import run as client_run
 from nbgpu.client.cluster import Cluster
 from nbgpu.client.hangs import HangWatch
 from nbgpu.client.outputs import CellOutput, Notice
@@ -19,6 +20,7 @@ from nbgpu.client.watch import RankWatch
 from nbgpu.errors import CellInterrupted, ClusterError, RankError
 
 _REFRESH_PERIOD_S = 0.1
+_OFFER_STOP_AFTER_S = 2.0
 
 
 class DistributedCell:
@@ -45,6 +47,8 @@ class DistributedCell:
         )
         self._notice = Notice()
         self._last_words = ""
+        self._stop_was_pressed = False
+        self._take_button_away: Callable[[], None] | None = None
 
     async def show(self) -> None:
         """Waits for the ranks without blocking the event loop, so that buttons and panels go on working.
@@ -69,6 +73,11 @@ class DistributedCell:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(returned.set)
 
+        def stop() -> None:
+            self._stop_was_pressed = True
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(returned.set)
+
         for result in self._results.values():
             result.add_done_callback(wake)
         try:
@@ -78,7 +87,11 @@ class DistributedCell:
                     async with asyncio.timeout(_REFRESH_PERIOD_S):
                         await returned.wait()
                 returned.clear()
+                if self._stop_was_pressed:
+                    raise KeyboardInterrupt
                 self._refresh()
+                if self._take_button_away is None and self._ran_s > _OFFER_STOP_AFTER_S:
+                    self._take_button_away = _offer_stop(stop)
         except (KeyboardInterrupt, asyncio.CancelledError):
             self._stop()
             # A kernel interrupts a coroutine by cancelling it; to the person it is the same thing.
@@ -107,6 +120,10 @@ class DistributedCell:
         }
         return collect(pulled)
 
+    @property
+    def _ran_s(self) -> float:
+        return time.monotonic() - self._started_s
+
     def _refresh(self) -> None:
         self._watch.check()
         self._output.show_new()
@@ -114,7 +131,7 @@ class DistributedCell:
         self._notice.show(self._hangs.text)
         self._give_up_on_stuck_ranks()
         late = self._watch.pending()
-        if late and self._timeout_s is not None and time.monotonic() - self._started_s > self._timeout_s:
+        if late and self._timeout_s is not None and self._ran_s > self._timeout_s:
             self._stop()
             named = ", ".join(map(str, late))
             raise ClusterError(
@@ -166,3 +183,10 @@ class DistributedCell:
     def _close(self) -> None:
         self._notice.show(self._last_words)
         self._hangs.close()
+        if self._take_button_away is not None:
+            self._take_button_away()
+
+
+def _offer_stop(stop: Callable[[], None]) -> Callable[[], None]:
+    """Shows a Stop button, if something is connected that can; returns what takes it away again."""
+    return (lambda: None) if client_run.presenter is None else client_run.presenter.offer_stop(stop)

@@ -60,6 +60,11 @@ class Presenter(Protocol):
         """Writes `report.html` into the folder of a run that is over."""
         ...
 
+    def offer_stop(self, stop: Callable[[], None]) -> Callable[[], None]:
+        """Shows a Stop button under the cell that is running, which calls `stop` on another thread when it is
+        pressed; returns what takes it away again."""
+        ...
+
 
 presenter: Presenter | None = None
 

@@ -5,6 +5,7 @@ This module is the client's `Presenter`. It loads the widgets when one is shown,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,3 +24,10 @@ def report(run: Run) -> None:
     from nbgpu.ui.snapshot import write_report
 
     write_report(run)
+
+
+def offer_stop(stop: Callable[[], None]) -> Callable[[], None]:
+    """Shows a Stop button under the cell that is running; returns what takes it away again."""
+    from nbgpu.ui import stop_button
+
+    return stop_button.offer(stop)

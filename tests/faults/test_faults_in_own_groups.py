@@ -103,11 +103,9 @@ def test_in_what_the_person_made(notebook: Kernel, measured: Measured, waits: st
 
     # The lines do what they say, and what has been made again is not named again.
     lines = [
-        line.partition("again: ")[2]
-        for line in done.stderr.splitlines()
-        if "= dist." in line or "mesh[" in line
+        line.partition(": ")[2] for line in done.stderr.splitlines() if "= dist." in line or "mesh[" in line
     ]
-    tensor = next(line for line in done.stderr.splitlines() if "from_local" in line).partition("again: ")[2]
+    tensor = next(line for line in done.stderr.splitlines() if "from_local" in line).partition(": ")[2]
     again = "\n".join([*lines, tensor])
     assert set(ranks_say(notebook, f"{again}\ntable.full_tensor().sum().item()")) == {"66.0"}
     notebook.run("%%distributed\nmodel = optimizer = layer = None")
