@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         DataError,
         NbgpuError,
         NoClusterError,
+        OutOfMemoryError,
         RankError,
         RunError,
     )
@@ -33,6 +34,7 @@ __all__ = [
     "DataError",
     "NbgpuError",
     "NoClusterError",
+    "OutOfMemoryError",
     "RankError",
     "Run",
     "RunError",

@@ -129,6 +129,17 @@ class TrainConfig(_Settings):
         description="largest norm of the whole gradient; 0 leaves it as it is",
         json_schema_extra=control("Optimizer"),
     )
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        "stop",
+        description="what to do when the loss or the gradient is NaN or infinite: end the run with the weights of the "
+        "step before, or leave the step out and go on",
+    )
+    max_nonfinite_skips: int = Field(
+        10,
+        ge=1,
+        le=10_000,
+        description="steps in a row that on_nonfinite='skip' leaves out before the run ends",
+    )
     schedule: Literal["constant", "cosine"] = Field(
         "cosine",
         description="how the learning rate goes after the warm-up; cosine ends at 0",

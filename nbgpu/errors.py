@@ -6,6 +6,7 @@ NbgpuError
 ├── ClusterError   engines could not be started, reached or stopped (also a RuntimeError)
 │   └── NoClusterError   there is no cluster, and the call needs one
 ├── RunError       a training run failed or cannot do what was asked (also a RuntimeError)
+├── OutOfMemoryError   a rank asked for more memory than there is (also a MemoryError)
 └── RankError      a cell or a call raised on one rank or more (also a RuntimeError)
 """
 
@@ -49,6 +50,10 @@ class NoClusterError(ClusterError):
 
 class RunError(NbgpuError, RuntimeError):
     """A training run failed, or cannot do what was asked of it now."""
+
+
+class OutOfMemoryError(NbgpuError, MemoryError):
+    """A rank asked for more memory than there is; the message says what holds it and what would have fitted."""
 
 
 class CellInterrupted(KeyboardInterrupt):

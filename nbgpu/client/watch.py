@@ -22,6 +22,9 @@ _DEATH_PATIENCE_S = 0.1
 _NETWORK_ERRORS = ("RuntimeError", "DistBackendError", "DistNetworkError", "KeyboardInterrupt")
 """What a rank raises that was freed from a collective, or whose peer went away."""
 
+_ECHO = "PeerFailed"
+"""What a rank of a training run raises to say that another one has failed (engine/consensus.py)."""
+
 
 class Ranks(Protocol):
     """What the watch asks of a cluster."""
@@ -123,8 +126,11 @@ class RankWatch:
         freed = [
             f.rank
             for f in raised
-            if f.error_type in _NETWORK_ERRORS
-            and (f.rank in self._freed or (gone and f.rank not in self._freed))
+            if f.error_type == _ECHO
+            or (
+                f.error_type in _NETWORK_ERRORS
+                and (f.rank in self._freed or (gone and f.rank not in self._freed))
+            )
         ]
         real = gone + [f for f in raised if f.rank not in freed]
         # After a Stop there is no other failure than the interrupts themselves.

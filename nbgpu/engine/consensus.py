@@ -23,6 +23,10 @@ Result = TypeVar("Result")
 _CODES: tuple[Command | None, ...] = (None, "resume", "pause", "stop")
 
 
+class PeerFailed(RunError):
+    """This rank gave up because another one has failed, which says itself how."""
+
+
 class Consensus:
     """The ranks' common decision, one for each step.
 
@@ -57,7 +61,7 @@ class Consensus:
         """The command that all ranks follow at this step.
 
         Raises:
-            DataError, RunError: a rank failed; every rank raises, and names the rank and the cause.
+            DataError, PeerFailed: a rank failed; every rank raises, and names the rank and the cause.
         """
         assert self._work is not None, "finish goes with begin"
         self._work.wait()
@@ -86,7 +90,7 @@ def raise_together(failure: Exception | None) -> None:
 
     Raises:
         DataError: every failure is one; all messages, each once.
-        RunError: a rank failed otherwise; the rank itself raises what it met.
+        PeerFailed: a rank failed otherwise; the rank itself raises what it met.
     """
     mine = (
         None
@@ -102,4 +106,4 @@ def raise_together(failure: Exception | None) -> None:
         )
     if failure is not None and not isinstance(failure, NbgpuError):
         raise failure
-    raise RunError("; ".join(f"rank {rank} failed: {named}" for rank, (_, named, _) in failed.items()))
+    raise PeerFailed("; ".join(f"rank {rank} failed: {named}" for rank, (_, named, _) in failed.items()))

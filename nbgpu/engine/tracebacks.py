@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import sysconfig
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from types import CodeType, TracebackType
 from typing import Any
 
@@ -69,10 +70,12 @@ def _shown(
 ) -> list[str]:
     own, num_left_out = own_part(traceback)
     collective = called_collective(_codes(traceback))
+    empty_library_frames(traceback)
     # IPython formats the error a second time, for its history.
     error.__traceback__ = own
     cause = error.__cause__ or error.__context__
     while cause is not None:
+        empty_library_frames(cause.__traceback__)
         cause.__traceback__, _ = own_part(cause.__traceback__)
         cause = cause.__cause__ or cause.__context__
     lines: list[str] = shell.InteractiveTB.structured_traceback(kind, error, own, tb_offset=0)
@@ -81,6 +84,17 @@ def _shown(
         lines.insert(-1, f"    ({where}{num_left_out} more frames, of the libraries that this line calls)\n")
     shell._showtraceback(kind, error, lines)
     return lines
+
+
+def empty_library_frames(traceback: TracebackType | None) -> None:
+    """Takes from the libraries' frames what they hold: the whole traceback outlives the failure in IPython's frames,
+    and a tensor that a function was called with would live as long."""
+    while traceback is not None:
+        if is_library(traceback.tb_frame.f_code.co_filename):
+            # Those above the cell are still at work, and stay as they are.
+            with suppress(RuntimeError):
+                traceback.tb_frame.clear()
+        traceback = traceback.tb_next
 
 
 def _codes(traceback: TracebackType | None) -> Iterator[CodeType]:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from nbgpu import devices, runs
 from nbgpu.config import TrainConfig, read_toml
-from nbgpu.engine import debug, exchange, group
+from nbgpu.engine import debug, exchange, group, memory
 from nbgpu.engine.group import Membership
 from nbgpu.engine.trainer import Trainer
 from nbgpu.errors import ConfigError, NbgpuError, RunError
@@ -57,6 +57,10 @@ def run_in_engine(folder: str) -> RunState:
             _interrupted[folder] = trainer
         else:
             _close(trainer, error)
+        # Whoever keeps the traceback would keep model, optimizer and activations.
+        memory.let_go(error)
+        del trainer
+        memory.free()
         raise
 
 
@@ -65,6 +69,8 @@ def let_go(folder: str) -> None:
     trainer = _interrupted.pop(folder, None)
     if trainer is not None:
         _close(trainer, RunError("the training on this rank was cut off, because another rank failed"))
+        del trainer
+        memory.free()
 
 
 def train(trainer: Trainer) -> RunState:
@@ -72,9 +78,19 @@ def train(trainer: Trainer) -> RunState:
 
     Returns:
         'finished' or 'stopped'.
+
+    Raises:
+        OutOfMemoryError: on the rank that got no more memory.
     """
-    with _own_randomness_and_threads(trainer.config):
-        state = trainer.run()
+    try:
+        with _own_randomness_and_threads(trainer.config):
+            state = trainer.run()
+    except Exception as error:
+        if not memory.is_exhausted(error):
+            raise
+        told = trainer.out_of_memory(error)
+        memory.let_go(error)
+        raise told from None
     _close(trainer)
     return state
 

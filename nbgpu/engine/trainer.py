@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.config import TrainConfig
-from nbgpu.engine import checkpoint, exchange
+from nbgpu.engine import checkpoint, exchange, memory
 from nbgpu.engine.consensus import Consensus, together
 from nbgpu.engine.group import Membership
+from nbgpu.engine.nonfinite import Guard
+from nbgpu.errors import OutOfMemoryError, RunError
 from nbgpu.records import Command, Device, RunInfo, RunState
 from nbgpu.telemetry import CommandWatch, Recorder
 
@@ -105,7 +107,10 @@ class Trainer:
         self._fetched: tuple[int, list[Batch]] | None = None
         """A step that is not done yet, and its batches."""
         self._buffers_before_step: list[Tensor] = []
-        self._unrecorded: tuple[int, dict[str, Tensor], dict[str, float]] | None = None
+        self._guard = Guard(config, self.device)
+        self._before_bytes: int | None = None
+        """What the process held beside the run; None before the first step."""
+        self._unrecorded: tuple[int, dict[str, Tensor], dict[str, float], Mapping[str, Tensor]] | None = None
 
     def run(self) -> RunState:
         """Trains to the last step, or until the person stops it; returns 'finished' or 'stopped'.
@@ -139,6 +144,18 @@ class Trainer:
             self.model.zero_grad(set_to_none=True)
             for buffer, before in zip(self.model.buffers(), self._buffers_before_step, strict=False):
                 buffer.copy_(before)
+        # The last step was perhaps never judged, which takes all ranks: if the run is to stop, they do it again.
+        self._unrecorded = None
+        if self._guard.is_over:
+            self._step_back()
+
+    def out_of_memory(self, error: BaseException) -> OutOfMemoryError:
+        """What to say of a run in which this rank got no more memory."""
+        begun = self.model is not None and self._before_bytes is not None
+        static = memory.Static.of(self._model, self._optimizer, self._before_bytes or 0) if begun else None
+        batch = self._fetched[1][0] if self._fetched is not None else {}
+        shapes = {name: tuple(values.shape) for name, values in batch.items()}
+        return memory.explain_run(error, self.rank, self.step, shapes, self.config, self.device, static)
 
     def close(self) -> None:
         """Ends the threads that read data."""
@@ -164,6 +181,7 @@ class Trainer:
             device_ids=[self.device] if self.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
         )
+        self._before_bytes = memory.before_run(self.device, self._model, self._optimizer)
         self.command = self._consensus.newest_command()
 
     def _load(self) -> None:
@@ -214,6 +232,7 @@ class Trainer:
             "optimizer": optimizer["param_groups"],
             "schedule": self._schedule.state_dict()["last_epoch"],
             "scaler": self._scaler.state_dict(),
+            "left_out": self._guard.num_left_out,
         }
 
     def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -230,6 +249,7 @@ class Trainer:
         self._optimizer.load_state_dict({"state": optimizer, "param_groups": about["optimizer"]})
         self._schedule.load_state_dict({**self._schedule.state_dict(), "last_epoch": about["schedule"]})
         self._scaler.load_state_dict(about["scaler"])
+        self._guard.restore(about["left_out"])
         self.step = about["step"]
         self._validated_step = about["validated_step"]
         self._train_s = about["train_s"]
@@ -291,15 +311,17 @@ class Trainer:
                 if index == 0:
                     own_s = time.perf_counter() - started_s
                     self.command = self._consensus.finish() or self.command
-                self._scaler.scale(terms["loss"] / self.config.accumulate).backward()
+                    self._guard.look_at(batch)
+                loss = self._scaler.scale(terms["loss"] / self.config.accumulate)
+                loss.backward(self._guard.start_of_backward(terms["loss"]))
             for name, term in terms.items():
                 sums[name] = sums[name] + term.detach() if name in sums else term.detach()
         self._scaler.unscale_(self._optimizer)
         limit = self.config.clip_norm or math.inf
         grad_norm: Tensor = nn.utils.clip_grad_norm_(self._model.parameters(), limit)
-        lr = float(self._schedule.get_last_lr()[0])
+        lr = float(self._optimizer.param_groups[0]["lr"])
         with uninterrupted():
-            self._update()
+            inputs = self._update(grad_norm)
         step_s = time.perf_counter() - started_s
         numbers = {
             "lr": lr,
@@ -312,17 +334,19 @@ class Trainer:
             # GPU it would only be the time that it takes to queue the work.
             numbers["compute_s"] = own_s
         means = {name: total / self.config.accumulate for name, total in sums.items()}
-        self._record(means | {"grad_norm": grad_norm}, numbers)
+        self._record(means | {"grad_norm": grad_norm}, numbers, inputs)
 
-    def _update(self) -> None:
+    def _update(self, grad_norm: Tensor) -> Mapping[str, Tensor]:
         """What ends a step. An interrupt in the middle would leave a state that belongs to no step."""
-        self._scaler.step(self._optimizer)
+        buffers = list(self._model.buffers())
+        inputs = self._guard.update(self._optimizer, grad_norm, buffers, self._buffers_before_step)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=False)  # the gradients are views into DDP's buckets
         self._schedule.step()
         self.step += 1
         self._fetched = None
         self._buffers_before_step = []
+        return inputs
 
     def _next_batches(self) -> tuple[list[Batch], Exception | None]:
         """The micro-batches of one step on the device, or what went wrong in fetching them."""
@@ -415,8 +439,8 @@ class Trainer:
             self.command = self._consensus.finish() or self.command
         self._enter("training")
 
-    def _conclude(self) -> None:
-        """Writes the checkpoint, and says what the trained model is worth. Rank 0 does both."""
+    def _save(self) -> None:
+        """Writes a checkpoint. Rank 0 does."""
         if self.rank != 0:
             return
         tensors, about = self.state()
@@ -424,21 +448,51 @@ class Trainer:
             self.folder, self.step, tensors, {**about, "config": self.config.model_dump(mode="json")}
         )
         self._event("checkpoint", path.name)
-        if self.command != "stop":
+
+    def _conclude(self) -> None:
+        """Writes the checkpoint, and says what the trained model is worth. Rank 0 does both."""
+        self._save()
+        if self.rank == 0 and self.command != "stop":
             self._enter("validating")
             self._model.eval()
             self._event("result", self.config.recipe, **self.recipe.result(self._model, self.device))
 
-    def _record(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
+    def _record(
+        self, tensors: dict[str, Tensor], numbers: dict[str, float], inputs: Mapping[str, Tensor]
+    ) -> None:
         """Records a step one step late, so that reading a loss never makes the GPU wait for the CPU."""
         self._flush()
-        self._unrecorded = (self.step, tensors, numbers)
+        self._unrecorded = (self.step, tensors, numbers, inputs)
 
     def _flush(self) -> None:
-        if self._unrecorded is not None and self.recorder is not None:
-            step, tensors, numbers = self._unrecorded
+        """Records the step that is not recorded yet, and acts on it if its loss or gradient was not finite.
+
+        Raises:
+            RunError: the run must not go on; every rank raises it, in the same state, that of `self.step`.
+        """
+        if self._unrecorded is None:
+            return
+        step, tensors, numbers, inputs = self._unrecorded
+        if self.recorder is not None:
             self.recorder.sample(step, **{name: t.item() for name, t in tensors.items()}, **numbers)
+        verdict = self._guard.judge(step, tensors, inputs, self._scaler, self.step)
         self._unrecorded = None
+        if verdict is None:
+            return
+        if verdict.stop:
+            self._step_back()
+            together(self._save)
+            raise RunError(verdict.text)
+        if verdict.rank == self.rank and self.recorder is not None:
+            self.recorder.event("nonfinite", verdict.text, step)
+
+    def _step_back(self) -> None:
+        """Goes back to the step that the weights belong to, where the steps after it were left out."""
+        self.step -= self._guard.num_left_out
+        self._guard.restore(0)
+        self._schedule.last_epoch = self.step
+        for parameters in self._optimizer.param_groups:
+            parameters["lr"] = self.config.lr * self._lr_factor(self.step)
 
     def _enter(self, state: RunState) -> None:
         if self.recorder is not None:

@@ -28,7 +28,7 @@ MAX_POINTS = 400
 
 GIB = 2.0**30
 
-_SYMBOLS = {"checkpoint": "◆", "paused": "‖", "failure": "✕", "failed": "✕", "note": "●"}
+_SYMBOLS = {"checkpoint": "◆", "paused": "‖", "failure": "✕", "failed": "✕", "nonfinite": "▲", "note": "●"}
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def plotly_figure(info: RunInfo, history: History) -> dict[str, Any]:
 
 
 def _mark_color(mark: Event) -> str:
-    return "#d1521f" if "failure" in mark.kind or mark.text == "failed" else TEXT_COLOR
+    return "#d1521f" if mark.kind in ("failure", "nonfinite") or mark.text == "failed" else TEXT_COLOR
 
 
 def _mark_line(mark: Event, suffix: str) -> dict[str, Any]:

@@ -6,7 +6,10 @@ from typing import Literal
 
 from rows import moment
 
-Action = Literal["raise", "raise_in_collective", "kill", "segfault", "sleep", "hold_gil", "hold_gil_asleep"]
+Action = Literal[
+    "raise", "raise_in_collective", "kill", "segfault", "sleep", "hold_gil", "hold_gil_asleep", "oom"
+]
+BadNumber = Literal["nan_loss", "nan_input", "inf_gradient"]
 
 _ACTIONS: dict[Action, str] = {
     "raise": "raise ValueError('on purpose')",
@@ -17,6 +20,17 @@ _ACTIONS: dict[Action, str] = {
     "hold_gil": "sum(range(4 * 10**8))",
     # PyDLL, unlike CDLL, keeps the GIL during the call.
     "hold_gil_asleep": "__import__('ctypes').PyDLL(None).usleep(2_500_000)",
+    # More than any address space: the allocator itself refuses.
+    "oom": "torch.empty(2**60, dtype=torch.uint8)",
+}
+
+_BAD_NUMBERS: dict[BadNumber, str] = {
+    # A constant: its gradient is finite, and only the loss tells of it.
+    "nan_loss": "return {**(terms := loss(self, model, batch)), 'loss': terms['loss'] + float('nan')}",
+    "nan_input": "next(iter(batch.values())).view(-1)[0] = float('nan')",
+    # The root's value is 0, and its gradient there infinite.
+    "inf_gradient": "terms = loss(self, model, batch); value = terms['loss']; "
+    "return {**terms, 'loss': value + (value - value.detach()).sqrt()}",
 }
 
 
@@ -25,22 +39,25 @@ def at(rank: int, action: Action) -> str:
     return f"if rank == {rank}: {_now(action)}"
 
 
-def _now(action: Action) -> str:
+def _now(action: Action | BadNumber) -> str:
     """What the rank does: it notes the moment (rows.py), and then it happens."""
     return (
         f"__import__('pathlib').Path({str(moment())!r}).write_text(str(__import__('time').monotonic())); "
-        f"{_ACTIONS[action]}"
+        f"{(_ACTIONS | _BAD_NUMBERS)[action]}"
     )
 
 
-def in_training(rank: int, step: int, action: Action) -> str:
-    """A cell after which one rank does something bad in the given step's forward pass of the next run."""
+def in_training(rank: int, step: int, action: Action | BadNumber, num_times: int = 1) -> str:
+    """A cell after which one rank does something bad in the given step's forward pass of the next run.
+
+    Micro-batches count as steps. With `num_times` the steps after it go the same way.
+    """
     return f"""
 from nbgpu.recipes.autoencoder import Autoencoder
 def _make_faulty(loss, calls=[]):
     def faulty(self, model, batch):
         calls.append(1)
-        if len(calls) == {step}:
+        if {step} <= len(calls) < {step + num_times}:
             {_now(action)}
         return loss(self, model, batch)
     return faulty

@@ -224,6 +224,7 @@ def test_the_public_names_are_these() -> None:
         "DataError",
         "NbgpuError",
         "NoClusterError",
+        "OutOfMemoryError",
         "RankError",
         "Run",
         "RunError",

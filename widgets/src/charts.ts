@@ -317,7 +317,9 @@ function bandTraces(
   ];
 }
 
-const SYMBOLS: Record<string, string> = { checkpoint: "◆", paused: "‖", failure: "✕", failed: "✕", note: "●" };
+const SYMBOLS: Record<string, string> = { checkpoint: "◆", paused: "‖", failure: "✕", failed: "✕", nonfinite: "▲", note: "●" };
+
+const BAD_KINDS = ["failure", "nonfinite"];
 
 export function markName(mark: Mark): string {
   return mark.kind === "state" ? mark.text : mark.kind;
@@ -336,7 +338,7 @@ function layoutOf(
     x: axis === "step" ? mark.step : mark.time_s - started,
     name: markName(mark),
     text: mark.text,
-    color: mark.kind === "failure" || mark.text === "failed" ? theme.danger : theme.muted,
+    color: BAD_KINDS.includes(mark.kind) || mark.text === "failed" ? theme.danger : theme.muted,
   }));
   const common = {
     gridcolor: theme.grid,

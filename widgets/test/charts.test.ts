@@ -126,4 +126,14 @@ describe("marks", () => {
     };
     expect(layout.annotations).toMatchObject([{ x: 2, hovertext: "checkpoint: step-2" }]);
   });
+
+  it("of a step that was left out look like something that went wrong", () => {
+    const store = new RunStore();
+    const mark = { rank: 1, time_s: 1002, step: 2, kind: "nonfinite", text: "loss is nan on rank 1 at step 2" };
+    store.takeSnapshot(snapshot([], { marks: [mark] }), points());
+    const { layout } = drawing(store, chart("loss"), "step", THEME, 200, 500) as {
+      layout: { annotations: object[] };
+    };
+    expect(layout.annotations).toMatchObject([{ text: "▲", font: { color: THEME.danger } }]);
+  });
 });

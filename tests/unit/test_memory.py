@@ -1,0 +1,99 @@
+"""What is read off an allocator's message and off the variables. Real failures are in tests/faults."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from nbgpu.engine.memory import (
+    Static,
+    Usage,
+    asked_bytes,
+    batch_size_that_fits,
+    in_words,
+    is_exhausted,
+    largest,
+)
+from nbgpu.errors import RunError
+
+CPU = torch.device("cpu")
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (
+            "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 139.81 GiB",
+            20.5 * GIB,
+        ),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes. Error code 12", 4096),
+        ("Unable to allocate 1.00 KiB for an array with shape (1024,)", 1024),
+        ("", 0),
+    ],
+)
+def test_what_was_asked_for(message: str, expected: float) -> None:
+    assert asked_bytes(message) == expected
+
+
+def test_sizes_in_words() -> None:
+    assert [in_words(n) for n in (0, 512, 1024, 1.5 * GIB, 2**60)] == [
+        "0 bytes",
+        "512 bytes",
+        "1.0 KiB",
+        "1.5 GiB",
+        "1.0 EiB",
+    ]
+
+
+def test_what_counts_as_out_of_memory() -> None:
+    assert is_exhausted(torch.OutOfMemoryError("CUDA out of memory"))
+    assert is_exhausted(MemoryError())
+    assert not is_exhausted(RuntimeError("size mismatch"))
+    # Another rank's failure, quoted.
+    assert not is_exhausted(
+        RunError("rank 1 failed: RuntimeError: DefaultCPUAllocator: can't allocate memory")
+    )
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "peak_gib", "asked_gib", "had_fitted", "expected"),
+    [
+        (8, 15, 4, True, 6),  # 16 GiB for 8 samples, 13 GiB left for them
+        (8, 15, 4, False, 4),  # the step had not come to its end: half
+        (8, 4, 60, False, 1),
+        (8, 4, 1000, False, 0),
+        (1, 15, 4, True, 0),
+        (8, 3, 0, True, 7),  # it failed for another reason; never as many as did not fit
+    ],
+)
+def test_the_batch_size_that_would_have_fitted(
+    batch_size: int, peak_gib: int, asked_gib: int, had_fitted: bool, expected: int
+) -> None:
+    static = Static(before_bytes=0, parameters_bytes=GIB, gradients_bytes=GIB, optimizer_bytes=GIB)
+    usage = Usage(
+        peak_gib * GIB, peak_gib * GIB, peak_gib * GIB, could_have_bytes=16 * GIB, total_bytes=16 * GIB
+    )
+    assert batch_size_that_fits(batch_size, asked_gib * GIB, usage, static, had_fitted) == expected
+
+
+def test_the_largest_variables_by_name() -> None:
+    model = torch.nn.Linear(100, 100, bias=False)
+    model(torch.ones(1, 100)).sum().backward()
+    weights = torch.ones(1000, 10)
+    named = {
+        "number": 3,
+        "weights": weights,
+        "row": weights[0],  # keeps all of it, and costs nothing more
+        "model": model,
+        "log": [{"loss": torch.ones(10, dtype=torch.float64)}, {"loss": torch.ones(10, dtype=torch.float64)}],
+        "array": np.ones((2, 30), np.float32)[:1],
+        "on_no_device": torch.empty(10**6, device="meta"),
+    }
+    assert largest(named.items(), CPU) == [
+        ("model: Linear with 2 tensors", 80_000),
+        ("weights: 1000 x 10, float32", 40_000),
+        ("array: 1 x 30, float32", 240),
+        ("log: list with 2 tensors", 160),
+    ]
