@@ -17,6 +17,7 @@ from jupyter_core.utils import ensure_event_loop
 # jupyter_client makes one event loop for the life of the process; made here, it is no single test's leftover.
 ensure_event_loop()
 
+_WIDGET = "application/vnd.jupyter.widget-view+json"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -43,7 +44,7 @@ class Kernel:
         self.client = client
 
     def run(self, code: str, meanwhile: Callable[[], None] | None = None, timeout_s: float = 90) -> Done:
-        """Runs one cell; `meanwhile` is called once, after its first line of output or first display."""
+        """Runs one cell; `meanwhile` is called once, after its first line of output or first display that is no widget."""
         started_s = time.monotonic()
         done = Done()
         message_id = self.client.execute(code, store_history=True)
@@ -72,7 +73,10 @@ class Kernel:
                     done.error = _ANSI.sub("", "\n".join(content["traceback"]))
                 case "status" if content["execution_state"] == "idle":
                     break
-            if meanwhile is not None and message["msg_type"] in ("stream", "display_data"):
+            is_output = message["msg_type"] in ("stream", "display_data") and _WIDGET not in content.get(
+                "data", {}
+            )
+            if meanwhile is not None and is_output:
                 meanwhile()
                 meanwhile = None
         while (reply := self.client.get_shell_msg(timeout=10))["parent_header"].get("msg_id") != message_id:

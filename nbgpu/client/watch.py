@@ -19,7 +19,13 @@ from nbgpu.records import RankFailure
 _INTERRUPT_AFTER_S = 0.4
 _GIVE_UP_AFTER_S = 2.0
 _DEATH_PATIENCE_S = 0.1
-_NETWORK_ERRORS = ("RuntimeError", "DistBackendError", "DistNetworkError", "KeyboardInterrupt")
+_NETWORK_ERRORS = (
+    "RuntimeError",
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "KeyboardInterrupt",
+)
 """What a rank raises that was freed from a collective, or whose peer went away."""
 
 _ECHO = "PeerFailed"

@@ -44,6 +44,7 @@ class Membership:
 
 _membership: Membership | None = None
 _rendezvous: Path | None = None
+_store_file: Path | None = None
 _bytes_before_cell = 0
 _ddp_arguments: WeakKeyDictionary[DistributedDataParallel, tuple[int, dict[str, Any]]] = WeakKeyDictionary()
 """Of every DDP object that lives: how many were made before it, and what it was made with."""
@@ -71,11 +72,12 @@ def form(
         RuntimeError: the all_reduce gave a wrong sum, or a peer did not come within the timeout.
         ConnectionError: a process of another user took a rank's place.
     """
-    global _membership, _rendezvous
+    global _membership, _rendezvous, _store_file
     store = None
     if rendezvous is not None:
         stay_on_loopback()
-        store = dist.FileStore(str(rendezvous / f"group-generation-{generation}"), member.world_size)  # type: ignore[attr-defined]
+        _store_file = rendezvous / f"group-generation-{generation}"
+        store = dist.FileStore(str(_store_file), member.world_size)  # type: ignore[attr-defined]
     if member.device.type == "cuda":
         torch.cuda.set_device(member.device)
     # torch numbers its groups, and ranks meet under the number. It keeps that of a forming that failed on one rank
@@ -161,6 +163,13 @@ def untouched_by_cell() -> bool:
 def sever() -> None:
     """Frees this rank from whatever collective it waits in. Called on a thread; the group is of no use after it."""
     sockets.cut()
+    if _store_file is not None:
+        # A rank that makes a group reads this file again and again until the others have come, for half an hour and
+        # deaf to signals. A link to itself cannot be opened, which ends that.
+        with suppress(FileNotFoundError):  # the cluster's folder is gone when the cluster ends
+            link = _store_file.with_name(f"{_store_file.name}-{os.getpid()}")
+            link.symlink_to(_store_file)
+            link.rename(_store_file)
     for group in list(distributed_c10d._world.pg_map):
         # NCCL has no connections of its own to cut, and an abort that works. Only on GPUs is there such a backend.
         with suppress(RuntimeError):

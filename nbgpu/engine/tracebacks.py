@@ -11,10 +11,14 @@ import signal
 import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from types import CodeType, TracebackType
 from typing import Any
 
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_LIBRARIES = (
+    *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")},
+    str(Path(__file__).resolve().parents[1]),
+)
 
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 

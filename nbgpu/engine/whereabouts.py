@@ -102,7 +102,7 @@ def _first_below(frames: Sequence[FrameType], caller: tuple[str, str]) -> int | 
 
 
 def _in_person_code(doing: Any, frames: Sequence[FrameType], main_thread: int) -> Whereabouts:
-    own = [index for index, frame in enumerate(frames) if not _is_library(frame)]
+    own = [index for index, frame in enumerate(frames) if not tracebacks.is_library(frame.f_code.co_filename)]
     if not own:  # such as a call of a library's function, or a run that begins
         return Whereabouts(doing, collective=_collective(frames), pulse=_pulse("", main_thread))
     cell_file = frames[own[0]].f_code.co_filename
@@ -133,11 +133,6 @@ def _in_run(frames: Sequence[FrameType], main_thread: int) -> Whereabouts:
         step=frames[0].f_locals["self"].step,
         pulse=_pulse(collective, main_thread),
     )
-
-
-def _is_library(frame: FrameType) -> bool:
-    filename = frame.f_code.co_filename
-    return filename.startswith(_PACKAGE) or tracebacks.is_library(filename)
 
 
 def _described(frame: FrameType) -> str:

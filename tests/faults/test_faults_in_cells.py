@@ -22,6 +22,7 @@ WAITS = {
     "all_reduce": "dist.all_reduce(torch.ones(1000))",
     "broadcast": "dist.broadcast(torch.ones(1000), src={bad})",
     "barrier": "dist.barrier()",
+    "the making of a group": "dist.new_group([0, 1, 2])",
     "a group of the person's own": "dist.all_reduce(torch.ones(10), group=own)",
     "plain Python": "import time\nfor _ in range(6000): time.sleep(0.1)",
 }
@@ -117,6 +118,7 @@ def test_ddp_goes_on_after_a_failure_in_the_middle_of_training(
 STOPS = {
     "in a Python loop": "import time\nwhile True: time.sleep(0.01)",
     "in a collective that never completes": "if rank == 0: dist.all_reduce(torch.full((1,), 100.0))",
+    "in the making of a group to which one does not come": "if rank > 0: dist.new_group([0, 1, 2])",
     "in a loop of collectives": "while True: dist.all_reduce(torch.ones(1000))",
     "in DDP's backward": f"{MAKE_DDP}\n{TRAIN}",
     "in a rank that waits for one that is done": "if rank > 0: dist.barrier()",
