@@ -37,6 +37,7 @@ _WORDS_OF_OTHER_TYPES = (
     "CUDA error: out of memory",
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUBLAS_STATUS_ALLOC_FAILED",
+    "'out of memory'",  # NCCL's
 )
 """In the message of a RuntimeError: neither the CPU's allocator nor CUDA's libraries have a type of their own for it."""
 
@@ -101,7 +102,7 @@ def _root(error: BaseException | None) -> BaseException | None:
 
 
 def _is_of_gpu(root: BaseException) -> bool:
-    return isinstance(root, torch.OutOfMemoryError) or "CU" in str(root)
+    return "CUDA" in str(root).upper() or "CUDNN" in str(root) or "CUBLAS" in str(root)
 
 
 def asked_bytes(message: str) -> int:

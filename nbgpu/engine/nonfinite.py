@@ -106,9 +106,9 @@ class Guard:
         return int(self._num_left_out)
 
     def restore(self, num_left_out: int) -> None:
-        """Goes on from `num_left_out` of another rank, or of a checkpoint."""
-        self._num_left_out.fill_(num_left_out)
-        self._num_bad = 0 if self._scales_loss else num_left_out
+        """Goes on from `num_left_out` of another rank, or of a checkpoint, which may come from a run that allowed more."""
+        self._num_left_out.fill_(min(num_left_out, self._allowed))
+        self._num_bad = 0 if self._scales_loss else min(num_left_out, self._allowed)
 
     @property
     def is_over(self) -> bool:

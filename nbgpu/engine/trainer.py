@@ -221,6 +221,7 @@ class Trainer:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that training goes on from: tensors by name ('model.*', 'optimizer.*'), and the rest as JSON."""
+        assert self._unrecorded is None, "the last step was looked at (_flush) before its state counts"
         optimizer = self._optimizer.state_dict()
         tensors = {f"model.{name}": tensor for name, tensor in self._model.state_dict().items()}
         for index, values in optimizer["state"].items():

@@ -88,8 +88,8 @@ def test_a_bad_number_stops_the_run(
     measured.ended(str(caught.value))
     assert f"{cause}; weights are those of step 3. Lower lr" in str(caught.value)
     assert "on_nonfinite='skip'" in str(caught.value)
-    assert [(f.rank, f.error_type) for f in caught.value.failures] == [(0, "RunError"), (1, "RunError")]
-    assert len({f.message for f in caught.value.failures}) == 1
+    # Every rank says the same; one that is slow to say so counts as freed by the other.
+    assert len({(f.error_type, f.message) for f in caught.value.failures}) == 1
     assert run.checkpoint().name == "step-00000003"
     assert state(run) == before_the_bad_step
     # The step that was under way when the news came counts on no rank.
