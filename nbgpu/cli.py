@@ -18,12 +18,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from nbgpu import flags, ui
+from nbgpu import flags, resume, ui
 from nbgpu.client import run as client_run
 from nbgpu.client.cluster import Cluster
 from nbgpu.client.run import Run
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, read_toml, train_config
 from nbgpu.errors import NbgpuError
+from nbgpu.records import Event
 
 _USAGE = """\
 nbgpu train RECIPE [flags] [--config run.toml]   train on all GPUs, or on CPU ranks where there is none
@@ -72,7 +73,8 @@ def _train(arguments: list[str]) -> None:
         hidden=("recipe",),
     )
     settings = {name: value for name, value in values.items() if name not in ClusterConfig.model_fields}
-    train_config(recipe, **settings)  # so that a bad value is told before any engine starts
+    # A bad value, or a checkpoint that does not fit, is told before any engine starts.
+    resume.find(train_config(recipe, **settings), contents=False)
     console = Console()
     client_run.presenter = ui
     with Cluster(**{name: values[name] for name in ClusterConfig.model_fields}) as started:
@@ -107,9 +109,11 @@ def _follow(run: Run, console: Console) -> None:
     )
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task(run.status, total=run.config.steps)
+        cursor = 0
         try:
             while not run.over:
                 _update(progress, bar, run)
+                cursor = _print_notes(console, run, cursor)
                 time.sleep(_REFRESH_PERIOD_S)
         except KeyboardInterrupt:
             run.stop()
@@ -117,6 +121,17 @@ def _follow(run: Run, console: Console) -> None:
             while not run.over:
                 time.sleep(_REFRESH_PERIOD_S)
         _update(progress, bar, run)
+        _print_notes(console, run, cursor)
+
+
+def _print_notes(console: Console, run: Run, cursor: int) -> int:
+    """Prints what the ranks want a person to know since `cursor`; returns where to go on."""
+    records, cursor = run.reader.since(cursor)
+    told_at_the_start = resume.Beginning.read(run.folder).notes
+    for record in records:
+        if isinstance(record, Event) and record.kind == "note" and record.text not in told_at_the_start:
+            console.print(record.text, highlight=False)
+    return cursor
 
 
 def _update(progress: Progress, bar: TaskID, run: Run) -> None:

@@ -25,6 +25,11 @@ def control(group: str) -> Any:
     return {"control": group}
 
 
+def shape_of_model() -> Any:
+    """Marks a field that decides the shapes of the model's weights: a checkpoint fits only the same value."""
+    return {"shapes_the_model": True}
+
+
 class _Settings(BaseModel):
     """What all settings share: frozen, no unknown names, and errors that say what to do."""
 
@@ -174,6 +179,22 @@ class TrainConfig(_Settings):
         le=512,
         description="CPU threads for each rank in this run; left out: as the cluster set them",
     )
+    checkpoint_every: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="steps between checkpoints; 0 for one at the end only",
+        json_schema_extra=control("Run"),
+    )
+    keep_checkpoints: int = Field(
+        3, ge=1, le=10_000, description="how many of the run's newest whole checkpoints stay on the disk"
+    )
+    resume: str = Field(
+        "",
+        description="where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir, a run's "
+        "folder, or a checkpoint's; empty to start from the beginning",
+        json_schema_extra=control("Run"),
+    )
     telemetry: bool = Field(
         True, description="write and send each step's numbers; off is for measuring its cost"
     )
@@ -226,9 +247,15 @@ class AutoencoderConfig(TrainConfig):
     )
     num_phantoms: int = Field(512, ge=4, le=1_000_000, description="phantoms generated where data='phantoms'")
     channels: tuple[int, ...] = Field(
-        (8, 16), min_length=2, max_length=5, description="feature channels at each resolution, finest first"
+        (8, 16),
+        min_length=2,
+        max_length=5,
+        description="feature channels at each resolution, finest first",
+        json_schema_extra=shape_of_model(),
     )
-    latent_channels: int = Field(2, ge=1, le=64, description="channels of the latent volume")
+    latent_channels: int = Field(
+        2, ge=1, le=64, description="channels of the latent volume", json_schema_extra=shape_of_model()
+    )
     recon_loss: Literal["l1", "l2"] = Field(
         "l2", description="reconstruction loss; l2 is what PSNR measures, l1 keeps edges sharper"
     )
@@ -338,6 +365,15 @@ def control_fields(model: type[BaseModel]) -> Iterator[tuple[str, str, FieldInfo
         extra = field.json_schema_extra
         if isinstance(extra, dict) and "control" in extra:
             yield str(extra["control"]), name, field
+
+
+def shapes_the_model(model: type[BaseModel]) -> list[str]:
+    """The fields that a checkpoint and the run that goes on from it must have in common."""
+    return [
+        name
+        for name, field in model.model_fields.items()
+        if isinstance(field.json_schema_extra, dict) and "shapes_the_model" in field.json_schema_extra
+    ]
 
 
 def markdown_table(model: type[BaseModel]) -> str:

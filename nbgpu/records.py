@@ -147,6 +147,8 @@ class RunInfo:
     global_batch_size: int
     """batch_size x world_size x accumulate."""
     started_s: float
+    resumed_from: str = ""
+    """The checkpoint's folder that the run began with; empty where it began with the first step."""
 
     @property
     def world_size(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
 import secrets
 import shutil
@@ -12,18 +13,30 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from nbgpu import resume
 from nbgpu.config import ClusterConfig, TrainConfig, write_toml
 from nbgpu.devices import inventory
+
+_log = logging.getLogger("nbgpu.runs")
 
 _PACKAGES = ("nbgpu", "torch", "monai", "ipyparallel", "ipykernel", "plotly", "numpy")
 
 
 def create(config: TrainConfig, cluster: ClusterConfig) -> Path:
-    """Makes the folder of a new run, which only the user can enter, with run.toml and env.json in it."""
+    """Makes the folder of a new run, which only the user can enter, with run.toml and env.json in it.
+
+    Where the run goes on from a checkpoint, resume.json says from which one. Nothing is made where there is no
+    such checkpoint, or none that fits: raises as `resume.find` does.
+    """
+    beginning = resume.find(config)
+    for note in beginning.notes:
+        _log.warning(note)
     started = time.strftime("%Y%m%d-%H%M%S")
     folder = Path(config.runs_dir).absolute() / f"{started}-{config.recipe}-{secrets.token_hex(2)}"
     folder.mkdir(parents=True, mode=0o700)
     write_toml(folder / "run.toml", cluster, config)
+    if config.resume:
+        beginning.write(folder)
     (folder / "env.json").write_text(json.dumps(_environment(), indent=2) + "\n")
     return folder
 

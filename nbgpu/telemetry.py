@@ -10,6 +10,7 @@ nobody gets a byte, stands in `rankN.endpoint.json` in the run's folder, which o
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
@@ -21,6 +22,8 @@ from typing import Any, cast
 import zmq
 
 from nbgpu.records import Command, Device, Event, RankStatus, RunState, Sample
+
+_log = logging.getLogger("nbgpu.telemetry")
 
 FLUSH_PERIOD_S = 0.05
 PROBE_PERIOD_S = 1.0
@@ -75,6 +78,8 @@ class Recorder:
         self._waiting: list[bytes] = []
         self._seq = _make_whole(record_path(folder, rank))
         self._step = 0
+        self._unwritten = bytearray()
+        self._full_disk_told = False
         self._closing = threading.Event()
         self._file = record_path(folder, rank).open("ab", buffering=0)
         # A context of its own: the engine's context belongs to ipyparallel, and closing it is theirs to do.
@@ -120,7 +125,8 @@ class Recorder:
     def _append(self, step: int, fields: dict[str, Any]) -> None:
         time_s = time.time()
         with self._lock:
-            self._step = step
+            # A checkpoint is told when it is written, which may be some steps after its own.
+            self._step = max(self._step, step)
             line = json.dumps({"seq": self._seq, "time_s": time_s, "step": step, **fields})
             self._seq += 1
             self._waiting.append(line.encode() + b"\n")
@@ -137,14 +143,34 @@ class Recorder:
                 lines, self._waiting = self._waiting, []
             if lines:
                 batch = b"".join(lines)
-                self._file.write(batch)
+                self._unwritten += batch
+            if self._unwritten:
+                self._write()
+            if lines:
                 self._socket.send(batch)
                 last_sent_s = now_s
             elif now_s - last_sent_s >= HEARTBEAT_PERIOD_S:
                 self._socket.send(_HEARTBEAT)
                 last_sent_s = now_s
             if closing:
+                self._say_what_is_lost()
                 return
+
+    def _write(self) -> None:
+        """Appends to the file what fits on the disk. The rest is kept, and tried again the next time."""
+        try:
+            del self._unwritten[: self._file.write(self._unwritten)]
+        except OSError as error:
+            if not self._full_disk_told:
+                self._full_disk_told = True
+                text = f"{self._file.name} cannot be written now, and is kept in memory: {error.strerror}"
+                _log.warning(text)
+                self.event("note", text)
+
+    def _say_what_is_lost(self) -> None:
+        self._write()
+        if self._unwritten:
+            _log.error("%s lacks its last %d bytes: the disk is full", self._file.name, len(self._unwritten))
 
     def _append_probe(self) -> None:
         assert self._probe is not None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,27 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         _skip_unless_ci(f"no real files to try: {SHARED_DATA} is not there")
     return SHARED_DATA
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Makes a file system of so many bytes, to be filled up; skips where that is not allowed."""
+    path = tmp_path / "disk"
+    path.mkdir()
+
+    def make(size_bytes: int) -> Path:
+        options = f"size={size_bytes},mode=700"
+        command = ["mount", "-t", "tmpfs", "-o", options, "nbgpu-test", str(path)]
+        if os.geteuid() != 0:
+            pytest.skip("only root can mount a small file system to fill up")
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"no small file system can be mounted here: {done.stderr.strip()}")
+        return path
+
+    yield make
+    if path.is_mount():
+        subprocess.run(["umount", str(path)], check=True)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import ipyparallel as ipp
 
-from nbgpu import runs
+from nbgpu import manifest, resume, runs
 from nbgpu.client.watch import Ranks, RankWatch
 from nbgpu.config import ClusterConfig, TrainConfig
 from nbgpu.errors import RankError, RunError
@@ -119,6 +119,7 @@ class Run:
             batch_size=config.batch_size,
             global_batch_size=config.global_batch_size(len(host.devices)),
             started_s=time.time(),
+            resumed_from=resume.Beginning.read(folder).checkpoint,
         )
         results = host.call_engines("nbgpu.engine.train:run_in_engine", str(folder))
         return cls(folder, config, info, host, results)
@@ -168,6 +169,11 @@ class Run:
         results = [r.detail for r in records if isinstance(r, Event) and r.kind == "result"]
         return results[-1] if results else None
 
+    def notes(self) -> list[str]:
+        """What the ranks want a person to know, such as a checkpoint that could not be written; oldest first."""
+        records, _ = self.reader.since(0)
+        return [r.text for r in records if isinstance(r, Event) and r.kind == "note"]
+
     def panel(self) -> None:
         """Displays the live panel: loss, memory, utilization and throughput of every rank."""
         if presenter is None:
@@ -211,11 +217,19 @@ class Run:
         return self
 
     def checkpoint(self) -> Path:
-        """The newest checkpoint's folder; RunError where there is none yet."""
-        checkpoints = sorted((self.folder / "checkpoints").glob("step-*"))
-        if not checkpoints:
-            raise RunError(f"{self.folder.name} has no checkpoint yet: one is written at the end")
-        return checkpoints[-1]
+        """The newest checkpoint with nothing wrong; RunError where there is none, with what is damaged."""
+        newest = manifest.newest_whole(self.folder)
+        damaged = "; ".join(f"{path.name} is damaged ({what})" for path, what in newest.damaged)
+        if newest.checkpoint is None:
+            raise RunError(
+                f"{self.folder.name} has no whole checkpoint: {damaged}"
+                if damaged
+                else f"{self.folder.name} has no checkpoint yet: one is written at the end, "
+                "and after every `checkpoint_every` steps"
+            )
+        if damaged:
+            _log.warning("%s; the newest whole checkpoint is %s", damaged, newest.checkpoint.name)
+        return newest.checkpoint
 
     def on_end(self, callback: Callable[[Run], None]) -> None:
         """Calls back once when the run is over, before `wait` returns; at once where it is over already."""

@@ -1,46 +1,193 @@
-"""A run's state on disk: tensors as safetensors, everything else as JSON, nothing that executes when read."""
+"""Writes and reads a run's state: tensors as safetensors, everything else as JSON, nothing that executes.
+
+What a checkpoint looks like on disk, and how damage is found, is in `nbgpu/manifest.py`.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors.torch import load_file
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+from nbgpu import manifest
+from nbgpu.errors import RunError
+from nbgpu.manifest import MANIFEST, MODEL, OPTIMIZER, STATE, UNFINISHED, Manifest
+
+_FILE_BY_PREFIX = {"model": MODEL, "optimizer": OPTIMIZER}
+"""A tensor called `model.conv.weight` stands as `conv.weight` in the model's file, where plain safetensors finds it."""
 
 
-def save(folder: Path, step: int, tensors: Mapping[str, Tensor], about: dict[str, Any]) -> Path:
+def save(folder: Path, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
     """Writes `checkpoints/step-N` under the run's folder, whole or not at all.
 
     Args:
         folder: the run's folder.
         step: optimizer steps done.
-        tensors, about: as `Trainer.state` gives them; `about` may have more.
+        tensors: by name, which begins with `model.` or `optimizer.`.
+        about: JSON to keep beside the tensors, such as the settings and the schedule's state.
 
     Returns:
-        The checkpoint's folder: model.safetensors, optimizer.safetensors, state.json.
+        The checkpoint's folder.
+
+    Raises:
+        OSError: it could not be written, and nothing of it is left.
     """
-    final = folder / "checkpoints" / f"step-{step:08d}"
-    unfinished = final.with_name(final.name + ".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    for part in ("model", "optimizer"):
-        own = {
-            k.removeprefix(f"{part}."): v.contiguous() for k, v in tensors.items() if k.startswith(f"{part}.")
-        }
-        save_file(own, unfinished / f"{part}.safetensors")
-    (unfinished / "state.json").write_text(json.dumps(about, indent=2) + "\n")
-    # Over a network file system a rename is what other readers see all at once.
-    shutil.rmtree(final, ignore_errors=True)
-    unfinished.rename(final)
+    return _write(folder, step, _as_bytes(step, tensors, about))
+
+
+def load(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(tensors, about) as they were given to `save`, with the step in `about`; RunError where anything is wrong with the checkpoint."""
+    if what := manifest.damage(checkpoint):
+        raise RunError(f"checkpoint {checkpoint} is damaged ({what}). Resume from an older one")
+    tensors = {
+        f"{prefix}.{name}": tensor
+        for prefix, file in _FILE_BY_PREFIX.items()
+        for name, tensor in load_file(checkpoint / file).items()
+    }
+    return tensors, manifest.state(checkpoint)
+
+
+class Writer:
+    """Writes the checkpoints of a run in a thread, so that a slow disk holds up no step and no other rank.
+
+    What is written is copied first: training goes on meanwhile. A checkpoint that cannot be written is told, and is no
+    reason to lose the run.
+
+    Args:
+        folder: the run's folder.
+        keep: how many of the newest whole checkpoints stay.
+        tell: is called with (kind of event, text, step), also on the writing thread.
+    """
+
+    def __init__(self, folder: Path, keep: int, tell: Callable[[str, str, int], None]) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._tell = tell
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="nbgpu-checkpoint")
+        self._writing: Future[None] | None = None
+        self._step = 0
+
+    def begin(self, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Copies the state and begins to write it; what goes wrong is told, and not raised."""
+        if self._writing is not None and not self._writing.done():
+            text = f"no checkpoint at step {step}: the one of step {self._step} is still being written"
+            self._tell("note", text, step)
+            return
+        try:
+            files = _as_bytes(step, tensors, about)
+        except Exception as error:  # noqa: BLE001 - too little memory, most likely: training goes on
+            self._tell("note", self._failure(step, error), step)
+            return
+        self._step = step
+        self._writing = self._thread.submit(self._write_or_tell, step, files)
+
+    def finish(self, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Writes the last checkpoint and waits for it; RunError where it cannot be written."""
+        try:
+            files = _as_bytes(step, tensors, about)
+            self._thread.submit(self._write, step, files).result()
+        except Exception as error:
+            raise RunError(self._failure(step, error)) from error
+
+    def close(self) -> None:
+        """Lets the thread end with what it is writing; does not wait for it."""
+        self._thread.shutdown(wait=False)
+
+    def _write_or_tell(self, step: int, files: Mapping[str, bytes]) -> None:
+        try:
+            self._write(step, files)
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on and the person learns of it
+            self._tell("note", self._failure(step, error), step)
+
+    def _write(self, step: int, files: Mapping[str, bytes]) -> None:
+        path = _write(self._folder, step, files)
+        self._tell("checkpoint", path.name, step)
+        try:
+            _remove_old(self._folder, self._keep)
+        except OSError as error:
+            self._tell("note", f"an old checkpoint could not be removed: {error}", step)
+
+    def _failure(self, step: int, error: Exception) -> str:
+        cause = error.strerror if isinstance(error, OSError) and error.strerror else f"{error!r}"
+        last = manifest.newest_whole(self._folder, contents=False).checkpoint
+        kept = f"the last good one is {last.name}" if last is not None else "there is no earlier one"
+        return f"checkpoint at step {step} could not be written: {cause}; {kept}"
+
+
+def _as_bytes(step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> dict[str, bytes]:
+    """The contents of each file. A copy: the tensors may change while it is written."""
+    by_file: dict[str, dict[str, Tensor]] = {file: {} for file in _FILE_BY_PREFIX.values()}
+    storages = set()
+    for full_name, tensor in tensors.items():
+        prefix, name = full_name.split(".", 1)
+        on_cpu = tensor.detach().cpu().contiguous()
+        # Tied weights: safetensors has no notion of two names for the same numbers.
+        storage = on_cpu.untyped_storage().data_ptr()
+        by_file[_FILE_BY_PREFIX[prefix]][name] = on_cpu.clone() if storage in storages else on_cpu
+        storages.add(storage)
+    # As bytes and not with save_file, which keeps Python's lock for as long as the disk takes.
+    files = {file: to_safetensors(named) for file, named in by_file.items()}
+    return files | {STATE: (json.dumps({"step": step, **about}, indent=2) + "\n").encode()}
+
+
+def _write(folder: Path, step: int, files: Mapping[str, bytes]) -> Path:
+    parent = manifest.checkpoints_folder(folder)
+    final = parent / manifest.checkpoint_name(step)
+    if final.exists() and not manifest.damage(final):
+        return final
+    parent.mkdir(exist_ok=True)
+    for leftover in parent.glob(f"*{UNFINISHED}"):
+        shutil.rmtree(leftover)
+    seals = {name: manifest.sealed(content) for name, content in files.items()}
+    unfinished = final.with_name(final.name + UNFINISHED)
+    try:
+        unfinished.mkdir()
+        for name, content in files.items():
+            _write_to_disk(unfinished / name, content)
+        _write_to_disk(unfinished / MANIFEST, manifest.text(Manifest(step, time.time(), seals)).encode())
+        _sync_folder(unfinished)
+        if final.exists():
+            shutil.rmtree(final)
+        unfinished.rename(final)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    _sync_folder(parent)
+    _sync_folder(folder)
     return final
 
 
-def load_model(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
-    """Fills the network with a checkpoint's weights, and returns its state.json."""
-    model.load_state_dict(load_file(checkpoint / "model.safetensors"))
-    about: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
-    return about
+def _write_to_disk(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    """Puts the folder's entries on the disk: without it a file may be safe and its name not."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_old(folder: Path, keep: int) -> None:
+    """Removes what is older than the newest `keep` checkpoints whose files have the right sizes."""
+    num_whole = 0
+    for checkpoint in manifest.checkpoints(folder):
+        if num_whole == keep:
+            # Renamed first, so that one that is half removed is never taken for a damaged one.
+            shutil.rmtree(checkpoint.rename(checkpoint.with_name(checkpoint.name + UNFINISHED)))
+        elif not manifest.damage(checkpoint, contents=False):
+            num_whole += 1

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from nbgpu import devices, runs
 from nbgpu.config import TrainConfig, read_toml
 from nbgpu.engine import debug, exchange, group, memory
+from nbgpu.engine.consensus import together
 from nbgpu.engine.group import Membership
 from nbgpu.engine.trainer import Trainer
 from nbgpu.errors import ConfigError, NbgpuError, RunError
@@ -172,9 +173,8 @@ def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="nbgpu-") as rendezvous:
         group.form(member, None if world_size > 1 else Path(rendezvous))
         try:
-            folder = Path(
-                exchange.broadcast(str(runs.create(config, cluster)) if rank == 0 else "", source=0)
-            )
+            made = together(lambda: str(runs.create(config, cluster)) if rank == 0 else "")
+            folder = Path(exchange.broadcast(made, source=0))
             trainer = _trainer(config, folder, member, device)
             try:
                 state = train(trainer)

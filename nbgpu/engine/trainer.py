@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import random
 import signal
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from nbgpu import resume
 from nbgpu.config import TrainConfig
 from nbgpu.engine import checkpoint, exchange, memory
 from nbgpu.engine.consensus import Consensus, together
@@ -30,6 +32,7 @@ from nbgpu.telemetry import CommandWatch, Recorder
 if TYPE_CHECKING:
     from nbgpu.recipes import Batch, Loaders, Recipe
 
+_log = logging.getLogger("nbgpu.trainer")
 _AMP_DTYPES = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _PAUSE_POLL_S = 0.05
 
@@ -99,8 +102,13 @@ class Trainer:
         self.loaders: Loaders | None = None
         self.model: nn.Module | None = None
         self._ddp: DistributedDataParallel | None = None
+        self._begun = False
+        """Model and optimizer are those of `step`: as drawn, as a checkpoint or another rank gave them."""
         self._train_s = 0.0
         self._validated_step = 0
+        self._saved_step = 0
+        keep = config.keep_checkpoints
+        self._checkpoints = checkpoint.Writer(folder, keep, self._tell) if self.rank == 0 else None
         self._batches: Iterator[Batch] | None = None
         self._batches_step: int | None = 0
         """The step whose batches `_batches` gives next; None while they are being taken."""
@@ -158,23 +166,29 @@ class Trainer:
         return memory.explain_run(error, self.rank, self.step, shapes, self.config, self.device, static)
 
     def close(self) -> None:
-        """Ends the threads that read data."""
+        """Ends the threads that read data and write checkpoints."""
+        if self._checkpoints is not None:
+            self._checkpoints.close()
         if self.loaders is not None:
             self.loaders.close()
 
     # ---- getting ready ----
 
     def _gather_ranks(self) -> None:
-        """Makes every rank ready for the same step: from nothing, or with the state of the furthest rank."""
-        standings = exchange.gather({"ready": self.model is not None, "step": self.step})
+        """Makes every rank ready for the same step: the furthest rank's, a checkpoint's, or the first."""
+        standings = exchange.gather({"ready": self._begun, "step": self.step})
         ready = {rank: s["step"] for rank, s in enumerate(standings) if s["ready"]}
         if self.model is None:
             self._enter("loading")
         together(self._load)
         self._write_info()
         together(self._build)
+        self._saved_step = 0
         if ready:
             self._take_state(source=max(ready, key=ready.__getitem__))
+        else:
+            together(self._resume)
+        self._begun = True
         # DDP's constructor is a collective.
         self._ddp = DistributedDataParallel(
             self._model,
@@ -204,6 +218,7 @@ class Trainer:
             batch_size=self.config.batch_size,
             global_batch_size=self.config.global_batch_size(self.member.world_size),
             started_s=time.time(),
+            resumed_from=resume.Beginning.read(self.folder).checkpoint,
         )
         path.write_text(json.dumps(info.to_json(), indent=2) + "\n")
 
@@ -255,6 +270,28 @@ class Trainer:
         self._validated_step = about["validated_step"]
         self._train_s = about["train_s"]
 
+    def _resume(self) -> None:
+        """Goes on from the checkpoint that the run begins with, if it does, under this run's own settings."""
+        beginning = resume.Beginning.read(self.folder)
+        if self.rank == 0:
+            for note in beginning.notes:
+                self._event("note", note)
+        if not beginning.checkpoint:
+            return
+        tensors, about = checkpoint.load(Path(beginning.checkpoint))
+        own = {
+            "lr": self.config.lr * self._lr_factor(about["schedule"]),
+            "initial_lr": self.config.lr,
+            "weight_decay": self.config.weight_decay,
+        }
+        about["optimizer"] = [{**group, **own} for group in about["optimizer"]]
+        about["scaler"] = about["scaler"] or self._scaler.state_dict()
+        try:
+            self.load_state(tensors, about)
+        except (RuntimeError, ValueError) as error:
+            raise RunError(f"{beginning.checkpoint} does not fit the model: {error}") from error
+        self._saved_step = self.step
+
     def _take_state(self, source: int) -> None:
         """Gives every rank the state of one of them, over the process group."""
         tensors, about = self.state()
@@ -281,8 +318,10 @@ class Trainer:
     # ---- training ----
 
     def _train(self) -> None:
-        """Steps until the last one, or until the person stops it, and validates in between."""
+        """Steps until the last one, or until the person stops it; saves and validates in between."""
         while True:
+            if self._due(self.config.checkpoint_every) and self._saved_step < self.step < self.config.steps:
+                self._save()
             if self._due(self.config.val_every) and self._validated_step != self.step:
                 self._validate()
             if self.command == "pause":
@@ -441,22 +480,39 @@ class Trainer:
         self._enter("training")
 
     def _save(self) -> None:
-        """Writes a checkpoint. Rank 0 does."""
-        if self.rank != 0:
-            return
-        tensors, about = self.state()
-        path = checkpoint.save(
-            self.folder, self.step, tensors, {**about, "config": self.config.model_dump(mode="json")}
-        )
-        self._event("checkpoint", path.name)
+        """Begins a checkpoint on rank 0. No rank waits for it, and training goes on if it fails."""
+        # First, whether the step was left out: if the run stops for it, there is another step to save.
+        self._flush()
+        self._saved_step = self.step
+        if self._checkpoints is not None:
+            self._checkpoints.begin(self.step, *self._whole_state())
+
+    def _save_last(self) -> RunError | None:
+        """Writes a checkpoint on rank 0 and waits for it; returns why it could not be written."""
+        if self._checkpoints is None:
+            return None
+        try:
+            self._checkpoints.finish(self.step, *self._whole_state())
+        except RunError as error:
+            return error
+        return None
 
     def _conclude(self) -> None:
-        """Writes the checkpoint, and says what the trained model is worth. Rank 0 does both."""
-        self._save()
+        """Writes the last checkpoint, and says what the trained model is worth. Rank 0 does both."""
+        failure = self._save_last()
+        # The result is worth having all the same.
         if self.rank == 0 and self.command != "stop":
             self._enter("validating")
             self._model.eval()
             self._event("result", self.config.recipe, **self.recipe.result(self._model, self.device))
+        if failure is not None:
+            raise failure
+
+    def _whole_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The state, with what tells whether another run can go on from it."""
+        tensors, about = self.state()
+        config = self.config.model_dump(mode="json")
+        return tensors, {**about, "config": config, "world_size": self.member.world_size}
 
     def _record(
         self, tensors: dict[str, Tensor], numbers: dict[str, float], inputs: Mapping[str, Tensor]
@@ -482,7 +538,8 @@ class Trainer:
             return
         if verdict.stop:
             self._step_back()
-            together(self._save)
+            if (failure := together(self._save_last)) is not None:
+                self._event("note", str(failure))
             raise RunError(verdict.text)
         if verdict.rank == self.rank and self.recorder is not None:
             self.recorder.event("nonfinite", verdict.text, step)
@@ -498,6 +555,13 @@ class Trainer:
     def _enter(self, state: RunState) -> None:
         if self.recorder is not None:
             self.recorder.state(state, self.step)
+
+    def _tell(self, kind: str, text: str, step: int) -> None:
+        """An event of a step that may be over: called on the thread that writes checkpoints."""
+        if kind == "note":
+            _log.warning(text)
+        if self.recorder is not None:
+            self.recorder.event(kind, text, step)
 
     def _event(self, kind: str, text: str, **detail: Any) -> None:
         if self.recorder is not None:

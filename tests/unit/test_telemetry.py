@@ -438,3 +438,24 @@ def test_a_reader_that_waits_for_its_ranks_takes_no_cpu_time(tmp_path: Path) -> 
         assert time.process_time() - before_s < 0.5
     finally:
         reader.close()
+
+
+def test_what_finds_no_room_on_the_disk_is_written_when_there_is_room(
+    small_disk: Callable[[int], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = small_disk(64 * 1024)
+    filler = folder / "filler"
+    with recording(folder) as recorder, reading(folder) as reader:
+        filler.write_bytes(bytes(48 * 1024))
+        for step in range(500):
+            recorder.sample(step, loss=1 / 3)
+        wait_until(lambda: "No space left on device" in caplog.text, "the disk is full")
+        num_written = record_path(folder, 0).read_bytes().count(b"\n")
+        assert num_written < 500
+        filler.unlink()
+        wait_for(reader, 501)
+        assert seqs(reader) == list(range(501))
+        told = [r.text for r in reader.since(0)[0] if isinstance(r, Event)]
+    assert told == [
+        f"{record_path(folder, 0)} cannot be written now, and is kept in memory: No space left on device"
+    ]

@@ -1,0 +1,198 @@
+"""What a checkpoint is on disk, and whether it is whole. Needs no torch, so that the notebook can ask, too.
+
+    checkpoints/step-00000010/    model.safetensors, optimizer.safetensors, state.json
+                                  manifest.json: size and sha256 of each of them, and of itself
+
+A folder of that name was renamed into place when all of it was on the disk. What ends in `.unfinished` was
+left by a save that was killed, and is no checkpoint. Nothing here or in the engine unpickles.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+
+MODEL, OPTIMIZER, STATE, MANIFEST = (
+    "model.safetensors",
+    "optimizer.safetensors",
+    "state.json",
+    "manifest.json",
+)
+FILES = (MODEL, OPTIMIZER, STATE)
+UNFINISHED = ".unfinished"
+
+_FORMAT = 1
+_READ_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What is known of one file."""
+
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What `manifest.json` says."""
+
+    step: int
+    time_s: float
+    """When it was written, in seconds since the epoch."""
+    seals: Mapping[str, Seal]
+    """By the file's name."""
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The newest whole checkpoint, and what was passed over on the way to it."""
+
+    checkpoint: Path | None
+    damaged: Sequence[tuple[Path, str]]
+    """Each with what is wrong, the newest first."""
+
+
+def checkpoints_folder(run_folder: Path) -> Path:
+    return run_folder / "checkpoints"
+
+
+def checkpoint_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def checkpoints(run_folder: Path) -> list[Path]:
+    """The run's finished checkpoints, whole or not, the newest first."""
+    parent = checkpoints_folder(run_folder)
+    found = [p for p in parent.glob("step-*") if re.fullmatch(r"step-\d{8,}", p.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+
+
+def sealed(content: bytes) -> Seal:
+    return Seal(len(content), hashlib.sha256(content).hexdigest())
+
+
+def text(manifest: Manifest) -> str:
+    """What stands in `manifest.json`: its last entry is the sha256 of all that stands before."""
+    fields = {
+        "format": _FORMAT,
+        "step": manifest.step,
+        "time_s": manifest.time_s,
+        "files": {
+            name: {"size_bytes": seal.size_bytes, "sha256": seal.sha256}
+            for name, seal in manifest.seals.items()
+        },
+    }
+    return json.dumps({**fields, "sha256": _sha256_of_fields(fields)}, indent=2)
+
+
+def read(checkpoint: Path) -> Manifest:
+    """A checkpoint's manifest; ValueError says what is wrong with it, OSError that it cannot be read."""
+    path = checkpoint / MANIFEST
+    # A pipe in its place would be waited for.
+    if not path.is_file():
+        raise ValueError("is not a file" if path.exists() else "is missing")
+    try:
+        content = path.read_text()
+        fields = json.loads(content)
+        sha256 = fields.pop("sha256")
+        if sha256 != _sha256_of_fields(fields):
+            raise ValueError("sha256 differs")
+        if fields["format"] != _FORMAT:
+            raise ValueError(f"is of format {fields['format']}, and this nbgpu reads format {_FORMAT}")
+        seals = {name: Seal(**seal) for name, seal in fields["files"].items()}
+        manifest = Manifest(int(fields["step"]), float(fields["time_s"]), seals)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"is not JSON ({error})") from None
+    except (AttributeError, KeyError, TypeError, OverflowError, RecursionError):
+        raise ValueError("is not what nbgpu writes") from None
+    if set(manifest.seals) != set(FILES) or text(manifest) != content:
+        raise ValueError("is not what nbgpu writes")
+    return manifest
+
+
+def damage(checkpoint: Path, contents: bool = True) -> str:
+    """What is wrong with a checkpoint, such as 'model.safetensors: sha256 differs'; empty where it is whole.
+
+    Args:
+        checkpoint: its folder.
+        contents: read every byte; False looks at the names and sizes only.
+    """
+    try:
+        manifest = read(checkpoint)
+    except OSError as error:
+        return f"{MANIFEST}: cannot be read ({error.strerror})"
+    except ValueError as error:
+        return f"{MANIFEST}: {error}"
+    if checkpoint_name(manifest.step) != checkpoint.name:
+        return f"{MANIFEST}: is that of {checkpoint_name(manifest.step)}"
+    found = {
+        name: _damage_of_file(checkpoint / name, seal, contents) for name, seal in manifest.seals.items()
+    }
+    return "; ".join(f"{name}: {what}" for name, what in found.items() if what)
+
+
+def newest_whole(run_folder: Path, contents: bool = True) -> Newest:
+    """The newest checkpoint of a run with nothing wrong, as far as `damage` looks."""
+    return first_whole(checkpoints(run_folder), contents)
+
+
+def first_whole(candidates: Sequence[Path], contents: bool = True) -> Newest:
+    """The first of some checkpoints with nothing wrong, and what is wrong with those before it."""
+    damaged: list[tuple[Path, str]] = []
+    for checkpoint in candidates:
+        what = damage(checkpoint, contents)
+        if not what:
+            return Newest(checkpoint, damaged)
+        damaged.append((checkpoint, what))
+    return Newest(None, damaged)
+
+
+def state(checkpoint: Path) -> dict[str, Any]:
+    """What `state.json` of a whole checkpoint says."""
+    fields: dict[str, Any] = json.loads((checkpoint / STATE).read_bytes())
+    return fields
+
+
+def _sha256_of_fields(fields: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def _damage_of_file(path: Path, seal: Seal, contents: bool) -> str:
+    try:
+        if not path.is_file():
+            return "is not a file" if path.exists() else "is missing"
+        size_bytes = path.stat().st_size
+        if size_bytes != seal.size_bytes:
+            return f"has {size_bytes} bytes and should have {seal.size_bytes}"
+        return _damage_of_contents(path, seal) if contents else ""
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def _damage_of_contents(path: Path, seal: Seal) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+    if digest.hexdigest() != seal.sha256:
+        return "sha256 differs"
+    # Whoever can write the file can write its sha256, too. It is still only ever parsed.
+    if path.name != STATE:
+        try:
+            safetensors.safe_open(path, framework="numpy")
+        except safetensors.SafetensorError as error:
+            return f"is no safetensors file ({error})"
+        return ""
+    try:
+        fields = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        return f"is not JSON ({error})"
+    return "" if isinstance(fields, dict) else "is not a JSON object"

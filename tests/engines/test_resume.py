@@ -1,0 +1,189 @@
+"""Going on from a checkpoint on real ranks: to the last bit, past a damaged one, and on a full disk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import pytest
+
+import nbgpu
+from nbgpu import manifest
+from nbgpu.client.run import Run
+from nbgpu.config import ClusterConfig, train_config, write_toml
+
+SMALL: dict[str, Any] = {
+    "data": "phantoms",
+    "patch_size": 16,
+    "num_phantoms": 20,  # 4 steps an epoch
+    "steps": 10,
+    "checkpoint_every": 5,
+    "val_every": 4,
+    "threads": 1,
+}
+
+
+def numbers(run: Run, from_step: int) -> pd.DataFrame:
+    """What the ranks computed after a step, without what they measured."""
+    frame = run.metrics()
+    columns = ["rank", "step", "loss", "recon_loss", "kl_loss", "grad_norm", "lr", "val_loss", "val_psnr_db"]
+    frame = frame.loc[frame["step"] > from_step, columns].dropna(thresh=3)
+    return frame.sort_values(["rank", "step", "loss"], ignore_index=True)
+
+
+def same_tensors(a: Path, b: Path) -> bool:
+    return all(
+        (a / name).read_bytes() == (b / name).read_bytes() for name in (manifest.MODEL, manifest.OPTIMIZER)
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"accumulate": 2, "schedule": "constant", "warmup_steps": 7},
+        {"amp": "fp16", "patch_size": 8},
+        {"cache_rate": 0.5, "replace_rate": 0.5},
+    ],
+    ids=str,
+)
+def test_five_steps_and_five_more_equal_ten_to_the_last_bit(
+    cluster2: nbgpu.Cluster, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    settings = {**SMALL, **settings, "runs_dir": str(tmp_path)}
+    straight = cluster2.train("autoencoder", **settings).wait(120)
+    half_way = straight.folder / "checkpoints" / "step-00000005"
+    resumed = cluster2.train("autoencoder", **settings, resume=str(half_way)).wait(120)
+    assert resumed.folder != straight.folder
+    assert resumed.info.resumed_from == str(half_way)
+    assert resumed.notes() == [f"going on from step-00000005 of {straight.folder.name}"]
+    expected = numbers(straight, from_step=5)
+    assert len(expected) == 2 * 5 + 2
+    pd.testing.assert_frame_equal(numbers(resumed, from_step=0), expected, check_exact=True)
+    assert same_tensors(resumed.checkpoint(), straight.checkpoint())
+    states = [manifest.state(run.checkpoint()) for run in (resumed, straight)]
+    for name in ("step", "optimizer", "schedule", "scaler"):
+        assert states[0][name] == states[1][name], name
+    assert resumed.result() == straight.result()
+
+
+def test_a_run_that_was_killed_goes_on_with_auto_from_the_command_line(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    settings = {
+        **SMALL,
+        "steps": 60,
+        "checkpoint_every": 5,
+        "val_fraction": 0,
+        "runs_dir": str(tmp_path / "runs"),
+    }
+    write_toml(tmp_path / "run.toml", ClusterConfig(gpus="none"), train_config("autoencoder", **settings))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    with subprocess.Popen(
+        [*torchrun, "-m", "nbgpu.engine.train", str(tmp_path / "run.toml")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    ) as killed:
+        wait_until(lambda: bool(list(tmp_path.glob("runs/*/checkpoints/step-*[05]"))))
+        for process in [*psutil.Process(killed.pid).children(recursive=True), killed]:
+            process.kill()
+    (folder,) = (tmp_path / "runs").iterdir()
+    step = max(int(path.name.removeprefix("step-")) for path in manifest.checkpoints(folder))
+    assert step < 60, "the run had ended before it was killed: this test shows nothing"
+
+    command = [
+        sys.executable,
+        "-m",
+        "nbgpu.cli",
+        "train",
+        "autoencoder",
+        "--config",
+        str(tmp_path / "run.toml"),
+    ]
+    told = subprocess.run(
+        [*command, "--resume", "auto"], check=True, capture_output=True, text=True, timeout=120
+    )
+    assert told.stderr.count(f"going on from step-{step:08d} of {folder.name}") == 1
+    (resumed,) = set((tmp_path / "runs").iterdir()) - {folder}
+    straight = cluster2.train(
+        "autoencoder",
+        **settings,
+    ).wait(120)
+    assert same_tensors(manifest.checkpoints(resumed)[0], straight.checkpoint())
+
+
+def test_auto_passes_over_a_damaged_checkpoint_loudly(
+    cluster2: nbgpu.Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {**SMALL, "runs_dir": str(tmp_path), "resume": "auto"}
+    first = cluster2.train("autoencoder", **settings).wait(120)
+    beginning = (
+        f"resume='auto' found no checkpoint of autoencoder in {tmp_path}: training starts from the beginning"
+    )
+    assert first.notes() == [beginning]
+    path = first.checkpoint() / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    damaged = "step-00000010 is damaged (model.safetensors: sha256 differs)"
+    assert first.checkpoint().name == "step-00000005"
+    assert damaged in caplog.text
+    second = cluster2.train("autoencoder", **settings).wait(120)
+    name = first.folder.name
+    expected = f"checkpoint {damaged.replace(' is', f' of {name} is')}; going on from step-00000005 of {name}"
+    assert second.notes() == [expected]
+    assert expected in caplog.text
+    assert set(second.metrics().dropna(subset="loss")["step"]) == {6, 7, 8, 9, 10}
+    # All of the second one's steps are done.
+    with pytest.raises(nbgpu.ConfigError, match="all 10 steps are done there, and steps is 10"):
+        cluster2.train("autoencoder", **settings)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_new_settings_count_after_a_resume_and_are_said(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    settings = {**SMALL, "runs_dir": str(tmp_path), "schedule": "constant", "warmup_steps": 0}
+    first = cluster2.train("autoencoder", **settings).wait(120)
+    changed = {**settings, "lr": 1e-5, "steps": 12, "amp": "fp16", "resume": str(first.folder)}
+    second = cluster2.train("autoencoder", **changed).wait(120)
+    assert second.notes()[1] == (
+        "goes on with other settings: steps was 10, is 12; amp was 'off', is 'fp16'; lr was 0.004, is 1e-05"
+    )
+    frame = second.metrics().dropna(subset="lr")
+    assert set(frame["step"]) == {11, 12}
+    assert set(frame["lr"]) == {1e-5}
+
+
+def test_on_a_full_disk_training_goes_on_and_says_so(
+    cluster2: nbgpu.Cluster, tmp_path: Path, small_disk: Any
+) -> None:
+    roomy = cluster2.train("autoencoder", **{**SMALL, "steps": 2}, runs_dir=str(tmp_path / "roomy")).wait(120)
+    size_bytes = sum(path.stat().st_size for path in roomy.checkpoint().iterdir())
+    disk = small_disk(int(1.7 * size_bytes))
+    run = cluster2.train(
+        "autoencoder", **{**SMALL, "checkpoint_every": 2, "val_every": 0}, runs_dir=str(disk)
+    )
+    failure = "could not be written: No space left on device; the last good one is step-00000002"
+    with pytest.raises(nbgpu.RankError, match=f"checkpoint at step 10 {failure}"):
+        run.wait(120)
+    assert {f"checkpoint at step {step} {failure}" for step in (4, 6, 8)} <= set(run.notes())
+    assert run.checkpoint().name == "step-00000002"
+    assert len(list((run.folder / "checkpoints").iterdir())) == 1
+    frame = run.metrics().dropna(subset="loss")
+    assert sorted(frame["step"]) == sorted([*range(1, 11)] * 2)
+    assert run.result() is not None
+    # The ranks are in good order.
+    assert cluster2.train("autoencoder", **SMALL, runs_dir=str(tmp_path)).wait(120).status == "finished"
+
+
+def wait_until(condition: Any) -> None:
+    give_up_s = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < give_up_s, "waited in vain"
+        time.sleep(0.002)

@@ -1,0 +1,302 @@
+"""Checkpoints on disk: whole or not at all, whatever happens while they are written or after."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nbgpu import manifest
+from nbgpu.engine import checkpoint
+from nbgpu.engine.checkpoint import Writer
+from nbgpu.errors import RunError
+
+TENSORS = {
+    "model.weight": torch.arange(12.0).reshape(3, 4),
+    "model.half": torch.ones(5, dtype=torch.bfloat16),
+    "optimizer.0.step": torch.tensor(7.0),
+    "optimizer.0.exp_avg": torch.full((3, 4), 1 / 3),
+}
+ABOUT = {"config": {"recipe": "autoencoder"}, "lr": 0.1 + 0.2, "scaler": {"scale": 65536.0}}
+ALL_FILES = (*manifest.FILES, manifest.MANIFEST)
+
+
+def save(folder: Path, step: int) -> Path:
+    return checkpoint.save(folder, step, TENSORS, ABOUT)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def test_what_is_saved_is_loaded_to_the_last_bit(tmp_path: Path) -> None:
+    path = save(tmp_path, 5)
+    assert path == tmp_path / "checkpoints" / "step-00000005"
+    tensors, about = checkpoint.load(path)
+    assert about == {"step": 5, **ABOUT}
+    assert set(tensors) == set(TENSORS)
+    for name, tensor in TENSORS.items():
+        assert tensors[name].dtype == tensor.dtype
+        assert torch.equal(tensors[name], tensor), name
+
+
+def test_the_model_is_a_plain_safetensors_file(tmp_path: Path) -> None:
+    assert set(load_file(save(tmp_path, 5) / "model.safetensors")) == {"weight", "half"}
+
+
+def test_tied_and_transposed_weights_are_saved_too(tmp_path: Path) -> None:
+    weight = torch.arange(6.0).reshape(2, 3)
+    tied = {"model.a": weight, "model.b": weight, "model.c": weight[1:], "model.d": weight.t()}
+    tensors, _ = checkpoint.load(checkpoint.save(tmp_path, 1, tied, ABOUT))
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in tied.items())
+
+
+def test_the_same_step_again_leaves_a_whole_one_and_replaces_a_damaged_one(tmp_path: Path) -> None:
+    path = save(tmp_path, 5)
+    inode = path.stat().st_ino
+    assert save(tmp_path, 5).stat().st_ino == inode
+    (path / "state.json").unlink()
+    assert not manifest.damage(save(tmp_path, 5))
+
+
+# ---- damage --------------------------------------------------------------------------------------------
+
+
+class Malicious:
+    """Unpickling one runs a command that leaves a file behind."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.marker}",)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[random.Random(0).randrange(len(content))] ^= 1
+    path.write_bytes(content)
+
+
+def pickle_in_its_place(path: Path) -> None:
+    path.write_bytes(pickle.dumps(Malicious(path.parents[2] / "executed")))
+
+
+def torch_pickle_in_its_place(path: Path) -> None:
+    torch.save(Malicious(path.parents[2] / "executed"), path)
+
+
+def pipe_in_its_place(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGES = [
+    truncate,
+    flip_a_bit,
+    Path.unlink,
+    pickle_in_its_place,
+    torch_pickle_in_its_place,
+    pipe_in_its_place,
+]
+
+
+@pytest.mark.parametrize("do_damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("name", ALL_FILES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(
+    tmp_path: Path, name: str, do_damage: Any
+) -> None:
+    good, bad = save(tmp_path, 5), save(tmp_path, 10)
+    do_damage(bad / name)
+    assert manifest.damage(bad).startswith(f"{name}: ")
+    with pytest.raises(RunError, match=rf"step-00000010 is damaged \({name}: "):
+        checkpoint.load(bad)
+    newest = manifest.newest_whole(tmp_path)
+    assert newest.checkpoint == good
+    assert newest.damaged == [(bad, manifest.damage(bad))]
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_pickle_with_a_manifest_that_agrees_is_not_executed_either(tmp_path: Path) -> None:
+    """Whoever can write into the folder can make the sums right."""
+    for name in manifest.FILES:
+        path = save(tmp_path / name, 5) if (tmp_path / name).mkdir() is None else tmp_path
+        pickle_in_its_place(path / name)
+        contents = {file: (path / file).read_bytes() for file in manifest.FILES}
+        seals = {file: manifest.sealed(content) for file, content in contents.items()}
+        (path / manifest.MANIFEST).write_text(manifest.text(manifest.Manifest(5, 0.0, seals)))
+        with pytest.raises(RunError, match=rf"\({name}: is no"):
+            checkpoint.load(path)
+        assert not (tmp_path / name / "executed").exists()
+
+
+def test_the_pickle_of_these_tests_does_harm_where_it_is_loaded(tmp_path: Path) -> None:
+    pickle.loads(pickle.dumps(Malicious(tmp_path / "executed")))
+    assert (tmp_path / "executed").exists()
+
+
+def test_every_single_bit_of_the_manifest_counts(tmp_path: Path) -> None:
+    path = save(tmp_path, 5) / manifest.MANIFEST
+    content = path.read_bytes()
+    for bit in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        with pytest.raises(ValueError):
+            manifest.read(path.parent)
+
+
+def test_a_checkpoint_under_another_steps_name_is_refused(tmp_path: Path) -> None:
+    moved = save(tmp_path, 5).rename(tmp_path / "checkpoints" / "step-00000009")
+    assert manifest.damage(moved) == "manifest.json: is that of step-00000005"
+
+
+# ---- a killed save -------------------------------------------------------------------------------------
+
+SAVE_FOR_EVER_AND_BE_KILLED = """
+import json, os, random, signal, sys, time, torch
+from pathlib import Path
+from nbgpu import manifest
+from nbgpu.engine import checkpoint
+folder, num_kills, moments = Path(sys.argv[1]), int(sys.argv[2]), random.Random(1)
+tensors = {"model.w": torch.rand(200_000), "optimizer.0.m": torch.rand(400_000)}
+for _ in range(num_kills):
+    newest = manifest.checkpoints(folder)
+    step = int(newest[0].name.removeprefix("step-")) if newest else 0
+    child = os.fork()
+    if child == 0:
+        while True:
+            step += 1
+            checkpoint.save(folder, step, tensors, {"n": step})
+    time.sleep(moments.uniform(0.01, 0.1))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    damages = {path.name: manifest.damage(path) for path in manifest.checkpoints(folder)}
+    num_unfinished = len(list(folder.glob("checkpoints/*" + manifest.UNFINISHED)))
+    print(json.dumps([damages, num_unfinished]))
+"""
+
+
+def test_a_save_that_is_killed_at_any_moment_leaves_whole_checkpoints_only(tmp_path: Path) -> None:
+    """SIGKILL of processes that save without a pause, at 25 random moments."""
+    command = [sys.executable, "-c", SAVE_FOR_EVER_AND_BE_KILLED, str(tmp_path), "25"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
+    rounds = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rounds) == 25
+    found = {name: what for damages, _ in rounds for name, what in damages.items()}
+    assert len(found) >= 5
+    assert set(found.values()) == {""}
+    assert any(num_unfinished for _, num_unfinished in rounds), "no kill hit a save: this test shows nothing"
+    path = save(tmp_path, 10**6)
+    assert manifest.newest_whole(tmp_path).checkpoint == path
+    assert not [name for name in names(tmp_path) if name.endswith(manifest.UNFINISHED)]
+
+
+# ---- a full disk, and what the writer does -------------------------------------------------------------
+
+
+BIG = {"model.w": torch.zeros(40_000), "optimizer.0.m": torch.zeros(1)}
+"""160 kB: on the small disk there is room for one."""
+
+
+def test_on_a_full_disk_a_save_is_told_nothing_is_left_of_it_and_the_last_good_one_stays(
+    small_disk: Any,
+) -> None:
+    disk = small_disk(256 * 1024)
+    told: list[tuple[str, str, int]] = []
+    writer = Writer(disk, 3, lambda *event: told.append(event))
+    writer.begin(5, BIG, ABOUT)
+    wait_until(lambda: len(told) == 1)
+    writer.begin(10, BIG, ABOUT)
+    wait_until(lambda: len(told) == 2)
+    failure = "checkpoint at step {} could not be written: No space left on device; the last good one is step-00000005"
+    assert told == [("checkpoint", "step-00000005", 5), ("note", failure.format(10), 10)]
+    assert names(disk) == ["step-00000005"]
+    assert not manifest.damage(disk / "checkpoints" / "step-00000005")
+    with pytest.raises(RunError, match=failure.format(15)):
+        writer.finish(15, BIG, ABOUT)
+    # There is room again.
+    shutil.rmtree(disk / "checkpoints" / "step-00000005")
+    writer.finish(20, BIG, ABOUT)
+    writer.close()
+    assert names(disk) == ["step-00000020"]
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("in the way")
+    told: list[tuple[str, str, int]] = []
+    writer = Writer(tmp_path, 3, lambda *event: told.append(event))
+    writer.begin(5, TENSORS, ABOUT)
+    wait_until(lambda: bool(told))
+    writer.close()
+    ((kind, text, step),) = told
+    assert (kind, step) == ("note", 5)
+    assert text.startswith("checkpoint at step 5 could not be written: ")
+    assert text.endswith("; there is no earlier one")
+
+
+def test_the_newest_whole_ones_stay(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, 2, lambda *_: None)
+    for step in (1, 2, 3):
+        writer.finish(step, TENSORS, ABOUT)
+    assert names(tmp_path) == ["step-00000002", "step-00000003"]
+    truncate(tmp_path / "checkpoints" / "step-00000003" / "model.safetensors")
+    writer.finish(4, TENSORS, ABOUT)
+    writer.close()
+    # The damaged one does not count.
+    assert names(tmp_path) == ["step-00000002", "step-00000003", "step-00000004"]
+
+
+def test_what_changes_while_it_is_written_is_written_as_it_was(tmp_path: Path) -> None:
+    weight = torch.zeros(1_000_000)
+    writer = Writer(tmp_path, 3, lambda *_: None)
+    writer.begin(1, {"model.w": weight, "optimizer.0.m": weight}, ABOUT)
+    weight += 1
+    writer.finish(2, {"model.w": weight, "optimizer.0.m": weight}, ABOUT)
+    writer.close()
+    for step in (1, 2):
+        tensors, _ = checkpoint.load(tmp_path / "checkpoints" / f"step-{step:08d}")
+        assert all(bool((tensor == step - 1).all()) for tensor in tensors.values())
+
+
+def test_a_slow_disk_holds_up_nobody(tmp_path: Path) -> None:
+    release = threading.Event()
+    told: list[tuple[str, str, int]] = []
+
+    def tell(kind: str, text: str, step: int) -> None:
+        told.append((kind, text, step))
+        if kind == "checkpoint":
+            assert release.wait(60)
+
+    writer = Writer(tmp_path, 3, tell)
+    writer.begin(5, TENSORS, ABOUT)
+    wait_until(lambda: len(told) == 1)
+    writer.begin(10, TENSORS, ABOUT)
+    release.set()
+    writer.finish(15, TENSORS, ABOUT)
+    writer.close()
+    assert told[1] == ("note", "no checkpoint at step 10: the one of step 5 is still being written", 10)
+    assert names(tmp_path) == ["step-00000005", "step-00000015"]
+
+
+def wait_until(condition: Any) -> None:
+    give_up_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < give_up_s, "waited in vain"
+        time.sleep(0.005)

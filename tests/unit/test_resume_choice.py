@@ -1,0 +1,136 @@
+"""Which checkpoint a run begins with, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nbgpu import resume, runs
+from nbgpu.config import ClusterConfig, TrainConfig, train_config
+from nbgpu.engine import checkpoint
+from nbgpu.errors import ConfigError, RunError
+
+TENSORS = {"model.weight": torch.ones(2), "optimizer.0.step": torch.tensor(1.0)}
+
+
+def settings(runs_dir: Path, **values: Any) -> TrainConfig:
+    return train_config("autoencoder", **{"steps": 20, "runs_dir": str(runs_dir), **values})
+
+
+def run_with_checkpoints(runs_dir: Path, *steps: int, **values: Any) -> Path:
+    config = settings(runs_dir, **values)
+    folder = runs.create(config, ClusterConfig())
+    for step in steps:
+        checkpoint.save(folder, step, TENSORS, {"config": config.model_dump(mode="json")})
+    return folder
+
+
+def damage(checkpoint_folder: Path) -> None:
+    (checkpoint_folder / "optimizer.safetensors").write_bytes(b"")
+
+
+def test_without_resume_a_run_begins_with_the_first_step(tmp_path: Path) -> None:
+    run_with_checkpoints(tmp_path, 5)
+    assert resume.find(settings(tmp_path)) == resume.Beginning()
+
+
+def test_auto_takes_what_was_written_last_over_all_runs_of_the_recipe(tmp_path: Path) -> None:
+    first = run_with_checkpoints(tmp_path, 5)
+    second = run_with_checkpoints(tmp_path, 3)
+    (tmp_path / "a note.txt").write_text("not a run")
+    (tmp_path / "empty").mkdir()
+    beginning = resume.find(settings(tmp_path, resume="auto"))
+    path = second / "checkpoints" / "step-00000003"
+    assert beginning == resume.Beginning(str(path), 3, (f"going on from step-00000003 of {second.name}",))
+    checkpoint.save(first, 6, TENSORS, {"config": settings(tmp_path).model_dump(mode="json")})
+    assert resume.find(settings(tmp_path, resume="auto")).step == 6
+
+
+def test_auto_names_every_damaged_one_on_the_way(tmp_path: Path) -> None:
+    folder = run_with_checkpoints(tmp_path, 5, 10, 15)
+    for step in (10, 15):
+        damage(folder / "checkpoints" / f"step-{step:08d}")
+    os.utime(folder / "checkpoints" / "step-00000010")
+    beginning = resume.find(settings(tmp_path, resume="auto"))
+    assert beginning.step == 5
+    assert [note.split(" of ")[0] for note in beginning.notes] == [
+        "checkpoint step-00000015",
+        "checkpoint step-00000010",
+    ]
+    assert "is damaged (optimizer.safetensors: has 0 bytes and should have" in beginning.notes[0]
+    assert beginning.notes[0].endswith(f"; going on from step-00000005 of {folder.name}")
+
+
+@pytest.mark.parametrize("num_damaged", [0, 1])
+def test_auto_with_nothing_whole_says_that_it_starts_from_the_beginning(
+    tmp_path: Path, num_damaged: int
+) -> None:
+    for _ in range(num_damaged):
+        damage(run_with_checkpoints(tmp_path, 5) / "checkpoints" / "step-00000005")
+    beginning = resume.find(settings(tmp_path, resume="auto"))
+    assert (beginning.checkpoint, beginning.step) == ("", 0)
+    assert len(beginning.notes) == 1
+    assert beginning.notes[0].endswith("training starts from the beginning")
+
+
+def test_a_run_or_one_of_its_checkpoints_can_be_named(tmp_path: Path) -> None:
+    folder = run_with_checkpoints(tmp_path, 5, 10)
+    damage(folder / "checkpoints" / "step-00000010")
+    assert resume.find(settings(tmp_path, resume=str(folder))).step == 5
+    path = folder / "checkpoints" / "step-00000005"
+    assert resume.find(settings(tmp_path, resume=str(path))).checkpoint == str(path)
+
+
+def test_a_damaged_checkpoint_that_was_named_is_refused_with_a_whole_one_to_take(tmp_path: Path) -> None:
+    folder = run_with_checkpoints(tmp_path, 5, 10)
+    bad = folder / "checkpoints" / "step-00000010"
+    damage(bad)
+    with pytest.raises(RunError) as caught:
+        resume.find(settings(tmp_path, resume=str(bad)))
+    assert "step-00000010" in str(caught.value)
+    assert "is damaged (optimizer.safetensors: " in str(caught.value)
+    assert f"resume={str(folder / 'checkpoints' / 'step-00000005')!r}" in str(caught.value)
+
+
+def test_a_path_that_is_not_there_or_holds_no_checkpoint_is_refused_and_no_run_is_made(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "empty").mkdir()
+    runs_dir = tmp_path / "runs"
+    for path, said in ((tmp_path / "gone", "no such folder"), (tmp_path / "empty", "no checkpoint in this")):
+        with pytest.raises(ConfigError, match=rf"^resume = '{re.escape(str(path))}': there is {said}"):
+            runs.create(settings(runs_dir, resume=str(path)), ClusterConfig())
+    assert not runs_dir.exists()
+
+
+def test_all_that_does_not_fit_is_named_at_once(tmp_path: Path) -> None:
+    folder = run_with_checkpoints(tmp_path, 15, channels=(8, 16))
+    with pytest.raises(ConfigError) as caught:
+        resume.find(settings(tmp_path, resume=str(folder), channels=(8, 32), latent_channels=4, steps=15))
+    assert str(caught.value).splitlines()[1:] == [
+        "channels is [8, 16] there, and [8, 32] in the settings",
+        "latent_channels is 2 there, and 4 in the settings",
+        "all 15 steps are done there, and steps is 15: give more, or leave resume out",
+    ]
+
+
+def test_other_settings_are_said(tmp_path: Path) -> None:
+    folder = run_with_checkpoints(tmp_path, 5, lr=1e-3)
+    changed = settings(tmp_path, resume=str(folder), lr=1e-4, seed=3, val_every=7)
+    assert resume.find(changed).notes[1:] == (
+        "goes on with other settings: lr was 0.001, is 0.0001; seed was 0, is 3",
+    )
+
+
+def test_a_runs_folder_keeps_where_the_run_began(tmp_path: Path) -> None:
+    first = run_with_checkpoints(tmp_path, 5)
+    second = runs.create(settings(tmp_path, resume="auto"), ClusterConfig())
+    beginning = resume.Beginning.read(second)
+    assert beginning.checkpoint == str(first / "checkpoints" / "step-00000005")
+    assert beginning.step == 5
+    assert resume.Beginning.read(first) == resume.Beginning()
