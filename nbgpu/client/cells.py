@@ -11,6 +11,7 @@ from typing import Any
 
 import ipyparallel as ipp
 
+from nbgpu.client import queue
 from nbgpu.client import run as client_run
 from nbgpu.client.cluster import Cluster
 from nbgpu.client.hangs import HangWatch
@@ -39,6 +40,7 @@ class DistributedCell:
         self._cluster = cluster
         self._timeout_s = timeout_s
         self._started_s = time.monotonic()
+        queue.note_request()
         self._results = cluster.submit(code, ranks)
         self._watch = RankWatch(cluster, self._results)
         self._output = CellOutput(self._results)
@@ -93,6 +95,7 @@ class DistributedCell:
                 if self._take_button_away is None and self._ran_s > _OFFER_STOP_AFTER_S:
                     self._take_button_away = _offer_stop(stop)
         except (KeyboardInterrupt, asyncio.CancelledError):
+            queue.keep_what_comes_now()
             self._stop()
             # A kernel interrupts a coroutine by cancelling it; to the person it is the same thing.
             raise CellInterrupted from None
@@ -105,6 +108,7 @@ class DistributedCell:
                     self._results[pending[0]].wait(_REFRESH_PERIOD_S)
                     self._refresh()
             except KeyboardInterrupt:
+                queue.keep_what_comes_now()
                 self._stop()
                 raise CellInterrupted from None
             self._finish()

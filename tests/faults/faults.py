@@ -7,7 +7,14 @@ from typing import Literal
 from rows import moment
 
 Action = Literal[
-    "raise", "raise_in_collective", "kill", "segfault", "sleep", "hold_gil", "hold_gil_asleep", "oom"
+    "raise",
+    "raise_in_collective",
+    "kill",
+    "segfault",
+    "sleep",
+    "hold_gil",
+    "hold_gil_asleep",
+    "oom",
 ]
 BadNumber = Literal["nan_loss", "nan_input", "inf_gradient"]
 
