@@ -18,7 +18,7 @@ NOTEBOOK := notebooks/00_first_run.ipynb
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test lint bench docs faults clean
+.PHONY: help demo lab test lint bench docs faults soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.* ## (.*)/make \1\t\2/' | expand -t 13
@@ -46,6 +46,15 @@ docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md anew from the settings
 faults: $(FOR_DEVELOPMENT) ## bring every fault about, and write what was measured to docs/faults.md
 	@$(RUN) -m pytest -m row
 	@$(RUN) docs/generate_faults.py
+
+# How often each row is tried, and for how long faults then come at random.
+SOAK_REPEATS ?= 20
+SOAK_MINUTES ?= 10
+
+soak: $(FOR_DEVELOPMENT) ## bring every fault about twenty times, then random ones for ten minutes; an hour or so
+	@SOAK_REPEATS=$(SOAK_REPEATS) $(RUN) -m pytest -m row
+	@$(RUN) docs/generate_faults.py
+	@SOAK_MINUTES=$(SOAK_MINUTES) $(RUN) -m pytest -s tests/faults/soak.py
 
 clean: ## remove all that these targets made; your own runs stay
 	rm -rf $(VENV) demo build dist widgets/node_modules tests/_artifacts

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from nbgpu.engine import belongings, exchange, sockets
+from nbgpu.engine import belongings, exchange, flight, sockets
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
@@ -76,6 +76,7 @@ def form(
     store = None
     if rendezvous is not None:
         stay_on_loopback()
+        flight.keep_nccl_from_ending_the_process()
         _store_file = rendezvous / f"group-generation-{generation}"
         store = dist.FileStore(str(_store_file), member.world_size)  # type: ignore[attr-defined]
     if member.device.type == "cuda":

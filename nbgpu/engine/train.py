@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from nbgpu import devices, runs
 from nbgpu.config import TrainConfig, read_toml
-from nbgpu.engine import debug, exchange, group, memory
+from nbgpu.engine import debug, exchange, flight, group, memory
 from nbgpu.engine.consensus import together
 from nbgpu.engine.group import Membership
 from nbgpu.engine.trainer import Trainer
@@ -84,7 +84,7 @@ def train(trainer: Trainer) -> RunState:
         OutOfMemoryError: on the rank that got no more memory.
     """
     try:
-        with _own_randomness_and_threads(trainer.config):
+        with flight.kept_in(trainer.folder, trainer.rank), _own_randomness_and_threads(trainer.config):
             state = trainer.run()
     except Exception as error:
         if not memory.is_exhausted(error):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ def test_a_rank_that_raises_in_a_step(
         (bad, "ValueError", "on purpose")
     ]
     assert run.status == "failed"
+    # Each rank's last collectives are there to be compared.
+    for rank in (0, 1):
+        told = json.loads((run.folder / f"flight-rank{rank}.json").read_text())
+        assert "gloo:all_reduce" in {entry["profiling_name"] for entry in told["entries"]}
     # The ranks are in good order: the sum is right, variables are kept, and the next run trains.
     told = cluster2.execute(
         f"{faults.MEND}\ntotal = torch.ones(1); dist.all_reduce(total); print(int(total), kept)"
