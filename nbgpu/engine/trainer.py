@@ -279,6 +279,9 @@ class Trainer:
         if not beginning.checkpoint:
             return
         tensors, about = checkpoint.load(Path(beginning.checkpoint))
+        if self.rank == 0 and about["world_size"] != self.member.world_size:
+            ranks = f"{about['world_size']} ranks then, {self.member.world_size} now"
+            self._event("note", f"goes on with another number of ranks: {ranks}")
         own = {
             "lr": self.config.lr * self._lr_factor(about["schedule"]),
             "initial_lr": self.config.lr,

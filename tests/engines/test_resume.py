@@ -12,11 +12,14 @@ from typing import Any
 import pandas as pd
 import psutil
 import pytest
+from rows import row
 
 import nbgpu
 from nbgpu import manifest
 from nbgpu.client.run import Run
 from nbgpu.config import ClusterConfig, train_config, write_toml
+from nbgpu.records import Event, Sample
+from nbgpu.telemetry import Reader
 
 SMALL: dict[str, Any] = {
     "data": "phantoms",
@@ -73,6 +76,11 @@ def test_five_steps_and_five_more_equal_ten_to_the_last_bit(
     assert resumed.result() == straight.result()
 
 
+@row(
+    "all processes of a run are ended by SIGKILL",
+    "resume='auto' goes on from its newest checkpoint; the model at the end is that of an unhurt run, to the last bit",
+    bound_s=None,
+)
 def test_a_run_that_was_killed_goes_on_with_auto_from_the_command_line(
     cluster2: nbgpu.Cluster, tmp_path: Path
 ) -> None:
@@ -147,19 +155,35 @@ def test_auto_passes_over_a_damaged_checkpoint_loudly(
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_new_settings_count_after_a_resume_and_are_said(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
-    settings = {**SMALL, "runs_dir": str(tmp_path), "schedule": "constant", "warmup_steps": 0}
+def test_new_settings_and_another_number_of_ranks_count_after_a_resume_and_are_said(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    """The second run is one process with no launcher, which is also how torchrun's ranks train."""
+    settings = {**SMALL, "runs_dir": str(tmp_path / "first"), "schedule": "constant", "warmup_steps": 0}
     first = cluster2.train("autoencoder", **settings).wait(120)
-    changed = {**settings, "lr": 1e-5, "steps": 12, "amp": "fp16", "resume": str(first.folder)}
-    second = cluster2.train("autoencoder", **changed).wait(120)
-    assert second.notes()[1] == (
-        "goes on with other settings: steps was 10, is 12; amp was 'off', is 'fp16'; lr was 0.004, is 1e-05"
-    )
-    frame = second.metrics().dropna(subset="lr")
-    assert set(frame["step"]) == {11, 12}
-    assert set(frame["lr"]) == {1e-5}
+    changed = {"lr": 1e-5, "steps": 12, "amp": "bf16", "resume": str(first.folder), "val_fraction": 0}
+    config = train_config("autoencoder", **{**settings, **changed, "runs_dir": str(tmp_path / "second")})
+    write_toml(tmp_path / "run.toml", ClusterConfig(gpus="none", ranks=1), config)
+    command = [sys.executable, "-m", "nbgpu.engine.train", str(tmp_path / "run.toml")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    (folder,) = (tmp_path / "second").iterdir()
+    assert done.stdout == f"finished: {folder}\n"
+    records, _ = Reader(folder, world_size=1, live=False).since(0)
+    assert [r.text for r in records if isinstance(r, Event) and r.kind == "note"] == [
+        f"going on from step-00000010 of {first.folder.name}",
+        "goes on with other settings: steps was 10, is 12; amp was 'off', is 'bf16'; lr was 0.004, is 1e-05; "
+        "val_fraction was 0.2, is 0.0",
+        "goes on with another number of ranks: 2 ranks then, 1 now",
+    ]
+    rates = {r.step: r.values["lr"] for r in records if isinstance(r, Sample) and "lr" in r.values}
+    assert rates == {11: 1e-5, 12: 1e-5}
 
 
+@row(
+    "the disk is full when a run writes a checkpoint",
+    "a note says so, training goes on, the last good checkpoint stays; at the end it is an error, after the result",
+    bound_s=None,
+)
 def test_on_a_full_disk_training_goes_on_and_says_so(
     cluster2: nbgpu.Cluster, tmp_path: Path, small_disk: Any
 ) -> None:

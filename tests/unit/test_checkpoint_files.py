@@ -11,11 +11,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rows import row
 from safetensors.torch import load_file
 
 from nbgpu import manifest
@@ -107,23 +109,29 @@ def pipe_in_its_place(path: Path) -> None:
     os.mkfifo(path)
 
 
-DAMAGES = [
-    truncate,
-    flip_a_bit,
-    Path.unlink,
-    pickle_in_its_place,
-    torch_pickle_in_its_place,
-    pipe_in_its_place,
-]
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "cut off": truncate,
+    "changed by one bit": flip_a_bit,
+    "missing": Path.unlink,
+    "a malicious pickle": pickle_in_its_place,
+    "a malicious torch.save": torch_pickle_in_its_place,
+    "a pipe": pipe_in_its_place,
+}
 
 
-@pytest.mark.parametrize("do_damage", DAMAGES, ids=lambda damage: damage.__name__)
+@row(
+    "a file of a run's newest checkpoint is {damage}",
+    "the checkpoint is refused with the file's name, nothing is executed, the one before it is taken",
+    bound_s=None,
+    runs_on="CPU",
+)
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", ALL_FILES)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(
-    tmp_path: Path, name: str, do_damage: Any
+    tmp_path: Path, name: str, damage: str
 ) -> None:
     good, bad = save(tmp_path, 5), save(tmp_path, 10)
-    do_damage(bad / name)
+    DAMAGES[damage](bad / name)
     assert manifest.damage(bad).startswith(f"{name}: ")
     with pytest.raises(RunError, match=rf"step-00000010 is damaged \({name}: "):
         checkpoint.load(bad)
@@ -193,6 +201,12 @@ for _ in range(num_kills):
 """
 
 
+@row(
+    "a rank is ended by SIGKILL while it writes a checkpoint",
+    "every finished checkpoint is whole; the next save removes what is left over",
+    bound_s=None,
+    runs_on="CPU",
+)
 def test_a_save_that_is_killed_at_any_moment_leaves_whole_checkpoints_only(tmp_path: Path) -> None:
     """SIGKILL of processes that save without a pause, at 25 random moments."""
     command = [sys.executable, "-c", SAVE_FOR_EVER_AND_BE_KILLED, str(tmp_path), "25"]
