@@ -48,7 +48,7 @@ def ranks_are_well_afterwards(notebook: Kernel) -> Iterator[None]:
     )
     assert [line.split("] ")[1] for line in done.stdout.splitlines()] == [
         f"({NUM_RANKS}, {7 * r})" for r in range(3)
-    ]
+    ], done.error + done.stderr
 
 
 @row(
