@@ -106,7 +106,7 @@ def join(
     import torch.distributed as dist
     from IPython.core.getipython import get_ipython
 
-    from nbgpu.engine import debug, group, memory, tracebacks
+    from nbgpu.engine import debug, group, interrupts, memory, tracebacks
 
     torch.set_num_threads(threads)
     assert _sentinel is not None, "join is for engines that the nursery forked"
@@ -118,6 +118,7 @@ def join(
     shell = get_ipython()
     assert shell is not None, "join is for engines, which have an IPython shell"
     tracebacks.install(shell)
+    interrupts.reach_only_the_persons_code(shell.kernel)  # type: ignore[attr-defined]
     memory.watch_cells(shell, rank, member.device)
     shell.events.register("pre_run_cell", lambda _: group.note_traffic())
     shell.user_ns.update(

@@ -26,13 +26,12 @@ from types import FrameType
 from typing import Any, TextIO
 
 from nbgpu.engine import tracebacks
+from nbgpu.engine.interrupts import RUNS_A_CALL, RUNS_A_CELL, is_function
 from nbgpu.records import Whereabouts
 
 _log = logging.getLogger("nbgpu.engine")
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
-_RUNS_A_CELL = ("IPython/core/interactiveshell.py", "run_code")
-_RUNS_A_CALL = ("ipyparallel/engine/kernel.py", "do_apply")
 _TRAINS = ("nbgpu/engine/trainer.py", "run")
 _DDP = "torch/nn/parallel/distributed.py"
 _MAX_SOURCE_CHARS = 80
@@ -82,9 +81,9 @@ def find() -> Whereabouts:
         frames.append(frame)
         frame = frame.f_back
     frames.reverse()  # the outermost first
-    if (first := _first_below(frames, _RUNS_A_CELL)) is not None:
+    if (first := _first_below(frames, RUNS_A_CELL)) is not None:
         return _in_person_code("cell", frames[first:], main_thread)
-    if (first := _first_below(frames, _RUNS_A_CALL)) is not None:
+    if (first := _first_below(frames, RUNS_A_CALL)) is not None:
         training = _first_below(frames, _TRAINS)
         if training is not None:
             return _in_run(frames[training - 1 :], main_thread)
@@ -93,10 +92,9 @@ def find() -> Whereabouts:
 
 
 def _first_below(frames: Sequence[FrameType], caller: tuple[str, str]) -> int | None:
-    """The index of the first frame that the function (end of its file's path, name) has called."""
-    path, name = caller
+    """The index of the first frame that the function has called."""
     for index, frame in enumerate(frames[:-1]):
-        if frame.f_code.co_name == name and frame.f_code.co_filename.endswith(path):
+        if is_function(frame, caller):
             return index + 1
     return None
 
