@@ -7,11 +7,11 @@ largest of their variables, by name.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import math
 import re
 import resource
-import signal
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nbgpu.config import TrainConfig
-from nbgpu.engine.tracebacks import is_library
+from nbgpu.engine.tracebacks import is_library, undisturbed
 from nbgpu.errors import NbgpuError, OutOfMemoryError
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -359,23 +359,16 @@ def watch_cells(shell: Any, rank: int, device: torch.device) -> None:
         error = result.error_in_exec if result is not None else None
         if error is None:
             return
-        # The client interrupts again until the rank is back; in here that would only spoil the answer.
-        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            if is_exhausted(error):
+        with undisturbed():
+            exhausted = is_exhausted(error)
+            if exhausted:
                 # What the client is told of a cell is read off these two.
                 result.error_in_exec = explain_cell(error, rank, device, shell.user_ns)
-                shell._last_traceback = [
-                    *result.error_in_exec._render_traceback_(),
-                    "",
-                    *(shell._last_traceback or []),
-                ]
-                let_go(error)
+                report = result.error_in_exec._render_traceback_()
+                shell._last_traceback = [*report, "", *(shell._last_traceback or [])]
+            let_go(error)
+            if exhausted:
                 free()
-            else:
-                let_go(error)
-        finally:
-            signal.signal(signal.SIGINT, previous)
 
     shell.events.register("post_run_cell", give_back)
 
@@ -401,10 +394,13 @@ def let_go(error: BaseException | None) -> None:
 
 
 def free() -> None:
-    """Gives back what nobody holds any more: cycles, and what torch keeps in case that it is needed again."""
+    """Gives back what nobody holds any more: cycles, and what torch and the C library keep for the next who asks."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+    # glibc keeps freed blocks of up to 32 MiB, which add up; other C libraries have no such call, and need none.
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import sysconfig
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType, TracebackType
 from typing import Any
@@ -53,6 +53,17 @@ def called_collective(codes: Iterable[CodeType]) -> str:
     return ""
 
 
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ignores interrupts while a failure is put into words: the client interrupts again until the rank is back, and
+    that would only spoil the answer. For the main thread."""
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
 def install(shell: Any) -> None:
     """Makes the engine's shell show tracebacks that way."""
     shell.set_custom_exc((Exception, KeyboardInterrupt), _show)
@@ -61,12 +72,8 @@ def install(shell: Any) -> None:
 def _show(
     shell: Any, kind: type[BaseException], error: BaseException, traceback: Any, tb_offset: Any = None
 ) -> Any:
-    # The client interrupts again until the rank is back; in here that would only spoil the answer.
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
+    with undisturbed():
         return _shown(shell, kind, error, traceback)
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def _shown(

@@ -24,6 +24,7 @@ from nbgpu.config import TrainConfig, read_toml
 from nbgpu.engine import debug, exchange, flight, group, memory
 from nbgpu.engine.consensus import together
 from nbgpu.engine.group import Membership
+from nbgpu.engine.tracebacks import undisturbed
 from nbgpu.engine.trainer import Trainer
 from nbgpu.errors import ConfigError, NbgpuError, RunError
 from nbgpu.records import Device, RunState
@@ -53,15 +54,16 @@ def run_in_engine(folder: str) -> RunState:
     try:
         return train(trainer)
     except BaseException as error:
-        if isinstance(error, _FREED) or type(error) is RuntimeError:
-            trainer.interrupted()
-            _interrupted[folder] = trainer
-        else:
-            _close(trainer, error)
-        # Whoever keeps the traceback would keep model, optimizer and activations.
-        memory.let_go(error)
-        del trainer
-        memory.free()
+        with undisturbed():
+            if isinstance(error, _FREED) or type(error) is RuntimeError:
+                trainer.interrupted()
+                _interrupted[folder] = trainer
+            else:
+                _close(trainer, error)
+            # Whoever keeps the traceback would keep model, optimizer and activations.
+            memory.let_go(error)
+            del trainer
+            memory.free()
         raise
 
 
@@ -89,8 +91,9 @@ def train(trainer: Trainer) -> RunState:
     except Exception as error:
         if not memory.is_exhausted(error):
             raise
-        told = trainer.out_of_memory(error)
-        memory.let_go(error)
+        with undisturbed():
+            told = trainer.out_of_memory(error)
+            memory.let_go(error)
         raise told from None
     _close(trainer)
     return state
