@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nbgpu.client.cluster import Cluster, current
+    from nbgpu.client.kept import attach
     from nbgpu.client.run import Run
     from nbgpu.config import ClusterConfig, TrainConfig
     from nbgpu.errors import (
@@ -39,6 +40,7 @@ __all__ = [
     "Run",
     "RunError",
     "TrainConfig",
+    "attach",
     "controls",
     "current",
 ]
@@ -46,6 +48,7 @@ __all__ = [
 _HOMES = {
     "Cluster": "nbgpu.client.cluster",
     "current": "nbgpu.client.cluster",
+    "attach": "nbgpu.client.kept",
     "Run": "nbgpu.client.run",
     "ClusterConfig": "nbgpu.config",
     "TrainConfig": "nbgpu.config",
@@ -56,7 +59,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'nbgpu' has no attribute {name!r}")
-    if name in ("Cluster", "Run", "controls"):
+    if name in ("Cluster", "Run", "attach", "controls"):
         _connect_panels()
     return getattr(import_module(_HOMES[name]), name)
 

@@ -19,6 +19,7 @@ from rich.progress import (
 )
 
 from nbgpu import flags, resume, ui
+from nbgpu.client import listing
 from nbgpu.client import run as client_run
 from nbgpu.client.cluster import Cluster
 from nbgpu.client.run import Run
@@ -29,6 +30,8 @@ from nbgpu.records import Event
 _USAGE = """\
 nbgpu train RECIPE [flags] [--config run.toml]   train on all GPUs, or on CPU ranks where there is none
 nbgpu train RECIPE --help                        the recipe's settings
+nbgpu ps                                         your clusters on this host, also those that were left over
+nbgpu stop [ID ...] [--all]                      end those; with no ID the ones that were left over
 
 Recipes: {recipes}
 The same training under torchrun, with no notebook and no cluster:
@@ -44,6 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if command == "train":
             _train(list(rest))
+        elif command == "ps":
+            print(listing.table())
+        elif command == "stop":
+            _stop(list(rest))
         elif command in ("--help", "-h"):
             print(_USAGE.format(recipes=", ".join(TRAIN_CONFIGS)), end="")
         else:
@@ -86,6 +93,15 @@ def _train(arguments: list[str]) -> None:
             run.wait()
         finally:
             console.print(f"{run.status} at step {max(s.step for s in run.statuses())}: {run.folder}")
+
+
+def _stop(arguments: list[str]) -> None:
+    names = [name for name in arguments if not name.startswith("-")]
+    if (unknown := set(arguments) - {*names, "--all"}) or (names and "--all" in arguments):
+        wrong = f"{', '.join(sorted(unknown))} is no flag. " if unknown else ""
+        sys.exit(f"{wrong}usage: nbgpu stop [ID ...] or nbgpu stop --all. `nbgpu ps` lists the ids")
+    ended = listing.stop(names, everything="--all" in arguments)
+    print("\n".join(ended or ["nothing was left over"]))
 
 
 def _take_config_file(arguments: list[str]) -> tuple[list[str], Path | None]:

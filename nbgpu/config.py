@@ -69,6 +69,11 @@ class ClusterConfig(_Settings):
     threads_per_rank: int | None = Field(
         None, ge=1, le=512, description="CPU threads for each rank; left out: the host's cores / ranks"
     )
+    keep: bool = Field(
+        False,
+        description="let the cluster and its run go on when the notebook's kernel ends; nbgpu.attach() rejoins",
+    )
+    share_gpus: bool = Field(False, description="take GPUs even where another cluster has them already")
     start_timeout_s: float = Field(
         120.0, gt=0, le=3600, description="how long the engines may take to start, in seconds"
     )

@@ -17,6 +17,12 @@ FINAL_STATES = frozenset({"stopped", "finished", "failed"})
 Command = Literal["pause", "resume", "stop"]
 """What a person can ask of a run while it goes on."""
 
+CONTROLLER_PID = "controller.pid"
+"""File in the cluster's folder: the controller's process, which the engines cannot be reached without."""
+
+KEPT = "kept"
+"""File in the cluster's folder: it has started, and goes on when its notebook's kernel ends."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import subprocess
 import time
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from nbgpu import resume
 from nbgpu.config import ClusterConfig, TrainConfig, write_toml
 from nbgpu.devices import inventory
+from nbgpu.records import RankFailure, RunState
 
 _log = logging.getLogger("nbgpu.runs")
 
@@ -39,6 +41,38 @@ def create(config: TrainConfig, cluster: ClusterConfig) -> Path:
         beginning.write(folder)
     (folder / "env.json").write_text(json.dumps(_environment(), indent=2) + "\n")
     return folder
+
+
+def leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | None) -> None:
+    """Notes how the training of a rank ended, for whoever asks after the client that started it is gone.
+
+    Args:
+        outcome: None while it goes on.
+    """
+    path = _outcome_path(folder, rank)
+    if outcome is None:
+        path.unlink(missing_ok=True)
+        return
+    told = {"failure": asdict(outcome)} if isinstance(outcome, RankFailure) else {"state": outcome}
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(told))
+    unfinished.rename(path)
+
+
+def outcome(folder: Path, rank: int) -> RunState | RankFailure | None:
+    """How the training of a rank ended; None while it goes on, or where the rank was killed."""
+    try:
+        told = json.loads(_outcome_path(folder, rank).read_text())
+    except FileNotFoundError:
+        return None
+    if "failure" in told:
+        return RankFailure(**told["failure"])
+    state: RunState = told["state"]
+    return state
+
+
+def _outcome_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.outcome.json"
 
 
 def _environment() -> dict[str, Any]:

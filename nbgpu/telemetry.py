@@ -211,7 +211,7 @@ class Reader:
     Args:
         folder: the run's folder.
         world_size: how many ranks write there.
-        live: with True a thread follows the sockets; with False the files are read once, now.
+        live: whether a thread follows the sockets. What stands in the files is read now in either case.
     """
 
     def __init__(self, folder: Path, world_size: int, live: bool = True) -> None:
@@ -224,12 +224,11 @@ class Reader:
         self._values: list[dict[str, float]] = [{} for _ in range(world_size)]
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
+        for source in self._sources:
+            self._read_file(source)
         if live:
             self._thread = threading.Thread(target=self._follow, name="nbgpu-reader", daemon=True)
             self._thread.start()
-        else:
-            for source in self._sources:
-                self._read_file(source)
 
     def since(self, cursor: int) -> tuple[list[Record], int]:
         """The records that arrived after `cursor` (0 at first), and the cursor for the next call."""

@@ -216,6 +216,10 @@ def _begin_session() -> Path:
     compiler_cache = folder / "torchinductor"
     compiler_cache.mkdir()
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(compiler_cache)
+    # The person's own clusters are no test's business.
+    state = folder / "state"
+    state.mkdir()
+    os.environ["NBGPU_STATE_DIR"] = str(state)
     return folder
 
 

@@ -16,9 +16,11 @@ import ipyparallel as ipp
 import psutil
 
 from nbgpu import devices
+from nbgpu.client import registry
 from nbgpu.client.processes import Processes
 from nbgpu.client.results import collect
 from nbgpu.client.run import Run
+from nbgpu.client.watch import RankWatch
 from nbgpu.client.whereabouts import Lookout, Sighting, told
 from nbgpu.config import ClusterConfig, train_config
 from nbgpu.errors import ClusterError, ConfigError, NoClusterError, RunError
@@ -28,6 +30,7 @@ _OUTPUT_PATIENCE_S = 2.0
 _ECHO_PATIENCE_S = 0.1
 _REGROUP_PATIENCE_S = 30.0
 _WHEREABOUTS_PATIENCE_S = 0.7
+_ANSWER_PATIENCE_S = 1.0
 
 _current: Cluster | None = None
 
@@ -37,6 +40,14 @@ def current() -> Cluster:
     if _current is None:
         raise NoClusterError("no cluster is running. Start one with: %nbgpu start")
     return _current
+
+
+def require_none() -> None:
+    """ClusterError where this process has a cluster."""
+    if _current is not None:
+        raise ClusterError(
+            f"a cluster is already running ({_current.describe()}). Stop it first: %nbgpu stop"
+        )
 
 
 class Cluster:
@@ -54,12 +65,18 @@ class Cluster:
     """
 
     def __init__(self, gpus: str = "auto", ranks: int | None = None, **settings: Any) -> None:
-        self.config = ClusterConfig.checked(gpus=gpus, ranks=ranks, **settings)
-        self.devices: tuple[Device, ...] = devices.choose(self.config.gpus, self.config.ranks)
-        self.backend = devices.backend(self.config, self.devices)
+        config = ClusterConfig.checked(gpus=gpus, ranks=ranks, **settings)
+        chosen = devices.choose(config.gpus, config.ranks)
+        self._describe(config, chosen, devices.backend(config, chosen))
+
+    def _describe(self, config: ClusterConfig, chosen: tuple[Device, ...], backend: str) -> None:
+        self.config = config
+        self.devices = chosen
+        self.backend = backend
         self.run: Run | None = None
         """The training run that was started last, which may be over."""
         self._processes: Processes | None = None
+        self._entry: registry.Entry | None = None
         self._client: Any = None
         self._pids: dict[int, int] = {}
         self._generation = 0
@@ -111,25 +128,83 @@ class Cluster:
         """Starts the engines and returns when an all_reduce over all of them gave the right sum.
 
         Raises:
-            ClusterError: another cluster of this process runs, or an engine did not come; the message ends
-                with what the engines said.
+            ClusterError: another cluster of this process runs, another one has a GPU, or an engine did not
+                come; the message ends with what the engines said.
         """
-        global _current
-        if _current is not None:
-            raise ClusterError(
-                f"a cluster is already running ({_current.describe()}). Stop it first: %nbgpu stop"
-            )
-        self._processes = Processes(self.world_size, self._engine_environment())
+        require_none()
+        self._processes = processes = Processes.prepare()
         try:
-            self._client = self._processes.start(self.config.start_timeout_s)
-            self._join(self._processes)
-            self._wait_for_output_path(self._processes)
+            entry = registry.new_entry(self.config, self.devices, self.backend, processes.folder)
+            registry.claim(entry)
+            self._entry = entry
+            processes.start(self.world_size, self._engine_environment())
+            self._note()
+            self._client = processes.connect(self.world_size, self.config.start_timeout_s)
+            self._join(processes)
+            self._wait_for_output_path(processes)
+            self._note()
+            if self.config.keep:
+                processes.keep()
         except BaseException:
             self.stop()
             raise
-        _current = self
-        atexit.register(self.stop)
+        self._become_current()
         return self
+
+    @classmethod
+    def restored(cls, entry: registry.Entry) -> Cluster:
+        """The handle of a cluster that another process has started; `entry` says all that is known of it."""
+        cluster = cls.__new__(cls)
+        cluster._describe(entry.config, entry.devices, entry.backend)
+        cluster._entry = entry
+        cluster._processes = Processes(entry.folder, entry.leaders)
+        cluster._pids = {rank: process.pid for rank, process in entry.engines.items()}
+        cluster._generation = entry.generation
+        cluster._num_severed = entry.num_severed
+        num_engines = sum(process.alive() for process in entry.engines.values())
+        cluster._client = cluster._processes.connect(num_engines, entry.config.start_timeout_s)
+        cluster._become_current()
+        return cluster
+
+    def rejoin(self, run_folder: Path | None) -> None:
+        """Takes up what the ranks were doing when their notebook went: a run, or a cell."""
+        if run_folder is not None:
+            self.run = Run.rejoin(run_folder, self)
+            if not self.run.over:
+                return
+        self._left_behind = self.call_engines("nbgpu.engine.boot:last_cell_failed")
+        answered_by_s = time.monotonic() + _ANSWER_PATIENCE_S
+        for result in self._left_behind.values():
+            result.wait(max(0.0, answered_by_s - time.monotonic()))
+        if all(result.ready() for result in self._left_behind.values()):
+            asked, self._left_behind = self._left_behind, {}
+            if any(collect(asked).values()):
+                self.regroup()
+
+    def stop_cell(self) -> None:
+        """Stops a cell that ranks are in although nobody waits for it any more, as the stop button would."""
+        RankWatch(self, self._left_behind).stop()
+
+    def _note(self) -> None:
+        """Writes down what another process must know to list, end or take over this cluster."""
+        if self._entry is None or self._processes is None:
+            return
+        self._entry = self._entry.model_copy(
+            update={
+                "leaders": self._processes.leaders,
+                "engines": self._entry.engines_with(self._pids),
+                "generation": self._generation,
+                "num_severed": self._num_severed,
+                "run": None if self.run is None else self.run.folder,
+            }
+        )
+        registry.update(self._entry)
+
+    def _become_current(self) -> None:
+        global _current
+        _current = self
+        if not self.config.keep:
+            atexit.register(self.stop)
 
     def stop(self) -> None:
         """Ends every engine and the controller, and removes what they left on disk. Harmless when repeated."""
@@ -137,14 +212,17 @@ class Cluster:
         if _current is self:
             _current = None
         atexit.unregister(self.stop)
+        if self.run is not None:
+            self.run.abandon()
         if self._client is not None:
             self._client.close()
             self._client = None
         if self._processes is not None:
             self._processes.end()
             self._processes = None
-        if self.run is not None:
-            self.run.abandon()
+        if self._entry is not None:
+            registry.remove(self._entry)
+            self._entry = None
         self._pids = {}
         self._generation = 0
         self._num_severed = 0
@@ -171,7 +249,7 @@ class Cluster:
             RankError: it raised on one rank or more.
         """
         results = self.submit(code, ranks)
-        collect(results)
+        collect(results, check=self.require_reachable)
         for result in results.values():
             # Output takes another socket than the result, and may come after it.
             result.wait_for_output(_OUTPUT_PATIENCE_S)
@@ -183,18 +261,21 @@ class Cluster:
         """Calls a function on the ranks and returns its results by rank; RankError where it raised."""
         chosen = self._ranks(ranks)
         self._refuse_during_run()
-        return collect({rank: self._client[rank].apply_async(function, *args) for rank in chosen})
+        results = {rank: self._client[rank].apply_async(function, *args) for rank in chosen}
+        return collect(results, check=self.require_reachable)
 
     def pull(self, name: str, rank: int = 0) -> Any:
         """The value of a variable on one rank; RankError where it has none."""
         self._refuse_during_run()
-        return collect({rank: self._client[self._ranks([rank])[0]].pull(name, block=False)})[rank]
+        result = self._client[self._ranks([rank])[0]].pull(name, block=False)
+        return collect({rank: result}, check=self.require_reachable)[rank]
 
     def push(self, ranks: Sequence[int] | None = None, **values: Any) -> None:
         """Gives the ranks variables of these names and values."""
         chosen = self._ranks(ranks)
         self._refuse_during_run()
-        collect({rank: self._client[rank].push(values, block=False) for rank in chosen})
+        results = {rank: self._client[rank].push(values, block=False) for rank in chosen}
+        collect(results, check=self.require_reachable)
 
     def train(self, recipe: str, **settings: Any) -> Run:
         """Starts a training run on all ranks and returns at once.
@@ -206,7 +287,9 @@ class Cluster:
         config = train_config(recipe, **settings)
         self._require_running()
         self._refuse_during_run()
+        self.require_reachable()
         self.run = Run.start(config, self)
+        self._note()
         return self.run
 
     def call_engines(self, function: str, *args: Any) -> dict[int, ipp.AsyncResult]:
@@ -234,6 +317,7 @@ class Cluster:
         Ranks that wait in none are severed too: gloo may not notice a connection that was cut at one end only.
         """
         self._num_severed += 1
+        self._note()
         for rank in range(self.world_size):
             with suppress(ProcessLookupError):
                 os.kill(self._pids[rank], signal.SIGUSR1)
@@ -251,6 +335,7 @@ class Cluster:
             A line for each variable of the ranks that belonged to the old group and has to be made again.
         """
         self._generation += 1
+        self._note()
         answers = collect(
             self.call_engines("nbgpu.engine.boot:regroup", self._generation, self._num_severed),
             _REGROUP_PATIENCE_S,
@@ -261,9 +346,17 @@ class Cluster:
         """Notes ranks that did not come back from a cell; they get no other one until they do."""
         self._left_behind = dict(results)
 
+    def require_reachable(self) -> None:
+        """ClusterError where the controller, or the engines' parent, is gone: nothing sent would arrive."""
+        gone = self._processes.unreachable() if self._processes is not None else None
+        if gone:
+            raise ClusterError(f"{gone}; the ranks cannot be reached: %nbgpu stop, then %nbgpu start")
+
     def how_ended(self, rank: int) -> str | None:
         """How the process of a rank ended, in words; None while it lives."""
-        ended = self._processes.how_ended(self._pids[rank]) if self._processes is not None else None
+        if self._processes is None:
+            return None
+        ended = self._processes.how_ended(self._pids[rank], self.config.debug)
         return None if ended is None else f"rank {rank} {ended}"
 
     def lookout(self) -> Lookout:
@@ -349,6 +442,7 @@ class Cluster:
 
     def _ranks(self, ranks: Sequence[int] | None) -> list[int]:
         self._require_running()
+        self.require_reachable()
         if ranks is None:
             return list(range(self.world_size))
         wrong = [r for r in ranks if not 0 <= r < self.world_size]
@@ -376,8 +470,9 @@ class Cluster:
         if busy:
             named = ", ".join(map(str, busy))
             raise ClusterError(
-                f"rank(s) {named} are still in an earlier cell, in C code that cannot be interrupted. Wait for them, "
-                f"or give them up: {', '.join(f'%nbgpu restart --rank {rank}' for rank in busy)}"
+                f"rank(s) {named} are still in an earlier cell. Wait for them, stop it with "
+                "nbgpu.current().stop_cell(), which C code may not hear, or give them up: "
+                f"{', '.join(f'%nbgpu restart --rank {rank}' for rank in busy)}"
             )
         self._left_behind = {}
         self.regroup()

@@ -1,32 +1,52 @@
-"""ipyparallel's controller, ended with the process that started it.
+"""ipyparallel's controller, ended with the processes without which it is of no use.
 
-    python -m nbgpu.client.controller OWNER_PID [ipyparallel's arguments]
+    python -m nbgpu.client.controller CLUSTER_FOLDER OWNER_PID NURSERY_PID [ipyparallel's arguments]
 
 The engines have a sentinel for that, but they are not there yet while a cluster starts.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import select
 import signal
 import sys
 import threading
+from pathlib import Path
+
+from nbgpu.vigil import Vigil
 
 
 def main() -> None:
-    """Runs the controller until it is told to stop or its owner is gone."""
-    owner = os.pidfd_open(int(sys.argv.pop(1)))
+    """Runs the controller until it is told to stop, or its owner or the engines' parent is gone."""
+    folder = Path(sys.argv.pop(1))
+    owner_pid, nursery_pid = (int(sys.argv.pop(1)) for _ in range(2))
+    vigil = Vigil(folder, owner_pid, [nursery_pid])
 
-    def end_with_owner() -> None:
-        select.select([owner], [], [])
+    def end_with_the_others() -> None:
+        while not vigil.over(select.select(vigil.fds, [], [])[0]):
+            pass
         # The controller leads a process group of its own; its helpers are in it.
         os.killpg(0, signal.SIGKILL)
 
-    threading.Thread(target=end_with_owner, name="nbgpu-owner-watch", daemon=True).start()
+    threading.Thread(target=end_with_the_others, name="nbgpu-vigil", daemon=True).start()
+    multiprocessing.set_start_method("fork")
+    os.register_at_fork(after_in_child=_end_with_parent)
     from ipyparallel.controller.app import main as run_controller
 
     run_controller()
+
+
+def _end_with_parent() -> None:
+    """In a helper that the controller has forked: it would not notice that the controller is killed."""
+    parent = os.pidfd_open(os.getppid())
+
+    def wait() -> None:
+        select.select([parent], [], [])
+        os._exit(1)
+
+    threading.Thread(target=wait, name="nbgpu-vigil", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -12,8 +12,10 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import MagicArgumentParser, argument, magic_arguments, parse_argstring
 
 from nbgpu import flags
+from nbgpu.client import listing
 from nbgpu.client.cells import DistributedCell
 from nbgpu.client.cluster import Cluster, current
+from nbgpu.client.kept import attach
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError
 
@@ -99,7 +101,7 @@ class NbgpuMagics(Magics):
 
     @line_magic
     def nbgpu(self, line: str) -> None:
-        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] | status | stop"""
+        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] [--keep] | status | stop | attach [ID] | ps"""
         command, *arguments = shlex.split(line) or ["status"]
         if command == "start":
             self._start(arguments)
@@ -108,8 +110,20 @@ class NbgpuMagics(Magics):
         elif command == "stop":
             current().stop()
             print("stopped")  # noqa: T201
+        elif command == "attach":
+            self._attach(arguments)
+        elif command == "ps":
+            print(listing.table())  # noqa: T201
         else:
-            raise UsageError(f"%nbgpu {command}: there is start, status and stop")
+            raise UsageError(f"%nbgpu {command}: there is start, status, stop, attach and ps")
+
+    def _attach(self, arguments: list[str]) -> None:
+        if len(arguments) > 1:
+            raise UsageError("%nbgpu attach [ID]: %nbgpu ps lists the clusters with their ids")
+        cluster = attach(*arguments)
+        print(cluster.describe())  # noqa: T201
+        if cluster.run is not None:
+            print(f"its run: {cluster.run.folder.name}, {cluster.run.status}. nbgpu.current().run has it")  # noqa: T201
 
     def _start(self, arguments: list[str]) -> None:
         try:

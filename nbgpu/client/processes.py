@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -10,16 +11,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import ipyparallel as ipp
 import psutil
 from ipyparallel.cluster.launcher import LocalControllerLauncher, LocalEngineLauncher
 from traitlets.log import get_logger
 
+from nbgpu.client import process_id
+from nbgpu.client.process_id import ProcessId
 from nbgpu.errors import ClusterError
+from nbgpu.records import CONTROLLER_PID, KEPT
 
 _log = logging.getLogger("nbgpu.cluster")
 _log.addHandler(logging.NullHandler())
@@ -28,6 +32,7 @@ _HEARTBEAT_PERIOD_MS = 100
 """ipyparallel counts an engine as there after its first heartbeat; its default of 3 s is felt at every start."""
 _HEARTBEATS_MISSED = 30
 _OBITUARY_PATIENCE_S = 0.2
+_CLUSTER_ID = "nbgpu"
 
 
 class _NurseryLauncher(LocalEngineLauncher):  # type: ignore[misc]
@@ -45,24 +50,40 @@ class _ControllerLauncher(LocalControllerLauncher):  # type: ignore[misc]
     """Starts ipyparallel's controller so that it ends with this process."""
 
     def find_args(self) -> list[str]:
-        own = [sys.executable, "-m", "nbgpu.client.controller", str(os.getpid())]
+        folder = Path(self.parent.profile_dir).parent
+        # ipyparallel asks again when all have ended, to say what it had started.
+        nursery = [str(engines.pid) for engines in self.parent.engines.values()]
+        watched = [str(folder), str(os.getpid()), *nursery]
+        own = [sys.executable, "-m", "nbgpu.client.controller", *watched]
         return own + list(self.cluster_args) + list(self.controller_args)
 
 
 class Processes:
-    """Starts the processes, connects to them and ends them.
+    """The processes of one cluster: started here, or by a kernel that is gone.
 
     Args:
-        num_engines: how many engines.
-        environment: variables that the engines get beside this process's own.
-
-    Attributes:
         folder: the cluster's own, which only the user can enter; it goes when the cluster ends.
+        leaders: of the processes' groups, by what messages call them; empty before the start.
     """
 
-    def __init__(self, num_engines: int, environment: Mapping[str, str]) -> None:
-        self._num_engines = num_engines
-        self.folder = Path(tempfile.mkdtemp(prefix="nbgpu-"))
+    def __init__(self, folder: Path, leaders: Mapping[str, ProcessId] | None = None) -> None:
+        self.folder = folder
+        self.leaders = dict(leaders or {})
+        self._cluster: Any = None
+        self._launchers: dict[str, Any] = {}
+
+    @classmethod
+    def prepare(cls) -> Self:
+        """Makes the folder of a cluster that is to be started."""
+        return cls(Path(tempfile.mkdtemp(prefix="nbgpu-")))
+
+    @property
+    def connection_file(self) -> Path:
+        """ipyparallel's file for clients."""
+        return self.folder / "profile" / "security" / f"ipcontroller-{_CLUSTER_ID}-client.json"
+
+    def start(self, num_engines: int, environment: Mapping[str, str]) -> None:
+        """Starts all of them and returns at once; `environment` is for the engines, beside this process's own."""
         profile = self.folder / "profile"
         profile.mkdir(mode=0o700)
         self._cluster = ipp.Cluster(
@@ -80,6 +101,7 @@ class Processes:
                 "--IPController.db_class=NoDB",
             ],
             profile_dir=str(profile),
+            cluster_id=_CLUSTER_ID,
             load_profile=False,
             # The engines find the controller's file when it is there, so that both start side by side.
             send_engines_connection_env=False,
@@ -88,51 +110,79 @@ class Processes:
             parent=None,
             log=_log,
         )
-        self._environment = {
-            **environment,
+        own = {
             "NBGPU_OWNER_PID": str(os.getpid()),
             "NBGPU_CLUSTER_FOLDER": str(self.folder),
             "PYTHONFAULTHANDLER": "1",
         }
+        self._cluster.start_engines_sync(num_engines, environment={**environment, **own})
+        (nursery,) = self._cluster.engines.values()
+        self._cluster.start_controller_sync()
+        controller = self._cluster.controller
+        unfinished = self.folder / f"{CONTROLLER_PID}.tmp"
+        unfinished.write_text(str(controller.pid))
+        unfinished.rename(self.folder / CONTROLLER_PID)
+        self._launchers = {"engines' parent": nursery, "controller": controller}
+        for name, launcher in self._launchers.items():
+            try:
+                self.leaders[name] = ProcessId.of(launcher.pid)
+            except ProcessLookupError:
+                raise ClusterError(f"the {name} ended during the start. {self.log_tail()}") from None
 
-    @property
-    def connection_file(self) -> Path:
-        """ipyparallel's file for clients."""
-        return Path(self._cluster.controller.connection_files["client"])
-
-    def start(self, timeout_s: float) -> Any:
-        """Starts all of them and returns ipyparallel's client, to which every engine has come.
+    def connect(self, num_engines: int, timeout_s: float) -> Any:
+        """ipyparallel's client, to which every engine has come.
 
         Raises:
             ClusterError: a process ended, or an engine did not come in time.
         """
         deadline_s = time.monotonic() + timeout_s
-        self._cluster.start_engines_sync(self._num_engines, environment=self._environment)
-        self._cluster.start_controller_sync()
+        while (connection := self._connection()) is None:
+            self._check_start(0, num_engines, deadline_s, timeout_s)
         with _no_warning_of_missing_signatures():
-            client = self._cluster.connect_client_sync()
+            client = ipp.Client(connection, timeout=timeout_s)
         try:
-            self._wait_for_engines(client, deadline_s, timeout_s)
+            while len(client.ids) < num_engines:
+                self._check_start(len(client.ids), num_engines, deadline_s, timeout_s)
         except BaseException:
             client.close()
             raise
         return client
 
+    def keep(self) -> None:
+        """From now on they go on when this process ends."""
+        (self.folder / KEPT).touch(mode=0o600)
+
     def end(self) -> None:
         """Ends all of them, also what they started, and removes the folder."""
-        groups = [process.pid for _, process in self._leaders() if process is not None]
-        members = [p for pid in groups for p in _group_members(pid)]
-        self._cluster.stop_engines_sync()
-        if self._cluster.controller is not None:
+        process_id.end(self.leaders.values())
+        if self._cluster is not None:
+            # Nothing is left to be stopped; it waits for the threads that have watched the processes.
+            self._cluster.stop_engines_sync()
             self._cluster.stop_controller_sync()
-        # Both are leaders of their own process group: whatever a leader left behind goes with the group.
-        for pid in groups:
-            with suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
-        psutil.wait_procs(members, timeout=5)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def how_ended(self, pid: int) -> str | None:
+    def unreachable(self) -> str | None:
+        """Why the engines cannot be reached any more, in words; None while they can."""
+        gone = [name for name, process in self.leaders.items() if not process.alive()]
+        if not gone:
+            return None
+        # Only a parent is told how a process ended, and who has attached is not theirs.
+        codes = {name: self._exit_code(name) for name in gone if name in self._launchers}
+        # One that is killed takes the others with it, of which the engines' parent ends in good order.
+        name = next((name for name in gone if (codes.get(name) or 0) < 0), gone[0])
+        code = codes.get(name) or 0
+        how = f" (killed by {signal.Signals(-code).name})" if code < 0 else ""
+        return f"the {name} of the cluster is gone{how}"
+
+    def _exit_code(self, name: str) -> int | None:
+        """Of a process that is gone; None where it is not known."""
+        try:
+            code: int | None = self._launchers[name].process.wait(_OBITUARY_PATIENCE_S)
+        except psutil.TimeoutExpired:  # threads of its are still at it
+            return None
+        return code
+
+    def how_ended(self, pid: int, debug: bool) -> str | None:
         """How an engine ended, in words that go behind its name; None while it lives."""
         if psutil.pid_exists(pid):
             return None
@@ -145,7 +195,7 @@ class Processes:
             return "is gone" + (f", with exit code {code}" if code else "")
         name = signal.Signals(-int(code)).name
         guess = "; the kernel's OOM killer?" if name == "SIGKILL" else ""
-        if name == "SIGABRT" and "TORCH_DISTRIBUTED_DEBUG" not in self._environment:
+        if name == "SIGABRT" and not debug:
             # gloo aborts the process where it is sent more than it expects.
             guess = (
                 "; did the ranks call a collective with different sizes? %nbgpu stop, then %nbgpu start --debug names "
@@ -159,24 +209,24 @@ class Processes:
         tail = "\n".join(line for log in logs for line in log.read_text(errors="replace").splitlines()[-20:])
         return f"The engines' log ends with:\n{tail}" if tail else "The engines' log is empty."
 
-    def _wait_for_engines(self, client: Any, deadline_s: float, timeout_s: float) -> None:
-        while len(client.ids) < self._num_engines:
-            gone = [name for name, p in self._leaders() if p is None or not p.is_running()]
-            if gone:
-                raise ClusterError(f"the {' and the '.join(gone)} ended during the start. {self.log_tail()}")
-            if time.monotonic() > deadline_s:
-                raise ClusterError(
-                    f"{len(client.ids)} of {self._num_engines} engines came within {timeout_s:g} s; give more with "
-                    f"start_timeout_s. {self.log_tail()}"
-                )
-            time.sleep(0.01)
+    def _connection(self) -> dict[str, Any] | None:
+        """How the controller is reached; None while it has not written that, or is about to."""
+        try:
+            connection: dict[str, Any] = json.loads(self.connection_file.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        return connection
 
-    def _leaders(self) -> list[tuple[str, psutil.Process | None]]:
-        nursery, controller = self._cluster.engine_set, self._cluster.controller
-        return [
-            ("engines' process", nursery.process if nursery else None),
-            ("controller", controller.process if controller else None),
-        ]
+    def _check_start(self, num_there: int, num_engines: int, deadline_s: float, timeout_s: float) -> None:
+        gone = [name for name, process in self.leaders.items() if not process.alive()]
+        if gone:
+            raise ClusterError(f"the {' and the '.join(gone)} ended during the start. {self.log_tail()}")
+        if time.monotonic() > deadline_s:
+            raise ClusterError(
+                f"{num_there} of {num_engines} engines came within {timeout_s:g} s; give more with "
+                f"start_timeout_s. {self.log_tail()}"
+            )
+        time.sleep(0.01)
 
 
 @contextmanager
@@ -195,13 +245,3 @@ def _no_warning_of_missing_signatures() -> Iterator[None]:
         yield
     finally:
         log.removeFilter(is_not_that)
-
-
-def _group_members(leader_pid: int) -> list[psutil.Process]:
-    """The processes of a process group."""
-    members = []
-    for process in psutil.process_iter():
-        with suppress(ProcessLookupError):
-            if os.getpgid(process.pid) == leader_pid:
-                members.append(process)
-    return members

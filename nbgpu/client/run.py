@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import ipyparallel as ipp
 
 from nbgpu import manifest, resume, runs
+from nbgpu.client.results import LeftResult
 from nbgpu.client.watch import Ranks, RankWatch
-from nbgpu.config import ClusterConfig, TrainConfig
-from nbgpu.errors import RankError, RunError
+from nbgpu.config import ClusterConfig, TrainConfig, read_toml
+from nbgpu.errors import ClusterError, RankError, RunError
 from nbgpu.records import (
     FINAL_STATES,
     Command,
@@ -96,6 +97,7 @@ class Run:
         self._results = results
         self._over = threading.Event()
         self._abandoned = False
+        self._lost: ClusterError | None = None
         self._final_state: RunState | None = None
         self._lock = threading.Lock()
         self._on_end: list[Callable[[Run], None]] = []
@@ -109,20 +111,18 @@ class Run:
     def start(cls, config: TrainConfig, host: Host) -> Run:
         """Makes the run's folder and starts the trainer on every rank."""
         folder = runs.create(config, host.config)
-        info = RunInfo(
-            run_id=folder.name,
-            recipe=config.recipe,
-            devices=host.devices,
-            backend=host.backend,
-            total_steps=config.steps,
-            steps_per_epoch=0,
-            batch_size=config.batch_size,
-            global_batch_size=config.global_batch_size(len(host.devices)),
-            started_s=time.time(),
-            resumed_from=resume.Beginning.read(folder).checkpoint,
-        )
         results = host.call_engines("nbgpu.engine.train:run_in_engine", str(folder))
-        return cls(folder, config, info, host, results)
+        return cls(folder, config, _info(folder, config, host), host, results)
+
+    @classmethod
+    def rejoin(cls, folder: Path, host: Host) -> Run:
+        """The handle of a run that another process started; what the ranks returned stands in the run's folder."""
+        _, config = read_toml(folder / "run.toml")
+        results = {rank: LeftResult(folder, rank) for rank in range(len(host.devices))}
+        run = cls(folder, config, _info(folder, config, host), host, results)
+        if all(result.ready() for result in results.values()):
+            run._over.wait(_STOP_PATIENCE_S)
+        return run
 
     @property
     def info(self) -> RunInfo:
@@ -199,6 +199,7 @@ class Run:
 
         Raises:
             RankError: the run failed; it shows the ranks' own tracebacks.
+            ClusterError: the ranks could not be reached any more while it went on.
             TimeoutError: the run goes on after `timeout_s` seconds.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -214,6 +215,8 @@ class Run:
             raise
         if self.failures:
             raise RankError(self.failures)
+        if self._lost is not None:
+            raise self._lost
         return self
 
     def checkpoint(self) -> Path:
@@ -249,7 +252,7 @@ class Run:
             raise RunError(f"{self.folder.name} is {self.status}: it cannot {command} any more")
         send_command(self.folder, command)
 
-    def _follow_to_the_end(self) -> None:
+    def _bring_every_rank_back(self) -> None:
         watch = RankWatch(self._host, self._results)
         while (pending := watch.pending()) and not self._abandoned and not watch.stuck():
             self._results[pending[0]].wait(_WATCH_PERIOD_S)
@@ -258,14 +261,19 @@ class Run:
             self.failures, _ = watch.outcome()
             if watch.left_the_group_unsure and not watch.gone and not watch.stuck():
                 self._host.regroup()
+
+    def _follow_to_the_end(self) -> None:
+        try:
+            self._bring_every_rank_back()
+        except ClusterError as error:
+            self._lost = error
         ended = [result for result in self._results.values() if result.ready()]
-        complete = len(ended) == len(self._results) and not self.failures
+        failed = bool(self.failures or self._lost)
+        complete = len(ended) == len(self._results) and not failed
         answers = {result.result() for result in ended} if complete else set()
         self.reader.close()
         with self._lock:
-            self._final_state = (
-                "failed" if self.failures else "finished" if answers == {"finished"} else "stopped"
-            )
+            self._final_state = "failed" if failed else "finished" if answers == {"finished"} else "stopped"
             callbacks = list(self._on_end)
         if presenter is not None:
             callbacks.append(presenter.report)
@@ -276,3 +284,19 @@ class Run:
                 # What shows a run must not keep the run from ending, nor the next callback from its turn.
                 _log.exception("%s has ended, and showing that failed", self.folder.name)
         self._over.set()
+
+
+def _info(folder: Path, config: TrainConfig, host: Host) -> RunInfo:
+    """What is known of a run before the ranks have looked at the data."""
+    return RunInfo(
+        run_id=folder.name,
+        recipe=config.recipe,
+        devices=host.devices,
+        backend=host.backend,
+        total_steps=config.steps,
+        steps_per_epoch=0,
+        batch_size=config.batch_size,
+        global_batch_size=config.global_batch_size(len(host.devices)),
+        started_s=(folder / "run.toml").stat().st_mtime,
+        resumed_from=resume.Beginning.read(folder).checkpoint,
+    )

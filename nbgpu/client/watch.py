@@ -41,6 +41,8 @@ class Ranks(Protocol):
 
     def how_ended(self, rank: int) -> str | None: ...
 
+    def require_reachable(self) -> None: ...
+
 
 class RankWatch:
     """Watches what was sent to the ranks until all are back.
@@ -78,7 +80,13 @@ class RankWatch:
         return self.pending()
 
     def check(self) -> None:
-        """Looks at every rank, and frees the others if one has failed. Called whenever something may be new."""
+        """Looks at every rank, and frees the others if one has failed. Called whenever something may be new.
+
+        Raises:
+            ClusterError: no rank can be reached any more.
+        """
+        if self.pending():
+            self._ranks.require_reachable()
         for rank in self._results:
             ended = self._ranks.how_ended(rank) if rank not in self._gone else None
             if ended is not None:

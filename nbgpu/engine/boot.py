@@ -23,6 +23,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from nbgpu.engine import whereabouts
+from nbgpu.records import CONTROLLER_PID
+from nbgpu.vigil import Vigil
 
 OWNER_PID = "NBGPU_OWNER_PID"
 """Environment variable: the process that started the cluster, usually the notebook's kernel."""
@@ -43,13 +45,12 @@ _SEVER_PATIENCE_S = 5.0
 class Sentinel:
     """A thread that can act while the main thread sits in C++, which it may do for minutes.
 
-    It watches processes through pidfds. When one of them is gone it takes the cluster's folder away
-    and ends this engine: engines that outlive their notebook would hold the GPUs' memory with
-    nobody to free it. And it takes SIGUSR1, on which it severs the rank from its process groups.
+    When the vigil is over it takes the cluster's folder away and ends this engine. And it takes SIGUSR1, on which it
+    severs the rank from its process groups.
     """
 
-    def __init__(self, watched_pids: list[int], cluster_folder: Path) -> None:
-        self._watched = [os.pidfd_open(pid) for pid in watched_pids]
+    def __init__(self, vigil: Vigil, cluster_folder: Path) -> None:
+        self._vigil = vigil
         self._cluster_folder = cluster_folder
         self._signals, wakeup = socket.socketpair()
         wakeup.setblocking(False)
@@ -70,8 +71,8 @@ class Sentinel:
 
     def _watch(self) -> None:
         signals_fd = self._signals.fileno()
-        while not set(ready := select.select([*self._watched, signals_fd], [], [])[0]) & set(self._watched):
-            if ready and signal.SIGUSR1 in self._signals.recv(64):
+        while not self._vigil.over(ready := select.select([*self._vigil.fds, signals_fd], [], [])[0]):
+            if signals_fd in ready and signal.SIGUSR1 in self._signals.recv(64):
                 import_module("nbgpu.engine.group").sever()
                 with self._severed:
                     self._num_severed += 1
@@ -121,11 +122,25 @@ def join(
     interrupts.reach_only_the_persons_code(shell.kernel)  # type: ignore[attr-defined]
     memory.watch_cells(shell, rank, member.device)
     shell.events.register("pre_run_cell", lambda _: group.note_traffic())
+    shell.events.register("post_run_cell", _note_end_of_cell)
     shell.user_ns.update(
         rank=rank, local_rank=local_rank, world_size=world_size, device=member.device, torch=torch, dist=dist
     )
     # A plain str: torch's own version object would make the client import torch to unpickle it.
     return {"pid": os.getpid(), "torch": str(torch.__version__)}
+
+
+_last_cell_failed = False
+
+
+def _note_end_of_cell(result: Any) -> None:
+    global _last_cell_failed
+    _last_cell_failed = not result.success
+
+
+def last_cell_failed() -> bool:
+    """Whether this rank's last cell raised, and the group was not formed anew since; for a client that has just come."""
+    return _last_cell_failed
 
 
 def regroup(generation: int, num_severed: int) -> list[str]:
@@ -143,6 +158,8 @@ def regroup(generation: int, num_severed: int) -> list[str]:
     assert shell is not None, "regroup is for engines, which have an IPython shell"
     assert _sentinel is not None, "regroup is for engines that the nursery forked"
     _sentinel.wait_until_severed(num_severed)
+    global _last_cell_failed
+    _last_cell_failed = False
     return group.form_again(generation, shell.user_ns)
 
 
@@ -159,8 +176,9 @@ def main() -> None:
     gc.enable()
     gc.freeze()  # keeps the collector from copying the pages that the engines share
     pids: set[int] = set()
+    controller_pid = _controller_pid(folder, owner_pid)
     if os.getppid() == owner_pid:  # else it went while this process was importing
-        pids.update(_fork_engine(rank, owner_pid) for rank in range(num_engines))
+        pids.update(_fork_engine(rank, owner_pid, controller_pid) for rank in range(num_engines))
 
     def stop(*_: int | FrameType | None) -> NoReturn:
         _end(pids)
@@ -178,15 +196,25 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _fork_engine(rank: int, owner_pid: int) -> int:
+def _controller_pid(folder: Path, owner_pid: int) -> int:
+    """The controller's process, once the owner has started it; 0 where the owner goes before that."""
+    while os.getppid() == owner_pid:
+        with suppress(FileNotFoundError):
+            return int((folder / CONTROLLER_PID).read_text())
+        time.sleep(0.01)
+    return 0
+
+
+def _fork_engine(rank: int, owner_pid: int, controller_pid: int) -> int:
     """Forks one engine, which runs until it is told to stop; returns its pid."""
     nursery_pid = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     global _sentinel
-    _sentinel = Sentinel([owner_pid, nursery_pid], Path(os.environ[CLUSTER_FOLDER]))
-    whereabouts.answer_from(Path(os.environ[CLUSTER_FOLDER]))
+    folder = Path(os.environ[CLUSTER_FOLDER])
+    _sentinel = Sentinel(Vigil(folder, owner_pid, [nursery_pid, controller_pid]), folder)
+    whereabouts.answer_from(folder)
     from ipyparallel.engine.app import IPEngine
 
     IPEngine.launch_instance(argv=["--IPEngine.enable_nanny=False", f"--IPEngine.id={rank}"])

@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -27,7 +28,7 @@ from nbgpu.engine.group import Membership
 from nbgpu.engine.tracebacks import undisturbed
 from nbgpu.engine.trainer import Trainer
 from nbgpu.errors import ConfigError, NbgpuError, RunError
-from nbgpu.records import Device, RunState
+from nbgpu.records import Device, RankFailure, RunState
 from nbgpu.telemetry import Recorder
 
 if TYPE_CHECKING:
@@ -47,6 +48,20 @@ def run_in_engine(folder: str) -> RunState:
     Called again for the same folder after a failure that is mended, it goes on where the ranks were. A rank
     whose training was cut off keeps its state for that, until `let_go`.
     """
+    rank = group.membership().rank
+    runs.leave_outcome(Path(folder), rank, None)
+    try:
+        state = _go_on(folder)
+    except BaseException as error:
+        told = "".join(traceback.format_exception(error))
+        failure = RankFailure(rank, type(error).__name__, str(error), told)
+        runs.leave_outcome(Path(folder), rank, failure)
+        raise
+    runs.leave_outcome(Path(folder), rank, state)
+    return state
+
+
+def _go_on(folder: str) -> RunState:
     cluster, config = read_toml(Path(folder) / "run.toml")
     member = group.membership()
     device = devices.choose(cluster.gpus, member.world_size)[member.rank]

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 import nbgpu
+from nbgpu.client import registry
 from nbgpu.client.cluster import current
 from nbgpu.client.results import collect
 
@@ -49,9 +50,12 @@ def test_when_the_owner_is_killed_engines_and_controller_go_too() -> None:
         assert owner.stdout is not None
         processes = [psutil.Process(int(pid)) for pid in owner.stdout.readline().split()]
         assert len(processes) >= 4, "two engines, their nursery and the controller"
+        (entry,) = registry.entries()
         os.kill(owner.pid, signal.SIGKILL)
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert not alive
+    assert not entry.folder.exists()
+    assert registry.entries() == []
 
 
 def test_a_killed_rank_is_named_and_the_cell_ends() -> None:

@@ -17,7 +17,7 @@ import nbgpu
 PACKAGE = Path(__file__).resolve().parents[2] / "nbgpu"
 
 BASE = {"errors", "records", "config", "palette"}
-MIDDLE = {"devices", "telemetry", "runs", "flags", "manifest", "resume"}
+MIDDLE = {"devices", "telemetry", "runs", "flags", "manifest", "resume", "vigil"}
 
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
@@ -229,6 +229,7 @@ def test_the_public_names_are_these() -> None:
         "Run",
         "RunError",
         "TrainConfig",
+        "attach",
         "controls",
         "current",
     ]

@@ -1,0 +1,99 @@
+"""What `nbgpu ps` shows and `nbgpu stop` ends: clusters of any notebook, also of those that are gone."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from nbgpu.client import process_id, registry
+from nbgpu.client.registry import Entry
+from nbgpu.errors import ClusterError, NoClusterError
+from nbgpu.telemetry import record_path
+
+_TAIL_BYTES = 8192
+
+
+def table() -> str:
+    """Every cluster of this user on this host, one in a line."""
+    known = registry.entries()
+    if not known:
+        return "no clusters"
+    rows = [("id", "notebook", "process", "ranks", "devices", "state", "age", "run")]
+    rows += [
+        (
+            entry.id,
+            entry.notebook,
+            str(entry.owner.pid),
+            str(len(entry.devices)),
+            ", ".join(dict.fromkeys(f"GPU {d.index}" if d.kind == "cuda" else "CPU" for d in entry.devices)),
+            entry.state(),
+            _age(time.time() - entry.started_s),
+            _run(entry.run),
+        )
+        for entry in known
+    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def stop(names: Sequence[str], everything: bool = False) -> list[str]:
+    """Ends clusters: the named ones, or all, or with neither those that were left over.
+
+    Returns:
+        A line for each that says what was ended.
+
+    Raises:
+        NoClusterError: a name is no cluster's; nothing was ended.
+        ClusterError: a process does not end, even killed.
+    """
+    known = registry.entries()
+    unknown = [name for name in names if not any(entry.answers_to(name) for entry in known)]
+    if unknown:
+        there = ", ".join(entry.describe() for entry in known) or "none"
+        raise NoClusterError(f"there is no cluster {', '.join(unknown)}. Clusters: {there}")
+    if everything:
+        chosen = known
+    elif names:
+        chosen = [entry for entry in known if any(entry.answers_to(name) for name in names)]
+    else:
+        chosen = [entry for entry in known if entry.state() == "left over"]
+    return [_end(entry) for entry in chosen]
+
+
+def _end(entry: Entry) -> str:
+    if not entry.leaders:
+        return f"cluster {entry.describe()} is only just starting: try again"
+    try:
+        ended = process_id.end(entry.leaders.values(), entry.engines.values())
+    except TimeoutError as error:
+        raise ClusterError(f"cluster {entry.describe()}: {error}") from None
+    registry.remove(entry)
+    registry.remove_cluster_folder(entry.folder)
+    num_ranks = len(set(ended) & set(entry.engines.values()))
+    named = ", ".join(str(process.pid) for process in ended)
+    return f"ended cluster {entry.describe()}: {num_ranks} rank(s), process(es) {named}"
+
+
+def _age(age_s: float) -> str:
+    for unit, unit_s in (("d", 86400), ("h", 3600), ("min", 60)):
+        if age_s >= unit_s:
+            return f"{age_s // unit_s:.0f} {unit}"
+    return f"{age_s:.0f} s"
+
+
+def _run(folder: Path | None) -> str:
+    """The name of a run, with rank 0's last step."""
+    if folder is None:
+        return ""
+    try:
+        with record_path(folder, 0).open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return folder.name
+    # The first may be cut, and a rank that has just begun has written none.
+    return f"{folder.name}, step {json.loads(lines[-1])['step']}" if len(lines) > 1 else folder.name

@@ -1,0 +1,120 @@
+"""Processes by number and start time: a number alone may belong to somebody else by now."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import psutil
+
+_TERM_PATIENCE_S = 2.0
+_KILL_PATIENCE_S = 5.0
+_POLL_S = 0.01
+
+
+class ProcessId(NamedTuple):
+    """A process of this host, as long as the host is not booted anew."""
+
+    pid: int
+    started_ticks: int
+    """Clock ticks from the host's boot to the process's start. The time of day of the start, which psutil gives,
+    is worked out from a clock that may be set; this number stays."""
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """The process that has this number now; ProcessLookupError where there is none."""
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            raise ProcessLookupError(f"there is no process {pid}") from None
+        # The second field is the program's name in brackets, and may itself hold blanks and brackets.
+        state, *fields = stat.rpartition(")")[2].split()
+        if state in "ZX":
+            raise ProcessLookupError(f"process {pid} has ended")
+        return cls(pid, int(fields[18]))
+
+    def alive(self) -> bool:
+        """Whether this very process runs; one that has ended and was not yet waited for does not."""
+        try:
+            return self.of(self.pid) == self
+        except ProcessLookupError:
+            return False
+
+    def send(self, signal_number: int) -> None:
+        """Sends a signal to this process, and never to one that got its number; harmless where it is gone."""
+        try:
+            fd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        try:
+            # The descriptor is of whatever has the number now; only once that is known to be ours is it used.
+            if self.alive():
+                signal.pidfd_send_signal(fd, signal_number)
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(fd)
+
+
+def end(leaders: Iterable[ProcessId], others: Iterable[ProcessId] = ()) -> list[ProcessId]:
+    """Ends processes, and all that is in the process groups which the leaders lead. They are asked first.
+
+    Returns:
+        Those that lived.
+
+    Raises:
+        TimeoutError: one does not end even when it is killed, as a process that hangs in a driver does not.
+    """
+    leading = list(leaders)
+    groups = {process.pid for process in leading}
+    ended = left = _with_their_groups([*leading, *others], groups)
+    for process in leading:
+        process.send(signal.SIGTERM)
+    left = _wait(left, _TERM_PATIENCE_S)
+    if left:
+        left = _with_their_groups(left, groups)
+        for process in left:
+            process.send(signal.SIGKILL)
+        left = _wait(left, _KILL_PATIENCE_S)
+    if left:
+        named = ", ".join(str(p.pid) for p in sorted(left))
+        raise TimeoutError(f"process(es) {named} did not end when they were killed")
+    return sorted(ended)
+
+
+def _with_their_groups(known: Iterable[ProcessId], groups: set[int]) -> set[ProcessId]:
+    """The processes that live, and what shares one of the groups with them.
+
+    A group's number is its leader's, and may be somebody else's by now as well; while one of its members is known to
+    be ours, it is ours.
+    """
+    found = {process for process in known if process.alive()}
+    ours = {group for process in found if (group := _group_of(process.pid)) in groups}
+    if ours:
+        for pid in psutil.pids():
+            if _group_of(pid) in ours:
+                with suppress(ProcessLookupError):
+                    found.add(ProcessId.of(pid))
+    return found
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _wait(processes: Iterable[ProcessId], patience_s: float) -> set[ProcessId]:
+    """Waits for their end; returns those that live on."""
+    give_up_s = time.monotonic() + patience_s
+    while left := {process for process in processes if process.alive()}:
+        if time.monotonic() > give_up_s:
+            break
+        time.sleep(_POLL_S)
+    return left

@@ -1,0 +1,218 @@
+"""Clusters that outlive their notebook, and notebooks that outlive what their cluster cannot be without."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import faults
+import psutil
+import pytest
+from kernel import Kernel, kernel
+from rows import Measured, row
+
+import nbgpu
+from nbgpu import runs
+from nbgpu.client import listing, registry
+from nbgpu.client.cells import DistributedCell
+from nbgpu.client.registry import Entry
+
+BOUND_S = 30
+"""Tells an end from a hang; what it bounds takes a second or two."""
+
+TRAIN = """
+run = nbgpu.current().train("autoencoder", data="phantoms", patch_size=16, num_phantoms=16, batch_size=2, steps={steps},
+    val_every=0, threads=1, runs_dir={folder!r})
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept() -> Iterator[None]:
+    yield
+    listing.stop([], everything=True)
+
+
+def start(notebook: Kernel, flags: str = "") -> Entry:
+    """Starts a cluster of two ranks in a notebook; returns what the registry says of it."""
+    notebook.run("import nbgpu\n%load_ext nbgpu")
+    done = notebook.run(f"%nbgpu start --gpus none --ranks 2 {flags}")
+    assert done.status == "ok", done.error
+    (entry,) = registry.entries()
+    return entry
+
+
+def train(notebook: Kernel, folder: Path, steps: int = 100_000) -> None:
+    """Starts a run and waits for its first steps."""
+    notebook.run(TRAIN.format(folder=str(folder), steps=steps))
+    wait_for_step(notebook, 3)
+
+
+def wait_for_step(notebook: Kernel, step: int) -> None:
+    code = f"""
+import time
+give_up_s = time.monotonic() + 90
+while min(s.step for s in nbgpu.current().run.statuses()) < {step}:
+    assert time.monotonic() < give_up_s
+    time.sleep(0.05)
+"""
+    assert notebook.run(code).status == "ok"
+
+
+def kill(notebook: Kernel) -> None:
+    """As a server does that gives up on a kernel: the whole process group of it."""
+    pid = notebook.manager.provisioner.pid
+    os.killpg(pid, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=0.1)
+
+
+def processes_of(entry: Entry) -> list[psutil.Process]:
+    """All that belongs to a cluster, also what its processes have started."""
+    leaders = [psutil.Process(leader.pid) for leader in entry.leaders.values()]
+    return leaders + [child for leader in leaders for child in leader.children(recursive=True)]
+
+
+@row(
+    "The kernel is killed; the cluster was started with --keep",
+    "The run goes on, and is back after attach",
+    None,
+)
+def test_a_kept_run_goes_on_and_is_rejoined_with_no_gap(tmp_path: Path) -> None:
+    with kernel() as first:
+        entry = start(first, "--keep")
+        first.run("%%distributed\nkept = 7 + rank")
+        train(first, tmp_path)
+        kill(first)
+    (left,) = registry.entries()
+    assert (left.id, left.state()) == (entry.id, "kept")
+    with kernel() as second:
+        second.run("import nbgpu\n%load_ext nbgpu")
+        done = second.run("%nbgpu attach")
+        assert "2 CPU ranks, gloo" in done.stdout, done.error
+        assert "training" in done.stdout
+        before = int(second.run("run = nbgpu.current().run\nmin(s.step for s in run.statuses())").value)
+        wait_for_step(second, before + 5)
+        assert second.run("run.stop(); run.wait(60).status").value == "'stopped'"
+        steps = "[sorted(run.metrics().query(f'rank == {r}').dropna(subset='loss')['step']) for r in (0, 1)]"
+        code = f"[s == list(range(1, len(s) + 1)) and len(s) > {before} for s in {steps}]"
+        assert second.run(code).value == "[True, True]"
+        done = second.run("%%distributed\ntotal = torch.ones(1); dist.all_reduce(total)\nint(total), kept")
+        assert done.stdout.split("\n")[:2] == ["[0] (2, 7)", "[1] (2, 8)"]
+        kill(second)
+    with kernel() as third:
+        third.run("import nbgpu\ncluster = nbgpu.attach()")
+        assert third.run("cluster.run.wait().status").value == "'stopped'"
+        assert third.run("cluster.run.checkpoint().name[:5]").value == "'step-'"
+        assert third.run("cluster.stop()").status == "ok"
+    assert registry.entries() == []
+    assert not entry.folder.exists()
+
+
+@row(
+    "A rank raises in a kept run while no kernel is there",
+    "Told after attach; the others are freed then",
+    None,
+)
+def test_a_run_that_failed_while_nobody_watched_is_told_and_the_ranks_are_freed(tmp_path: Path) -> None:
+    with kernel() as first:
+        start(first, "--keep")
+        # Rank 1 raises once it may, and rank 0 waits for it in the backward pass.
+        fault = faults.in_training(1, step=6, action="raise").replace(
+            "if len(calls) == 6:",
+            "while len(calls) == 6 and not pathlib.Path(may).exists(): time.sleep(0.05)\n"
+            "        if len(calls) == 6:",
+        )
+        first.run(f"%%distributed\nimport pathlib, time\nmay = {str(tmp_path / 'may')!r}\n{fault}")
+        train(first, tmp_path / "runs")
+        kill(first)
+    (tmp_path / "may").touch()
+    (folder,) = (tmp_path / "runs").iterdir()
+    wait_until(lambda: runs.outcome(folder, 1) is not None)
+    with kernel() as second:
+        second.run("import nbgpu\ncluster = nbgpu.attach()")
+        done = second.run("cluster.run.wait(60)")
+        assert done.error.startswith("on rank 1:"), done.error
+        assert "ValueError: on purpose" in done.error
+        done = second.run(
+            f"cluster.execute('''{faults.MEND}\ntotal = torch.ones(1); dist.all_reduce(total); print(int(total))''')"
+        )
+        assert done.value == "{0: '2\\n', 1: '2\\n'}", done.error
+
+
+def test_only_one_notebook_has_a_cluster(tmp_path: Path) -> None:
+    with kernel() as first, kernel() as second:
+        entry = start(first, "--keep")
+        second.run("import nbgpu")
+        owner = first.manager.provisioner.pid
+        told = second.run("nbgpu.attach()").error
+        assert f"one notebook at a time, and {entry.id} (a notebook, process {owner}) has it" in told
+        assert (
+            "there is no kept cluster of that name (other.ipynb)"
+            in second.run("nbgpu.attach('other.ipynb')").error
+        )
+        # Shut down with all ceremony, the first kernel leaves the cluster alone as well.
+        first.run("%%distributed\nkept = 3")
+        first.client.shutdown()
+        psutil.wait_procs([psutil.Process(owner)], timeout=BOUND_S)
+        assert second.run(f"nbgpu.attach({owner}).pull('kept', rank=1)").value == "3"
+        assert "a cluster is already running" in second.run("nbgpu.attach()").error
+
+
+def test_a_cell_that_was_left_behind_can_be_stopped() -> None:
+    with kernel() as first:
+        start(first, "--keep")
+        first.client.execute("%%distributed\nkept = 5\nif rank == 0: dist.all_reduce(torch.ones(1))")
+        time.sleep(1)
+        kill(first)
+    with kernel() as second:
+        second.run("import nbgpu\ncluster = nbgpu.attach()")
+        assert "rank(s) 0 are still in an earlier cell" in second.run("cluster.execute('1')").error
+        second.run("cluster.stop_cell()")
+        done = second.run(
+            "cluster.execute('total = torch.ones(1); dist.all_reduce(total); print(int(total), kept)')"
+        )
+        assert done.value == "{0: '2 5\\n', 1: '2 5\\n'}", done.error
+
+
+@row("The {leader} is killed", "The cell or run ends and says so; no process is left", bound_s=2)
+@pytest.mark.parametrize("leader", ["controller", "engines' parent"])
+def test_a_controller_or_parent_that_is_killed_ends_the_cell_and_all_others(
+    leader: str, tmp_path: Path, measured: Measured
+) -> None:
+    with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
+        (entry,) = registry.entries()
+        train_settings = {
+            "data": "phantoms",
+            "patch_size": 16,
+            "num_phantoms": 16,
+            "steps": 100_000,
+            "val_every": 0,
+        }
+        if leader == "controller":
+            cell = DistributedCell(cluster, "import time; time.sleep(600)", None, None)
+        else:
+            run = cluster.train("autoencoder", runs_dir=str(tmp_path), **train_settings)
+            wait_until(lambda: run.status == "training")
+        processes = processes_of(entry)
+        measured.fault_now()
+        entry.leaders[leader].send(signal.SIGKILL)
+        said = rf"the {leader} of the cluster is gone \(killed by SIGKILL\); the ranks cannot be reached: %nbgpu stop"
+        with pytest.raises(nbgpu.ClusterError, match=said) as caught:
+            cell.show_blocking() if leader == "controller" else run.wait(BOUND_S)
+        measured.ended(str(caught.value))
+        with pytest.raises(nbgpu.ClusterError, match=said):
+            cluster.execute("1")
+        with pytest.raises(nbgpu.ClusterError, match=said):
+            cluster.pull("rank")
+        assert leader == "controller" or run.status == "failed"
+        _, alive = psutil.wait_procs(processes, timeout=BOUND_S)
+        assert not alive
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)

@@ -1,0 +1,141 @@
+"""Who has which GPU. NVML's devices are a stand-in here; the processes that hold them are real."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nbgpu.client import registry
+from nbgpu.client.process_id import ProcessId
+from nbgpu.client.registry import Entry
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import ClusterError
+from nbgpu.records import Device
+
+GPUS = tuple(Device("cuda", f"Pretend {i}", f"GPU-{i}{i}{i}{i}", i, 2**36) for i in range(3))
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(registry.STATE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("JPY_SESSION_NAME", "scans/train.ipynb")
+
+
+@pytest.fixture
+def engine() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that stands for the engine of another notebook's cluster."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+def cluster_on(*gpus: Device, share_gpus: bool = False, engine_pid: int | None = None) -> Entry:
+    config = ClusterConfig(share_gpus=share_gpus)
+    entry = registry.new_entry(config, gpus, "nccl", Path("/nonexistent/nbgpu-x"))
+    engines = {} if engine_pid is None else {0: ProcessId.of(engine_pid)}
+    return entry.model_copy(update={"engines": engines})
+
+
+def test_who_has_a_gpu_is_named_with_how_to_go_on(engine: subprocess.Popen[bytes]) -> None:
+    holder = cluster_on(GPUS[0], GPUS[1], engine_pid=engine.pid)
+    registry.claim(holder)
+    registry.claim(cluster_on(GPUS[2]))
+    with pytest.raises(ClusterError) as caught:
+        registry.claim(cluster_on(GPUS[1], GPUS[2]))
+    first, second, way_out = str(caught.value).splitlines()
+    assert first.startswith(
+        f"GPU 1 Pretend 1 (GPU-1111) is in use by scans/train.ipynb (cluster {holder.id}, process {holder.owner.pid}) "
+        "since "
+    )
+    assert first.endswith(f"To end that: nbgpu stop {holder.id}")
+    assert second.startswith("GPU 2 Pretend 2")
+    assert "--gpus" in way_out
+    assert "--share-gpus" in way_out
+    registry.claim(cluster_on(GPUS[1], share_gpus=True))
+    assert len(registry.entries()) == 3
+
+
+def test_a_lease_ends_with_the_processes_also_when_they_are_killed(engine: subprocess.Popen[bytes]) -> None:
+    registry.claim(cluster_on(GPUS[0], engine_pid=engine.pid))
+    engine.send_signal(signal.SIGKILL)
+    engine.wait()
+    registry.claim(cluster_on(GPUS[0]))
+    assert len(registry.entries()) == 1
+
+
+def test_cpu_ranks_need_no_lease() -> None:
+    cpu = Device("cpu", "Pretend", "", 0, 2**36)
+    registry.claim(cluster_on(cpu))
+    registry.claim(cluster_on(cpu))
+    assert len(registry.entries()) == 2
+
+
+_TAKE = """
+import sys
+from pathlib import Path
+from nbgpu.client import registry
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import ClusterError
+from nbgpu.records import Device
+entry = registry.new_entry(ClusterConfig(), (Device("cuda", "Pretend", "GPU-0000", 0, 1),), "nccl", Path("/none/nbgpu-x"))
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    registry.claim(entry)
+    print("taken", flush=True)
+except ClusterError:
+    print("refused", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_of_many_that_want_a_gpu_at_once_one_gets_it() -> None:
+    takers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _TAKE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(6)
+    ]
+
+    def line_of(taker: subprocess.Popen[str]) -> str:
+        assert taker.stdout is not None
+        return taker.stdout.readline().strip()
+
+    def tell(taker: subprocess.Popen[str]) -> None:
+        assert taker.stdin is not None
+        taker.stdin.write("\n")
+        taker.stdin.flush()
+
+    assert {line_of(taker) for taker in takers} == {"ready"}
+    at_once = [threading.Thread(target=tell, args=(taker,)) for taker in takers]
+    for thread in at_once:
+        thread.start()
+    answers = [line_of(taker) for taker in takers]
+    for thread in at_once:
+        thread.join()
+    for taker in takers:
+        tell(taker)
+        taker.communicate(timeout=30)
+    assert sorted(answers) == ["refused"] * 5 + ["taken"]
+
+
+def test_what_is_noted_of_a_cluster_comes_back_as_it_was(engine: subprocess.Popen[bytes]) -> None:
+    noted = cluster_on(*GPUS, engine_pid=engine.pid).model_copy(
+        update={
+            "generation": 3,
+            "num_severed": 5,
+            "run": Path("/runs/a"),
+            "leaders": {"controller": ProcessId(1, 2)},
+        }
+    )
+    registry.claim(noted)
+    assert registry.entries() == [noted]
+    registry.remove(noted)
+    registry.remove(noted)
+    assert registry.entries() == []
