@@ -74,6 +74,12 @@ class ClusterConfig(_Settings):
         description="let the cluster and its run go on when the notebook's kernel ends; nbgpu.attach() rejoins",
     )
     share_gpus: bool = Field(False, description="take GPUs even where another cluster has them already")
+    spare: int = Field(
+        0,
+        ge=0,
+        le=16,
+        description="engines that wait to take the place of a rank that dies; each holds memory, and no GPU until then",
+    )
     start_timeout_s: float = Field(
         120.0, gt=0, le=3600, description="how long the engines may take to start, in seconds"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -106,17 +105,10 @@ def cluster2() -> Iterator[Any]:
     """
     import nbgpu
 
-    with (
-        nbgpu.Cluster(gpus="none", ranks=2) as cluster,
-        leaks.holding(lambda left: left.pid in _family(cluster)),
-    ):
+    with nbgpu.Cluster(gpus="none", ranks=2) as cluster, leaks.holding_family_of(nursery(cluster)):
         yield cluster
 
 
-def _family(cluster: Any) -> set[int]:
-    """The ranks' processes and their descendants, also those of a rank that was replaced in mid-test."""
-    family = set(cluster.pids.values())
-    for pid in tuple(family):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            family |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
-    return family
+def nursery(cluster: Any) -> int:
+    """The pid of the process that forks a cluster's engines."""
+    return psutil.Process(cluster.pids[0]).ppid()

@@ -68,6 +68,20 @@ def holding(is_mine: Callable[[Leftover], bool]) -> Iterator[None]:
         _holders.remove(is_mine)
 
 
+@contextlib.contextmanager
+def holding_family_of(pid: int) -> Iterator[None]:
+    """While this is open, no descendant of this process is a leak, such as an engine that took another's place."""
+
+    def is_descendant(leftover: Leftover) -> bool:
+        try:
+            return leftover.pid is not None and pid in {p.pid for p in psutil.Process(leftover.pid).parents()}
+        except psutil.NoSuchProcess:
+            return True  # it has ended meanwhile
+
+    with holding(is_descendant):
+        yield
+
+
 def session_marker() -> str:
     return os.environ[MARKER]
 

@@ -18,7 +18,7 @@ from nbgpu.client.hangs import HangWatch
 from nbgpu.client.outputs import CellOutput, Notice
 from nbgpu.client.results import collect
 from nbgpu.client.watch import RankWatch
-from nbgpu.errors import CellInterrupted, ClusterError, RankError
+from nbgpu.errors import CellInterrupted, ClusterError, NbgpuError, RankError
 
 _REFRESH_PERIOD_S = 0.1
 _OFFER_STOP_AFTER_S = 2.0
@@ -42,7 +42,7 @@ class DistributedCell:
         self._started_s = time.monotonic()
         queue.note_request()
         self._results = cluster.submit(code, ranks)
-        self._watch = RankWatch(cluster, self._results)
+        self._watch = RankWatch(cluster.ranks, self._results)
         self._output = CellOutput(self._results)
         self._hangs = HangWatch(
             cluster.lookout(), self._results, cluster.world_size, cluster.config.notice_after_s
@@ -51,6 +51,8 @@ class DistributedCell:
         self._last_words = ""
         self._stop_was_pressed = False
         self._take_button_away: Callable[[], None] | None = None
+        while cluster.news:
+            _tell(cluster.news.pop(0))
 
     async def show(self) -> None:
         """Waits for the ranks without blocking the event loop, so that buttons and panels go on working.
@@ -119,7 +121,7 @@ class DistributedCell:
         """The value of the cell's last expression on each rank, None where it has none; after the cell's end."""
         last_value = ipp.Reference("lambda count: get_ipython().user_ns['Out'].get(count)")
         pulled = {
-            rank: self._cluster.apply_async(rank, last_value, result.result().execution_count)
+            rank: self._cluster.ranks[rank].apply_async(last_value, result.result().execution_count)
             for rank, result in self._results.items()
         }
         return collect(pulled)
@@ -155,20 +157,30 @@ class DistributedCell:
     def _finish(self) -> None:
         failed, freed = self._watch.outcome()
         self._output.finish(self._watch.gone)
-        self._restore_group()
+        self._restore_group([failure.rank for failure in failed])
         if freed:
-            named = ", ".join(map(str, freed))
-            print(f"freed from waiting for the others: rank {named}", file=sys.stderr)  # noqa: T201 - its output
+            _tell(f"freed from waiting for the others: rank {', '.join(map(str, freed))}")
         if failed:
             raise RankError(failed)
 
-    def _restore_group(self) -> None:
-        if not self._watch.left_the_group_unsure or self._watch.gone:
+    def _restore_group(self, failed: Sequence[int] = ()) -> None:
+        """Makes the group good again; ranks whose processes ended are replaced."""
+        if self._watch.severed or self._watch.gone:
+            self._cluster.forget_newest_cell(self._results)
+        if self._watch.gone:
+            _tell(f"{'; '.join(self._cluster.ranks.gone().values())}. Replacing it")
+        elif not self._watch.left_the_group_unsure:
             return
-        if not self._watch.severed and self._cluster.untouched_by_cell():
-            return
-        for line in self._cluster.regroup():
-            print(f"this belonged to the old process group; make it again: {line}", file=sys.stderr)  # noqa: T201
+        try:
+            if self._watch.gone:
+                _tell(self._cluster.replace_gone())
+            elif self._watch.severed or not self._cluster.ranks.untouched_by_cell():
+                for line in self._cluster.ranks.regroup(failed):
+                    _tell(line)
+        except NbgpuError as error:
+            # What the ranks raised is what the person must see.
+            _tell(f"the process group could not be formed anew, and the next cell tries again: {error}")
+            self._cluster.leave_behind(self._results)
 
     def _give_up_on_stuck_ranks(self) -> None:
         stuck = self._watch.stuck()
@@ -194,3 +206,8 @@ class DistributedCell:
 def _offer_stop(stop: Callable[[], None]) -> Callable[[], None]:
     """Shows a Stop button, if something is connected that can; returns what takes it away again."""
     return (lambda: None) if client_run.presenter is None else client_run.presenter.offer_stop(stop)
+
+
+def _tell(line: str) -> None:
+    """Shows a line under the cell."""
+    print(line, file=sys.stderr)  # noqa: T201 - the cell's output

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import os
-import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,19 +16,20 @@ import psutil
 from nbgpu import devices
 from nbgpu.client import registry
 from nbgpu.client.processes import Processes
+from nbgpu.client.ranks import Ranks
 from nbgpu.client.results import collect
 from nbgpu.client.run import Run
+from nbgpu.client.seating import Seating
 from nbgpu.client.watch import RankWatch
 from nbgpu.client.whereabouts import Lookout, Sighting, told
 from nbgpu.config import ClusterConfig, train_config
-from nbgpu.errors import ClusterError, ConfigError, NoClusterError, RunError
+from nbgpu.errors import ClusterError, ConfigError, NoClusterError, RankError, RunError
 from nbgpu.records import Device
 
 _OUTPUT_PATIENCE_S = 2.0
-_ECHO_PATIENCE_S = 0.1
-_REGROUP_PATIENCE_S = 30.0
 _WHEREABOUTS_PATIENCE_S = 0.7
 _ANSWER_PATIENCE_S = 1.0
+_NOT_RUNNING = "this cluster is not running. Start it with: start(), or %nbgpu start"
 
 _current: Cluster | None = None
 
@@ -78,11 +77,14 @@ class Cluster:
         self._processes: Processes | None = None
         self._entry: registry.Entry | None = None
         self._client: Any = None
-        self._pids: dict[int, int] = {}
-        self._generation = 0
-        self._num_severed = 0
+        self._ranks: Ranks | None = None
+        self._cells: dict[int, list[str]] = {}
+        """The code that each rank was sent, so that one that takes its place can run it again."""
+        self._pushed: set[str] = set()
         self._left_behind: dict[int, ipp.AsyncResult] = {}
         self._last_seen: dict[int, Sighting] = {}
+        self.news: list[str] = []
+        """What the person does not know yet, for the next cell to tell: ranks that were replaced in a run."""
 
     def __enter__(self) -> Self:
         return self.start()
@@ -106,13 +108,20 @@ class Cluster:
     @property
     def pids(self) -> dict[int, int]:
         """The process id of every rank."""
-        return dict(self._pids)
+        return self.ranks.pids
+
+    @property
+    def ranks(self) -> Ranks:
+        """The engines as ranks; NoClusterError where the cluster is not running."""
+        if self._ranks is None:
+            raise NoClusterError(_NOT_RUNNING)
+        return self._ranks
 
     @property
     def connection_file(self) -> Path:
         """ipyparallel's file for clients: with it, and only with it, another process can reach the engines."""
-        self._require_running()
-        assert self._processes is not None
+        if self._processes is None:
+            raise NoClusterError(_NOT_RUNNING)
         return self._processes.connection_file
 
     def describe(self) -> str:
@@ -137,12 +146,13 @@ class Cluster:
             entry = registry.new_entry(self.config, self.devices, self.backend, processes.folder)
             registry.claim(entry)
             self._entry = entry
-            processes.start(self.world_size, self._engine_environment())
+            num_engines = self.world_size + self.config.spare
+            processes.start(num_engines, self._engine_environment())
             self._note()
-            self._client = processes.connect(self.world_size, self.config.start_timeout_s)
-            self._join(processes)
-            self._wait_for_output_path(processes)
-            self._note()
+            self._client = processes.connect(num_engines, self.config.start_timeout_s)
+            seating = Seating.at_start(self._client, self.world_size)
+            self._ranks = self._sit_down(processes, seating)
+            self._ranks.join(self.config.start_timeout_s)
             if self.config.keep:
                 processes.keep()
         except BaseException:
@@ -158,11 +168,9 @@ class Cluster:
         cluster._describe(entry.config, entry.devices, entry.backend)
         cluster._entry = entry
         cluster._processes = Processes(entry.folder, entry.leaders)
-        cluster._pids = {rank: process.pid for rank, process in entry.engines.items()}
-        cluster._generation = entry.generation
-        cluster._num_severed = entry.num_severed
         num_engines = sum(process.alive() for process in entry.engines.values())
         cluster._client = cluster._processes.connect(num_engines, entry.config.start_timeout_s)
+        cluster._ranks = cluster._sit_down(cluster._processes, entry.seating)
         cluster._become_current()
         return cluster
 
@@ -172,32 +180,30 @@ class Cluster:
             self.run = Run.rejoin(run_folder, self)
             if not self.run.over:
                 return
-        self._left_behind = self.call_engines("nbgpu.engine.boot:last_cell_failed")
+        self._left_behind = self.ranks.call("nbgpu.engine.boot:last_cell_failed")
         answered_by_s = time.monotonic() + _ANSWER_PATIENCE_S
         for result in self._left_behind.values():
             result.wait(max(0.0, answered_by_s - time.monotonic()))
         if all(result.ready() for result in self._left_behind.values()):
             asked, self._left_behind = self._left_behind, {}
             if any(collect(asked).values()):
-                self.regroup()
+                self.ranks.regroup()
 
     def stop_cell(self) -> None:
         """Stops a cell that ranks are in although nobody waits for it any more, as the stop button would."""
-        RankWatch(self, self._left_behind).stop()
+        RankWatch(self.ranks, self._left_behind).stop()
 
     def _note(self) -> None:
         """Writes down what another process must know to list, end or take over this cluster."""
         if self._entry is None or self._processes is None:
             return
-        self._entry = self._entry.model_copy(
-            update={
-                "leaders": self._processes.leaders,
-                "engines": self._entry.engines_with(self._pids),
-                "generation": self._generation,
-                "num_severed": self._num_severed,
-                "run": None if self.run is None else self.run.folder,
-            }
-        )
+        known: dict[str, Any] = {"leaders": self._processes.leaders}
+        if self._ranks is not None:
+            seating = self._ranks.seating
+            known |= {"seating": seating, "engines": self._entry.engines_with(seating.pids)}
+        if self.run is not None:
+            known["run"] = self.run.folder
+        self._entry = self._entry.model_copy(update=known)
         registry.update(self._entry)
 
     def _become_current(self) -> None:
@@ -223,9 +229,9 @@ class Cluster:
         if self._entry is not None:
             registry.remove(self._entry)
             self._entry = None
-        self._pids = {}
-        self._generation = 0
-        self._num_severed = 0
+        self._ranks = None
+        self._cells = {}
+        self._pushed = set()
         self._left_behind = {}
         self._last_seen = {}
 
@@ -235,12 +241,14 @@ class Cluster:
         Raises:
             RunError: a training run has the ranks now.
         """
-        chosen = self._ranks(ranks)
+        chosen = self._chosen(ranks)
         self._refuse_during_run()
-        self._refuse_with_a_rank_gone()
+        self._replace_ranks_that_went()
         self._take_back_ranks_left_behind()
         self._last_seen = {}
-        return {rank: self._client[rank].execute(code, silent=False, block=False) for rank in chosen}
+        for rank in chosen:
+            self._cells.setdefault(rank, []).append(code)
+        return {rank: self.ranks[rank].execute(code, silent=False, block=False) for rank in chosen}
 
     def execute(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, str]:
         """Runs code on the ranks and returns what each printed to stdout.
@@ -249,7 +257,7 @@ class Cluster:
             RankError: it raised on one rank or more.
         """
         results = self.submit(code, ranks)
-        collect(results, check=self.require_reachable)
+        collect(results, check=self.ranks.require_reachable)
         for result in results.values():
             # Output takes another socket than the result, and may come after it.
             result.wait_for_output(_OUTPUT_PATIENCE_S)
@@ -259,23 +267,24 @@ class Cluster:
         self, function: Callable[..., Any], *args: Any, ranks: Sequence[int] | None = None
     ) -> dict[int, Any]:
         """Calls a function on the ranks and returns its results by rank; RankError where it raised."""
-        chosen = self._ranks(ranks)
+        chosen = self._chosen(ranks)
         self._refuse_during_run()
-        results = {rank: self._client[rank].apply_async(function, *args) for rank in chosen}
-        return collect(results, check=self.require_reachable)
+        results = {rank: self.ranks[rank].apply_async(function, *args) for rank in chosen}
+        return collect(results, check=self.ranks.require_reachable)
 
     def pull(self, name: str, rank: int = 0) -> Any:
         """The value of a variable on one rank; RankError where it has none."""
         self._refuse_during_run()
-        result = self._client[self._ranks([rank])[0]].pull(name, block=False)
-        return collect({rank: result}, check=self.require_reachable)[rank]
+        result = self.ranks[self._chosen([rank])[0]].pull(name, block=False)
+        return collect({rank: result}, check=self.ranks.require_reachable)[rank]
 
     def push(self, ranks: Sequence[int] | None = None, **values: Any) -> None:
         """Gives the ranks variables of these names and values."""
-        chosen = self._ranks(ranks)
+        chosen = self._chosen(ranks)
         self._refuse_during_run()
-        results = {rank: self._client[rank].push(values, block=False) for rank in chosen}
-        collect(results, check=self.require_reachable)
+        results = {rank: self.ranks[rank].push(values, block=False) for rank in chosen}
+        collect(results, check=self.ranks.require_reachable)
+        self._pushed.update(values)
 
     def train(self, recipe: str, **settings: Any) -> Run:
         """Starts a training run on all ranks and returns at once.
@@ -285,99 +294,100 @@ class Cluster:
             RunError: another run has the ranks now.
         """
         config = train_config(recipe, **settings)
-        self._require_running()
+        self.ranks.require_reachable()
         self._refuse_during_run()
-        self.require_reachable()
+        self._replace_ranks_that_went()
         self.run = Run.start(config, self)
         self._note()
         return self.run
 
-    def call_engines(self, function: str, *args: Any) -> dict[int, ipp.AsyncResult]:
-        """Calls `module:function` of nbgpu.engine with the same arguments on every rank; returns at once.
-
-        The engine's code is named by a string, because the client does not import it (and so not torch).
-        """
-        module, _, name = function.partition(":")
-        reference = ipp.Reference(f"__import__('importlib').import_module({module!r}).{name}")
-        return {rank: self._client[rank].apply_async(reference, *args) for rank in range(self.world_size)}
-
-    def apply_async(self, rank: int, function: Any, *args: Any) -> ipp.AsyncResult:
-        """Calls a function on one rank and returns at once with what will hold its result."""
-        return self._client[self._ranks([rank])[0]].apply_async(function, *args)
-
-    def interrupt(self, ranks: Iterable[int]) -> None:
-        """Raises KeyboardInterrupt in the Python code of the ranks, as Ctrl-C would."""
+    def forget_newest_cell(self, ranks: Iterable[int]) -> None:
+        """Takes the newest cell from what these ranks would run again: it was cut off, and might never end."""
         for rank in ranks:
-            with suppress(ProcessLookupError):
-                os.kill(self._pids[rank], signal.SIGINT)
+            self._cells[rank].pop()
 
-    def sever(self) -> None:
-        """Frees all ranks from whatever collective they wait in; after it the group must be formed anew.
-
-        Ranks that wait in none are severed too: gloo may not notice a connection that was cut at one end only.
-        """
-        self._num_severed += 1
-        self._note()
-        for rank in range(self.world_size):
-            with suppress(ProcessLookupError):
-                os.kill(self._pids[rank], signal.SIGUSR1)
-
-    def untouched_by_cell(self) -> bool:
-        """Whether nothing went through the process groups in the last cell, on no rank."""
-        return all(
-            collect(self.call_engines("nbgpu.engine.group:untouched_by_cell"), _REGROUP_PATIENCE_S).values()
+    def replace_gone(self) -> str:
+        """Gives ranks whose processes have ended new engines; says what happened."""
+        gone = self.ranks.gone()
+        lost = self.ranks.replace(list(gone))
+        self.ranks.add_spares(self.config.spare)
+        named = ", ".join(map(str, gone))
+        kept = ", ".join(str(rank) for rank in range(self.world_size) if rank not in gone)
+        return "\n".join(
+            [
+                f"rank {named} was replaced and is empty; "
+                + (f"rank {kept} kept all variables. " if kept else "no rank kept its variables. ")
+                + " ".join(f"%nbgpu restart --rank {rank} --replay runs its cells again." for rank in gone),
+                *lost,
+            ]
         )
 
-    def regroup(self) -> list[str]:
-        """Forms the process group anew on all ranks, and starts their DDP objects anew on it.
+    def restart(self, rank: int | None = None, replay: bool = False) -> str:
+        """Ends one rank and puts a new engine in its place, or starts the whole cluster anew.
+
+        Args:
+            rank: which; None for the whole cluster.
+            replay: run the cells again that the rank had seen, on it alone, but for those that were cut off.
+                Collectives in them return at once and exchange nothing. DDP objects and their optimizers get the
+                other ranks' state afterwards.
 
         Returns:
-            A line for each variable of the ranks that belonged to the old group and has to be made again.
+            What happened, in words.
+
+        Raises:
+            RunError: a training run has the ranks now.
         """
-        self._generation += 1
-        self._note()
-        answers = collect(
-            self.call_engines("nbgpu.engine.boot:regroup", self._generation, self._num_severed),
-            _REGROUP_PATIENCE_S,
-        )
-        return sorted({line for lines in answers.values() for line in lines})
+        if rank is None:
+            self.stop()
+            self.start()
+            return self.describe()
+        (rank,) = self._chosen([rank])
+        self._refuse_during_run()
+        self._left_behind = {r: result for r, result in self._left_behind.items() if r != rank}
+        failed: list[str] = []
+
+        def rehearse(rank: int) -> None:
+            for number, code in enumerate(self._cells.get(rank, []), start=1):
+                try:
+                    collect({rank: self.ranks[rank].execute(code, silent=False, block=False)})
+                except RankError as error:
+                    failed.append(f"cell {number} of {len(self._cells[rank])}: {error}")
+
+        lost = self.ranks.replace([rank], rehearse if replay else None)
+        self.ranks.add_spares(self.config.spare)
+        told = f"rank {rank} has a new process, {self.pids[rank]}"
+        if not replay:
+            self._cells[rank] = []
+            return "\n".join([f"{told}, and is empty; the others kept all variables", *lost])
+        told += f", in which its {len(self._cells.get(rank, []))} cells ran again"
+        if self._pushed:
+            told += f"; what was pushed is not there: %push {' '.join(sorted(self._pushed))}"
+        return "\n".join([told, *failed, *lost])
 
     def leave_behind(self, results: Mapping[int, ipp.AsyncResult]) -> None:
         """Notes ranks that did not come back from a cell; they get no other one until they do."""
         self._left_behind = dict(results)
 
-    def require_reachable(self) -> None:
-        """ClusterError where the controller, or the engines' parent, is gone: nothing sent would arrive."""
-        gone = self._processes.unreachable() if self._processes is not None else None
-        if gone:
-            raise ClusterError(f"{gone}; the ranks cannot be reached: %nbgpu stop, then %nbgpu start")
-
-    def how_ended(self, rank: int) -> str | None:
-        """How the process of a rank ended, in words; None while it lives."""
-        if self._processes is None:
-            return None
-        ended = self._processes.how_ended(self._pids[rank], self.config.debug)
-        return None if ended is None else f"rank {rank} {ended}"
-
     def lookout(self) -> Lookout:
         """What asks the ranks where they are; to be closed."""
-        self._require_running()
-        assert self._processes is not None
-        return Lookout(self._processes.folder, self._pids, self._last_seen)
+        if self._processes is None:
+            raise NoClusterError(_NOT_RUNNING)
+        return Lookout(self._processes.folder, self.pids, self._last_seen)
 
     def status(self) -> str:
         """A table: every rank's device, process, memory, and the line that it is at. Answers within a second."""
+        pids = self.pids
         rows = [("rank", "device", "pid", "memory", "state")]
         with closing(self.lookout()) as lookout:
             lookout.ask()
             lookout.collect(_WHEREABOUTS_PATIENCE_S)
             for rank, device in enumerate(self.devices):
                 try:
-                    memory = f"{psutil.Process(self._pids[rank]).memory_info().rss / 2**20:.0f} MiB"
+                    memory = f"{psutil.Process(pids[rank]).memory_info().rss / 2**20:.0f} MiB"
                     state = self._state(rank, lookout)
                 except psutil.NoSuchProcess:
                     memory, state = "", "gone"
-                rows.append((str(rank), device.label(), str(self._pids[rank]), memory, state))
+                rows.append((str(rank), device.label(), str(pids[rank]), memory, state))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -404,45 +414,25 @@ class Cluster:
         return {
             # Every rank sees the cluster's GPUs, in order, as under torchrun: cuda:local_rank is its own.
             "CUDA_VISIBLE_DEVICES": ",".join(gpus),
-            "OMP_NUM_THREADS": str(self._threads_per_rank),
+            "OMP_NUM_THREADS": str(self.config.threads_for(self.world_size)),
             **({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if self.config.debug else {}),
         }
 
-    @property
-    def _threads_per_rank(self) -> int:
-        return self.config.threads_for(self.world_size)
+    def _sit_down(self, processes: Processes, seating: Seating) -> Ranks:
+        threads = self.config.threads_for(self.world_size)
+        return Ranks(
+            processes,
+            self._client,
+            self.devices,
+            self.backend,
+            threads,
+            self.config.debug,
+            seating,
+            self._note,
+        )
 
-    def _join(self, processes: Processes) -> None:
-        joining = {}
-        for rank, device in enumerate(self.devices):
-            reference = ipp.Reference("__import__('importlib').import_module('nbgpu.engine.boot').join")
-            joining[rank] = self._client[rank].apply_async(
-                reference,
-                rank,
-                self.world_size,
-                rank,
-                self.backend,
-                devices.torch_name(device, self.devices),
-                str(processes.folder),
-                self._threads_per_rank,
-            )
-        joined = collect(joining, self.config.start_timeout_s)
-        self._pids = {rank: answer["pid"] for rank, answer in joined.items()}
-
-    def _wait_for_output_path(self, processes: Processes) -> None:
-        """Makes sure that what a rank prints arrives: a subscription on the way to it takes a moment, and what
-        is printed before is lost without a word."""
-        deadline_s = time.monotonic() + self.config.start_timeout_s
-        for rank in range(self.world_size):
-            while (
-                not self._client[rank].execute("", silent=True, block=False).wait_for_output(_ECHO_PATIENCE_S)
-            ):
-                if time.monotonic() > deadline_s:
-                    raise ClusterError(f"what rank {rank} prints does not arrive. {processes.log_tail()}")
-
-    def _ranks(self, ranks: Sequence[int] | None) -> list[int]:
-        self._require_running()
-        self.require_reachable()
+    def _chosen(self, ranks: Sequence[int] | None) -> list[int]:
+        self.ranks.require_reachable()
         if ranks is None:
             return list(range(self.world_size))
         wrong = [r for r in ranks if not 0 <= r < self.world_size]
@@ -450,16 +440,13 @@ class Cluster:
             raise ConfigError(f"ranks = {list(ranks)} is not valid. Ranks: 0 to {self.world_size - 1}")
         return sorted(set(ranks))
 
-    def _require_running(self) -> None:
-        if not self.running:
-            raise NoClusterError("this cluster is not running. Start it with: start(), or %nbgpu start")
-
-    def _refuse_with_a_rank_gone(self) -> None:
-        ended = [how for rank in range(self.world_size) if (how := self.how_ended(rank)) is not None]
-        if ended:
+    def _replace_ranks_that_went(self) -> None:
+        """Replaces ranks that ended between two cells, and says so before the next one meets empty ranks."""
+        gone = self.ranks.gone()
+        if gone:
+            told = self.replace_gone()
             raise ClusterError(
-                f"{'; '.join(ended)}. The group cannot work without it. %nbgpu stop, then %nbgpu start gives new "
-                "ranks; %pull still saves variables of the others"
+                f"{'; '.join(gone.values())}, between two cells. {told}\nNothing was run: run it again"
             )
 
     def _take_back_ranks_left_behind(self) -> None:
@@ -475,7 +462,7 @@ class Cluster:
                 f"{', '.join(f'%nbgpu restart --rank {rank}' for rank in busy)}"
             )
         self._left_behind = {}
-        self.regroup()
+        self.ranks.regroup()
 
     def _refuse_during_run(self) -> None:
         if self.run is not None and not self.run.over:

@@ -101,7 +101,7 @@ class NbgpuMagics(Magics):
 
     @line_magic
     def nbgpu(self, line: str) -> None:
-        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] [--keep] | status | stop | attach [ID] | ps"""
+        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] [--keep] | status | stop | restart [--rank K [--replay]] | attach [ID] | ps"""
         command, *arguments = shlex.split(line) or ["status"]
         if command == "start":
             self._start(arguments)
@@ -110,12 +110,26 @@ class NbgpuMagics(Magics):
         elif command == "stop":
             current().stop()
             print("stopped")  # noqa: T201
+        elif command == "restart":
+            self._restart(" ".join(arguments))
         elif command == "attach":
             self._attach(arguments)
         elif command == "ps":
             print(listing.table())  # noqa: T201
         else:
-            raise UsageError(f"%nbgpu {command}: there is start, status, stop, attach and ps")
+            raise UsageError(f"%nbgpu {command}: there is start, status, stop, restart, attach and ps")
+
+    @magic_arguments()
+    @argument("--rank", type=int, help="which rank; the whole cluster where it is left out")
+    @argument("--replay", action="store_true", help="run the cells again there that the rank had seen")
+    def _restart(self, line: str) -> None:
+        """End a rank and put a new process in its place, or start the whole cluster anew."""
+        arguments: Namespace = parse_argstring(self._restart, line)
+        if arguments.replay and arguments.rank is None:
+            raise UsageError(
+                "%nbgpu restart --replay runs the cells of one rank again: name it with --rank K"
+            )
+        print(current().restart(arguments.rank, arguments.replay))  # noqa: T201 - the magic's output
 
     def _attach(self, arguments: list[str]) -> None:
         if len(arguments) > 1:

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -32,14 +33,15 @@ _HEARTBEAT_PERIOD_MS = 100
 """ipyparallel counts an engine as there after its first heartbeat; its default of 3 s is felt at every start."""
 _HEARTBEATS_MISSED = 30
 _OBITUARY_PATIENCE_S = 0.2
+_NURSERY_PATIENCE_S = 60.0
 _CLUSTER_ID = "nbgpu"
 
 
 class _NurseryLauncher(LocalEngineLauncher):  # type: ignore[misc]
-    """Starts all engines through one process that imports torch once and forks them (engine/boot.py)."""
+    """Starts all engines through one process that imports torch once and forks them (engine/nursery.py)."""
 
     def find_args(self) -> list[str]:
-        return [sys.executable, "-m", "nbgpu.engine.boot", str(self.n)]
+        return [sys.executable, "-m", "nbgpu.engine.nursery", str(self.n)]
 
     def start(self, n: int) -> Any:
         self.n = n
@@ -148,6 +150,32 @@ class Processes:
             raise
         return client
 
+    def new_engine(self) -> tuple[int, int]:
+        """Starts one more engine; returns its pid, and its number, under which it comes to ipyparallel's client in
+        a moment."""
+        answer = self._ask_nursery({"fork": True})
+        return answer["pid"], answer["engine"]
+
+    def prepare_engines(self, module: str) -> None:
+        """Has a module imported that engines will need which are started from now on; returns at once."""
+        self._ask_nursery({"import": module})
+
+    def _ask_nursery(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            with socket.socket(socket.AF_UNIX) as nursery:
+                nursery.settimeout(_NURSERY_PATIENCE_S)
+                nursery.connect(str(self.folder / "nursery.sock"))
+                nursery.sendall(json.dumps(request).encode())
+                answer: dict[str, Any] = json.loads(nursery.recv(4096))
+        except (OSError, ValueError) as error:
+            time.sleep(_OBITUARY_PATIENCE_S)  # until the end of a process can be seen
+            self.require_reachable()
+            raise ClusterError(
+                f"the process that starts engines does not answer ({error!r}). Start the cluster anew: %nbgpu "
+                "restart"
+            ) from None
+        return answer
+
     def keep(self) -> None:
         """From now on they go on when this process ends."""
         (self.folder / KEPT).touch(mode=0o600)
@@ -173,6 +201,11 @@ class Processes:
         code = codes.get(name) or 0
         how = f" (killed by {signal.Signals(-code).name})" if code < 0 else ""
         return f"the {name} of the cluster is gone{how}"
+
+    def require_reachable(self) -> None:
+        """ClusterError where the controller, or the engines' parent, is gone: nothing sent would arrive."""
+        if gone := self.unreachable():
+            raise ClusterError(f"{gone}; the ranks cannot be reached: %nbgpu stop, then %nbgpu start")
 
     def _exit_code(self, name: str) -> int | None:
         """Of a process that is gone; None where it is not known."""
@@ -219,6 +252,7 @@ class Processes:
 
     def _check_start(self, num_there: int, num_engines: int, deadline_s: float, timeout_s: float) -> None:
         gone = [name for name, process in self.leaders.items() if not process.alive()]
+        gone += ["process of an engine" for _ in self.folder.glob("ended-*")]
         if gone:
             raise ClusterError(f"the {' and the '.join(gone)} ended during the start. {self.log_tail()}")
         if time.monotonic() > deadline_s:

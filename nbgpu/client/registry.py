@@ -22,6 +22,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nbgpu.client.process_id import ProcessId
+from nbgpu.client.seating import Seating
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, NoClusterError
 from nbgpu.records import Device
@@ -56,8 +57,7 @@ class Entry(BaseModel):
     """The engines' common parent and the controller, by what messages call them; empty while they start."""
     engines: dict[int, ProcessId] = {}
     """By rank."""
-    generation: int = 0
-    num_severed: int = 0
+    seating: Seating = Seating()
     run: Path | None = None
     """The folder of the run that was started last."""
 

@@ -7,16 +7,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import ipyparallel as ipp
 
 from nbgpu import manifest, resume, runs
+from nbgpu.client.ranks import Ranks
 from nbgpu.client.results import LeftResult
-from nbgpu.client.watch import Ranks, RankWatch
+from nbgpu.client.watch import RankWatch
 from nbgpu.config import ClusterConfig, TrainConfig, read_toml
-from nbgpu.errors import ClusterError, RankError, RunError
+from nbgpu.errors import NbgpuError, RankError, RunError
 from nbgpu.records import (
     FINAL_STATES,
     Command,
@@ -34,20 +36,26 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _log = logging.getLogger("nbgpu.run")
+_RUN_IN_ENGINE = "nbgpu.engine.train:run_in_engine"
 _STOP_PATIENCE_S = 10.0
+_MAX_HEAL_ATTEMPTS = 3
+_MAX_DEATHS_WITHOUT_PROGRESS = 2
+"""A step that kills its rank each time it is done would go on for ever."""
 _WATCH_PERIOD_S = 0.1
 
 
-class Host(Ranks, Protocol):
+class Host(Protocol):
     """What a run asks of the cluster that it runs on."""
 
     config: ClusterConfig
     devices: tuple[Device, ...]
     backend: str
+    news: list[str]
 
-    def call_engines(self, function: str, *args: Any) -> dict[int, ipp.AsyncResult]: ...
+    @property
+    def ranks(self) -> Ranks: ...
 
-    def regroup(self) -> list[str]: ...
+    def replace_gone(self) -> str: ...
 
 
 class Presenter(Protocol):
@@ -97,7 +105,11 @@ class Run:
         self._results = results
         self._over = threading.Event()
         self._abandoned = False
-        self._lost: ClusterError | None = None
+        self._lost: NbgpuError | None = None
+        self._prepared = False
+        """Whether what a new rank needs has been imported where it comes from."""
+        self._died_at_step = 0
+        self._num_deaths = 0
         self._final_state: RunState | None = None
         self._lock = threading.Lock()
         self._on_end: list[Callable[[Run], None]] = []
@@ -111,7 +123,7 @@ class Run:
     def start(cls, config: TrainConfig, host: Host) -> Run:
         """Makes the run's folder and starts the trainer on every rank."""
         folder = runs.create(config, host.config)
-        results = host.call_engines("nbgpu.engine.train:run_in_engine", str(folder))
+        results = host.ranks.call(_RUN_IN_ENGINE, str(folder))
         return cls(folder, config, _info(folder, config, host), host, results)
 
     @classmethod
@@ -253,20 +265,73 @@ class Run:
         send_command(self.folder, command)
 
     def _bring_every_rank_back(self) -> None:
-        watch = RankWatch(self._host, self._results)
-        while (pending := watch.pending()) and not self._abandoned and not watch.stuck():
-            self._results[pending[0]].wait(_WATCH_PERIOD_S)
-            watch.check()
-        if not self._abandoned:
+        while True:
+            watch = RankWatch(self._host.ranks, self._results)
+            while (pending := watch.pending()) and not self._abandoned and not watch.stuck():
+                self._results[pending[0]].wait(_WATCH_PERIOD_S)
+                watch.check()
+                if not self._prepared and self.status == "training":
+                    # Not earlier: while the ranks import the same, it would take the cores from them.
+                    self._host.ranks.prepare_for(f"nbgpu.recipes.{self.config.recipe}")
+                    self._prepared = True
+            if self._abandoned:
+                return
             self.failures, _ = watch.outcome()
-            if watch.left_the_group_unsure and not watch.gone and not watch.stuck():
-                self._host.regroup()
+            if not (self._can_heal(watch) and self._heal(watch)):
+                self._end_on_the_ranks(watch)
+                return
+
+    def _can_heal(self, watch: RankWatch) -> bool:
+        """Whether ranks died, which can be replaced, and nothing else went wrong."""
+        if not watch.gone or len(watch.gone) == self._info.world_size:
+            return False
+        if any(failure.rank not in watch.gone for failure in self.failures):
+            return False
+        step = max(status.step for status in self.statuses())
+        self._num_deaths = self._num_deaths + 1 if step <= self._died_at_step + 1 else 1
+        self._died_at_step = step
+        if self._num_deaths <= _MAX_DEATHS_WITHOUT_PROGRESS:
+            return True
+        self._add_to_failures(f"that was {self._num_deaths} times at step {step}, and the run was given up")
+        return False
+
+    def _heal(self, watch: RankWatch) -> bool:
+        """Replaces the ranks that died and lets the run go on; False where that fails."""
+        why = "; ".join(failure.message for failure in self.failures)
+        for attempt in range(1, _MAX_HEAL_ATTEMPTS + 1):
+            try:
+                told = self._host.replace_gone()
+                break
+            except NbgpuError as error:
+                # Another one that died meanwhile is replaced too.
+                if attempt == _MAX_HEAL_ATTEMPTS or not self._host.ranks.gone():
+                    self._add_to_failures(f"it could not be replaced: {error}")
+                    return False
+        self._host.news.append(f"{why}, while {self.folder.name} was training. {told}")
+        self.failures = ()
+        self._results = self._host.ranks.call(_RUN_IN_ENGINE, str(self.folder), why)
+        return True
+
+    def _add_to_failures(self, text: str) -> None:
+        self.failures = [replace(f, message=f"{f.message}; {text}") for f in self.failures]
+
+    def _end_on_the_ranks(self, watch: RankWatch) -> None:
+        """Leaves the ranks in good order for what comes next."""
+        stuck = watch.stuck()
+        if watch.left_the_group_unsure and not watch.gone and not stuck:
+            self._host.ranks.regroup([failure.rank for failure in self.failures])
+        back = [rank for rank in self._results if rank not in watch.gone and rank not in stuck]
+        self._host.ranks.call("nbgpu.engine.train:let_go", str(self.folder), ranks=back)
 
     def _follow_to_the_end(self) -> None:
         try:
             self._bring_every_rank_back()
-        except ClusterError as error:
+        except NbgpuError as error:
             self._lost = error
+        except Exception as error:  # noqa: BLE001
+            # Whoever waits for the run would wait for ever.
+            _log.exception("the handle of %s failed", self.folder.name)
+            self._lost = RunError(f"{self.folder.name} cannot be followed any more: {error!r}")
         ended = [result for result in self._results.values() if result.ready()]
         failed = bool(self.failures or self._lost)
         complete = len(ended) == len(self._results) and not failed

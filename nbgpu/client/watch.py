@@ -7,12 +7,12 @@ is severed from its process groups, which frees it at once; one that computes is
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Mapping
 
 import ipyparallel as ipp
 
 from nbgpu.client import mismatches
+from nbgpu.client.ranks import Ranks
 from nbgpu.client.results import failures
 from nbgpu.records import RankFailure
 
@@ -30,18 +30,6 @@ _NETWORK_ERRORS = (
 
 _ECHO = "PeerFailed"
 """What a rank of a training run raises to say that another one has failed (engine/consensus.py)."""
-
-
-class Ranks(Protocol):
-    """What the watch asks of a cluster."""
-
-    def sever(self) -> None: ...
-
-    def interrupt(self, ranks: Iterable[int]) -> None: ...
-
-    def how_ended(self, rank: int) -> str | None: ...
-
-    def require_reachable(self) -> None: ...
 
 
 class RankWatch:

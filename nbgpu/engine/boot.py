@@ -1,44 +1,27 @@
-"""What a rank's process does before the first cell.
-
-`python -m nbgpu.engine.boot N` is the nursery: it imports torch and ipyparallel once and forks N engines,
-each with the number of its rank. Importing once takes a fraction of the time that N imports on a busy host
-take, and runs while ipyparallel's controller starts. `join` then makes an engine a rank of the group.
-"""
+"""What a rank's process does before the first cell, and what it can do while its main thread is busy."""
 
 from __future__ import annotations
 
-import gc
 import os
 import select
 import shutil
 import signal
 import socket
-import sys
 import threading
-import time
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbgpu.engine import whereabouts
-from nbgpu.records import CONTROLLER_PID
 from nbgpu.vigil import Vigil
 
-OWNER_PID = "NBGPU_OWNER_PID"
-"""Environment variable: the process that started the cluster, usually the notebook's kernel."""
-CLUSTER_FOLDER = "NBGPU_CLUSTER_FOLDER"
-"""Environment variable: the cluster's private folder."""
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
-_NEEDED_BY_EVERY_ENGINE = (
-    "ipykernel.ipkernel",
-    "ipykernel.zmqshell",
-    "ipyparallel.engine.app",
-    "nbgpu.engine.group",
-    "torch.nn.parallel",
-)
-_STOP_GRACE_S = 1.0
+    from nbgpu.engine.group import Membership
+
 _SEVER_PATIENCE_S = 5.0
 
 
@@ -90,44 +73,79 @@ class Sentinel:
 _sentinel: Sentinel | None = None
 
 
-def join(
-    rank: int, world_size: int, local_rank: int, backend: str, device: str, rendezvous: str, threads: int
-) -> dict[str, Any]:
-    """Makes this engine rank `rank` of the first generation, and gives its cells their names.
+def begin(number: int, vigil: Vigil, cluster_folder: Path) -> NoReturn:
+    """Runs ipyparallel's engine in this process, under the eyes of a sentinel, until it is told to stop."""
+    global _sentinel
+    _sentinel = Sentinel(vigil, cluster_folder)
+    whereabouts.answer_from(cluster_folder)
+    from ipyparallel.engine.app import IPEngine
+
+    IPEngine.launch_instance(argv=["--IPEngine.enable_nanny=False", f"--IPEngine.id={number}"])
+    os._exit(0)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """An engine's place in the group, as the client assigns it."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    backend: str
+    device: str
+    """'cuda:N' among the GPUs that the cluster chose, or 'cpu'."""
+    rendezvous: str
+    """Folder in which the ranks meet; only the user can enter it."""
+    threads: int
+    """CPU threads for torch's operators on this rank."""
+
+
+def join(seat: Mapping[str, Any]) -> None:
+    """Makes this engine a rank of the first generation, and gives its cells their names."""
+    from nbgpu.engine import group
+
+    taken = _take(Seat(**seat))
+    group.form(_membership(taken), Path(taken.rendezvous))
+
+
+def rehearse(seat: Mapping[str, Any]) -> None:
+    """Gives an engine that takes over a rank its names, and a group in which every collective does nothing.
+
+    In it the cells that the rank had seen can run again with nobody at the other end; `join_again` ends it.
+    """
+    from nbgpu.engine import group
+
+    group.form_alone(_membership(_take(Seat(**seat))))
+
+
+def join_again(
+    seat: Mapping[str, Any], generation: int, num_severed: int, healthy: Sequence[int]
+) -> list[str]:
+    """Takes part in the next generation of the group; every rank calls it, also one that has just come.
 
     Args:
-        device: 'cuda:N' among the GPUs that the cluster chose, or 'cpu'.
-        rendezvous: folder in which the ranks meet; only the user can enter it.
-        threads: CPU threads for torch's operators on this rank.
+        seat: the rank's place.
+        generation: which forming of the group this is.
+        num_severed: how often the client has severed this engine so far.
+        healthy: the ranks whose state is to be trusted where the ranks differ.
 
     Returns:
-        What the client says of the rank: pid, torch's version, device name.
+        A line for each variable that could not be moved to the new group, or whose state differed.
     """
-    import torch
-    import torch.distributed as dist
-    from IPython.core.getipython import get_ipython
+    from nbgpu.engine import belongings, group, replicas
 
-    from nbgpu.engine import debug, group, interrupts, memory, tracebacks
-
-    torch.set_num_threads(threads)
-    assert _sentinel is not None, "join is for engines that the nursery forked"
-    _sentinel.take_signals()
-    debug.mend_ddp()
-    group.remember_what_is_made()
-    member = group.Membership(rank, world_size, local_rank, torch.device(device), backend)
-    group.form(member, Path(rendezvous))
-    shell = get_ipython()
-    assert shell is not None, "join is for engines, which have an IPython shell"
-    tracebacks.install(shell)
-    interrupts.reach_only_the_persons_code(shell.kernel)  # type: ignore[attr-defined]
-    memory.watch_cells(shell, rank, member.device)
-    shell.events.register("pre_run_cell", lambda _: group.note_traffic())
-    shell.events.register("post_run_cell", _note_end_of_cell)
-    shell.user_ns.update(
-        rank=rank, local_rank=local_rank, world_size=world_size, device=member.device, torch=torch, dist=dist
-    )
-    # A plain str: torch's own version object would make the client import torch to unpickle it.
-    return {"pid": os.getpid(), "torch": str(torch.__version__)}
+    assert _sentinel is not None, "join_again is for engines that the nursery forked"
+    _sentinel.wait_until_severed(num_severed)
+    taken = _take(Seat(**seat))
+    variables = _shell().user_ns
+    lost = [
+        f"this belonged to the old process group; make it again: {line}"
+        for line in belongings.how_to_make_again(variables)
+    ]
+    group.form_again(_membership(taken), Path(taken.rendezvous), generation)
+    global _last_cell_failed
+    _last_cell_failed = False
+    return lost + replicas.move(variables, healthy)
 
 
 _last_cell_failed = False
@@ -143,98 +161,55 @@ def last_cell_failed() -> bool:
     return _last_cell_failed
 
 
-def regroup(generation: int, num_severed: int) -> list[str]:
-    """Forms the group anew after a failure; returns what could not be moved to it (`group.form_again`).
+_taken: Seat | None = None
 
-    Args:
-        generation: which forming of the group this is.
-        num_severed: how often the client has severed the ranks so far.
-    """
+
+def _take(seat: Seat) -> Seat:
+    """Prepares this engine to be a rank, once."""
+    global _taken
+    if _taken is not None:
+        assert _taken == seat, f"this engine is rank {_taken.rank} already"
+        return seat
+    import torch
+    import torch.distributed as dist
+
+    from nbgpu.engine import debug, group, interrupts, memory, replicas, tracebacks
+
+    _taken = seat
+    torch.set_num_threads(seat.threads)
+    assert _sentinel is not None, "only engines that the nursery forked become ranks"
+    _sentinel.take_signals()
+    debug.mend_ddp()
+    group.note_connections()
+    replicas.note()
+    shell = _shell()
+    tracebacks.install(shell)
+    interrupts.reach_only_the_persons_code(shell.kernel)  # type: ignore[attr-defined]
+    memory.watch_cells(shell, seat.rank, torch.device(seat.device))
+    shell.events.register("pre_run_cell", lambda _: group.note_traffic())
+    shell.events.register("post_run_cell", _note_end_of_cell)
+    shell.user_ns.update(
+        rank=seat.rank,
+        local_rank=seat.local_rank,
+        world_size=seat.world_size,
+        device=torch.device(seat.device),
+        torch=torch,
+        dist=dist,
+    )
+    return seat
+
+
+def _membership(seat: Seat) -> Membership:
+    import torch
+
+    from nbgpu.engine.group import Membership
+
+    return Membership(seat.rank, seat.world_size, seat.local_rank, torch.device(seat.device), seat.backend)
+
+
+def _shell() -> InteractiveShell:
     from IPython.core.getipython import get_ipython
 
-    from nbgpu.engine import group
-
     shell = get_ipython()
-    assert shell is not None, "regroup is for engines, which have an IPython shell"
-    assert _sentinel is not None, "regroup is for engines that the nursery forked"
-    _sentinel.wait_until_severed(num_severed)
-    global _last_cell_failed
-    _last_cell_failed = False
-    return group.form_again(generation, shell.user_ns)
-
-
-def main() -> None:
-    """The nursery: forks the engines, and ends with the last of them or when it is told to stop."""
-    num_engines = int(sys.argv[1])
-    owner_pid = int(os.environ[OWNER_PID])
-    folder = Path(os.environ[CLUSTER_FOLDER])
-    # Everything that an engine needs anyway, before the fork, so that it is paid for once. torch starts no
-    # thread and does not touch a GPU when it is imported, which is what makes forking after it safe.
-    gc.disable()  # while modules are imported there is nothing to collect, and looking for it takes time
-    for module in _NEEDED_BY_EVERY_ENGINE:
-        import_module(module)
-    gc.enable()
-    gc.freeze()  # keeps the collector from copying the pages that the engines share
-    pids: set[int] = set()
-    controller_pid = _controller_pid(folder, owner_pid)
-    if os.getppid() == owner_pid:  # else it went while this process was importing
-        pids.update(_fork_engine(rank, owner_pid, controller_pid) for rank in range(num_engines))
-
-    def stop(*_: int | FrameType | None) -> NoReturn:
-        _end(pids)
-        sys.exit(0)
-
-    signal.signal(signal.SIGTERM, stop)
-    while pids:
-        pid, status = os.wait()
-        pids.discard(pid)
-        # Only a parent is told how a process ended; the client reads it here.
-        with suppress(FileNotFoundError):
-            (folder / f"ended-{pid}").write_text(str(os.waitstatus_to_exitcode(status)))
-    if os.getppid() != owner_pid:
-        # The last process of the cluster: what the others wrote while they ended goes with it.
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _controller_pid(folder: Path, owner_pid: int) -> int:
-    """The controller's process, once the owner has started it; 0 where the owner goes before that."""
-    while os.getppid() == owner_pid:
-        with suppress(FileNotFoundError):
-            return int((folder / CONTROLLER_PID).read_text())
-        time.sleep(0.01)
-    return 0
-
-
-def _fork_engine(rank: int, owner_pid: int, controller_pid: int) -> int:
-    """Forks one engine, which runs until it is told to stop; returns its pid."""
-    nursery_pid = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
-    global _sentinel
-    folder = Path(os.environ[CLUSTER_FOLDER])
-    _sentinel = Sentinel(Vigil(folder, owner_pid, [nursery_pid, controller_pid]), folder)
-    whereabouts.answer_from(folder)
-    from ipyparallel.engine.app import IPEngine
-
-    IPEngine.launch_instance(argv=["--IPEngine.enable_nanny=False", f"--IPEngine.id={rank}"])
-    os._exit(0)
-
-
-def _end(pids: set[int]) -> None:
-    """Asks the engines to stop, and makes those stop that are still there after a moment."""
-    for pid in pids:
-        os.kill(pid, signal.SIGTERM)
-    give_up_s = time.monotonic() + _STOP_GRACE_S
-    while pids and time.monotonic() < give_up_s:
-        pid, _ = os.waitpid(-1, os.WNOHANG)
-        pids.discard(pid)
-        if not pid:
-            time.sleep(0.01)
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    # Under its own name, and not as __main__: the engines import this module, and must find their sentinel in it.
-    import_module("nbgpu.engine.boot").main()
+    assert shell is not None, "an engine has an IPython shell"
+    return shell

@@ -4,29 +4,25 @@ A generation is one forming of the group. Each has a rendezvous of its own, a fi
 folder, so that nothing left over from an earlier group can be mistaken for news of this one.
 
 After a failure `sever` frees the ranks that wait in a collective, from a thread, and `form_again` makes the
-next generation, with every DistributedDataParallel object started anew on it.
+next generation; `replicas.py` moves the person's DistributedDataParallel objects to it.
 """
 
 from __future__ import annotations
 
 import functools
-import gc
-import inspect
 import os
-from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.nn.parallel import DistributedDataParallel
 
-from nbgpu.engine import belongings, exchange, flight, sockets
+from nbgpu.engine import flight, sockets
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
@@ -43,11 +39,8 @@ class Membership:
 
 
 _membership: Membership | None = None
-_rendezvous: Path | None = None
 _store_file: Path | None = None
 _bytes_before_cell = 0
-_ddp_arguments: WeakKeyDictionary[DistributedDataParallel, tuple[int, dict[str, Any]]] = WeakKeyDictionary()
-"""Of every DDP object that lives: how many were made before it, and what it was made with."""
 
 
 def membership() -> Membership:
@@ -72,7 +65,7 @@ def form(
         RuntimeError: the all_reduce gave a wrong sum, or a peer did not come within the timeout.
         ConnectionError: a process of another user took a rank's place.
     """
-    global _membership, _rendezvous, _store_file
+    global _membership, _store_file
     store = None
     if rendezvous is not None:
         stay_on_loopback()
@@ -93,7 +86,7 @@ def form(
     )
     sockets.refuse_other_users()
     prove(member.world_size, member.device)
-    _membership, _rendezvous = member, rendezvous
+    _membership = member
 
 
 def prove(world_size: int, device: torch.device) -> None:
@@ -115,8 +108,8 @@ def stay_on_loopback() -> None:
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
-def remember_what_is_made() -> None:
-    """From now on notes the connections of every group, and the arguments of every DDP object, that is made.
+def note_connections() -> None:
+    """From now on notes the connections of every group that is made.
 
     Groups that a person makes (`new_group`, DeviceMesh, FSDP) all go through one private function of torch.
     """
@@ -131,20 +124,6 @@ def remember_what_is_made() -> None:
         return made
 
     distributed_c10d._new_process_group_helper = make_group_and_note
-
-    make_ddp = DistributedDataParallel.__init__
-    signature = inspect.signature(make_ddp)
-
-    @functools.wraps(make_ddp)
-    def make_ddp_and_note(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-        make_ddp(self, *args, **kwargs)
-        arguments = dict(signature.bind(self, *args, **kwargs).arguments)
-        del arguments["self"], arguments["module"]
-        number, _ = _ddp_arguments.get(self, (next(_numbers), {}))
-        _ddp_arguments[self] = number, arguments
-
-    _numbers = iter(range(10**9))
-    DistributedDataParallel.__init__ = make_ddp_and_note  # type: ignore[method-assign]
 
 
 def note_traffic() -> None:
@@ -179,36 +158,15 @@ def sever() -> None:
                 backend.abort()
 
 
-def form_again(generation: int, variables: Mapping[str, Any]) -> list[str]:
-    """Forms the group anew and starts every DDP object anew on it, in place. Every rank calls it.
+def form_alone(member: Membership) -> None:
+    """Forms a group in which this rank has its number, and every collective returns at once and does nothing."""
+    # torch's own stand-in for a backend, which its tests and its memory estimates run on.
+    fake = import_module("torch.testing._internal.distributed.fake_pg")
+    dist.init_process_group("fake", rank=member.rank, world_size=member.world_size, store=fake.FakeStore())
 
-    Args:
-        generation: which forming this is.
-        variables: the person's own, by name.
 
-    Returns:
-        A line for each variable that belonged to the old group and could not be moved, which says how to make
-        it again.
-    """
-    lost = belongings.how_to_make_again(variables)
+def form_again(member: Membership, rendezvous: Path, generation: int) -> None:
+    """Forms the group anew, in place of the one that this process may have. Every rank calls it."""
     if dist.is_initialized():  # unless the person's own code has ended it
         dist.destroy_process_group()
-    form(membership(), _rendezvous, generation)
-    gc.collect()  # so that no DDP object is taken for a living one that only waits for the collector
-    mine = {number: (ddp, arguments) for ddp, (number, arguments) in _ddp_arguments.items()}
-    for number in _on_every_rank(mine):
-        ddp, arguments = mine[number]
-        if arguments.get("process_group") is not None or arguments.get("device_mesh") is not None:
-            lost.append(
-                "a DistributedDataParallel object on a group of your own: make it again on a new group"
-            )
-            continue
-        was_training = ddp.training
-        ddp.__init__(ddp.module, **arguments)  # type: ignore[misc]
-        ddp.training = was_training
-    return lost
-
-
-def _on_every_rank(numbers: Iterable[int]) -> list[int]:
-    """The DDP objects that all ranks have, in the order in which they were made."""
-    return sorted(set.intersection(*map(set, exchange.gather(list(numbers)))))
+    form(member, rendezvous, generation)

@@ -42,16 +42,19 @@ _FREED = (dist.DistError, KeyboardInterrupt)
 """What a rank raises that was freed from a collective. gloo raises plain RuntimeErrors besides."""
 
 
-def run_in_engine(folder: str) -> RunState:
+def run_in_engine(folder: str, mended: str = "") -> RunState:
     """Trains what `run.toml` in the folder says, on the engine's own process group.
 
     Called again for the same folder after a failure that is mended, it goes on where the ranks were. A rank
     whose training was cut off keeps its state for that, until `let_go`.
+
+    Args:
+        mended: what had gone wrong and is mended, in words; empty at the run's start.
     """
     rank = group.membership().rank
     runs.leave_outcome(Path(folder), rank, None)
     try:
-        state = _go_on(folder)
+        state = _go_on(folder, mended)
     except BaseException as error:
         told = "".join(traceback.format_exception(error))
         failure = RankFailure(rank, type(error).__name__, str(error), told)
@@ -61,13 +64,13 @@ def run_in_engine(folder: str) -> RunState:
     return state
 
 
-def _go_on(folder: str) -> RunState:
+def _go_on(folder: str, mended: str) -> RunState:
     cluster, config = read_toml(Path(folder) / "run.toml")
     member = group.membership()
     device = devices.choose(cluster.gpus, member.world_size)[member.rank]
     trainer = _interrupted.pop(folder, None) or _trainer(config, Path(folder), member, device)
     try:
-        return train(trainer)
+        return train(trainer, mended)
     except BaseException as error:
         with undisturbed():
             if isinstance(error, _FREED) or type(error) is RuntimeError:
@@ -91,8 +94,8 @@ def let_go(folder: str) -> None:
         memory.free()
 
 
-def train(trainer: Trainer) -> RunState:
-    """Trains on this rank; every rank of the group calls it.
+def train(trainer: Trainer, mended: str = "") -> RunState:
+    """Trains on this rank; every rank of the group calls it. `mended` as in `run_in_engine`.
 
     Returns:
         'finished' or 'stopped'.
@@ -102,7 +105,7 @@ def train(trainer: Trainer) -> RunState:
     """
     try:
         with flight.kept_in(trainer.folder, trainer.rank), _own_randomness_and_threads(trainer.config):
-            state = trainer.run()
+            state = trainer.run(mended)
     except Exception as error:
         if not memory.is_exhausted(error):
             raise

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu import resume
 from nbgpu.config import TrainConfig
-from nbgpu.engine import checkpoint, exchange, memory
+from nbgpu.engine import checkpoint, exchange, memory, optimizers
 from nbgpu.engine.consensus import Consensus, together
 from nbgpu.engine.group import Membership
 from nbgpu.engine.nonfinite import Guard
@@ -120,11 +120,14 @@ class Trainer:
         """What the process held beside the run; None before the first step."""
         self._unrecorded: tuple[int, dict[str, Tensor], dict[str, float], Mapping[str, Tensor]] | None = None
 
-    def run(self) -> RunState:
+    def run(self, mended: str = "") -> RunState:
         """Trains to the last step, or until the person stops it; returns 'finished' or 'stopped'.
 
         After a failure that is mended (a rank was replaced, the group formed anew) every rank calls it again,
         and training goes on with the state of the rank that had got furthest.
+
+        Args:
+            mended: the failure that was mended, in words, which is recorded; empty at the start.
 
         Raises:
             DataError: a file cannot be used; every rank raises it, at the same step.
@@ -132,6 +135,8 @@ class Trainer:
         # Made anew each time, so that the newest command counts even if a rank that had heard it is gone.
         self._consensus = Consensus(CommandWatch(self.folder) if self.rank == 0 else None)
         self._gather_ranks()
+        if mended:
+            self._event("heal", f"{mended}; replaced, and training goes on after step {self.step}")
         self._enter("training")
         started_s = time.perf_counter()
         try:
@@ -153,6 +158,7 @@ class Trainer:
             for buffer, before in zip(self.model.buffers(), self._buffers_before_step, strict=False):
                 buffer.copy_(before)
         # The last step was perhaps never judged, which takes all ranks: if the run is to stop, they do it again.
+        self._record_numbers()
         self._unrecorded = None
         if self._guard.is_over:
             self._step_back()
@@ -237,15 +243,14 @@ class Trainer:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that training goes on from: tensors by name ('model.*', 'optimizer.*'), and the rest as JSON."""
         assert self._unrecorded is None, "the last step was looked at (_flush) before its state counts"
-        optimizer = self._optimizer.state_dict()
+        moments, groups = optimizers.state_of(self._optimizer)
         tensors = {f"model.{name}": tensor for name, tensor in self._model.state_dict().items()}
-        for index, values in optimizer["state"].items():
-            tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
+        tensors |= {f"optimizer.{name}": tensor for name, tensor in moments.items()}
         return tensors, {
             "step": self.step,
             "validated_step": self._validated_step,
             "train_s": self._train_s,
-            "optimizer": optimizer["param_groups"],
+            "optimizer": groups,
             "schedule": self._schedule.state_dict()["last_epoch"],
             "scaler": self._scaler.state_dict(),
             "left_out": self._guard.num_left_out,
@@ -253,16 +258,12 @@ class Trainer:
 
     def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Goes on from what `state` gave on this or another rank; every rank loads the same."""
-        optimizer: dict[int, dict[str, Tensor]] = {}
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")
-            if part == "optimizer":
-                index, _, value_name = rest.partition(".")
-                optimizer.setdefault(int(index), {})[value_name] = tensor
-        self._model.load_state_dict(
-            {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
-        )
-        self._optimizer.load_state_dict({"state": optimizer, "param_groups": about["optimizer"]})
+            parts[part][rest] = tensor
+        self._model.load_state_dict(parts["model"])
+        optimizers.load_state(self._optimizer, parts["optimizer"], about["optimizer"])
         self._schedule.load_state_dict({**self._schedule.state_dict(), "last_epoch": about["schedule"]})
         self._scaler.load_state_dict(about["scaler"])
         self._guard.restore(about["left_out"])
@@ -532,9 +533,8 @@ class Trainer:
         """
         if self._unrecorded is None:
             return
-        step, tensors, numbers, inputs = self._unrecorded
-        if self.recorder is not None:
-            self.recorder.sample(step, **{name: t.item() for name, t in tensors.items()}, **numbers)
+        step, tensors, _, inputs = self._unrecorded
+        self._record_numbers()
         verdict = self._guard.judge(step, tensors, inputs, self._scaler, self.step)
         self._unrecorded = None
         if verdict is None:
@@ -546,6 +546,11 @@ class Trainer:
             raise RunError(verdict.text)
         if verdict.rank == self.rank and self.recorder is not None:
             self.recorder.event("nonfinite", verdict.text, step)
+
+    def _record_numbers(self) -> None:
+        if self._unrecorded is not None and self.recorder is not None:
+            step, tensors, numbers, _ = self._unrecorded
+            self.recorder.sample(step, **{name: t.item() for name, t in tensors.items()}, **numbers)
 
     def _step_back(self) -> None:
         """Goes back to the step that the weights belong to, where the steps after it were left out."""

@@ -185,7 +185,8 @@ def _awaited_work(frame: FrameType) -> str:
 
 
 def _has_ddp() -> bool:
-    return bool(sys.modules["nbgpu.engine.group"]._ddp_arguments)
+    replicas = sys.modules.get("nbgpu.engine.replicas")
+    return replicas is not None and replicas.are_there()
 
 
 def _pulse(collective: str, main_thread: int) -> str:

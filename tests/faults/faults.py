@@ -11,9 +11,11 @@ Action = Literal[
     "raise_in_collective",
     "kill",
     "segfault",
+    "abort",
     "sleep",
     "hold_gil",
     "hold_gil_asleep",
+    "hold_gil_for_ever",
     "oom",
 ]
 BadNumber = Literal["nan_loss", "nan_input", "inf_gradient"]
@@ -23,10 +25,12 @@ _ACTIONS: dict[Action, str] = {
     "raise_in_collective": "__import__('torch').distributed.all_gather([], __import__('torch').ones(1))",
     "kill": "__import__('os').kill(__import__('os').getpid(), __import__('signal').SIGKILL)",
     "segfault": "__import__('os').kill(__import__('os').getpid(), __import__('signal').SIGSEGV)",
+    "abort": "__import__('os').abort()",
     "sleep": "__import__('time').sleep(600)",
     "hold_gil": "sum(range(4 * 10**8))",
     # PyDLL, unlike CDLL, keeps the GIL during the call.
     "hold_gil_asleep": "__import__('ctypes').PyDLL(None).usleep(2_500_000)",
+    "hold_gil_for_ever": "sum(range(10**15))",
     # More than any address space: the allocator itself refuses.
     "oom": "torch.empty(2**60, dtype=torch.uint8)",
 }
@@ -46,12 +50,14 @@ def at(rank: int, action: Action) -> str:
     return f"if rank == {rank}: {_now(action)}"
 
 
+def note() -> str:
+    """A statement that notes the moment (rows.py), for a fault that the cell itself is."""
+    return f"__import__('pathlib').Path({str(moment())!r}).write_text(str(__import__('time').monotonic()))"
+
+
 def _now(action: Action | BadNumber) -> str:
-    """What the rank does: it notes the moment (rows.py), and then it happens."""
-    return (
-        f"__import__('pathlib').Path({str(moment())!r}).write_text(str(__import__('time').monotonic())); "
-        f"{(_ACTIONS | _BAD_NUMBERS)[action]}"
-    )
+    """What the rank does: it notes the moment, and then it happens."""
+    return f"{note()}; {(_ACTIONS | _BAD_NUMBERS)[action]}"
 
 
 def in_training(rank: int, step: int, action: Action | BadNumber, num_times: int = 1) -> str:

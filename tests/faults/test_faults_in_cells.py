@@ -185,21 +185,3 @@ def test_stop_in_c_code_says_so_and_the_rank_comes_back(notebook: Kernel, measur
         assert "still in an earlier cell" in answer.error
         time.sleep(0.5)
     assert answer.status == "ok"
-
-
-@row("a rank is ended by {signal_name}, in a cell", "the rank is named with its signal", bound_s=0.5)
-@pytest.mark.parametrize(("action", "signal_name"), [("kill", "SIGKILL"), ("segfault", "SIGSEGV")])
-def test_a_rank_that_dies_is_named_with_its_signal(
-    measured: Measured, action: faults.Action, signal_name: str
-) -> None:
-    with kernel() as notebook:
-        notebook.run("%load_ext nbgpu")
-        notebook.run("%nbgpu start --gpus none --ranks 2")
-        notebook.run("%%distributed\nkept = 5")
-        done = notebook.run(f"%%distributed\n{faults.at(1, action)}\ndist.barrier()", timeout_s=BOUND_S)
-        measured.ended(done.error)
-        assert f"rank 1 was killed by {signal_name}" in done.error
-        assert f"rank 1 was killed by {signal_name}" in notebook.run("%distributed 1").error
-        # What the others hold can still be saved.
-        assert notebook.run("%pull kept --rank 0\nkept").value == "5"
-        assert notebook.run("%nbgpu stop").stdout == "stopped\n"

@@ -1,34 +1,152 @@
-"""A rank that is killed while it trains ends the run at once, with its signal."""
+"""A rank that dies is named with its signal and replaced; the others keep all that they have.
+
+Each test begins with what the one before it left: ranks that were replaced are ranks like all others.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import time
+from collections.abc import Iterator
 
 import faults
+import leaks
 import pytest
+from kernel import Kernel, kernel
 from rows import Measured, row
-from test_faults_in_runs import ENDLESS
 
-import nbgpu
-from nbgpu.client.cells import DistributedCell
+BOUND_S = 60
+TRAIN = """
+torch.manual_seed(rank)
+model = torch.nn.Linear(8, 1)
+ddp = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(ddp.parameters(), lr=0.1)
+def train(num_steps):
+    for step in range(num_steps):
+        optimizer.zero_grad()
+        ddp(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+train(5)
+"""
+FINGERPRINT = """
+moments = [value for state in optimizer.state.values() for value in state.values()]
+state = [value.double().sum().item() for value in [*model.parameters(), *moments]]
+everybody = [None] * world_size
+dist.all_gather_object(everybody, state)
+everybody[0] == everybody[1]
+"""
 
 
-@row("a rank is ended by SIGKILL, in a run", "the rank is named with its signal", bound_s=0.5)
-def test_a_rank_that_is_killed_in_a_step(measured: Measured, tmp_path: Path) -> None:
-    with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
-        cluster.execute(f"kept = 5\n{faults.in_training(1, step=4, action='kill')}")
-        run = cluster.train("autoencoder", **ENDLESS, runs_dir=str(tmp_path))
-        with pytest.raises(nbgpu.RankError, match="rank 1 was killed by SIGKILL") as caught:
-            run.wait(90)
-        measured.ended(str(caught.value))
-        assert len(caught.value.failures) == 1
-        assert cluster.pull("kept", rank=0) == 5
-        with pytest.raises(nbgpu.ClusterError, match="rank 1 was killed by SIGKILL"):
-            cluster.execute("1")
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Kernel]:
+    with kernel() as started:
+        started.run("%load_ext nbgpu")
+        assert started.run("%nbgpu start --gpus none --ranks 2").status == "ok"
+        with leaks.holding_family_of(started.manager.provisioner.pid):
+            yield started
+        started.run("%nbgpu stop")
 
 
-def test_an_abort_by_gloo_says_how_to_find_out_what_did_not_fit() -> None:
-    with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
-        cell = DistributedCell(cluster, "dist.all_reduce(torch.ones(4 + 40 * rank))", None, 60)
-        with pytest.raises(nbgpu.RankError, match=r"was killed by SIGABRT.*%nbgpu start --debug names"):
-            cell.show_blocking()
+@pytest.fixture(autouse=True)
+def the_sum_is_right_afterwards(notebook: Kernel) -> Iterator[None]:
+    yield
+    done = notebook.run(
+        "%%distributed\ntotal = torch.ones(1)\ndist.all_reduce(total)\nint(total)", timeout_s=BOUND_S
+    )
+    assert done.stdout == "[0] 2\n[1] 2\n", done.stderr
+
+
+@row(
+    "a rank is ended by {signal_name}, in a cell",
+    "the rank is named with its signal, at once",
+    bound_s=0.5,
+)
+@pytest.mark.parametrize(
+    ("action", "signal_name"), [("kill", "SIGKILL"), ("segfault", "SIGSEGV"), ("abort", "SIGABRT")]
+)
+def test_a_rank_that_dies_is_named_with_its_signal(
+    notebook: Kernel, measured: Measured, action: faults.Action, signal_name: str
+) -> None:
+    notebook.run("%%distributed\nkept = 5")
+    done = notebook.run(
+        f"%%distributed\n{faults.at(1, action)}\ndist.barrier()", meanwhile=measured.ended, timeout_s=BOUND_S
+    )
+    assert done.stderr.startswith(f"rank 1 was killed by {signal_name}")
+    assert f"rank 1 was killed by {signal_name}" in done.error
+    assert "rank 1 was replaced and is empty; rank 0 kept all variables" in done.stderr
+    assert notebook.run("%pull kept --rank 0\nkept").value == "5"
+    assert "on rank 1:" in (lost := notebook.run("%distributed kept").error)
+    assert "NameError" in lost
+
+
+@row(
+    "a rank is killed in a cell, and replaced",
+    "ranks keep their numbers, the others their variables; its cells can be run again there",
+    bound_s=6,
+)
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_rank_that_died_runs_its_cells_again(notebook: Kernel, measured: Measured, dies: int) -> None:
+    notebook.run("%%distributed\nkept = 5 + rank")
+    notebook.run(f"%%distributed\n{TRAIN}")
+    notebook.run("sent = 4\n%push sent")
+    notebook.run(f"%%distributed\n{faults.at(dies, 'raise')}")
+    done = notebook.run(f"%%distributed\n{faults.at(dies, 'kill')}\ntrain(10**6)", timeout_s=BOUND_S)
+    measured.ended(done.error)
+    assert f"rank {dies} was killed by SIGKILL" in done.error
+    assert f"ddp, a DistributedDataParallel object that rank {dies} does not have" in done.stderr
+    weights = notebook.run(f"%distributed model.weight.sum().item() if rank != {dies} else None").stdout
+
+    told = notebook.run(f"%nbgpu restart --rank {dies} --replay", timeout_s=BOUND_S)
+    assert f"rank {dies} has a new process" in told.stdout, told.error
+    assert "ValueError: on purpose" in told.stdout, "the cell that raised has raised again"
+    assert "what was pushed is not there: %push sent" in told.stdout
+    assert (
+        f"the parameters of ddp differed between the ranks: all have those of rank {1 - dies} now"
+        in told.stdout
+    )
+    assert notebook.run("%distributed kept").stdout == "[0] 5\n[1] 6\n"
+    # The survivor's weights are what they were, the new rank has the same, and training goes on.
+    assert (
+        notebook.run(f"%distributed model.weight.sum().item() if rank != {dies} else None").stdout == weights
+    )
+    assert notebook.run(f"%%distributed\n{FINGERPRINT}").stdout == "[0] True\n[1] True\n"
+    assert notebook.run(f"%%distributed\ntrain(3)\n{FINGERPRINT}").stdout == "[0] True\n[1] True\n"
+
+
+def test_a_rank_that_dies_between_two_cells_is_told_before_the_next(notebook: Kernel) -> None:
+    notebook.run("%%distributed\nkept = 5")
+    pids = "nbgpu.client.cluster.current().pids"
+    notebook.run(
+        f"import nbgpu.client.cluster, os, signal, time\nos.kill({pids}[0], signal.SIGKILL); time.sleep(1)"
+    )
+    done = notebook.run("%distributed kept", timeout_s=BOUND_S)
+    assert "rank 0 was killed by SIGKILL" in done.error
+    assert "Nothing was run" in done.error
+    assert notebook.run("%%distributed --ranks 1\nkept").stdout == "[1] 5\n"
+
+
+def test_a_rank_that_is_stuck_can_be_given_up(notebook: Kernel) -> None:
+    notebook.run("%%distributed\nkept = 5")
+
+    def stop() -> None:
+        time.sleep(1)  # until the rank is in C
+        notebook.manager.interrupt_kernel()
+
+    code = f"%%distributed\nprint('working', flush=True)\n{faults.at(1, 'hold_gil_for_ever')}"
+    done = notebook.run(code, meanwhile=stop, timeout_s=BOUND_S)
+    assert "%nbgpu restart --rank 1" in done.error
+    assert "rank 1 has a new process" in notebook.run("%nbgpu restart --rank 1", timeout_s=BOUND_S).stdout
+    assert notebook.run("%%distributed --ranks 0\nkept").stdout == "[0] 5\n"
+
+
+@row(
+    "gloo aborts the ranks, because their tensors differ in size",
+    "the ranks that it killed are named and replaced",
+    bound_s=6,
+)
+def test_a_size_that_differs_between_the_ranks(notebook: Kernel, measured: Measured) -> None:
+    done = notebook.run(
+        f"%%distributed\n{faults.note()}\ndist.all_reduce(torch.ones(4 if rank else 4 * 10**6))",
+        timeout_s=BOUND_S,
+    )
+    measured.ended(done.error)
+    assert done.status == "error"

@@ -17,7 +17,7 @@ def test_an_interrupt_before_the_first_or_after_the_last_line_loses_no_answer(
 
     def interrupt_all_the_time() -> None:
         while not over.wait(0.001):
-            cluster2.interrupt((0, 1))
+            cluster2.ranks.interrupt((0, 1))
 
     thread = threading.Thread(target=interrupt_all_the_time)
     thread.start()

@@ -1,0 +1,264 @@
+"""The engines of a cluster as the ranks of one group: who sits where, and how the group is made good again.
+
+A rank keeps its number for good. The engine behind it may change: one that died is replaced by a new one, or by
+a spare that was waiting, and takes its seat in the next generation of the group.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import ipyparallel as ipp
+
+from nbgpu import devices
+from nbgpu.client.processes import Processes
+from nbgpu.client.results import collect
+from nbgpu.client.seating import Seating
+from nbgpu.errors import ClusterError
+from nbgpu.records import Device
+
+_REGROUP_PATIENCE_S = 60.0
+_ENGINE_PATIENCE_S = 60.0
+_DEATH_PATIENCE_S = 10.0
+_ECHO_PATIENCE_S = 0.1
+_POLL_PERIOD_S = 0.01
+
+
+class Ranks:
+    """Reaches the ranks' engines, and forms their group anew.
+
+    Args:
+        processes: the engines' processes, which have been started.
+        client: ipyparallel's client, to which as many engines have come as there are ranks and spares.
+        chosen: the device of each rank.
+        backend: torch.distributed's.
+        threads: CPU threads for each rank.
+        debug: whether the ranks' collectives are compared.
+        seating: who sits where so far.
+        note: called when that has changed.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        client: Any,
+        chosen: Sequence[Device],
+        backend: str,
+        threads: int,
+        debug: bool,
+        seating: Seating,
+        note: Callable[[], None],
+    ) -> None:
+        self.seating = seating
+        self._debug = debug
+        self._note = note
+        self._processes = processes
+        self._client = client
+        self._seats = [
+            {
+                "rank": rank,
+                "world_size": len(chosen),
+                "local_rank": rank,
+                "backend": backend,
+                "device": devices.torch_name(device, tuple(chosen)),
+                "rendezvous": str(processes.folder),
+                "threads": threads,
+            }
+            for rank, device in enumerate(chosen)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process id of every rank."""
+        return dict(self.seating.pids)
+
+    def __getitem__(self, rank: int) -> Any:
+        """ipyparallel's view of a rank's engine."""
+        return self._client[self.seating.engines[rank]]
+
+    def join(self, timeout_s: float) -> None:
+        """Forms the first group."""
+        self._note()
+        collect(self.call("nbgpu.engine.boot:join", seated=True), timeout_s)
+        for rank in range(len(self)):
+            self._wait_for_output_path(rank, timeout_s)
+
+    def call(
+        self, function: str, *args: Any, ranks: Iterable[int] | None = None, seated: bool = False
+    ) -> dict[int, ipp.AsyncResult]:
+        """Calls `module:function` of nbgpu.engine on ranks, all of them where none are named; returns at once.
+
+        The engine's code is named by a string, because the client does not import it (and so not torch). With
+        `seated` the first argument is the rank's own seat.
+        """
+        chosen = range(len(self)) if ranks is None else ranks
+        return {
+            rank: self[rank].apply_async(
+                _reference(function), *([self._seats[rank]] if seated else []), *args
+            )
+            for rank in chosen
+        }
+
+    def interrupt(self, ranks: Iterable[int]) -> None:
+        """Raises KeyboardInterrupt in the Python code of the ranks, as Ctrl-C would."""
+        for rank in ranks:
+            with suppress(ProcessLookupError):
+                os.kill(self.seating.pids[rank], signal.SIGINT)
+
+    def sever(self) -> None:
+        """Frees all ranks from whatever collective they wait in; after it the group must be formed anew.
+
+        Ranks that wait in none are severed too: gloo may not notice a connection that was cut at one end only.
+        """
+        for rank, pid in self.seating.pids.items():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
+                self.seating.num_severed[rank] += 1
+        self._note()
+
+    def require_reachable(self) -> None:
+        """ClusterError where the controller, or the engines' parent, is gone: nothing sent would arrive."""
+        self._processes.require_reachable()
+
+    def untouched_by_cell(self) -> bool:
+        """Whether nothing went through the process groups in the last cell, on no rank."""
+        return all(collect(self.call("nbgpu.engine.group:untouched_by_cell"), _REGROUP_PATIENCE_S).values())
+
+    def how_ended(self, rank: int) -> str | None:
+        """How the process of a rank ended, in words; None while it lives."""
+        ended = self._processes.how_ended(self.seating.pids[rank], self._debug)
+        return None if ended is None else f"rank {rank} {ended}"
+
+    def gone(self) -> dict[int, str]:
+        """The ranks whose processes have ended, and how."""
+        ended = {rank: self.how_ended(rank) for rank in range(len(self))}
+        return {rank: how for rank, how in ended.items() if how is not None}
+
+    def regroup(self, failed: Collection[int] = ()) -> list[str]:
+        """Forms the process group anew on all ranks, and starts their DDP objects anew on it.
+
+        Args:
+            failed: ranks whose state is not to be trusted where the ranks differ.
+
+        Returns:
+            A line for each variable of the ranks that belonged to the old group and has to be made again.
+
+        Raises:
+            ClusterError: a rank's process ended meanwhile.
+        """
+        self.seating.generation += 1
+        self._note()
+        healthy = [rank for rank in range(len(self)) if rank not in failed] or list(range(len(self)))
+        joining = {
+            rank: self.call(
+                "nbgpu.engine.boot:join_again",
+                self.seating.generation,
+                self.seating.num_severed[rank],
+                healthy,
+                ranks=[rank],
+                seated=True,
+            )[rank]
+            for rank in range(len(self))
+        }
+        give_up_s = time.monotonic() + _REGROUP_PATIENCE_S
+        while (waiting := [r for r in joining.values() if not r.ready()]) and time.monotonic() < give_up_s:
+            if gone := self.gone():
+                self.sever()  # the others wait for it
+                raise ClusterError(f"while the group was formed anew, {'; '.join(gone.values())}")
+            waiting[0].wait(_POLL_PERIOD_S)
+        lost = collect(joining, _POLL_PERIOD_S)
+        # In their order, in which they are to be made again.
+        return list(dict.fromkeys(line for lines in lost.values() for line in lines))
+
+    def replace(self, ranks: Collection[int], rehearse: Callable[[int], None] | None = None) -> list[str]:
+        """Gives ranks new engines, ends the old ones where they still live, and forms the group anew.
+
+        Args:
+            rehearse: called for each new rank before it joins the group; in what it runs there every
+                collective returns at once and does nothing.
+
+        Returns:
+            As `regroup`.
+        """
+        for rank in ranks:
+            self._end(rank)
+        arrived = {rank: self._take_spare() or self._processes.new_engine() for rank in ranks}
+        self._wait_for([engine for _, engine in arrived.values()])
+        for rank, (pid, engine) in arrived.items():
+            self.seating.engines[rank] = engine
+            self.seating.num_severed[rank] = 0
+            self.seating.pids[rank] = pid
+            self._wait_for_output_path(rank, _ENGINE_PATIENCE_S)
+            if rehearse is not None:
+                collect(
+                    self.call("nbgpu.engine.boot:rehearse", ranks=[rank], seated=True), _ENGINE_PATIENCE_S
+                )
+                try:
+                    rehearse(rank)
+                except KeyboardInterrupt:
+                    self.interrupt([rank])
+                    self.regroup(failed=ranks)
+                    raise
+        return self.regroup(failed=ranks)
+
+    def prepare_for(self, module: str) -> None:
+        """Has a module imported where it will be needed when a rank is replaced."""
+        self._processes.prepare_engines(module)
+        for engine in self.seating.spares.values():
+            self._client[engine].apply_async(_reference("importlib:import_module"), module)
+
+    def add_spares(self, num_spares: int) -> None:
+        """Starts spare engines until there are so many; they come in their own time."""
+        while len(self.seating.spares) < num_spares:
+            pid, engine = self._processes.new_engine()
+            self.seating.spares[pid] = engine
+
+    def _take_spare(self) -> tuple[int, int] | None:
+        """(pid, engine) of a spare that lives, which is one no more."""
+        while self.seating.spares:
+            spare = self.seating.spares.popitem()
+            if self._processes.how_ended(spare[0], self._debug) is None:
+                return spare
+        return None
+
+    def _end(self, rank: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.seating.pids[rank], signal.SIGKILL)
+        give_up_s = time.monotonic() + _DEATH_PATIENCE_S
+        while self.how_ended(rank) is None:
+            if time.monotonic() > give_up_s:
+                raise ClusterError(
+                    f"the process of rank {rank} (pid {self.seating.pids[rank]}) does not end: it waits in the kernel or "
+                    "its driver. %nbgpu stop, then look at it with ps"
+                )
+            time.sleep(_POLL_PERIOD_S)
+
+    def _wait_for_output_path(self, rank: int, timeout_s: float) -> None:
+        """Makes sure that what a rank prints arrives: a subscription on the way to it takes a moment, and what
+        is printed before is lost without a word."""
+        give_up_s = time.monotonic() + timeout_s
+        while not self[rank].execute("", silent=True, block=False).wait_for_output(_ECHO_PATIENCE_S):
+            if time.monotonic() > give_up_s:
+                raise ClusterError(f"what rank {rank} prints does not arrive. {self._processes.log_tail()}")
+
+    def _wait_for(self, engines: Collection[int]) -> None:
+        give_up_s = time.monotonic() + _ENGINE_PATIENCE_S
+        while not set(engines) <= set(self._client.ids):
+            if time.monotonic() > give_up_s:
+                raise ClusterError(
+                    f"a new engine did not come within {_ENGINE_PATIENCE_S:g} s. {self._processes.log_tail()}"
+                )
+            time.sleep(_POLL_PERIOD_S)
+
+
+def _reference(function: str) -> ipp.Reference:
+    module, _, name = function.partition(":")
+    return ipp.Reference(f"__import__('importlib').import_module({module!r}).{name}")

@@ -1,0 +1,38 @@
+"""Which engine sits where: what must be known of a cluster's ranks beside their devices."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Seating:
+    """The engines behind the ranks; changes when one is replaced, and is kept for whoever takes the cluster over."""
+
+    engines: dict[int, int] = field(default_factory=dict)
+    """ipyparallel's number of each rank's engine."""
+    pids: dict[int, int] = field(default_factory=dict)
+    """By rank."""
+    spares: dict[int, int] = field(default_factory=dict)
+    """ipyparallel's numbers of engines that wait to take a rank's place, by pid."""
+    generation: int = 0
+    """How often the group was formed anew."""
+    num_severed: dict[int, int] = field(default_factory=dict)
+    """How often each rank's engine was severed."""
+
+    @classmethod
+    def at_start(cls, client: Any, world_size: int) -> Seating:
+        """The first engines, in the order of their numbers, are the ranks; the others are spares."""
+        numbers = sorted(client.ids)
+        # All asked before one is waited for: this is part of every start.
+        asked = {number: client[number].apply_async(os.getpid) for number in numbers}
+        pids = {number: answer.get() for number, answer in asked.items()}
+        ranks = dict(enumerate(numbers[:world_size]))
+        return cls(
+            engines=ranks,
+            pids={rank: pids[number] for rank, number in ranks.items()},
+            spares={pids[number]: number for number in numbers[world_size:]},
+            num_severed=dict.fromkeys(ranks, 0),
+        )

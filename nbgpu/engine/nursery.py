@@ -1,0 +1,166 @@
+"""The process that forks the engines.
+
+    python -m nbgpu.engine.nursery N
+
+It imports torch and ipyparallel once and forks N engines. Importing once takes a fraction of the time that N
+imports on a busy host take, and runs while ipyparallel's controller starts. An engine that dies is replaced by
+a new fork, which is there in a moment.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from nbgpu.engine import boot
+from nbgpu.records import CONTROLLER_PID
+from nbgpu.vigil import Vigil
+
+OWNER_PID = "NBGPU_OWNER_PID"
+"""Environment variable: the process that started the cluster, usually the notebook's kernel."""
+CLUSTER_FOLDER = "NBGPU_CLUSTER_FOLDER"
+"""Environment variable: the cluster's private folder."""
+
+_NEEDED_BY_EVERY_ENGINE = (
+    "ipykernel.ipkernel",
+    "ipykernel.zmqshell",
+    "ipyparallel.engine.app",
+    "nbgpu.engine.group",
+    "nbgpu.engine.memory",
+    "nbgpu.engine.replicas",
+    "nbgpu.engine.tracebacks",
+    "torch.nn.parallel",
+)
+_REQUEST_BYTES = 4096
+_STOP_GRACE_S = 1.0
+
+
+class Nursery:
+    """Forks engines from a process that has imported all that they need, and sees how they end.
+
+    Each engine gets the next number as ipyparallel's id. The client asks for more of them, to replace one that
+    died, over a Unix socket in the cluster's folder, where only the user can go: a line of JSON each way.
+    """
+
+    def __init__(self, owner_pid: int, controller_pid: int, folder: Path) -> None:
+        self._owner_pid = owner_pid
+        self._controller_pid = controller_pid
+        self._folder = folder
+        self._num_forked = 0
+        self._pid_of: dict[int, int] = {}
+        """By pidfd."""
+        self._requests = socket.socket(socket.AF_UNIX)
+        self._requests.bind(str(folder / "nursery.sock"))
+        self._requests.listen()
+
+    def fork_engine(self) -> tuple[int, int]:
+        """Forks one engine, which runs until it is told to stop; returns its number and its pid."""
+        number, nursery_pid = self._num_forked, os.getpid()
+        self._num_forked += 1
+        pid = os.fork()
+        if pid == 0:
+            self._requests.close()
+            for pidfd in self._pid_of:
+                os.close(pidfd)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            vigil = Vigil(self._folder, self._owner_pid, [nursery_pid, self._controller_pid])
+            boot.begin(number, vigil, self._folder)
+        self._pid_of[os.pidfd_open(pid)] = pid
+        return number, pid
+
+    def serve(self) -> None:
+        """Answers requests, and writes down how engines ended, until that is of no use any more."""
+        vigil = Vigil(self._folder, self._owner_pid, [self._controller_pid])
+        while True:
+            requests = self._requests.fileno()
+            ready = set(select.select([*vigil.fds, requests, *self._pid_of], [], [])[0])
+            for pidfd in ready & set(self._pid_of):
+                self._bury(pidfd)
+            if vigil.over(ready):
+                return
+            if requests in ready:
+                with self._requests.accept()[0] as request:
+                    self._answer(request)
+
+    def end(self) -> None:
+        """Asks the engines to stop, and makes those stop that are still there after a moment."""
+        for pid in self._pid_of.values():
+            os.kill(pid, signal.SIGTERM)
+        give_up_s = time.monotonic() + _STOP_GRACE_S
+        while self._pid_of and (left_s := give_up_s - time.monotonic()) > 0:
+            for pidfd in select.select(list(self._pid_of), [], [], left_s)[0]:
+                self._bury(pidfd)
+        for pid in self._pid_of.values():
+            os.kill(pid, signal.SIGKILL)
+
+    def _bury(self, pidfd: int) -> None:
+        pid = self._pid_of.pop(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        # Only a parent is told how a process ended; the client reads it here.
+        with suppress(FileNotFoundError):
+            (self._folder / f"ended-{pid}").write_text(str(os.waitstatus_to_exitcode(status)))
+
+    def _answer(self, request: socket.socket) -> None:
+        asked = json.loads(request.recv(_REQUEST_BYTES))
+        if "import" in asked:
+            # For the engines that are forked from now on. Nobody waits for it.
+            request.sendall(b"{}")
+            import_module(asked["import"])
+            return
+        number, pid = self.fork_engine()
+        request.sendall(json.dumps({"engine": number, "pid": pid}).encode())
+
+
+def main() -> None:
+    """The nursery: forks the engines, and more when asked, until it is told to stop or its owner is gone."""
+    num_engines = int(sys.argv[1])
+    owner_pid = int(os.environ[OWNER_PID])
+    folder = Path(os.environ[CLUSTER_FOLDER])
+    # Everything that an engine needs anyway, before the fork, so that it is paid for once. torch starts no
+    # thread and does not touch a GPU when it is imported, which is what makes forking after it safe.
+    gc.disable()  # while modules are imported there is nothing to collect, and looking for it takes time
+    for module in _NEEDED_BY_EVERY_ENGINE:
+        import_module(module)
+    gc.enable()
+    gc.freeze()  # keeps the collector from copying the pages that the engines share
+    controller_pid = _controller_pid(folder, owner_pid)
+    if controller_pid:  # else the owner went while this process was importing
+        nursery = Nursery(owner_pid, controller_pid, folder)
+
+        def stop(*_: int | FrameType | None) -> NoReturn:
+            nursery.end()
+            sys.exit(0)
+
+        signal.signal(signal.SIGTERM, stop)
+        for _ in range(num_engines):
+            nursery.fork_engine()
+        nursery.serve()
+        nursery.end()
+    # The last process of the cluster: what the others wrote while they ended goes with it.
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _controller_pid(folder: Path, owner_pid: int) -> int:
+    """The controller's process, once the owner has started it; 0 where the owner goes before that."""
+    while os.getppid() == owner_pid:
+        with suppress(FileNotFoundError):
+            return int((folder / CONTROLLER_PID).read_text())
+        time.sleep(0.01)
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""A rank that dies while it trains is replaced, and training goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import faults
+import leaks
+import psutil
+import pytest
+from rows import Measured, row
+
+import nbgpu
+from nbgpu.client.run import Run
+from nbgpu.records import Event
+
+SETTINGS: dict[str, Any] = {
+    "data": "phantoms",
+    "patch_size": 16,
+    "num_phantoms": 16,
+    "batch_size": 2,
+    "accumulate": 2,
+    "steps": 24,
+    "val_every": 10,
+    "threads": 1,
+}
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["no spare", "one spare"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[nbgpu.Cluster]:
+    with (
+        nbgpu.Cluster(gpus="none", ranks=2, spare=request.param) as started,
+        leaks.holding_family_of(psutil.Process(started.pids[0]).ppid()),
+    ):
+        yield started
+
+
+@pytest.fixture(scope="module")
+def unhurt(cluster: nbgpu.Cluster, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("unhurt")
+    return cluster.train("autoencoder", **SETTINGS, runs_dir=str(folder)).wait(120)
+
+
+def recorded(run: Run, name: str) -> dict[tuple[int, int], float]:
+    """A series by rank and step."""
+    rows = run.metrics().dropna(subset=[name])
+    return dict(zip(zip(rows["rank"], rows["step"], strict=True), rows[name], strict=True))
+
+
+def heals(run: Run) -> list[Event]:
+    """What every rank recorded of each replacement."""
+    records, _ = run.reader.since(0)
+    return [r for r in records if isinstance(r, Event) and r.kind == "heal"]
+
+
+def wait_until(run: Run, status: str, after_step: int = 0) -> None:
+    give_up_s = time.monotonic() + 90
+    while run.status != status or max(s.step for s in run.statuses()) < after_step:
+        assert time.monotonic() < give_up_s, f"{run} did not become {status}: {run.failures}"
+        time.sleep(0.02)
+
+
+@row(
+    "rank {dies} is killed in a step of a run",
+    "it is replaced, and training goes on; losses, weights and result equal those of a run that was never hurt",
+    bound_s=6,
+)
+@pytest.mark.parametrize("dies", [0, 1])
+def test_training_goes_on_as_if_nothing_had_happened(
+    cluster: nbgpu.Cluster, unhurt: Run, measured: Measured, tmp_path: Path, dies: int
+) -> None:
+    cluster.execute(f"kept = 5\n{faults.in_training(dies, step=2 * 14, action='kill')}")
+    run = cluster.train("autoencoder", **SETTINGS, runs_dir=str(tmp_path))
+    wait_until(run, "training", after_step=14)
+    measured.ended()
+    assert run.wait(120).status == "finished"
+
+    expected, found = recorded(unhurt, "loss"), recorded(run, "loss")
+    assert found == {key: expected[key] for key in found}
+    # What the killed rank had not written when it died is all that is missing, and none of it is the others'.
+    assert all(rank == dies and step < 14 for rank, step in set(expected) - set(found))
+    assert recorded(run, "val_psnr_db") == recorded(unhurt, "val_psnr_db")
+    assert (run.checkpoint() / "model.safetensors").read_bytes() == (
+        unhurt.checkpoint() / "model.safetensors"
+    ).read_bytes()
+    assert {(event.rank, event.step) for event in heals(run)} == {(0, 13), (1, 13)}
+    assert all(f"rank {dies} was killed by SIGKILL" in event.text for event in heals(run))
+
+    assert cluster.pull("kept", rank=1 - dies) == 5
+    assert "is empty" in cluster.news.pop()
+    total = "total = torch.ones(1); dist.all_reduce(total); print(int(total))"
+    assert cluster.execute(total) == {0: "2\n", 1: "2\n"}
+
+
+def test_a_rank_that_dies_while_the_run_is_paused_does_not_make_it_go_on(
+    cluster: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    """And one that dies again and again at the same step ends the run, which says so."""
+    run = cluster.train(
+        "autoencoder", **{**SETTINGS, "steps": 100_000, "val_every": 0}, runs_dir=str(tmp_path)
+    )
+    wait_until(run, "training", after_step=3)
+    run.pause()
+    wait_until(run, "paused")
+    time.sleep(0.3)
+    paused_at = max(s.step for s in run.statuses())
+    for num_deaths in (1, 2):
+        os.kill(cluster.pids[1], signal.SIGKILL)
+        give_up_s = time.monotonic() + 90
+        while len(heals(run)) < 2 * num_deaths or run.status != "paused":
+            assert time.monotonic() < give_up_s, f"{run} was not healed: {run.failures}"
+            time.sleep(0.02)
+    assert max(s.step for s in run.statuses()) == paused_at
+    os.kill(cluster.pids[1], signal.SIGKILL)
+    with pytest.raises(nbgpu.RankError, match=f"3 times at step {paused_at}"):
+        run.wait(90)
+    with pytest.raises(nbgpu.ClusterError, match="rank 1 was killed by SIGKILL"):
+        cluster.execute("1")
+    assert cluster.execute("print(rank)") == {0: "0\n", 1: "1\n"}
+    cluster.news.clear()
