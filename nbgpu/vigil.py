@@ -17,16 +17,17 @@ class Vigil:
 
     Args:
         folder: the cluster's.
-        owner_pid: whoever started the cluster; may go once the cluster is to be kept.
+        owner: pidfd of whoever started the cluster, who may go once it is to be kept. Opened while the owner was sure
+            to be there: an engine may be forked long after, when the number is another process's.
         others: may not go.
 
     Raises:
         ProcessLookupError: one of them is gone already.
     """
 
-    def __init__(self, folder: Path, owner_pid: int, others: Iterable[int]) -> None:
+    def __init__(self, folder: Path, owner: int, others: Iterable[int]) -> None:
         self._kept = folder / KEPT
-        self._owner = os.pidfd_open(owner_pid)
+        self._owner = owner
         self.fds = {self._owner, *map(os.pidfd_open, others)}
         """To be selected from."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -176,10 +177,14 @@ class Cluster:
 
     def rejoin(self, run_folder: Path | None) -> None:
         """Takes up what the ranks were doing when their notebook went: a run, or a cell."""
-        if run_folder is not None:
+        if run_folder is not None and not run_folder.exists():
+            warnings.warn(f"the folder of the last run is gone: {run_folder}", stacklevel=3)
+        elif run_folder is not None:
             self.run = Run.rejoin(run_folder, self)
             if not self.run.over:
                 return
+        if any(self.ranks.how_ended(rank) for rank in range(self.world_size)):
+            return  # the next cell says so
         self._left_behind = self.ranks.call("nbgpu.engine.boot:last_cell_failed")
         answered_by_s = time.monotonic() + _ANSWER_PATIENCE_S
         for result in self._left_behind.values():

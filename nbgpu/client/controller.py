@@ -22,7 +22,7 @@ def main() -> None:
     """Runs the controller until it is told to stop, or its owner or the engines' parent is gone."""
     folder = Path(sys.argv.pop(1))
     owner_pid, nursery_pid = (int(sys.argv.pop(1)) for _ in range(2))
-    vigil = Vigil(folder, owner_pid, [nursery_pid])
+    vigil = Vigil(folder, os.pidfd_open(owner_pid), [nursery_pid])
 
     def end_with_the_others() -> None:
         while not vigil.over(select.select(vigil.fds, [], [])[0]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -76,8 +77,8 @@ class Processes:
 
     @classmethod
     def prepare(cls) -> Self:
-        """Makes the folder of a cluster that is to be started."""
-        return cls(Path(tempfile.mkdtemp(prefix="nbgpu-")))
+        """Those of a cluster that is to be started; its folder is only named yet."""
+        return cls(Path(tempfile.gettempdir()) / f"nbgpu-{secrets.token_hex(6)}")
 
     @property
     def connection_file(self) -> Path:
@@ -86,6 +87,8 @@ class Processes:
 
     def start(self, num_engines: int, environment: Mapping[str, str]) -> None:
         """Starts all of them and returns at once; `environment` is for the engines, beside this process's own."""
+        # Made only now: what is killed from here on leaves it to a process that takes it away.
+        self.folder.mkdir(mode=0o700)
         profile = self.folder / "profile"
         profile.mkdir(mode=0o700)
         self._cluster = ipp.Cluster(
@@ -189,7 +192,13 @@ class Processes:
             self._cluster.stop_controller_sync()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def unreachable(self) -> str | None:
+    def require_reachable(self) -> None:
+        """ClusterError where the controller, or the engines' parent, is gone."""
+        gone = self._unreachable()
+        if gone:
+            raise ClusterError(f"{gone}; the ranks cannot be reached: %nbgpu stop, then %nbgpu start")
+
+    def _unreachable(self) -> str | None:
         """Why the engines cannot be reached any more, in words; None while they can."""
         gone = [name for name, process in self.leaders.items() if not process.alive()]
         if not gone:
@@ -197,15 +206,10 @@ class Processes:
         # Only a parent is told how a process ended, and who has attached is not theirs.
         codes = {name: self._exit_code(name) for name in gone if name in self._launchers}
         # One that is killed takes the others with it, of which the engines' parent ends in good order.
-        name = next((name for name in gone if (codes.get(name) or 0) < 0), gone[0])
-        code = codes.get(name) or 0
-        how = f" (killed by {signal.Signals(-code).name})" if code < 0 else ""
-        return f"the {name} of the cluster is gone{how}"
-
-    def require_reachable(self) -> None:
-        """ClusterError where the controller, or the engines' parent, is gone: nothing sent would arrive."""
-        if gone := self.unreachable():
-            raise ClusterError(f"{gone}; the ranks cannot be reached: %nbgpu stop, then %nbgpu start")
+        for name, code in codes.items():
+            if code is not None and code < 0:
+                return f"the {name} of the cluster is gone (killed by {signal.Signals(-code).name})"
+        return f"the {' and the '.join(gone)} of the cluster {'are' if len(gone) > 1 else 'is'} gone"
 
     def _exit_code(self, name: str) -> int | None:
         """Of a process that is gone; None where it is not known."""

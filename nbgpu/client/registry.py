@@ -177,7 +177,9 @@ def take_over(name: str | None) -> Entry:
     with _locked():
         known = _entries()
         meant = [e for e in known if name is None or e.answers_to(name)]
-        kept = [e for e in meant if e.state() == "kept"]
+        # One that this process has already is one that it did not manage to connect to before.
+        me = ProcessId.of(os.getpid())
+        kept = [e for e in meant if e.state() == "kept" or (e.owner == me and e.config.keep)]
         if not kept:
             held = "; ".join(f"{e.describe()} has it" for e in meant if e.state() in ("running", "starting"))
             if held:
@@ -194,7 +196,7 @@ def take_over(name: str | None) -> Entry:
             raise ClusterError(
                 f"there are {len(kept)} kept clusters. Say which: nbgpu.attach(ID), with one of {_listed(kept)}"
             )
-        taken = kept[0].model_copy(update={"owner": ProcessId.of(os.getpid()), "notebook": _own_name()})
+        taken = kept[0].model_copy(update={"owner": me, "notebook": _own_name()})
         _write(taken)
         return taken
 

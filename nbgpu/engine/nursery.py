@@ -54,8 +54,8 @@ class Nursery:
     died, over a Unix socket in the cluster's folder, where only the user can go: a line of JSON each way.
     """
 
-    def __init__(self, owner_pid: int, controller_pid: int, folder: Path) -> None:
-        self._owner_pid = owner_pid
+    def __init__(self, owner: int, controller_pid: int, folder: Path) -> None:
+        self._owner = owner
         self._controller_pid = controller_pid
         self._folder = folder
         self._num_forked = 0
@@ -75,14 +75,14 @@ class Nursery:
             for pidfd in self._pid_of:
                 os.close(pidfd)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            vigil = Vigil(self._folder, self._owner_pid, [nursery_pid, self._controller_pid])
+            vigil = Vigil(self._folder, self._owner, [nursery_pid, self._controller_pid])
             boot.begin(number, vigil, self._folder)
         self._pid_of[os.pidfd_open(pid)] = pid
         return number, pid
 
     def serve(self) -> None:
         """Answers requests, and writes down how engines ended, until that is of no use any more."""
-        vigil = Vigil(self._folder, self._owner_pid, [self._controller_pid])
+        vigil = Vigil(self._folder, self._owner, [self._controller_pid])
         while True:
             requests = self._requests.fileno()
             ready = set(select.select([*vigil.fds, requests, *self._pid_of], [], [])[0])
@@ -118,7 +118,8 @@ class Nursery:
         if "import" in asked:
             # For the engines that are forked from now on. Nobody waits for it.
             request.sendall(b"{}")
-            import_module(asked["import"])
+            with suppress(ImportError):  # which the ranks, who need it, have met themselves
+                import_module(asked["import"])
             return
         number, pid = self.fork_engine()
         request.sendall(json.dumps({"engine": number, "pid": pid}).encode())
@@ -137,8 +138,11 @@ def main() -> None:
     gc.enable()
     gc.freeze()  # keeps the collector from copying the pages that the engines share
     controller_pid = _controller_pid(folder, owner_pid)
-    if controller_pid:  # else the owner went while this process was importing
-        nursery = Nursery(owner_pid, controller_pid, folder)
+    owner = os.pidfd_open(owner_pid) if os.getppid() == owner_pid else None
+    if (
+        owner is not None and controller_pid is not None
+    ):  # else the owner went while this process was importing
+        nursery = Nursery(owner, controller_pid, folder)
 
         def stop(*_: int | FrameType | None) -> NoReturn:
             nursery.end()
@@ -150,16 +154,20 @@ def main() -> None:
         nursery.serve()
         nursery.end()
     # The last process of the cluster: what the others wrote while they ended goes with it.
+    with suppress(ProcessLookupError):
+        if controller_pid is not None:
+            select.select([os.pidfd_open(controller_pid)], [], [], _STOP_GRACE_S)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _controller_pid(folder: Path, owner_pid: int) -> int:
-    """The controller's process, once the owner has started it; 0 where the owner goes before that."""
-    while os.getppid() == owner_pid:
+def _controller_pid(folder: Path, owner_pid: int) -> int | None:
+    """The controller's process, once the owner has started it; None where the owner goes before that."""
+    while True:
         with suppress(FileNotFoundError):
             return int((folder / CONTROLLER_PID).read_text())
+        if os.getppid() != owner_pid:
+            return None
         time.sleep(0.01)
-    return 0
 
 
 if __name__ == "__main__":

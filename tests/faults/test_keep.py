@@ -174,6 +174,14 @@ def test_a_cell_that_was_left_behind_can_be_stopped() -> None:
             "cluster.execute('total = torch.ones(1); dist.all_reduce(total); print(int(total), kept)')"
         )
         assert done.value == "{0: '2 5\\n', 1: '2 5\\n'}", done.error
+        kill(second)
+    (entry,) = registry.entries()
+    entry.engines[1].send(signal.SIGKILL)
+    wait_until(lambda: not entry.engines[1].alive())
+    with kernel() as third:
+        third.run("import nbgpu\ncluster = nbgpu.attach()")
+        assert "rank 1 was killed by SIGKILL" in third.run("cluster.execute('1')").error
+        assert third.run("cluster.pull('kept', rank=0)").value == "5"
 
 
 @row("The {leader} is killed", "The cell or run ends and says so; no process is left", bound_s=2)
