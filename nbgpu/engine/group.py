@@ -86,6 +86,11 @@ def form(
     )
     sockets.refuse_other_users()
     prove(member.world_size, member.device)
+    if rendezvous is not None and member.rank == 0:
+        # torch removes a generation's file with its last group; the links that `sever` puts in their place stay.
+        for left_over in rendezvous.glob("group-generation-*"):
+            if left_over.is_symlink() and left_over != _store_file:
+                left_over.unlink(missing_ok=True)
     _membership = member
 
 
