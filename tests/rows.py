@@ -149,6 +149,7 @@ def pytest_sessionfinish() -> None:
         "date": time.strftime("%Y-%m-%d"),
         "hardware": f"{len(os.sched_getaffinity(0))} cores of {model or platform.machine()}, "
         f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "load": os.getloadavg()[1],
         "torch": str(torch.__version__),
         "gpus": torch.cuda.device_count(),
         "rows": list(_rows.values()),
