@@ -18,7 +18,7 @@ from nbgpu.client.hangs import HangWatch
 from nbgpu.client.outputs import CellOutput, Notice
 from nbgpu.client.results import collect
 from nbgpu.client.watch import RankWatch
-from nbgpu.errors import CellInterrupted, ClusterError, NbgpuError, RankError
+from nbgpu.errors import CellInterrupted, ClusterError, RankError
 
 _REFRESH_PERIOD_S = 0.1
 _OFFER_STOP_AFTER_S = 2.0
@@ -169,23 +169,14 @@ class DistributedCell:
             self._cluster.forget_newest_cell(self._results)
         if self._watch.gone:
             _tell(f"{'; '.join(self._cluster.ranks.gone().values())}. Replacing it")
-        elif not self._watch.left_the_group_unsure:
-            return
-        try:
-            if self._watch.gone:
-                _tell(self._cluster.replace_gone())
-            elif self._watch.severed or not self._cluster.ranks.untouched_by_cell():
-                for line in self._cluster.ranks.regroup(failed):
-                    _tell(line)
-        except NbgpuError as error:
-            # What the ranks raised is what the person must see.
-            _tell(f"the process group could not be formed anew, and the next cell tries again: {error}")
-            self._cluster.leave_behind(self._results)
+        for line in self._cluster.restore_group(self._watch, self._results, failed):
+            _tell(line)
 
     def _give_up_on_stuck_ranks(self) -> None:
         stuck = self._watch.stuck()
         if stuck:
             self._cluster.leave_behind(self._results)
+            self._cluster.forget_newest_cell(self._results)
             self._hangs.check()
             told = "; ".join(
                 f"rank {rank} did not come back: it {self._hangs.describe(rank)}" for rank in stuck

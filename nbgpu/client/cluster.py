@@ -24,12 +24,13 @@ from nbgpu.client.seating import Seating
 from nbgpu.client.watch import RankWatch
 from nbgpu.client.whereabouts import Lookout, Sighting, told
 from nbgpu.config import ClusterConfig, train_config
-from nbgpu.errors import ClusterError, ConfigError, NoClusterError, RankError, RunError
+from nbgpu.errors import ClusterError, ConfigError, NbgpuError, NoClusterError, RankError, RunError
 from nbgpu.records import Device
 
 _OUTPUT_PATIENCE_S = 2.0
 _WHEREABOUTS_PATIENCE_S = 0.7
 _ANSWER_PATIENCE_S = 1.0
+_WATCH_PERIOD_S = 0.1
 _NOT_RUNNING = "this cluster is not running. Start it with: start(), or %nbgpu start"
 
 _current: Cluster | None = None
@@ -262,7 +263,12 @@ class Cluster:
             RankError: it raised on one rank or more.
         """
         results = self.submit(code, ranks)
-        collect(results, check=self.ranks.require_reachable)
+        watch = RankWatch(self.ranks, results)
+        try:
+            self._bring_back(watch, results)
+        finally:
+            if watch.severed or watch.gone:
+                self.forget_newest_cell(results)
         for result in results.values():
             # Output takes another socket than the result, and may come after it.
             result.wait_for_output(_OUTPUT_PATIENCE_S)
@@ -274,8 +280,56 @@ class Cluster:
         """Calls a function on the ranks and returns its results by rank; RankError where it raised."""
         chosen = self._chosen(ranks)
         self._refuse_during_run()
+        self._replace_ranks_that_went()
+        self._take_back_ranks_left_behind()
         results = {rank: self.ranks[rank].apply_async(function, *args) for rank in chosen}
-        return collect(results, check=self.ranks.require_reachable)
+        self._bring_back(RankWatch(self.ranks, results), results)
+        return {rank: result.result() for rank, result in results.items()}
+
+    def _bring_back(self, watch: RankWatch, results: Mapping[int, ipp.AsyncResult]) -> None:
+        """Waits for the ranks, frees those that wait for one which failed, and makes the group good again."""
+        try:
+            while (pending := watch.pending()) and not watch.stuck():
+                results[pending[0]].wait(_WATCH_PERIOD_S)
+                watch.check()
+        except KeyboardInterrupt:
+            watch.stop()
+            self.news += self.restore_group(watch, results)
+            raise
+        if stuck := watch.stuck():
+            self.leave_behind(results)
+            raise ClusterError(
+                f"rank(s) {', '.join(map(str, stuck))} did not come back: they are in C code, which cannot be "
+                f"interrupted. Wait for them, or give them up: %nbgpu restart --rank {stuck[0]}"
+            )
+        failed, _ = watch.outcome()
+        self.news += self.restore_group(watch, results, [failure.rank for failure in failed])
+        if failed:
+            raise RankError(failed)
+
+    def restore_group(
+        self, watch: RankWatch, results: Mapping[int, ipp.AsyncResult], failed: Sequence[int] = ()
+    ) -> list[str]:
+        """Makes the group good again once all ranks are back or gone; those that are gone are replaced.
+
+        Args:
+            watch: over the results.
+            results: by rank.
+            failed: ranks that raised, whose state is not trusted where the ranks differ.
+
+        Returns:
+            What the person is to know, in lines.
+        """
+        try:
+            if watch.gone:
+                return [self.replace_gone()]
+            if watch.left_the_group_unsure and (watch.severed or not self.ranks.untouched_by_cell()):
+                return self.ranks.regroup(failed)
+        except NbgpuError as error:
+            # What the ranks raised is what the person must see.
+            self.leave_behind(results)
+            return [f"the process group could not be formed anew, and the next cell tries again: {error}"]
+        return []
 
     def pull(self, name: str, rank: int = 0) -> Any:
         """The value of a variable on one rank; RankError where it has none."""

@@ -82,7 +82,13 @@ class Ranks:
 
     def __getitem__(self, rank: int) -> Any:
         """ipyparallel's view of a rank's engine."""
-        return self._client[self.seating.engines[rank]]
+        try:
+            return self._client[self.seating.engines[rank]]
+        except IndexError:
+            raise ClusterError(
+                f"rank {rank} is not reachable: it was silent for so long that the controller gave it up, or it has "
+                f"ended. %nbgpu restart --rank {rank} puts a new process in its place"
+            ) from None
 
     def join(self, timeout_s: float) -> None:
         """Forms the first group."""

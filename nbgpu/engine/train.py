@@ -72,8 +72,9 @@ def _go_on(folder: str, mended: str) -> RunState:
     try:
         return train(trainer, mended)
     except BaseException as error:
+        freed = isinstance(error, _FREED) or type(error) is RuntimeError
         with undisturbed():
-            if isinstance(error, _FREED) or type(error) is RuntimeError:
+            if freed:
                 trainer.interrupted()
                 _interrupted[folder] = trainer
             else:
@@ -82,6 +83,9 @@ def _go_on(folder: str, mended: str) -> RunState:
             memory.let_go(error)
             del trainer
             memory.free()
+        if freed:
+            # Where a rank was when another failed is nobody's question, and IPython would read all of torch for it.
+            error.__traceback__ = None
         raise
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipyparallel as ipp
 import psutil
 import pytest
 
@@ -49,6 +50,28 @@ def test_values_travel_both_ways(cluster2: nbgpu.Cluster) -> None:
     assert cluster2.apply(max, 3, 4) == {0: 4, 1: 4}
     with pytest.raises(nbgpu.RankError, match="never_made"):
         cluster2.pull("never_made")
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_from_plain_python_too_no_rank_waits_for_one_that_failed(cluster2: nbgpu.Cluster, bad: int) -> None:
+    code = f"kept = 3\nif rank == {bad}: raise ValueError('on purpose')\ndist.barrier()"
+    with pytest.raises(nbgpu.RankError) as caught:
+        cluster2.execute(code)
+    assert [(f.rank, f.error_type) for f in caught.value.failures] == [(bad, "ValueError")]
+    with pytest.raises(nbgpu.RankError) as caught:
+        cluster2.apply(_fail_or_wait, bad)
+    assert [(f.rank, f.error_type) for f in caught.value.failures] == [(bad, "ValueError")]
+    total = "total = torch.ones(1); dist.all_reduce(total); print(int(total), kept)"
+    assert cluster2.execute(total) == {0: "2 3\n", 1: "2 3\n"}
+
+
+@ipp.interactive  # type: ignore[untyped-decorator]
+def _fail_or_wait(bad: int) -> None:
+    import torch.distributed as dist
+
+    if dist.get_rank() == bad:
+        raise ValueError("on purpose")
+    dist.barrier()
 
 
 def test_a_gpu_that_is_not_there_is_named_before_anything_starts() -> None:
