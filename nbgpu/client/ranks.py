@@ -6,6 +6,7 @@ a spare that was waiting, and takes its seat in the next generation of the group
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -17,12 +18,15 @@ import ipyparallel as ipp
 
 from nbgpu import devices
 from nbgpu.client.processes import Processes
-from nbgpu.client.results import collect
+from nbgpu.client.results import collect, failures
 from nbgpu.client.seating import Seating
-from nbgpu.errors import ClusterError
+from nbgpu.errors import ClusterError, RankError
 from nbgpu.records import Device
 
+_log = logging.getLogger("nbgpu.cluster")
+
 _REGROUP_PATIENCE_S = 60.0
+_MAX_REGROUP_ATTEMPTS = 3
 _ENGINE_PATIENCE_S = 60.0
 _DEATH_PATIENCE_S = 10.0
 _ECHO_PATIENCE_S = 0.1
@@ -158,8 +162,18 @@ class Ranks:
             A line for each variable of the ranks that belonged to the old group and has to be made again.
 
         Raises:
-            ClusterError: a rank's process ended meanwhile.
+            ClusterError: a rank's process ended meanwhile, or a rank did not come.
+            RankError: a rank failed in it again and again.
         """
+        for _ in range(_MAX_REGROUP_ATTEMPTS - 1):
+            try:
+                return self._form_again(failed)
+            except RankError as error:
+                # The next generation has nothing of this one.
+                _log.warning("the process group is formed once more: %s", error)
+        return self._form_again(failed)
+
+    def _form_again(self, failed: Collection[int]) -> list[str]:
         self.seating.generation += 1
         self._note()
         healthy = [rank for rank in range(len(self)) if rank not in failed] or list(range(len(self)))
@@ -175,11 +189,15 @@ class Ranks:
             for rank in range(len(self))
         }
         give_up_s = time.monotonic() + _REGROUP_PATIENCE_S
+        severed = False
         while (waiting := [r for r in joining.values() if not r.ready()]) and time.monotonic() < give_up_s:
-            if gone := self.gone():
-                self.sever()  # the others wait for it
-                raise ClusterError(f"while the group was formed anew, {'; '.join(gone.values())}")
             waiting[0].wait(_POLL_PERIOD_S)
+            gone = self.gone()
+            if not severed and (gone or failures({r: a for r, a in joining.items() if a.ready()})):
+                self.sever()  # the others wait for that rank
+                severed = True
+            if gone:
+                raise ClusterError(f"while the group was formed anew, {'; '.join(gone.values())}")
         lost = collect(joining, _POLL_PERIOD_S)
         # In their order, in which they are to be made again.
         return list(dict.fromkeys(line for lines in lost.values() for line in lines))
