@@ -42,6 +42,7 @@ model = torch.nn.Linear(64, 64)
 ddp = torch.nn.parallel.DistributedDataParallel(model)
 """
 
+NEVER_COMPLETES = "a collective that never completes"
 WORK = {
     "all_reduce": "dist.all_reduce(torch.ones(10_000))",
     "a large all_reduce": "dist.all_reduce(torch.ones(2_000_000))",
@@ -51,7 +52,7 @@ WORK = {
     "DDP": "ddp(torch.randn(8, 64)).sum().backward()",
     "an own group": "dist.all_reduce(torch.ones(1000), group=own)",
     "plain Python": "sum(range(1000))",
-    "a collective that never completes": "dist.barrier() if rank else time.sleep(0.01)",
+    NEVER_COMPLETES: "dist.barrier() if rank else time.sleep(0.01)",
 }
 
 CHECK = """
@@ -101,7 +102,8 @@ class Soak:
             "out of memory",
             *(["kill", "segfault"] if CAN_REPLACE else []),
         ]
-        kind = self.chance.choice(kinds)
+        # Who waits for ever comes to no fault of its own: there is only Stop.
+        kind = self.chance.choice(kinds) if name != NEVER_COMPLETES else "stop"
         bad = self.chance.sample(range(NUM_RANKS), 2)
         after_s = self.chance.uniform(0, 1)
         action: faults.Action = "raise"
