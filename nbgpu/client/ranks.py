@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -97,7 +97,7 @@ class Ranks:
     def join(self, timeout_s: float) -> None:
         """Forms the first group."""
         self._note()
-        collect(self.call("nbgpu.engine.boot:join", seated=True), timeout_s)
+        self._meet(self.call("nbgpu.engine.boot:join", seated=True), timeout_s)
         for rank in range(len(self)):
             self._wait_for_output_path(rank, timeout_s)
 
@@ -188,19 +188,28 @@ class Ranks:
             )[rank]
             for rank in range(len(self))
         }
-        give_up_s = time.monotonic() + _REGROUP_PATIENCE_S
-        severed = False
-        while (waiting := [r for r in joining.values() if not r.ready()]) and time.monotonic() < give_up_s:
-            waiting[0].wait(_POLL_PERIOD_S)
-            gone = self.gone()
-            if not severed and (gone or failures({r: a for r, a in joining.items() if a.ready()})):
-                self.sever()  # the others wait for that rank
-                severed = True
-            if gone:
-                raise ClusterError(f"while the group was formed anew, {'; '.join(gone.values())}")
-        lost = collect(joining, _POLL_PERIOD_S)
+        lost = self._meet(joining, _REGROUP_PATIENCE_S)
         # In their order, in which they are to be made again.
         return list(dict.fromkeys(line for lines in lost.values() for line in lines))
+
+    def _meet(self, results: Mapping[int, ipp.AsyncResult], timeout_s: float) -> dict[int, Any]:
+        """Waits for calls in which the ranks wait for one another; where one fails the others are freed.
+
+        Raises:
+            ClusterError: a rank's process ended, or a rank did not answer in time.
+            RankError: a rank failed.
+        """
+        severed = False
+        give_up_s = time.monotonic() + timeout_s
+        while (waiting := [r for r in results.values() if not r.ready()]) and time.monotonic() < give_up_s:
+            waiting[0].wait(_POLL_PERIOD_S)
+            gone = self.gone()
+            if not severed and (gone or failures({r: a for r, a in results.items() if a.ready()})):
+                self.sever()
+                severed = True
+            if gone:
+                raise ClusterError(f"while the group was formed, {'; '.join(gone.values())}")
+        return collect(results, _POLL_PERIOD_S)
 
     def replace(self, ranks: Collection[int], rehearse: Callable[[int], None] | None = None) -> list[str]:
         """Gives ranks new engines, ends the old ones where they still live, and forms the group anew.

@@ -65,6 +65,16 @@ def test_from_plain_python_too_no_rank_waits_for_one_that_failed(cluster2: nbgpu
     assert cluster2.execute(total) == {0: "2 3\n", 1: "2 3\n"}
 
 
+def test_what_is_sent_right_after_a_failure_is_not_dropped(cluster2: nbgpu.Cluster) -> None:
+    for _ in range(20):
+        failing = cluster2.submit("raise ValueError('on purpose')")
+        nexts = [cluster2.submit("1"), cluster2.submit("2")]
+        for results in (failing, *nexts):
+            for result in results.values():
+                result.wait(30)
+        assert all(result.successful() for results in nexts for result in results.values())
+
+
 @ipp.interactive  # type: ignore[untyped-decorator]
 def _fail_or_wait(bad: int) -> None:
     import torch.distributed as dist
