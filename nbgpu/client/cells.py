@@ -166,7 +166,7 @@ class DistributedCell:
     def _restore_group(self, failed: Sequence[int] = ()) -> None:
         """Makes the group good again; ranks whose processes ended are replaced."""
         if self._watch.severed or self._watch.gone:
-            self._cluster.forget_newest_cell(self._results)
+            self._cluster.history.forget_newest(self._results)
         if self._watch.gone:
             _tell(f"{'; '.join(self._cluster.ranks.gone().values())}. Replacing it")
         for line in self._cluster.restore_group(self._watch, self._results, failed):
@@ -176,7 +176,7 @@ class DistributedCell:
         stuck = self._watch.stuck()
         if stuck:
             self._cluster.leave_behind(self._results)
-            self._cluster.forget_newest_cell(self._results)
+            self._cluster.history.forget_newest(self._results)
             self._hangs.check()
             told = "; ".join(
                 f"rank {rank} did not come back: it {self._hangs.describe(rank)}" for rank in stuck

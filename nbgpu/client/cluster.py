@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from nbgpu import devices
 from nbgpu.client import registry
 from nbgpu.client.processes import Processes
 from nbgpu.client.ranks import Ranks
+from nbgpu.client.replay import CellHistory
 from nbgpu.client.results import collect
 from nbgpu.client.run import Run
 from nbgpu.client.seating import Seating
@@ -80,9 +81,8 @@ class Cluster:
         self._entry: registry.Entry | None = None
         self._client: Any = None
         self._ranks: Ranks | None = None
-        self._cells: dict[int, list[str]] = {}
-        """The code that each rank was sent, so that one that takes its place can run it again."""
-        self._pushed: set[str] = set()
+        self.history = CellHistory()
+        """What the ranks were sent."""
         self._left_behind: dict[int, ipp.AsyncResult] = {}
         self._last_seen: dict[int, Sighting] = {}
         self.news: list[str] = []
@@ -236,8 +236,7 @@ class Cluster:
             registry.remove(self._entry)
             self._entry = None
         self._ranks = None
-        self._cells = {}
-        self._pushed = set()
+        self.history = CellHistory()
         self._left_behind = {}
         self._last_seen = {}
 
@@ -252,8 +251,7 @@ class Cluster:
         self._replace_ranks_that_went()
         self._take_back_ranks_left_behind()
         self._last_seen = {}
-        for rank in chosen:
-            self._cells.setdefault(rank, []).append(code)
+        self.history.note(chosen, code)
         return {rank: self.ranks[rank].execute(code, silent=False, block=False) for rank in chosen}
 
     def execute(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, str]:
@@ -268,7 +266,7 @@ class Cluster:
             self._bring_back(watch, results)
         finally:
             if watch.severed or watch.gone:
-                self.forget_newest_cell(results)
+                self.history.forget_newest(results)
         for result in results.values():
             # Output takes another socket than the result, and may come after it.
             result.wait_for_output(_OUTPUT_PATIENCE_S)
@@ -343,7 +341,7 @@ class Cluster:
         self._refuse_during_run()
         results = {rank: self.ranks[rank].push(values, block=False) for rank in chosen}
         collect(results, check=self.ranks.require_reachable)
-        self._pushed.update(values)
+        self.history.note_pushed(values)
 
     def train(self, recipe: str, **settings: Any) -> Run:
         """Starts a training run on all ranks and returns at once.
@@ -359,11 +357,6 @@ class Cluster:
         self.run = Run.start(config, self)
         self._note()
         return self.run
-
-    def forget_newest_cell(self, ranks: Iterable[int]) -> None:
-        """Takes the newest cell from what these ranks would run again: it was cut off, and might never end."""
-        for rank in ranks:
-            self._cells[rank].pop()
 
     def replace_gone(self) -> str:
         """Gives ranks whose processes have ended new engines; says what happened."""
@@ -403,25 +396,16 @@ class Cluster:
         (rank,) = self._chosen([rank])
         self._refuse_during_run()
         self._left_behind = {r: result for r, result in self._left_behind.items() if r != rank}
-        failed: list[str] = []
+        told = ["it is empty; the others kept all variables"]
 
         def rehearse(rank: int) -> None:
-            for number, code in enumerate(self._cells.get(rank, []), start=1):
-                try:
-                    collect({rank: self.ranks[rank].execute(code, silent=False, block=False)})
-                except RankError as error:
-                    failed.append(f"cell {number} of {len(self._cells[rank])}: {error}")
+            told[:] = self.history.run_again(rank, self.ranks[rank])
 
+        if not replay:
+            self.history.forget(rank)
         lost = self.ranks.replace([rank], rehearse if replay else None)
         self.ranks.add_spares(self.config.spare)
-        told = f"rank {rank} has a new process, {self.pids[rank]}"
-        if not replay:
-            self._cells[rank] = []
-            return "\n".join([f"{told}, and is empty; the others kept all variables", *lost])
-        told += f", in which its {len(self._cells.get(rank, []))} cells ran again"
-        if self._pushed:
-            told += f"; what was pushed is not there: %push {' '.join(sorted(self._pushed))}"
-        return "\n".join([told, *failed, *lost])
+        return "\n".join([f"rank {rank} has a new process, {self.pids[rank]}: {told[0]}", *told[1:], *lost])
 
     def leave_behind(self, results: Mapping[int, ipp.AsyncResult]) -> None:
         """Notes ranks that did not come back from a cell; they get no other one until they do."""

@@ -23,6 +23,7 @@ from nbgpu import resume
 from nbgpu.config import TrainConfig
 from nbgpu.engine import checkpoint, exchange, memory, optimizers
 from nbgpu.engine.consensus import Consensus, together
+from nbgpu.engine.feed import Feed
 from nbgpu.engine.group import Membership
 from nbgpu.engine.nonfinite import Guard
 from nbgpu.errors import OutOfMemoryError, RunError
@@ -30,7 +31,7 @@ from nbgpu.records import Command, Device, RunInfo, RunState
 from nbgpu.telemetry import CommandWatch, Recorder
 
 if TYPE_CHECKING:
-    from nbgpu.recipes import Batch, Loaders, Recipe
+    from nbgpu.recipes import Recipe
 
 _log = logging.getLogger("nbgpu.trainer")
 _AMP_DTYPES = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -99,7 +100,6 @@ class Trainer:
         """Optimizer steps done."""
         self.command: Command | None = None
         """What the person asked for and all ranks have agreed to follow: 'pause', 'stop' or nothing."""
-        self.loaders: Loaders | None = None
         self.model: nn.Module | None = None
         self._ddp: DistributedDataParallel | None = None
         self._begun = False
@@ -109,11 +109,7 @@ class Trainer:
         self._saved_step = 0
         keep = config.keep_checkpoints
         self._checkpoints = checkpoint.Writer(folder, keep, self._tell) if self.rank == 0 else None
-        self._batches: Iterator[Batch] | None = None
-        self._batches_step: int | None = 0
-        """The step whose batches `_batches` gives next; None while they are being taken."""
-        self._fetched: tuple[int, list[Batch]] | None = None
-        """A step that is not done yet, and its batches."""
+        self._feed: Feed | None = None
         self._buffers_before_step: list[Tensor] = []
         self._guard = Guard(config, self.device)
         self._before_bytes: int | None = None
@@ -167,7 +163,7 @@ class Trainer:
         """What to say of a run in which this rank got no more memory."""
         begun = self.model is not None and self._before_bytes is not None
         static = memory.Static.of(self._model, self._optimizer, self._before_bytes or 0) if begun else None
-        batch = self._fetched[1][0] if self._fetched is not None else {}
+        batch = self._feed.in_hand() if self._feed is not None else {}
         shapes = {name: tuple(values.shape) for name, values in batch.items()}
         return memory.explain_run(error, self.rank, self.step, shapes, self.config, self.device, static)
 
@@ -175,8 +171,8 @@ class Trainer:
         """Ends the threads that read data and write checkpoints."""
         if self._checkpoints is not None:
             self._checkpoints.close()
-        if self.loaders is not None:
-            self.loaders.close()
+        if self._feed is not None:
+            self._feed.loaders.close()
 
     # ---- getting ready ----
 
@@ -205,8 +201,9 @@ class Trainer:
         self.command = self._consensus.newest_command()
 
     def _load(self) -> None:
-        if self.loaders is None:
-            self.loaders = self.recipe.build_loaders(self.rank, self.member.world_size)
+        if self._feed is None:
+            loaders = self.recipe.build_loaders(self.rank, self.member.world_size)
+            self._feed = Feed(loaders, self.config.accumulate, self.device)
 
     def _write_info(self) -> None:
         """Says in `run_info.json` what is fixed for the run; once."""
@@ -220,7 +217,7 @@ class Trainer:
             devices=tuple(Device(**fields) for fields in gathered),
             backend=self.member.backend,
             total_steps=self.config.steps,
-            steps_per_epoch=self._data.steps_per_epoch,
+            steps_per_epoch=self._data.loaders.steps_per_epoch,
             batch_size=self.config.batch_size,
             global_batch_size=self.config.global_batch_size(self.member.world_size),
             started_s=time.time(),
@@ -305,9 +302,9 @@ class Trainer:
             self.load_state(received, about)
 
     @property
-    def _data(self) -> Loaders:
-        assert self.loaders is not None, "the data is loaded before the first step"
-        return self.loaders
+    def _data(self) -> Feed:
+        assert self._feed is not None, "the data is loaded before the first step"
+        return self._feed
 
     @property
     def _model(self) -> nn.Module:
@@ -337,7 +334,7 @@ class Trainer:
     def _train_step(self) -> None:
         """One optimizer step over `accumulate` micro-batches."""
         started_s = time.perf_counter()
-        batches, failure = self._next_batches()
+        batches, failure = self._data.take(self.step)
         fetched_s = time.perf_counter()
         self._consensus.begin(failure)
         if failure is not None:
@@ -388,41 +385,9 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=False)  # the gradients are views into DDP's buckets
         self._schedule.step()
         self.step += 1
-        self._fetched = None
+        self._data.done()
         self._buffers_before_step = []
         return inputs
-
-    def _next_batches(self) -> tuple[list[Batch], Exception | None]:
-        """The micro-batches of one step on the device, or what went wrong in fetching them."""
-        if self._fetched is None or self._fetched[0] != self.step:
-            try:
-                self._fetched = self.step, self._fetch()
-            except Exception as error:  # noqa: BLE001 - whatever it is, all ranks must learn of it
-                return [], error
-        return self._fetched[1], None
-
-    def _fetch(self) -> list[Batch]:
-        if self._batches_step != self.step:
-            # Training goes on in the middle, or fetching was interrupted.
-            self._batches = None
-            self._data.seek(self.step)
-        self._batches_step = None
-        batches = [self._to_device(self._next_batch()) for _ in range(self.config.accumulate)]
-        self._batches_step = self.step + 1
-        return batches
-
-    def _next_batch(self) -> Batch:
-        if self._batches is None:
-            self._batches = iter(self._data.train)
-        try:
-            return next(self._batches)
-        except StopIteration:
-            self._data.next_epoch()
-            self._batches = iter(self._data.train)
-            return next(self._batches)
-
-    def _to_device(self, batch: Batch) -> Batch:
-        return {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(
@@ -466,9 +431,9 @@ class Trainer:
         """The sums of the recipe's values over this rank's held-out samples, and how many there are."""
         sums: dict[str, float] = {}
         num_samples = 0
-        for batch in self._data.val:
+        for batch in self._data.loaders.val:
             with self._autocast():
-                values = self.recipe.validate(self._model, self._to_device(batch))
+                values = self.recipe.validate(self._model, self._data.to_device(batch))
             for name, value in values.items():
                 sums[name] = sums.get(name, 0.0) + float(value.double().sum())
             num_samples += len(next(iter(values.values())))

@@ -1,0 +1,74 @@
+"""The batches of each optimizer step, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from nbgpu.recipes import Batch, Loaders
+
+
+class Feed:
+    """Takes a rank's batches from its loaders, step by step.
+
+    A step's batches stay until the step is done: one that was cut off is done again with the same.
+
+    Args:
+        loaders: the recipe's, for this rank.
+        accumulate: micro-batches of one step.
+        device: where batches go.
+    """
+
+    def __init__(self, loaders: Loaders, accumulate: int, device: torch.device) -> None:
+        self.loaders = loaders
+        self._accumulate = accumulate
+        self._device = device
+        self._batches: Iterator[Batch] | None = None
+        self._next_step: int | None = 0
+        """The step whose batches `_batches` gives next; None while they are being taken."""
+        self._taken: tuple[int, list[Batch]] | None = None
+        """A step that is not done yet, and its batches."""
+
+    def take(self, step: int) -> tuple[list[Batch], Exception | None]:
+        """The micro-batches of one step, or what went wrong in fetching them."""
+        if self._taken is None or self._taken[0] != step:
+            try:
+                self._taken = step, self._fetch(step)
+            except Exception as error:  # noqa: BLE001 - whatever it is, all ranks must learn of it
+                return [], error
+        return self._taken[1], None
+
+    def done(self) -> None:
+        """The step is done, and its batches are needed no more."""
+        self._taken = None
+
+    def in_hand(self) -> Batch:
+        """The first micro-batch of the step that is under way; empty between two steps."""
+        return self._taken[1][0] if self._taken is not None else {}
+
+    def to_device(self, batch: Batch) -> Batch:
+        """The batch on the device."""
+        return {name: value.to(self._device, non_blocking=True) for name, value in batch.items()}
+
+    def _fetch(self, step: int) -> list[Batch]:
+        if self._next_step != step:
+            # Training goes on in the middle, or fetching was interrupted.
+            self._batches = None
+            self.loaders.seek(step)
+        self._next_step = None
+        batches = [self.to_device(self._next_batch()) for _ in range(self._accumulate)]
+        self._next_step = step + 1
+        return batches
+
+    def _next_batch(self) -> Batch:
+        if self._batches is None:
+            self._batches = iter(self.loaders.train)
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self.loaders.next_epoch()
+            self._batches = iter(self.loaders.train)
+            return next(self._batches)
