@@ -27,6 +27,7 @@ from nbgpu.client.whereabouts import Lookout, Sighting, told
 from nbgpu.config import ClusterConfig, train_config
 from nbgpu.errors import ClusterError, ConfigError, NbgpuError, NoClusterError, RankError, RunError
 from nbgpu.records import Device
+from nbgpu.signals import uninterrupted
 
 _OUTPUT_PATIENCE_S = 2.0
 _WHEREABOUTS_PATIENCE_S = 0.7
@@ -252,7 +253,17 @@ class Cluster:
         self._take_back_ranks_left_behind()
         self._last_seen = {}
         self.history.note(chosen, code)
-        return {rank: self.ranks[rank].execute(code, silent=False, block=False) for rank in chosen}
+        results: dict[int, ipp.AsyncResult] = {}
+        try:
+            # Sent to some ranks only, it would meet the others' next cell in a collective.
+            with uninterrupted():
+                for rank in chosen:
+                    results[rank] = self.ranks[rank].execute(code, silent=False, block=False)
+        except KeyboardInterrupt:
+            self._stop(RankWatch(self.ranks, results), results)
+            self.history.forget_newest(chosen)
+            raise
+        return results
 
     def execute(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, str]:
         """Runs code on the ranks and returns what each printed to stdout.
@@ -291,8 +302,7 @@ class Cluster:
                 results[pending[0]].wait(_WATCH_PERIOD_S)
                 watch.check()
         except KeyboardInterrupt:
-            watch.stop()
-            self.news += self.restore_group(watch, results)
+            self._stop(watch, results)
             raise
         if stuck := watch.stuck():
             self.leave_behind(results)
@@ -304,6 +314,13 @@ class Cluster:
         self.news += self.restore_group(watch, results, [failure.rank for failure in failed])
         if failed:
             raise RankError(failed)
+
+    def _stop(self, watch: RankWatch, results: Mapping[int, ipp.AsyncResult]) -> None:
+        watch.stop()
+        if watch.stuck():
+            self.leave_behind(results)
+        else:
+            self.news += self.restore_group(watch, results)
 
     def restore_group(
         self, watch: RankWatch, results: Mapping[int, ipp.AsyncResult], failed: Sequence[int] = ()

@@ -221,8 +221,7 @@ class Ranks:
         Returns:
             As `regroup`.
         """
-        for rank in ranks:
-            self._end(rank)
+        self.end(ranks)
         arrived = {rank: self._take_spare() or self._processes.new_engine() for rank in ranks}
         self._wait_for([engine for _, engine in arrived.values()])
         for rank, (pid, engine) in arrived.items():
@@ -262,17 +261,20 @@ class Ranks:
                 return spare
         return None
 
-    def _end(self, rank: int) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.seating.pids[rank], signal.SIGKILL)
-        give_up_s = time.monotonic() + _DEATH_PATIENCE_S
-        while self.how_ended(rank) is None:
-            if time.monotonic() > give_up_s:
-                raise ClusterError(
-                    f"the process of rank {rank} (pid {self.seating.pids[rank]}) does not end: it waits in the kernel or "
-                    "its driver. %nbgpu stop, then look at it with ps"
-                )
-            time.sleep(_POLL_PERIOD_S)
+    def end(self, ranks: Iterable[int]) -> None:
+        """Ends the processes of ranks; ClusterError where one does not go."""
+        for rank in ranks:
+            pid = self.seating.pids[rank]
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            give_up_s = time.monotonic() + _DEATH_PATIENCE_S
+            while self.how_ended(rank) is None:
+                if time.monotonic() > give_up_s:
+                    raise ClusterError(
+                        f"the process of rank {rank} (pid {pid}) does not end: it waits in the kernel or its driver. "
+                        "%nbgpu stop, then look at it with ps"
+                    )
+                time.sleep(_POLL_PERIOD_S)
 
     def _wait_for_output_path(self, rank: int, timeout_s: float) -> None:
         """Makes sure that what a rank prints arrives: a subscription on the way to it takes a moment, and what

@@ -57,6 +57,8 @@ class Host(Protocol):
 
     def replace_gone(self) -> str: ...
 
+    def leave_behind(self, results: Mapping[int, ipp.AsyncResult]) -> None: ...
+
 
 class Presenter(Protocol):
     """What shows runs to a person. The client does not know the widgets; `nbgpu/__init__.py` connects them."""
@@ -283,7 +285,7 @@ class Run:
 
     def _can_heal(self, watch: RankWatch) -> bool:
         """Whether ranks died, which can be replaced, and nothing else went wrong."""
-        if not watch.gone or len(watch.gone) == self._info.world_size:
+        if not watch.gone or len(watch.gone) + len(watch.stuck()) == self._info.world_size:
             return False
         if any(failure.rank not in watch.gone for failure in self.failures):
             return False
@@ -298,6 +300,11 @@ class Run:
     def _heal(self, watch: RankWatch) -> bool:
         """Replaces the ranks that died and lets the run go on; False where that fails."""
         why = "; ".join(failure.message for failure in self.failures)
+        # gloo may never tell a rank that the other was killed in the middle of sending to it.
+        stuck = watch.stuck()
+        if stuck:
+            self._host.ranks.end(stuck)
+            why += f"; rank {', '.join(map(str, stuck))} did not come back, and was ended"
         for attempt in range(1, _MAX_HEAL_ATTEMPTS + 1):
             try:
                 told = self._host.replace_gone()
@@ -320,6 +327,8 @@ class Run:
         stuck = watch.stuck()
         if watch.left_the_group_unsure and not watch.gone and not stuck:
             self._host.ranks.regroup([failure.rank for failure in self.failures])
+        if stuck:
+            self._host.leave_behind(self._results)
         back = [rank for rank in self._results if rank not in watch.gone and rank not in stuck]
         self._host.ranks.call("nbgpu.engine.train:let_go", str(self.folder), ranks=back)
 

@@ -6,10 +6,9 @@ import json
 import logging
 import math
 import random
-import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from nbgpu.engine.group import Membership
 from nbgpu.engine.nonfinite import Guard
 from nbgpu.errors import OutOfMemoryError, RunError
 from nbgpu.records import Command, Device, RunInfo, RunState
+from nbgpu.signals import uninterrupted
 from nbgpu.telemetry import CommandWatch, Recorder
 
 if TYPE_CHECKING:
@@ -36,24 +36,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("nbgpu.trainer")
 _AMP_DTYPES = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _PAUSE_POLL_S = 0.05
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Holds an interrupt (SIGINT) back until the block has ended. For the main thread."""
-    noted = False
-
-    def note(*_: Any) -> None:
-        nonlocal noted
-        noted = True
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if noted:
-        raise KeyboardInterrupt
 
 
 def _seed_everything(seed: int, rank: int, step: int) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
 import threading
+import time
 
 import nbgpu
 
 NUM_CELLS = 60
+NUM_STOPS = 40
 PATIENCE_S = 30
 
 
@@ -29,3 +34,23 @@ def test_an_interrupt_before_the_first_or_after_the_last_line_loses_no_answer(
         over.set()
         thread.join()
     assert cluster2.execute("print(rank)") == {0: "0\n", 1: "1\n"}
+
+
+def test_an_interrupt_while_a_cell_is_sent_leaves_it_on_no_rank(cluster2: nbgpu.Cluster) -> None:
+    """On one rank alone it would meet the other's next cell in a collective: a wrong sum, or a wait for ever."""
+    chance = random.Random(0)
+    stopped = 0
+    for _ in range(NUM_STOPS):
+        stop = threading.Timer(chance.uniform(0, 0.012), os.kill, (os.getpid(), signal.SIGINT))
+        stop.start()
+        try:
+            cluster2.execute("dist.all_reduce(torch.full((1,), 100.0))")
+            stop.join()
+            time.sleep(0.05)  # within the block that awaits the interrupt
+        except KeyboardInterrupt:
+            stopped += 1
+        stop.join()
+        cluster2.news.clear()
+        total = "total = torch.ones(1); dist.all_reduce(total); print(int(total))"
+        assert cluster2.execute(total) == {0: "2\n", 1: "2\n"}
+    assert stopped == NUM_STOPS

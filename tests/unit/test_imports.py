@@ -17,7 +17,7 @@ import nbgpu
 PACKAGE = Path(__file__).resolve().parents[2] / "nbgpu"
 
 BASE = {"errors", "records", "config", "palette"}
-MIDDLE = {"devices", "telemetry", "runs", "flags", "manifest", "resume", "vigil"}
+MIDDLE = {"devices", "telemetry", "runs", "flags", "manifest", "resume", "signals", "vigil"}
 
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
