@@ -12,10 +12,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import ipyparallel as ipp
-import psutil
 
 from nbgpu import devices
-from nbgpu.client import registry
+from nbgpu.client import registry, status
 from nbgpu.client.processes import Processes
 from nbgpu.client.ranks import Ranks
 from nbgpu.client.replay import CellHistory
@@ -23,14 +22,13 @@ from nbgpu.client.results import collect
 from nbgpu.client.run import Run
 from nbgpu.client.seating import Seating
 from nbgpu.client.watch import RankWatch
-from nbgpu.client.whereabouts import Lookout, Sighting, told
+from nbgpu.client.whereabouts import Lookout, Sighting
 from nbgpu.config import ClusterConfig, train_config
 from nbgpu.errors import ClusterError, ConfigError, NbgpuError, NoClusterError, RankError, RunError
 from nbgpu.records import Device
 from nbgpu.signals import uninterrupted
 
 _OUTPUT_PATIENCE_S = 2.0
-_WHEREABOUTS_PATIENCE_S = 0.7
 _ANSWER_PATIENCE_S = 1.0
 _WATCH_PERIOD_S = 0.1
 _NOT_RUNNING = "this cluster is not running. Start it with: start(), or %nbgpu start"
@@ -436,38 +434,8 @@ class Cluster:
 
     def status(self) -> str:
         """A table: every rank's device, process, memory, and the line that it is at. Answers within a second."""
-        pids = self.pids
-        rows = [("rank", "device", "pid", "memory", "state")]
         with closing(self.lookout()) as lookout:
-            lookout.ask()
-            lookout.collect(_WHEREABOUTS_PATIENCE_S)
-            for rank, device in enumerate(self.devices):
-                try:
-                    memory = f"{psutil.Process(pids[rank]).memory_info().rss / 2**20:.0f} MiB"
-                    state = self._state(rank, lookout)
-                except psutil.NoSuchProcess:
-                    memory, state = "", "gone"
-                rows.append((str(rank), device.label(), str(pids[rank]), memory, state))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        return "\n".join([self.describe(), *lines])
-
-    def _state(self, rank: int, lookout: Lookout) -> str:
-        if lookout.silent_s(rank):
-            return lookout.silence(rank)
-        if rank not in self._last_seen:
-            return "does not say"
-        where = self._last_seen[rank].where
-        if self.run is None or self.run.over:
-            return told(where)
-        of_run = self.run.statuses()[rank]
-        state = f"{of_run.state}, step {of_run.step}/{self.run.config.steps}"
-        if where.collective:
-            return f"{state}, waits in {where.collective}"
-        return f"{state}, {where.within}" if where.within else state
+            return status.table(self, lookout)
 
     def _engine_environment(self) -> dict[str, str]:
         gpus = dict.fromkeys(d.uuid for d in self.devices if d.kind == "cuda")

@@ -1,0 +1,50 @@
+"""What `%nbgpu status` shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psutil
+
+from nbgpu.client.whereabouts import Lookout, told
+
+if TYPE_CHECKING:
+    from nbgpu.client.cluster import Cluster
+
+_WHEREABOUTS_PATIENCE_S = 0.7
+
+
+def table(cluster: Cluster, lookout: Lookout) -> str:
+    """Every rank's device, process, memory, and the line that it is at."""
+    pids = cluster.pids
+    rows = [("rank", "device", "pid", "memory", "state")]
+    lookout.ask()
+    lookout.collect(_WHEREABOUTS_PATIENCE_S)
+    for rank, device in enumerate(cluster.devices):
+        try:
+            memory = f"{psutil.Process(pids[rank]).memory_info().rss / 2**20:.0f} MiB"
+            state = _state(cluster, rank, lookout)
+        except psutil.NoSuchProcess:
+            memory, state = "", "gone"
+        rows.append((str(rank), device.label(), str(pids[rank]), memory, state))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    return "\n".join([cluster.describe(), *lines])
+
+
+def _state(cluster: Cluster, rank: int, lookout: Lookout) -> str:
+    if lookout.silent_s(rank):
+        return lookout.silence(rank)
+    if rank not in lookout.seen:
+        return "does not say"
+    where = lookout.seen[rank].where
+    run = cluster.run
+    if run is None or run.over:
+        return told(where)
+    of_run = run.statuses()[rank]
+    state = f"{of_run.state}, step {of_run.step}/{run.config.steps}"
+    if where.collective:
+        return f"{state}, waits in {where.collective}"
+    return f"{state}, {where.within}" if where.within else state
