@@ -16,7 +16,7 @@ from nbgpu.client import run as client_run
 from nbgpu.client.cluster import Cluster
 from nbgpu.client.hangs import HangWatch
 from nbgpu.client.outputs import CellOutput, Notice
-from nbgpu.client.results import collect
+from nbgpu.client.results import collect, sentence
 from nbgpu.client.watch import RankWatch
 from nbgpu.errors import CellInterrupted, ClusterError, RankError
 
@@ -168,7 +168,7 @@ class DistributedCell:
         if self._watch.severed or self._watch.gone:
             self._cluster.history.forget_newest(self._results)
         if self._watch.gone:
-            _tell(f"{'; '.join(self._cluster.ranks.gone().values())}. Replacing it")
+            _tell(f"{sentence('; '.join(self._cluster.ranks.gone().values()))} Replacing it")
         for line in self._cluster.restore_group(self._watch, self._results, failed):
             _tell(line)
 

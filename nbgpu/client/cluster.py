@@ -18,7 +18,7 @@ from nbgpu.client import registry, status
 from nbgpu.client.processes import Processes
 from nbgpu.client.ranks import Ranks
 from nbgpu.client.replay import CellHistory
-from nbgpu.client.results import collect
+from nbgpu.client.results import collect, sentence
 from nbgpu.client.run import Run
 from nbgpu.client.seating import Seating
 from nbgpu.client.watch import RankWatch
@@ -474,7 +474,7 @@ class Cluster:
         if gone:
             told = self.replace_gone()
             raise ClusterError(
-                f"{'; '.join(gone.values())}, between two cells. {told}\nNothing was run: run it again"
+                f"Between two cells, {sentence('; '.join(gone.values()))} {told}\nNothing was run: run it again"
             )
 
     def _take_back_ranks_left_behind(self) -> None:

@@ -58,6 +58,11 @@ def failures(results: Mapping[int, ipp.AsyncResult]) -> list[RankFailure]:
     return found
 
 
+def sentence(text: str) -> str:
+    """The text with an end: how a rank ended may end with a question."""
+    return text if text.endswith("?") else f"{text}."
+
+
 class LeftResult:
     """What a rank left in a run's folder when its training ended; stands for an AsyncResult of ipyparallel.
 

@@ -15,7 +15,7 @@ import ipyparallel as ipp
 
 from nbgpu import manifest, resume, runs
 from nbgpu.client.ranks import Ranks
-from nbgpu.client.results import LeftResult
+from nbgpu.client.results import LeftResult, sentence
 from nbgpu.client.watch import RankWatch
 from nbgpu.config import ClusterConfig, TrainConfig, read_toml
 from nbgpu.errors import NbgpuError, RankError, RunError
@@ -314,9 +314,9 @@ class Run:
                 if attempt == _MAX_HEAL_ATTEMPTS or not self._host.ranks.gone():
                     self._add_to_failures(f"it could not be replaced: {error}")
                     return False
-        self._host.news.append(f"{why}, while {self.folder.name} was training. {told}")
+        self._host.news.append(f"While {self.folder.name} was training, {sentence(why)} {told}")
         self.failures = ()
-        self._results = self._host.ranks.call(_RUN_IN_ENGINE, str(self.folder), why)
+        self._results = self._host.ranks.call(_RUN_IN_ENGINE, str(self.folder), sentence(why))
         return True
 
     def _add_to_failures(self, text: str) -> None:

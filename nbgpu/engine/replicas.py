@@ -24,9 +24,6 @@ from torch.optim import Optimizer
 
 from nbgpu.engine import exchange, optimizers
 
-Fingerprint = list[tuple[list[int], float, float]]
-"""Of each tensor: shape, sum, and sum of squares."""
-
 _numbers = itertools.count()
 _told: set[tuple[str | int, ...]] = set()
 """What some ranks do not have, which is said once: (key, the ranks without it)."""
@@ -139,13 +136,20 @@ def _on_every_rank(mine: Iterable[str], source: int, what: str) -> tuple[list[st
 
 def _differ(tensors: Sequence[Tensor]) -> str:
     """'' where all ranks have equal tensors, 'in shape' or 'in value' where they do not. A collective."""
-    sums = [torch.stack([t.detach().double().sum(), t.detach().double().square().sum()]) for t in tensors]
-    values = torch.stack(sums).tolist() if sums else []
-    gathered = exchange.gather([[list(t.shape) for t in tensors], values])
+    gathered = exchange.gather([[list(t.shape) for t in tensors], [_fingerprint(t) for t in tensors]])
     if any(shapes != gathered[0][0] for shapes, _ in gathered):
         return "in shape"
     # As text, because NaN is equal to nothing.
     return "in value" if len({str(values) for _, values in gathered}) > 1 else ""
+
+
+def _fingerprint(tensor: Tensor) -> tuple[float, float]:
+    """Sum and norm in float64, reduced with no copy of the tensor: memory may be short after a failure."""
+    values = tensor.detach()
+    total = float(values.sum(dtype=torch.float64))
+    if not values.is_floating_point():
+        return total, 0.0
+    return total, float(torch.linalg.vector_norm(values, dtype=torch.float64))
 
 
 def _share_optimizers(

@@ -114,7 +114,7 @@ class Trainer:
         self._consensus = Consensus(CommandWatch(self.folder) if self.rank == 0 else None)
         self._gather_ranks()
         if mended:
-            self._event("heal", f"{mended}; replaced, and training goes on after step {self.step}")
+            self._event("heal", f"{mended} It was replaced, and training goes on after step {self.step}.")
         self._enter("training")
         started_s = time.perf_counter()
         try:
