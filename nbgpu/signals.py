@@ -13,9 +13,11 @@ from typing import Any
 def uninterrupted() -> Iterator[None]:
     """Holds an interrupt (SIGINT) back until the block has ended, and raises KeyboardInterrupt then.
 
-    Interrupts come to the main thread only: on another one there is nothing to hold back.
+    Interrupts come to the main thread only: on another one there is nothing to hold back, and neither is there in
+    a process that ignores them, as one that a shell has put into the background.
     """
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield
         return
     noted = False
