@@ -335,7 +335,9 @@ class Cluster:
         """
         try:
             if watch.gone:
-                return [self.replace_gone()]
+                lines = [self.replace_gone()]
+                self.ranks.add_spares(self.config.spare)
+                return lines
             if watch.left_the_group_unsure and (watch.severed or not self.ranks.untouched_by_cell()):
                 return self.ranks.regroup(failed)
         except NbgpuError as error:
@@ -377,7 +379,6 @@ class Cluster:
         """Gives ranks whose processes have ended new engines; says what happened."""
         gone = self.ranks.gone()
         lost = self.ranks.replace(list(gone))
-        self.ranks.add_spares(self.config.spare)
         named = ", ".join(map(str, gone))
         kept = ", ".join(str(rank) for rank in range(self.world_size) if rank not in gone)
         return "\n".join(
@@ -473,6 +474,7 @@ class Cluster:
         gone = self.ranks.gone()
         if gone:
             told = self.replace_gone()
+            self.ranks.add_spares(self.config.spare)
             raise ClusterError(
                 f"Between two cells, {sentence('; '.join(gone.values()))} {told}\nNothing was run: run it again"
             )

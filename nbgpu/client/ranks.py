@@ -244,7 +244,7 @@ class Ranks:
     def prepare_for(self, module: str) -> None:
         """Has a module imported where it will be needed when a rank is replaced."""
         self._processes.prepare_engines(module)
-        for engine in self.seating.spares.values():
+        for engine in set(self.seating.spares.values()) & set(self._client.ids):
             self._client[engine].apply_async(_reference("importlib:import_module"), module)
 
     def add_spares(self, num_spares: int) -> None:

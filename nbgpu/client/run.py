@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("nbgpu.run")
 _RUN_IN_ENGINE = "nbgpu.engine.train:run_in_engine"
+_NEEDED_IN_TRAINING = ("nbgpu.engine.train", "torch._dynamo")
+"""DDP's constructor imports the second, which takes a second."""
 _STOP_PATIENCE_S = 10.0
 _MAX_HEAL_ATTEMPTS = 3
 _MAX_DEATHS_WITHOUT_PROGRESS = 2
@@ -273,8 +275,10 @@ class Run:
                 self._results[pending[0]].wait(_WATCH_PERIOD_S)
                 watch.check()
                 if not self._prepared and self.status == "training":
-                    # Not earlier: while the ranks import the same, it would take the cores from them.
-                    self._host.ranks.prepare_for(f"nbgpu.recipes.{self.config.recipe}")
+                    # Not earlier: it would take the cores from the ranks, which get ready themselves.
+                    self._host.ranks.add_spares(self._host.config.spare)
+                    for module in (*_NEEDED_IN_TRAINING, f"nbgpu.recipes.{self.config.recipe}"):
+                        self._host.ranks.prepare_for(module)
                     self._prepared = True
             if self._abandoned:
                 return
@@ -316,6 +320,7 @@ class Run:
                     return False
         self._host.news.append(f"While {self.folder.name} was training, {sentence(why)} {told}")
         self.failures = ()
+        self._prepared = False
         self._results = self._host.ranks.call(_RUN_IN_ENGINE, str(self.folder), sentence(why))
         return True
 
