@@ -114,15 +114,19 @@ class Nursery:
             (self._folder / f"ended-{pid}").write_text(str(os.waitstatus_to_exitcode(status)))
 
     def _answer(self, request: socket.socket) -> None:
-        asked = json.loads(request.recv(_REQUEST_BYTES))
+        try:
+            asked = json.loads(request.recv(_REQUEST_BYTES))
+        except (OSError, ValueError):
+            return  # who asked is gone, and the engines may be there for another one
+        answer = {}
+        if "import" not in asked:
+            answer["engine"], answer["pid"] = self.fork_engine()
+        with suppress(OSError):  # as above
+            request.sendall(json.dumps(answer).encode())
         if "import" in asked:
             # For the engines that are forked from now on. Nobody waits for it.
-            request.sendall(b"{}")
             with suppress(ImportError):  # which the ranks, who need it, have met themselves
                 import_module(asked["import"])
-            return
-        number, pid = self.fork_engine()
-        request.sendall(json.dumps({"engine": number, "pid": pid}).encode())
 
 
 def main() -> None:
