@@ -1,6 +1,6 @@
 """Random faults at random moments, in cells and in runs, for SOAK_MINUTES: never hung, never a wrong sum, nothing left.
 
-Not collected with the tests; `make soak` names it. SOAK_SEED repeats a soak.
+Not collected with the tests; `make soak` names it. SOAK_SEED repeats a soak, SOAK_RUNS is the share of faults in runs.
 """
 
 from __future__ import annotations
@@ -198,6 +198,7 @@ def cluster_folders() -> list[Path]:
 @pytest.mark.timeout(0)
 def test_random_faults(tmp_path: Path) -> None:
     minutes = float(os.environ.get("SOAK_MINUTES", "10"))
+    share_of_runs = float(os.environ.get("SOAK_RUNS", "0.15"))
     seed = int(os.environ.get("SOAK_SEED", str(time.time_ns() % 10**6)))
     counts: Counter[str] = Counter()
     print(f"\nSOAK_SEED={seed}", flush=True)
@@ -208,7 +209,7 @@ def test_random_faults(tmp_path: Path) -> None:
         num_processes = 0
         give_up_s = time.monotonic() + 60 * minutes
         while time.monotonic() < give_up_s:
-            bring_about = soak.fault_in_run if soak.chance.random() < 0.15 else soak.fault_in_cell
+            bring_about = soak.fault_in_run if soak.chance.random() < share_of_runs else soak.fault_in_cell
             happened = bring_about()
             counts[happened] += 1
             soak.check(happened)
