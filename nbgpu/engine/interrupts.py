@@ -7,16 +7,20 @@ waits for it for ever. The client interrupts again until a rank is back, so one 
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from types import FrameType
 from typing import Any
 
-from nbgpu.engine import tracebacks
-
-RUNS_A_CELL = ("IPython/core/interactiveshell.py", "run_code")
-"""The function that runs a cell's code: the end of its file's path, and its name."""
-RUNS_A_CALL = ("ipyparallel/engine/kernel.py", "do_apply")
-"""The one that runs what `Cluster.apply` sent."""
+from nbgpu.engine import awaiting
+from nbgpu.engine.frames import (
+    RUNS_A_CALL,
+    RUNS_A_CELL,
+    RUNS_A_TASK,
+    TAKES_A_REQUEST,
+    is_function,
+    is_library,
+)
 
 
 def reach_only_the_persons_code(kernel: Any) -> None:
@@ -29,17 +33,19 @@ def reach_only_the_persons_code(kernel: Any) -> None:
     signal.signal(signal.SIGINT, _interrupt)
 
 
-def is_function(frame: FrameType, function: tuple[str, str]) -> bool:
-    """Whether a frame is one of the function (end of its file's path, name)."""
-    path, name = function
-    return frame.f_code.co_name == name and frame.f_code.co_filename.endswith(path)
-
-
 def _interrupt(_: int, frame: FrameType | None) -> None:
+    in_persons_code = False
     while frame is not None and frame.f_back is not None:
+        in_persons_code = in_persons_code or not is_library(frame.f_code.co_filename)
         if is_function(frame.f_back, RUNS_A_CALL) and frame.f_code.co_filename == "<string>":
             raise KeyboardInterrupt
         # IPython calls functions of its own there too.
-        if is_function(frame.f_back, RUNS_A_CELL) and not tracebacks.is_library(frame.f_code.co_filename):
+        if is_function(frame.f_back, RUNS_A_CELL) and not is_library(frame.f_code.co_filename):
             raise KeyboardInterrupt
+        if is_function(frame.f_back, TAKES_A_REQUEST):
+            break
+        if is_function(frame.f_back, RUNS_A_TASK) and in_persons_code:
+            # A task that a cell has started. A KeyboardInterrupt would end the event loop, and the engine.
+            raise asyncio.CancelledError
         frame = frame.f_back
+    awaiting.interrupt()

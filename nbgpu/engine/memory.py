@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nbgpu.config import TrainConfig
-from nbgpu.engine.tracebacks import is_library, undisturbed
+from nbgpu.engine.frames import is_library
+from nbgpu.engine.tracebacks import undisturbed
 from nbgpu.errors import NbgpuError, OutOfMemoryError
 
 _PACKAGE = str(Path(__file__).parents[1])

@@ -8,17 +8,13 @@ can change is in their own lines anyway; the message below them is the library's
 from __future__ import annotations
 
 import signal
-import sysconfig
+from asyncio import CancelledError
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import CodeType, TracebackType
 from typing import Any
 
-_LIBRARIES = (
-    *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")},
-    str(Path(__file__).resolve().parents[1]),
-)
+from nbgpu.engine.frames import is_library
 
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 
@@ -66,7 +62,7 @@ def undisturbed() -> Iterator[None]:
 
 def install(shell: Any) -> None:
     """Makes the engine's shell show tracebacks that way."""
-    shell.set_custom_exc((Exception, KeyboardInterrupt), _show)
+    shell.set_custom_exc((Exception, KeyboardInterrupt, CancelledError), _show)
 
 
 def _show(
@@ -112,10 +108,3 @@ def _codes(traceback: TracebackType | None) -> Iterator[CodeType]:
     while traceback is not None:
         yield traceback.tb_frame.f_code
         traceback = traceback.tb_next
-
-
-def is_library(filename: str) -> bool:
-    """Whether code of this file is a library's, or made at run time, and not the person's own."""
-    # '<frozen importlib._bootstrap>', '<string>': made at run time, and no one's file.
-    made_at_run_time = filename.startswith("<") and not filename.startswith("<ipython")
-    return made_at_run_time or filename.startswith(_LIBRARIES)

@@ -25,8 +25,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from nbgpu.engine import tracebacks
-from nbgpu.engine.interrupts import RUNS_A_CALL, RUNS_A_CELL, is_function
+from nbgpu.engine import awaiting, tracebacks
+from nbgpu.engine.frames import RUNS_A_CALL, RUNS_A_CELL, is_function, is_library
 from nbgpu.records import Whereabouts
 
 _log = logging.getLogger("nbgpu.engine")
@@ -81,6 +81,8 @@ def find() -> Whereabouts:
         frames.append(frame)
         frame = frame.f_back
     frames.reverse()  # the outermost first
+    if _first_below(frames, RUNS_A_CELL) is None and (awaited := awaiting.frames()):
+        frames = awaited
     if (first := _first_below(frames, RUNS_A_CELL)) is not None:
         return _in_person_code("cell", frames[first:], main_thread)
     if (first := _first_below(frames, RUNS_A_CALL)) is not None:
@@ -100,7 +102,7 @@ def _first_below(frames: Sequence[FrameType], caller: tuple[str, str]) -> int | 
 
 
 def _in_person_code(doing: Any, frames: Sequence[FrameType], main_thread: int) -> Whereabouts:
-    own = [index for index, frame in enumerate(frames) if not tracebacks.is_library(frame.f_code.co_filename)]
+    own = [index for index, frame in enumerate(frames) if not is_library(frame.f_code.co_filename)]
     if not own:  # such as a call of a library's function, or a run that begins
         return Whereabouts(doing, collective=_collective(frames), pulse=_pulse("", main_thread))
     cell_file = frames[own[0]].f_code.co_filename

@@ -1,0 +1,106 @@
+"""Cells with an `await` of their own.
+
+To choose who hears an interrupt of such a cell, ipykernel 7 asks for the thread of its subshells. An engine of
+ipyparallel has no subshells: the request ends in an AttributeError and is never answered. Here the cell has run
+in a task on the engine's event loop when ipykernel is given the request, and only the answer is left to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from nbgpu.engine.frames import RUNS_A_CELL, is_function
+
+_cell: asyncio.Task[Any] | None = None
+"""The cell that is awaited."""
+_was_interrupted = False
+
+
+def let_cells_await(kernel: Any) -> None:
+    """From now on cells of this engine may have a top-level `await`."""
+    shell, answer = kernel.shell, kernel.do_execute
+
+    async def do_execute(code: str, silent: bool, store_history: bool = True, **options: Any) -> Any:
+        transformed = _to_be_awaited(shell, code)
+        if transformed is None:
+            return await answer(code, silent, store_history=store_history, **options)
+        result = await _run(shell, code, transformed, silent, store_history)
+        with _as_if_run_now(shell, result):
+            return await answer(code, silent, store_history=store_history, **options)
+
+    kernel.do_execute = do_execute
+
+
+def _to_be_awaited(shell: Any, code: str) -> str | None:
+    """The code without IPython's syntax if it awaits something; None for any other cell."""
+    if "await" not in code and "async" not in code:  # most cells, for which compiling would be a waste
+        return None
+    try:
+        transformed: str = shell.transform_cell(code)
+    except Exception:  # noqa: BLE001 - it comes up again where ipykernel runs the cell, and is shown there
+        return None
+    return transformed if shell.should_run_async(code, transformed_cell=transformed) else None
+
+
+async def _run(shell: Any, code: str, transformed: str, silent: bool, store_history: bool) -> Any:
+    """Does what `InteractiveShell.run_cell` does for other cells."""
+    global _cell, _was_interrupted
+    shell._last_traceback, shell._last_traceback_during_displayhook = None, False
+    _was_interrupted = False
+    _cell = asyncio.ensure_future(
+        shell.run_cell_async(code, store_history=store_history, silent=silent, transformed_cell=transformed)
+    )
+    try:
+        result = await _cell
+    finally:
+        _cell = None
+    if _was_interrupted and isinstance(result.error_in_exec, asyncio.CancelledError):
+        result.error_in_exec = KeyboardInterrupt()
+    shell.events.trigger("post_execute")
+    if not silent:
+        shell.events.trigger("post_run_cell", result)
+    return result
+
+
+@contextmanager
+def _as_if_run_now(shell: Any, result: Any) -> Iterator[None]:
+    """While this is open, running any cell gives this result at once."""
+    shell.run_cell = lambda *_, **__: result
+    shell.should_run_async = lambda *_, **__: False
+    try:
+        yield
+    finally:
+        del shell.run_cell, shell.should_run_async
+
+
+def interrupt() -> None:
+    """Cancels what the cell awaits, if one is awaited. Called in a signal's handler, on the main thread."""
+    if _cell is not None:
+        # Wakes the event loop, which may be waiting for something that never comes.
+        _cell.get_loop().call_soon_threadsafe(_cancel, _cell)
+
+
+def _cancel(cell: asyncio.Task[Any]) -> None:
+    # Cancelled before its first line or after its last, it would end with no result.
+    if any(is_function(frame, RUNS_A_CELL) for frame in frames()[:-1]):
+        global _was_interrupted
+        _was_interrupted = True
+        cell.cancel()
+
+
+def frames() -> list[FrameType]:
+    """Where the awaited cell stands, the outermost frame first; empty where no cell is awaited, or it is at work."""
+    found: list[FrameType] = []
+    coroutine: Any = _cell.get_coro() if _cell is not None else None
+    while (frame := _attribute(coroutine, "cr_frame", "gi_frame", "ag_frame")) is not None:
+        found.append(frame)
+        coroutine = _attribute(coroutine, "cr_await", "gi_yieldfrom", "ag_await")
+    return found if len(found) > 1 else []
+
+
+def _attribute(of: Any, *names: str) -> Any:
+    return next((getattr(of, name) for name in names if hasattr(of, name)), None)
