@@ -106,8 +106,8 @@ class DistributedCell:
         """The same for callers that are no coroutine, such as a line magic."""
         try:
             try:
-                while pending := self._watch.pending():
-                    self._results[pending[0]].wait(_REFRESH_PERIOD_S)
+                while self._watch.pending():
+                    self._watch.wait(_REFRESH_PERIOD_S)
                     self._refresh()
             except KeyboardInterrupt:
                 queue.keep_what_comes_now()

@@ -296,8 +296,8 @@ class Cluster:
     def _bring_back(self, watch: RankWatch, results: Mapping[int, ipp.AsyncResult]) -> None:
         """Waits for the ranks, frees those that wait for one which failed, and makes the group good again."""
         try:
-            while (pending := watch.pending()) and not watch.stuck():
-                results[pending[0]].wait(_WATCH_PERIOD_S)
+            while watch.pending() and not watch.stuck():
+                watch.wait(_WATCH_PERIOD_S)
                 watch.check()
         except KeyboardInterrupt:
             self._stop(watch, results)

@@ -15,6 +15,10 @@ import psutil
 _TERM_PATIENCE_S = 2.0
 _KILL_PATIENCE_S = 5.0
 _POLL_S = 0.01
+_ENDED = "ZX"
+"""States of a process of which only its number and how it ended are left."""
+_EXITING, _SIGNALED = 0x4, 0x400
+"""PF_EXITING and PF_SIGNALED of the kernel's include/linux/sched.h."""
 
 
 class ProcessId(NamedTuple):
@@ -28,13 +32,8 @@ class ProcessId(NamedTuple):
     @classmethod
     def of(cls, pid: int) -> Self:
         """The process that has this number now; ProcessLookupError where there is none."""
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            raise ProcessLookupError(f"there is no process {pid}") from None
-        # The second field is the program's name in brackets, and may itself hold blanks and brackets.
-        state, *fields = stat.rpartition(")")[2].split()
-        if state in "ZX":
+        state, *fields = _stat(pid)
+        if state in _ENDED:
             raise ProcessLookupError(f"process {pid} has ended")
         return cls(pid, int(fields[18]))
 
@@ -59,6 +58,34 @@ class ProcessId(NamedTuple):
             pass
         finally:
             os.close(fd)
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process is on its way out, which takes a while where the host is busy or the process was large."""
+    try:
+        fields = _stat(pid)
+    except ProcessLookupError:
+        return True
+    return fields[0] in _ENDED or bool(int(fields[6]) & (_EXITING | _SIGNALED))
+
+
+def wait_status(pid: int) -> int | None:
+    """As waitpid gives it, of a process that has ended and whose parent, who is busy, has not asked yet; else None."""
+    try:
+        fields = _stat(pid)
+    except ProcessLookupError:
+        return None
+    return int(fields[49]) if fields[0] in _ENDED else None
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says of a process in /proc/PID/stat, from its third field on (man 5 proc_pid_stat)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        raise ProcessLookupError(f"there is no process {pid}") from None
+    # The second field is the program's name in brackets, and may itself hold blanks and brackets.
+    return stat.rpartition(")")[2].split()
 
 
 def end(leaders: Iterable[ProcessId], others: Iterable[ProcessId] = ()) -> list[ProcessId]:

@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -159,17 +159,26 @@ class Processes:
         answer = self._ask_nursery({"fork": True})
         return answer["pid"], answer["engine"]
 
-    def prepare_engines(self, module: str) -> None:
-        """Has a module imported that engines will need which are started from now on; returns at once."""
-        self._ask_nursery({"import": module})
+    def prepare_engines(self, modules: Sequence[str]) -> None:
+        """Has modules imported that engines will need which are started from now on; returns at once."""
+        # It may still import what it was asked for before, and does not answer meanwhile.
+        with self._nursery() as nursery:
+            nursery.sendall(json.dumps({"import": list(modules)}).encode())
 
     def _ask_nursery(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self._nursery() as nursery:
+            nursery.sendall(json.dumps(request).encode())
+            answer: dict[str, Any] = json.loads(nursery.recv(4096))
+        return answer
+
+    @contextmanager
+    def _nursery(self) -> Iterator[socket.socket]:
+        """A connection to the process that starts engines; ClusterError where it does not answer."""
         try:
             with socket.socket(socket.AF_UNIX) as nursery:
                 nursery.settimeout(_NURSERY_PATIENCE_S)
                 nursery.connect(str(self.folder / "nursery.sock"))
-                nursery.sendall(json.dumps(request).encode())
-                answer: dict[str, Any] = json.loads(nursery.recv(4096))
+                yield nursery
         except (OSError, ValueError) as error:
             time.sleep(_OBITUARY_PATIENCE_S)  # until the end of a process can be seen
             self.require_reachable()
@@ -177,7 +186,6 @@ class Processes:
                 f"the process that starts engines does not answer ({error!r}). Start the cluster anew: %nbgpu "
                 "restart"
             ) from None
-        return answer
 
     def keep(self) -> None:
         """From now on they go on when this process ends."""
@@ -221,16 +229,14 @@ class Processes:
 
     def how_ended(self, pid: int, debug: bool) -> str | None:
         """How an engine ended, in words that go behind its name; None while it lives."""
-        if psutil.pid_exists(pid):
+        if not process_id.is_ending(pid):
             return None
-        told = self.folder / f"ended-{pid}"
-        give_up_s = time.monotonic() + _OBITUARY_PATIENCE_S
-        while not told.exists() and time.monotonic() < give_up_s:
-            time.sleep(0.005)
-        code = told.read_text() if told.exists() else ""
-        if not code.startswith("-"):
-            return "is gone" + (f", with exit code {code}" if code else "")
-        name = signal.Signals(-int(code)).name
+        code = self._engine_exit_code(pid)
+        if code is None and psutil.pid_exists(pid):
+            return None  # it is still on its way out
+        if code is None or code >= 0:
+            return "is gone" + ("" if code is None else f", with exit code {code}")
+        name = signal.Signals(-code).name
         guess = "; the kernel's OOM killer?" if name == "SIGKILL" else ""
         if name == "SIGABRT" and not debug:
             # gloo aborts the process where it is sent more than it expects.
@@ -239,6 +245,17 @@ class Processes:
                 "the calls"
             )
         return f"was killed by {name}{guess}"
+
+    def _engine_exit_code(self, pid: int) -> int | None:
+        """How an engine ended; None where it has not, or nobody can say."""
+        told = self.folder / f"ended-{pid}"
+        give_up_s = time.monotonic() + _OBITUARY_PATIENCE_S
+        # The engines' parent may be busy with an import.
+        while (status := process_id.wait_status(pid)) is None and not told.exists():
+            if psutil.pid_exists(pid) or time.monotonic() > give_up_s:
+                return None
+            time.sleep(0.005)
+        return int(told.read_text()) if status is None else os.waitstatus_to_exitcode(status)
 
     def log_tail(self) -> str:
         """The end of what the engines wrote, as sentences for an error message."""

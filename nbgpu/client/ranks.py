@@ -15,8 +15,10 @@ from contextlib import suppress
 from typing import Any
 
 import ipyparallel as ipp
+import psutil
 
 from nbgpu import devices
+from nbgpu.client import process_id
 from nbgpu.client.processes import Processes
 from nbgpu.client.results import collect, failures
 from nbgpu.client.seating import Seating
@@ -147,6 +149,14 @@ class Ranks:
         ended = self._processes.how_ended(self.seating.pids[rank], self._debug)
         return None if ended is None else f"rank {rank} {ended}"
 
+    def is_ending(self, rank: int) -> bool:
+        """Whether the process of a rank is on its way out."""
+        return process_id.is_ending(self.seating.pids[rank])
+
+    def process(self, rank: int) -> psutil.Process:
+        """The process of a rank; psutil.NoSuchProcess where it is gone."""
+        return psutil.Process(self.seating.pids[rank])
+
     def gone(self) -> dict[int, str]:
         """The ranks whose processes have ended, and how."""
         ended = {rank: self.how_ended(rank) for rank in range(len(self))}
@@ -241,11 +251,12 @@ class Ranks:
                     raise
         return self.regroup(failed=ranks)
 
-    def prepare_for(self, module: str) -> None:
-        """Has a module imported where it will be needed when a rank is replaced."""
-        self._processes.prepare_engines(module)
+    def prepare_for(self, modules: Sequence[str]) -> None:
+        """Has modules imported where they will be needed when a rank is replaced; returns at once."""
+        self._processes.prepare_engines(modules)
         for engine in set(self.seating.spares.values()) & set(self._client.ids):
-            self._client[engine].apply_async(_reference("importlib:import_module"), module)
+            for module in modules:
+                self._client[engine].apply_async(_reference("importlib:import_module"), module)
 
     def add_spares(self, num_spares: int) -> None:
         """Starts spare engines until there are so many; they come in their own time."""

@@ -69,6 +69,10 @@ class Presenter(Protocol):
         """Displays the live panel of a run."""
         ...
 
+    def prepare(self) -> None:
+        """Does what `report` would take a second for when it is called first; on a thread, while a run trains."""
+        ...
+
     def report(self, run: Run) -> None:
         """Writes `report.html` into the folder of a run that is over."""
         ...
@@ -117,6 +121,10 @@ class Run:
         self._final_state: RunState | None = None
         self._lock = threading.Lock()
         self._on_end: list[Callable[[Run], None]] = []
+        self._preparing: threading.Thread | None = None
+        if presenter is not None:
+            self._preparing = threading.Thread(target=presenter.prepare, name="nbgpu-prepare", daemon=True)
+            self._preparing.start()
         threading.Thread(target=self._follow_to_the_end, name="nbgpu-run", daemon=True).start()
 
     def __repr__(self) -> str:
@@ -271,14 +279,15 @@ class Run:
     def _bring_every_rank_back(self) -> None:
         while True:
             watch = RankWatch(self._host.ranks, self._results)
-            while (pending := watch.pending()) and not self._abandoned and not watch.stuck():
-                self._results[pending[0]].wait(_WATCH_PERIOD_S)
+            while watch.pending() and not self._abandoned and not watch.stuck():
+                watch.wait(_WATCH_PERIOD_S)
                 watch.check()
                 if not self._prepared and self.status == "training":
                     # Not earlier: it would take the cores from the ranks, which get ready themselves.
                     self._host.ranks.add_spares(self._host.config.spare)
-                    for module in (*_NEEDED_IN_TRAINING, f"nbgpu.recipes.{self.config.recipe}"):
-                        self._host.ranks.prepare_for(module)
+                    self._host.ranks.prepare_for(
+                        [*_NEEDED_IN_TRAINING, f"nbgpu.recipes.{self.config.recipe}"]
+                    )
                     self._prepared = True
             if self._abandoned:
                 return
@@ -330,12 +339,14 @@ class Run:
     def _end_on_the_ranks(self, watch: RankWatch) -> None:
         """Leaves the ranks in good order for what comes next."""
         stuck = watch.stuck()
+        back = [rank for rank in self._results if rank not in watch.gone and rank not in stuck]
+        self._host.ranks.call("nbgpu.engine.train:let_go", str(self.folder), ranks=back)
         if watch.left_the_group_unsure and not watch.gone and not stuck:
             self._host.ranks.regroup([failure.rank for failure in self.failures])
         if stuck:
             self._host.leave_behind(self._results)
-        back = [rank for rank in self._results if rank not in watch.gone and rank not in stuck]
-        self._host.ranks.call("nbgpu.engine.train:let_go", str(self.folder), ranks=back)
+        # It looks at all that torch's compiler and MONAI have made, and nobody waits for it.
+        self._host.ranks.call("nbgpu.engine.memory:free", ranks=back)
 
     def _follow_to_the_end(self) -> None:
         try:
@@ -356,6 +367,8 @@ class Run:
             callbacks = list(self._on_end)
         if presenter is not None:
             callbacks.append(presenter.report)
+        if self._preparing is not None:
+            self._preparing.join()
         for callback in callbacks:
             try:
                 callback(self)

@@ -6,10 +6,13 @@ is severed from its process groups, which frees it at once; one that computes is
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 import ipyparallel as ipp
+import psutil
 
 from nbgpu.client import mismatches
 from nbgpu.client.ranks import Ranks
@@ -17,7 +20,9 @@ from nbgpu.client.results import failures
 from nbgpu.records import RankFailure
 
 _INTERRUPT_AFTER_S = 0.4
-_GIVE_UP_AFTER_S = 2.0
+_GIVE_UP_AFTER_S = 1.7
+_GIVE_UP_AFTER_CPU_S = 1.5
+_GIVE_UP_AT_LAST_S = 15.0
 _DEATH_PATIENCE_S = 0.1
 _NETWORK_ERRORS = (
     "RuntimeError",
@@ -49,6 +54,17 @@ class RankWatch:
         self._freed: set[int] = set()
         self._freed_mono_s: float | None = None
         self._interrupted_mono_s = 0.0
+        self._cpu_s_when_freed: dict[int, float] = {}
+        self._news = threading.Event()
+        for result in results.values():
+            # Of what a rank left in a file nobody tells; it is looked for.
+            if isinstance(result, ipp.AsyncResult):
+                result.add_done_callback(lambda _: self._news.set())
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until a rank comes back, at most so long."""
+        self._news.wait(timeout_s)
+        self._news.clear()
 
     def pending(self) -> list[int]:
         """The ranks that still work: neither back nor gone."""
@@ -63,9 +79,25 @@ class RankWatch:
 
     def stuck(self) -> list[int]:
         """The ranks that did not come back although they were freed and interrupted."""
-        if self._freed_mono_s is None or time.monotonic() - self._freed_mono_s < _GIVE_UP_AFTER_S:
+        if (
+            self._freed_mono_s is None
+            or (since_s := time.monotonic() - self._freed_mono_s) < _GIVE_UP_AFTER_S
+        ):
             return []
-        return self.pending()
+        if since_s > _GIVE_UP_AT_LAST_S:
+            return self.pending()
+        return [rank for rank in self.pending() if not self._needs_more_time(rank)]
+
+    def _needs_more_time(self, rank: int) -> bool:
+        """Whether a rank may only be slow, where many share few cores: it ends, or waits for its turn on one."""
+        if self._ranks.is_ending(rank):
+            return True
+        try:
+            process = self._ranks.process(rank)
+            had_s = _cpu_s(process) - self._cpu_s_when_freed.get(rank, 0.0)
+            return process.status() == psutil.STATUS_RUNNING and had_s < _GIVE_UP_AFTER_CPU_S
+        except psutil.NoSuchProcess:
+            return True
 
     def check(self) -> None:
         """Looks at every rank, and frees the others if one has failed. Called whenever something may be new.
@@ -95,6 +127,9 @@ class RankWatch:
         """Frees the ranks that still work from whatever collective they wait in."""
         self._freed = set(self.pending())
         self._freed_mono_s = time.monotonic()
+        for rank in self._freed:
+            with suppress(psutil.NoSuchProcess):
+                self._cpu_s_when_freed[rank] = _cpu_s(self._ranks.process(rank))
         self._ranks.sever()
 
     def stop(self) -> None:
@@ -152,3 +187,9 @@ class RankWatch:
         return bool(raised) and not (
             len(raised) == len(self._results) and len({failure.error_type for failure in raised}) == 1
         )
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """Seconds that a process has had of the cores."""
+    used = process.cpu_times()
+    return float(used.user + used.system)

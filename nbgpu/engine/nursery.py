@@ -118,15 +118,14 @@ class Nursery:
             asked = json.loads(request.recv(_REQUEST_BYTES))
         except (OSError, ValueError):
             return  # who asked is gone, and the engines may be there for another one
-        answer = {}
-        if "import" not in asked:
-            answer["engine"], answer["pid"] = self.fork_engine()
-        with suppress(OSError):  # as above
-            request.sendall(json.dumps(answer).encode())
-        if "import" in asked:
-            # For the engines that are forked from now on. Nobody waits for it.
+        # For the engines that are forked from now on. Nobody waits for it.
+        for module in asked.get("import", []):
             with suppress(ImportError):  # which the ranks, who need it, have met themselves
-                import_module(asked["import"])
+                import_module(module)
+        if "fork" in asked:
+            number, pid = self.fork_engine()
+            with suppress(OSError):  # as above
+                request.sendall(json.dumps({"engine": number, "pid": pid}).encode())
 
 
 def main() -> None:

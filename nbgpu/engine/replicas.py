@@ -56,6 +56,11 @@ def are_there() -> bool:
     return bool(_made)
 
 
+def forget(ddp: DistributedDataParallel) -> None:
+    """Says that an object is of no use any more, though it lives until the collector comes by: `move` leaves it."""
+    _made.pop(ddp, None)
+
+
 def _done(tensor: Tensor) -> torch.futures.Future[Tensor]:
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(tensor)
@@ -74,7 +79,8 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int]) -> list[str]:
     Returns:
         A line for each object that could not be moved, and for each whose state differed.
     """
-    gc.collect()  # so that no DDP object is taken for a living one that only waits for the collector
+    if _made:
+        gc.collect()  # so that no DDP object is taken for a living one that only waits for the collector
     mine = _by_key(variables)
     _agree_on_the_next_number()
     source = min(healthy, default=0)

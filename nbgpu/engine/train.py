@@ -68,7 +68,11 @@ def _go_on(folder: str, mended: str) -> RunState:
     cluster, config = read_toml(Path(folder) / "run.toml")
     member = group.membership()
     device = devices.choose(cluster.gpus, member.world_size)[member.rank]
-    trainer = _interrupted.pop(folder, None) or _trainer(config, Path(folder), member, device)
+    trainer = _interrupted.pop(folder, None)
+    if trainer is not None:
+        memory.free()  # of the DDP object that it had
+    else:
+        trainer = _trainer(config, Path(folder), member, device)
     try:
         return train(trainer, mended)
     except BaseException as error:
@@ -82,7 +86,6 @@ def _go_on(folder: str, mended: str) -> RunState:
             # Whoever keeps the traceback would keep model, optimizer and activations.
             memory.let_go(error)
             del trainer
-            memory.free()
         if freed:
             # Where a rank was when another failed is nobody's question, and IPython would read all of torch for it.
             error.__traceback__ = None
@@ -94,8 +97,6 @@ def let_go(folder: str) -> None:
     trainer = _interrupted.pop(folder, None)
     if trainer is not None:
         _close(trainer, RunError("the training on this rank was cut off, because another rank failed"))
-        del trainer
-        memory.free()
 
 
 def train(trainer: Trainer, mended: str = "") -> RunState:

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu import resume
 from nbgpu.config import TrainConfig
-from nbgpu.engine import checkpoint, exchange, memory, optimizers
+from nbgpu.engine import checkpoint, exchange, memory, optimizers, replicas
 from nbgpu.engine.consensus import Consensus, together
 from nbgpu.engine.feed import Feed
 from nbgpu.engine.group import Membership
@@ -129,7 +129,7 @@ class Trainer:
 
     def interrupted(self) -> None:
         """Lets go of what belongs to a group that is of no use any more; `run` may be called again."""
-        self._ddp = None
+        self._let_go_of_ddp()
         if self.model is not None:
             # Views into DDP's buckets, and with it half of a sum.
             self.model.zero_grad(set_to_none=True)
@@ -151,10 +151,16 @@ class Trainer:
 
     def close(self) -> None:
         """Ends the threads that read data and write checkpoints."""
+        self._let_go_of_ddp()
         if self._checkpoints is not None:
             self._checkpoints.close()
         if self._feed is not None:
             self._feed.loaders.close()
+
+    def _let_go_of_ddp(self) -> None:
+        if self._ddp is not None:
+            replicas.forget(self._ddp)
+            self._ddp = None
 
     # ---- getting ready ----
 

@@ -6,6 +6,7 @@ This module is the client's `Presenter`. It loads the widgets when one is shown,
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +18,11 @@ def show(run: Run) -> None:
     from nbgpu.ui import panel
 
     panel.show(run)
+
+
+def prepare() -> None:
+    """Imports what a report is drawn with."""
+    import_module("nbgpu.ui.snapshot")
 
 
 def report(run: Run) -> None:
