@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from argparse import Namespace
 from typing import Any
@@ -12,7 +13,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import MagicArgumentParser, argument, magic_arguments, parse_argstring
 
 from nbgpu import flags
-from nbgpu.client import listing
+from nbgpu.client import listing, names
 from nbgpu.client.cells import DistributedCell
 from nbgpu.client.cluster import Cluster, current
 from nbgpu.client.kept import attach
@@ -20,6 +21,8 @@ from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError
 
 _CELL_MAGIC = "%%distributed"
+_COMMANDS = ("start", "status", "stop", "restart", "attach", "ps")
+"""What stands behind `%nbgpu`."""
 
 
 def _cell_arguments() -> MagicArgumentParser:
@@ -117,7 +120,7 @@ class NbgpuMagics(Magics):
         elif command == "ps":
             print(listing.table())  # noqa: T201
         else:
-            raise UsageError(f"%nbgpu {command}: there is start, status, stop, restart, attach and ps")
+            raise UsageError(f"%nbgpu {command}: there is {', '.join(_COMMANDS[:-1])} and {_COMMANDS[-1]}")
 
     @magic_arguments()
     @argument("--rank", type=int, help="which rank; the whole cluster where it is left out")
@@ -174,12 +177,28 @@ class NbgpuMagics(Magics):
         current().push(**{name: self.shell.user_ns[name] for name in names})
 
 
+def _words() -> dict[str, list[str]]:
+    """What Tab offers in the magics' own lines, by what they begin with."""
+
+    def options(parser: MagicArgumentParser) -> list[str]:
+        return re.findall(r"--[\w-]+", parser.format_usage())
+
+    return {
+        _CELL_MAGIC: options(_cell_arguments()),
+        "%nbgpu": list(_COMMANDS),
+        "%nbgpu start": [f"--{name.replace('_', '-')}" for name in ClusterConfig.model_fields],
+        "%nbgpu restart": options(NbgpuMagics._restart.parser),
+        "%pull": options(NbgpuMagics.pull.parser),
+    }
+
+
 def load(shell: Any) -> None:
     """Registers the magics and the transformer with an IPython shell; harmless when repeated."""
     shell.register_magics(NbgpuMagics(shell))
     transformers = shell.input_transformer_manager.cleanup_transforms
     if await_distributed_cells not in transformers:
         transformers.insert(0, await_distributed_cells)
+    names.install(shell, _words())
 
 
 def unload(shell: Any) -> None:
@@ -187,3 +206,4 @@ def unload(shell: Any) -> None:
     transformers = shell.input_transformer_manager.cleanup_transforms
     if await_distributed_cells in transformers:
         transformers.remove(await_distributed_cells)
+    names.uninstall()
