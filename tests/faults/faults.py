@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from typing import Literal
 
 from rows import moment
@@ -81,3 +84,9 @@ if rank == {rank}:
 
 MEND = "if '_good_loss' in globals(): Autoencoder.loss = globals().pop('_good_loss')"
 """A cell that takes `in_training` back."""
+
+
+def busy_for(pid: int, seconds: float) -> None:
+    """Keeps a process from doing anything for a while, as an import on a busy host does; returns at once."""
+    os.kill(pid, signal.SIGSTOP)
+    threading.Timer(seconds, os.kill, (pid, signal.SIGCONT)).start()

@@ -78,6 +78,18 @@ def test_a_rank_that_dies_is_named_with_its_signal(
     assert "NameError" in lost
 
 
+def test_a_death_is_seen_while_the_engines_parent_is_busy(notebook: Kernel) -> None:
+    """It imports what training needs when a run begins; until it asks how its child ended the child is a zombie."""
+    parent = notebook.run("import nbgpu, psutil\npsutil.Process(nbgpu.current().pids[0]).ppid()").value
+    done = notebook.run(
+        f"%%distributed\nprint(rank, flush=True)\n{faults.at(1, 'kill')}\ndist.barrier()",
+        meanwhile=lambda: faults.busy_for(int(parent), 4),
+        timeout_s=BOUND_S,
+    )
+    assert "rank 1 was killed by SIGKILL" in done.error
+    assert "rank 1 was replaced and is empty; rank 0 kept all variables" in done.stderr
+
+
 @row(
     "a rank is killed in a cell, and replaced",
     "ranks keep their numbers, the others their variables; its cells can be run again there",
