@@ -7,7 +7,7 @@ All are frozen dataclasses of plain values, so that they become JSON and pickle 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 RunState = Literal["starting", "loading", "training", "validating", "paused", "stopped", "finished", "failed"]
 """What a rank, and the run as a whole, is doing. The last three are final."""
@@ -135,6 +135,22 @@ class Whereabouts:
             if where
             else self.within
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a rank asks the person with `input()`."""
+
+    SOCKET: ClassVar[str] = "questions"
+    """In the cluster's folder, while a cell runs that somebody can answer in: one line of JSON each way."""
+    NEWEST: ClassVar[str] = "nbgpu question"
+    """Under this name the rank publishes a question's number when all that it printed before is on its way."""
+
+    rank: int
+    number: int
+    """Counts this rank's questions, from 1."""
+    prompt: str
+    password: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import Empty
@@ -33,6 +33,8 @@ class Done:
     displays: list[dict[str, Any]] = field(default_factory=list)
     updates: list[dict[str, Any]] = field(default_factory=list)
     """What displays were changed to, in order."""
+    prompts: list[str] = field(default_factory=list)
+    """What was asked for with input()."""
     took_s: float = 0.0
 
 
@@ -43,16 +45,31 @@ class Kernel:
         self.manager = manager
         self.client = client
 
-    def run(self, code: str, meanwhile: Callable[[], None] | None = None, timeout_s: float = 90) -> Done:
-        """Runs one cell; `meanwhile` is called once, after its first line of output or first display that is no widget."""
+    def run(
+        self,
+        code: str,
+        meanwhile: Callable[[], None] | None = None,
+        timeout_s: float = 90,
+        answers: Sequence[str | Callable[[], None]] = (),
+        allow_stdin: bool = True,
+    ) -> Done:
+        """Runs one cell; `meanwhile` is called once, after its first line of output or first display that is no widget.
+
+        `answers` are typed in, one for each question; one that can be called is called in place of an answer.
+        """
         started_s = time.monotonic()
         done = Done()
-        message_id = self.client.execute(code, store_history=True)
+        message_id = self.client.execute(code, store_history=True, allow_stdin=allow_stdin)
+        to_type = list(answers)
         while True:
             left_s = timeout_s - (time.monotonic() - started_s)
             assert left_s > 0, f"the cell did not end within {timeout_s} s: {code}"
+            if self.client.stdin_channel.msg_ready():
+                done.prompts.append(self.client.get_stdin_msg(timeout=1)["content"]["prompt"])
+                answer = to_type.pop(0) if to_type else (lambda: None)
+                answer() if callable(answer) else self.client.input(answer)
             try:
-                message = self.client.get_iopub_msg(timeout=min(left_s, 1))
+                message = self.client.get_iopub_msg(timeout=min(left_s, 0.1 if answers else 1))
             except Empty:
                 continue
             if message["parent_header"].get("msg_id") != message_id:

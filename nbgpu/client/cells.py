@@ -41,7 +41,12 @@ class DistributedCell:
         self._timeout_s = timeout_s
         self._started_s = time.monotonic()
         queue.note_request()
-        self._results = cluster.submit(code, ranks)
+        self._questions = cluster.questions()
+        try:
+            self._results = cluster.submit(code, ranks)
+        except BaseException:
+            self._questions.close()
+            raise
         self._watch = RankWatch(cluster.ranks, self._results)
         self._output = CellOutput(self._results)
         self._hangs = HangWatch(
@@ -133,6 +138,7 @@ class DistributedCell:
     def _refresh(self) -> None:
         self._watch.check()
         self._output.show_new()
+        self._questions.check(self._results)
         self._hangs.check()
         self._notice.show(self._hangs.text)
         self._give_up_on_stuck_ranks()
@@ -188,6 +194,7 @@ class DistributedCell:
             )
 
     def _close(self) -> None:
+        self._questions.close()
         self._notice.show(self._last_words)
         self._hangs.close()
         if self._take_button_away is not None:

@@ -16,6 +16,7 @@ import ipyparallel as ipp
 from nbgpu import devices
 from nbgpu.client import registry, status
 from nbgpu.client.processes import Processes
+from nbgpu.client.questions import Questions
 from nbgpu.client.ranks import Ranks
 from nbgpu.client.replay import CellHistory
 from nbgpu.client.results import collect, sentence
@@ -432,6 +433,12 @@ class Cluster:
         if self._processes is None:
             raise NoClusterError(_NOT_RUNNING)
         return Lookout(self._processes.folder, self.pids, self._last_seen)
+
+    def questions(self) -> Questions:
+        """What takes the ranks' questions to the person; to be closed."""
+        if self._processes is None:
+            raise NoClusterError(_NOT_RUNNING)
+        return Questions(self._processes.folder)
 
     def status(self) -> str:
         """A table: every rank's device, process, memory, and the line that it is at. Answers within a second."""

@@ -173,7 +173,7 @@ def _take(seat: Seat) -> Seat:
     import torch
     import torch.distributed as dist
 
-    from nbgpu.engine import awaiting, debug, group, interrupts, memory, replicas, tracebacks
+    from nbgpu.engine import awaiting, debug, group, interrupts, memory, questions, replicas, tracebacks
 
     _taken = seat
     torch.set_num_threads(seat.threads)
@@ -184,6 +184,7 @@ def _take(seat: Seat) -> Seat:
     replicas.note()
     shell = _shell()
     tracebacks.install(shell)
+    questions.go_to_the_notebook(shell, Path(seat.rendezvous), seat.rank)
     awaiting.let_cells_await(shell.kernel)  # type: ignore[attr-defined]
     interrupts.reach_only_the_persons_code(shell.kernel)  # type: ignore[attr-defined]
     # After a cell that failed, ipykernel drops what comes before it has come to rest. The client sends the call that
