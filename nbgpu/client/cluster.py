@@ -24,7 +24,7 @@ from nbgpu.client.run import Run
 from nbgpu.client.seating import Seating
 from nbgpu.client.watch import RankWatch
 from nbgpu.client.whereabouts import Lookout, Sighting
-from nbgpu.config import ClusterConfig, train_config
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, train_config
 from nbgpu.errors import ClusterError, ConfigError, NbgpuError, NoClusterError, RankError, RunError
 from nbgpu.records import Device
 from nbgpu.signals import uninterrupted
@@ -155,6 +155,8 @@ class Cluster:
             seating = Seating.at_start(self._client, self.world_size)
             self._ranks = self._sit_down(processes, seating)
             self._ranks.join(self.config.start_timeout_s)
+            if self.config.spare:
+                self._ranks.prepare_to_train(TRAIN_CONFIGS)
             if self.config.keep:
                 processes.keep()
         except BaseException:

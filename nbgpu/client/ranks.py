@@ -27,6 +27,8 @@ from nbgpu.records import Device
 
 _log = logging.getLogger("nbgpu.cluster")
 
+_NEEDED_IN_TRAINING = ("nbgpu.engine.train", "torch._dynamo")
+"""DDP's constructor imports the second, which takes a second."""
 _REGROUP_PATIENCE_S = 60.0
 _MAX_REGROUP_ATTEMPTS = 3
 _ENGINE_PATIENCE_S = 60.0
@@ -251,8 +253,9 @@ class Ranks:
                     raise
         return self.regroup(failed=ranks)
 
-    def prepare_for(self, modules: Sequence[str]) -> None:
-        """Has modules imported where they will be needed when a rank is replaced; returns at once."""
+    def prepare_to_train(self, recipes: Iterable[str]) -> None:
+        """Has what training needs imported where a rank's replacement will come from; returns at once."""
+        modules = [*_NEEDED_IN_TRAINING, *(f"nbgpu.recipes.{recipe}" for recipe in recipes)]
         self._processes.prepare_engines(modules)
         for engine in set(self.seating.spares.values()) & set(self._client.ids):
             for module in modules:

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("nbgpu.run")
 _RUN_IN_ENGINE = "nbgpu.engine.train:run_in_engine"
-_NEEDED_IN_TRAINING = ("nbgpu.engine.train", "torch._dynamo")
-"""DDP's constructor imports the second, which takes a second."""
 _STOP_PATIENCE_S = 10.0
 _MAX_HEAL_ATTEMPTS = 3
 _MAX_DEATHS_WITHOUT_PROGRESS = 2
@@ -285,9 +283,7 @@ class Run:
                 if not self._prepared and self.status == "training":
                     # Not earlier: it would take the cores from the ranks, which get ready themselves.
                     self._host.ranks.add_spares(self._host.config.spare)
-                    self._host.ranks.prepare_for(
-                        [*_NEEDED_IN_TRAINING, f"nbgpu.recipes.{self.config.recipe}"]
-                    )
+                    self._host.ranks.prepare_to_train([self.config.recipe])
                     self._prepared = True
             if self._abandoned:
                 return
