@@ -138,7 +138,7 @@ class DistributedCell:
     def _refresh(self) -> None:
         self._watch.check()
         self._output.show_new()
-        self._questions.check(self._results)
+        self._questions.check(self._results, self._output.show_new)
         self._hangs.check()
         self._notice.show(self._hangs.text)
         self._give_up_on_stuck_ranks()

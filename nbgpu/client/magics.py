@@ -13,7 +13,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import MagicArgumentParser, argument, magic_arguments, parse_argstring
 
 from nbgpu import flags
-from nbgpu.client import listing, names
+from nbgpu.client import listing, names, postmortem
 from nbgpu.client.cells import DistributedCell
 from nbgpu.client.cluster import Cluster, current
 from nbgpu.client.kept import attach
@@ -21,7 +21,7 @@ from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError
 
 _CELL_MAGIC = "%%distributed"
-_COMMANDS = ("start", "status", "stop", "restart", "attach", "ps")
+_COMMANDS = ("start", "status", "stop", "restart", "attach", "ps", "debug")
 """What stands behind `%nbgpu`."""
 
 
@@ -104,7 +104,7 @@ class NbgpuMagics(Magics):
 
     @line_magic
     def nbgpu(self, line: str) -> None:
-        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] [--keep] | status | stop | restart [--rank K [--replay]] | attach [ID] | ps"""
+        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] [--keep] | status | stop | restart [--rank K [--replay]] | attach [ID] | ps | debug [--rank K]"""
         command, *arguments = shlex.split(line) or ["status"]
         if command == "start":
             self._start(arguments)
@@ -119,6 +119,8 @@ class NbgpuMagics(Magics):
             self._attach(arguments)
         elif command == "ps":
             print(listing.table())  # noqa: T201
+        elif command == "debug":
+            self._debug(" ".join(arguments))
         else:
             raise UsageError(f"%nbgpu {command}: there is {', '.join(_COMMANDS[:-1])} and {_COMMANDS[-1]}")
 
@@ -133,6 +135,12 @@ class NbgpuMagics(Magics):
                 "%nbgpu restart --replay runs the cells of one rank again: name it with --rank K"
             )
         print(current().restart(arguments.rank, arguments.replay))  # noqa: T201 - the magic's output
+
+    @magic_arguments()
+    @argument("--rank", type=int, help="which rank; the one that failed first where it is left out")
+    def _debug(self, line: str) -> None:
+        """Look with pdb at the variables of the functions that the last cell failed in."""
+        postmortem.open_debugger(current(), parse_argstring(self._debug, line).rank)
 
     def _attach(self, arguments: list[str]) -> None:
         if len(arguments) > 1:
@@ -188,13 +196,14 @@ def _words() -> dict[str, list[str]]:
         "%nbgpu": list(_COMMANDS),
         "%nbgpu start": [f"--{name.replace('_', '-')}" for name in ClusterConfig.model_fields],
         "%nbgpu restart": options(NbgpuMagics._restart.parser),
+        "%nbgpu debug": options(NbgpuMagics._debug.parser),
         "%pull": options(NbgpuMagics.pull.parser),
     }
 
 
 def load(shell: Any) -> None:
     """Registers the magics and the transformer with an IPython shell; harmless when repeated."""
-    shell.register_magics(NbgpuMagics(shell))
+    shell.register_magics(NbgpuMagics(shell), postmortem.DebugMagics(shell))
     transformers = shell.input_transformer_manager.cleanup_transforms
     if await_distributed_cells not in transformers:
         transformers.insert(0, await_distributed_cells)

@@ -115,9 +115,7 @@ class Ranks:
         """
         chosen = range(len(self)) if ranks is None else ranks
         return {
-            rank: self[rank].apply_async(
-                _reference(function), *([self._seats[rank]] if seated else []), *args
-            )
+            rank: self[rank].apply_async(reference(function), *([self._seats[rank]] if seated else []), *args)
             for rank in chosen
         }
 
@@ -259,7 +257,7 @@ class Ranks:
         self._processes.prepare_engines(modules)
         for engine in set(self.seating.spares.values()) & set(self._client.ids):
             for module in modules:
-                self._client[engine].apply_async(_reference("importlib:import_module"), module)
+                self._client[engine].apply_async(reference("importlib:import_module"), module)
 
     def add_spares(self, num_spares: int) -> None:
         """Starts spare engines until there are so many; they come in their own time."""
@@ -308,6 +306,7 @@ class Ranks:
             time.sleep(_POLL_PERIOD_S)
 
 
-def _reference(function: str) -> ipp.Reference:
+def reference(function: str) -> ipp.Reference:
+    """`module:function` as something that ipyparallel looks up on the engine."""
     module, _, name = function.partition(":")
     return ipp.Reference(f"__import__('importlib').import_module({module!r}).{name}")

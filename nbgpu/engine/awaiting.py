@@ -59,7 +59,7 @@ async def _run(shell: Any, code: str, transformed: str, silent: bool, store_hist
     finally:
         _cell = None
     if _was_interrupted and isinstance(result.error_in_exec, asyncio.CancelledError):
-        result.error_in_exec = KeyboardInterrupt()
+        result.error_in_exec = KeyboardInterrupt().with_traceback(result.error_in_exec.__traceback__)
     shell.events.trigger("post_execute")
     if not silent:
         shell.events.trigger("post_run_cell", result)

@@ -173,7 +173,17 @@ def _take(seat: Seat) -> Seat:
     import torch
     import torch.distributed as dist
 
-    from nbgpu.engine import awaiting, debug, group, interrupts, memory, questions, replicas, tracebacks
+    from nbgpu.engine import (
+        awaiting,
+        debug,
+        debugger,
+        group,
+        interrupts,
+        memory,
+        questions,
+        replicas,
+        tracebacks,
+    )
 
     _taken = seat
     torch.set_num_threads(seat.threads)
@@ -191,6 +201,7 @@ def _take(seat: Seat) -> Seat:
     # forms the group anew, and the next cell, as soon as it has the answer. (A private name, from 6.29 to 7.4.)
     shell.kernel._abort_queues = lambda *_: None  # type: ignore[attr-defined]
     memory.watch_cells(shell, seat.rank, torch.device(seat.device))
+    debugger.install(shell)
     shell.events.register("pre_run_cell", lambda _: group.note_traffic())
     shell.events.register("post_run_cell", _note_end_of_cell)
     shell.user_ns.update(

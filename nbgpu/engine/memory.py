@@ -351,9 +351,9 @@ def _described(value: Any, num_parts: int) -> str:
 
 
 def watch_cells(shell: Any, rank: int, device: torch.device) -> None:
-    """From now on a failed cell of this shell gives back what its functions held, and says so if that was too much.
+    """From now on a cell of this shell that asks for too much memory says who has it, and gives back what its functions held.
 
-    Only the variables stay: a traceback keeps every frame, and a frame its tensors, until the next cell fails.
+    Only the variables stay: a traceback keeps every frame, and a frame its tensors.
     """
 
     def give_back(result: Any) -> None:
@@ -361,14 +361,12 @@ def watch_cells(shell: Any, rank: int, device: torch.device) -> None:
         if error is None:
             return
         with undisturbed():
-            exhausted = is_exhausted(error)
-            if exhausted:
+            if is_exhausted(error):
                 # What the client is told of a cell is read off these two.
                 result.error_in_exec = explain_cell(error, rank, device, shell.user_ns)
                 report = result.error_in_exec._render_traceback_()
                 shell._last_traceback = [*report, "", *(shell._last_traceback or [])]
-            let_go(error)
-            if exhausted:
+                let_go(error)
                 free()
 
     shell.events.register("post_run_cell", give_back)

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from nbgpu import devices, runs
 from nbgpu.config import TrainConfig, read_toml
-from nbgpu.engine import debug, exchange, flight, group, memory
+from nbgpu.engine import debug, debugger, exchange, flight, group, memory
 from nbgpu.engine.consensus import together
 from nbgpu.engine.group import Membership
 from nbgpu.engine.tracebacks import undisturbed
@@ -53,6 +53,7 @@ def run_in_engine(folder: str, mended: str = "") -> RunState:
     """
     rank = group.membership().rank
     runs.leave_outcome(Path(folder), rank, None)
+    debugger.forget()
     try:
         state = _go_on(folder, mended)
     except BaseException as error:

@@ -1,0 +1,98 @@
+"""pdb on a rank: `breakpoint()` in a cell, and `%debug` after a cell that failed."""
+
+from __future__ import annotations
+
+import bdb
+import pdb
+import sys
+import time
+from typing import Any
+
+from IPython.core import debugger
+
+from nbgpu.engine import memory
+from nbgpu.errors import OutOfMemoryError
+
+_kept: tuple[float, BaseException] | None = None
+"""What the last cell raised, with its variables, and when."""
+
+
+class _Debugger(debugger.InterruptiblePdb):
+    """IPython's, which Stop ends together with the cell."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        # With `continue` pdb would take SIGINT for itself, for good.
+        super().__init__(*args, **options, nosigint=True)
+        self._stopped = False
+
+    def cmdloop(self, intro: Any = None) -> Any:
+        try:
+            return super().cmdloop(intro)  # type: ignore[no-untyped-call]
+        except KeyboardInterrupt:
+            self._stopped = True
+            raise
+
+    def interaction(self, frame: Any, tb_or_exc: Any) -> None:
+        # It prints an interrupt, and would go on with the cell.
+        super().interaction(frame, tb_or_exc)  # type: ignore[no-untyped-call]
+        if self._stopped:
+            raise KeyboardInterrupt
+
+
+def install(shell: Any) -> None:
+    """Gives the engine's shell that debugger, as ipykernel gives its own to a notebook's kernel.
+
+    And from now on a failed cell's functions keep their variables for `%debug`, until the next cell.
+    """
+    debugger.Pdb = pdb.Pdb = _Debugger  # type: ignore[misc]
+    pdb.set_trace = debugger.set_trace
+    # debugpy, which ipykernel imports, makes it a call that does nothing without its own front end.
+    sys.breakpointhook = sys.__breakpointhook__
+    shell.InteractiveTB.debugger_cls = _Debugger
+    shell.events.register("pre_run_cell", lambda cell: _show_kept() if _is_debug(cell) else forget())
+    shell.events.register("post_run_cell", lambda result: _keep(shell, result))
+
+
+def _is_debug(cell: Any) -> bool:
+    return str(cell.raw_cell).lstrip().startswith("%debug")
+
+
+def _keep(shell: Any, result: Any) -> None:
+    if result is None:
+        return
+    error = result.error_in_exec
+    if isinstance(error, bdb.BdbQuit):
+        shell._last_traceback = [
+            "BdbQuit: the debugger was left with q, and the rest of the cell did not run"
+        ]
+    # When there is no more memory, variables of functions are the last thing to keep.
+    if isinstance(error, OutOfMemoryError | bdb.BdbQuit) or _is_debug(result.info):
+        return
+    if error is None or error.__traceback__ is None:
+        return
+    global _kept
+    _kept = time.time(), error
+
+
+def _show_kept() -> None:
+    """Makes what is kept Python's last error: whatever was raised since, also in the debugger, took its place."""
+    if _kept is not None:
+        _, error = _kept
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        if sys.version_info >= (3, 12):
+            sys.last_exc = error
+
+
+def kept() -> tuple[float, str] | None:
+    """When the last cell failed here, and with what; None where nothing is kept of it."""
+    return None if _kept is None else (_kept[0], type(_kept[1]).__name__)
+
+
+def forget() -> None:
+    """Gives back what the last failure keeps."""
+    global _kept
+    if _kept is not None:
+        memory.let_go(_kept[1])
+        _kept = None
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            vars(sys).pop(name, None)
