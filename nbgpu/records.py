@@ -182,3 +182,20 @@ class RunInfo:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> RunInfo:
         return cls(**{**fields, "devices": tuple(Device(**d) for d in fields["devices"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One of a person's variables on one rank; what does not apply to it is empty."""
+
+    name: str
+    type: str
+    shape: str = ""
+    dtype: str = ""
+    device: str = ""
+    num_bytes: int | None = None
+    """Of tensors and arrays, also those inside; None where it holds none."""
+    content: str = ""
+    """Such as '3 items', '1,024 parameters', or the value itself where it is a number or a short text."""
+    fingerprint: str = ""
+    """Differs between ranks whose values differ; empty where the value was not looked at."""

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import ipyparallel as ipp
 
 from nbgpu import devices
-from nbgpu.client import registry, status
+from nbgpu.client import registry, status, variables
 from nbgpu.client.processes import Processes
 from nbgpu.client.questions import Questions
 from nbgpu.client.ranks import Ranks
@@ -28,6 +28,9 @@ from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, train_config
 from nbgpu.errors import ClusterError, ConfigError, NbgpuError, NoClusterError, RankError, RunError
 from nbgpu.records import Device
 from nbgpu.signals import uninterrupted
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _OUTPUT_PATIENCE_S = 2.0
 _ANSWER_PATIENCE_S = 1.0
@@ -362,6 +365,14 @@ class Cluster:
         results = {rank: self.ranks[rank].push(values, block=False) for rank in chosen}
         collect(results, check=self.ranks.require_reachable)
         self.history.note_pushed(values)
+
+    def vars(self, pattern: str = "*") -> pd.DataFrame:
+        """The ranks' variables whose names fit: one row for each variable and rank.
+
+        The columns are name, rank, type, shape, dtype, device, bytes, content and "ranks differ", which says in
+        what they do, and is empty where they agree or where the values were not compared.
+        """
+        return variables.table(self, pattern).frame()
 
     def train(self, recipe: str, **settings: Any) -> Run:
         """Starts a training run on all ranks and returns at once.

@@ -11,9 +11,10 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import MagicArgumentParser, argument, magic_arguments, parse_argstring
+from IPython.display import display
 
 from nbgpu import flags
-from nbgpu.client import listing, names, postmortem
+from nbgpu.client import listing, names, postmortem, variables
 from nbgpu.client.cells import DistributedCell
 from nbgpu.client.cluster import Cluster, current
 from nbgpu.client.kept import attach
@@ -21,7 +22,7 @@ from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError
 
 _CELL_MAGIC = "%%distributed"
-_COMMANDS = ("start", "status", "stop", "restart", "attach", "ps", "debug")
+_COMMANDS = ("start", "status", "stop", "restart", "attach", "ps", "debug", "vars")
 """What stands behind `%nbgpu`."""
 
 
@@ -104,7 +105,7 @@ class NbgpuMagics(Magics):
 
     @line_magic
     def nbgpu(self, line: str) -> None:
-        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] [--keep] | status | stop | restart [--rank K [--replay]] | attach [ID] | ps | debug [--rank K]"""
+        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] [--keep] | status | stop | restart [--rank K [--replay]] | attach [ID] | ps | debug [--rank K] | vars [PATTERN]"""
         command, *arguments = shlex.split(line) or ["status"]
         if command == "start":
             self._start(arguments)
@@ -121,6 +122,8 @@ class NbgpuMagics(Magics):
             print(listing.table())  # noqa: T201
         elif command == "debug":
             self._debug(" ".join(arguments))
+        elif command == "vars":
+            display(variables.table(current(), " ".join(arguments) or "*"))
         else:
             raise UsageError(f"%nbgpu {command}: there is {', '.join(_COMMANDS[:-1])} and {_COMMANDS[-1]}")
 

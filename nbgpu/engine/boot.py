@@ -204,14 +204,16 @@ def _take(seat: Seat) -> Seat:
     debugger.install(shell)
     shell.events.register("pre_run_cell", lambda _: group.note_traffic())
     shell.events.register("post_run_cell", _note_end_of_cell)
-    shell.user_ns.update(
-        rank=seat.rank,
-        local_rank=seat.local_rank,
-        world_size=seat.world_size,
-        device=torch.device(seat.device),
-        torch=torch,
-        dist=dist,
-    )
+    given = {
+        "rank": seat.rank,
+        "local_rank": seat.local_rank,
+        "world_size": seat.world_size,
+        "device": torch.device(seat.device),
+        "torch": torch,
+        "dist": dist,
+    }
+    # Not the person's own: `%who` and `%nbgpu vars` leave them out.
+    shell.push(given, interactive=False)
     return seat
 
 

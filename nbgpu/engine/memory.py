@@ -293,7 +293,7 @@ def largest(named: Iterable[tuple[str, Any]], device: torch.device) -> list[tupl
     seen: set[int] = set()
     found = []
     for name, value in named:
-        parts = [part for part in _parts(value, depth=3) if _is_on(part, device)]
+        parts = [part for part in parts_in(value, depth=3) if _is_on(part, device)]
         num_bytes = 0
         for part in parts:
             start, size = _memory_of(part)
@@ -305,7 +305,7 @@ def largest(named: Iterable[tuple[str, Any]], device: torch.device) -> list[tupl
     return sorted(found, key=lambda entry: -entry[1])
 
 
-def _parts(value: Any, depth: int) -> Iterator[Tensor | np.ndarray[Any, Any]]:
+def parts_in(value: Any, depth: int) -> Iterator[Tensor | np.ndarray[Any, Any]]:
     """The tensors and arrays that a value holds, with the gradients."""
     if isinstance(value, Tensor):
         yield value
@@ -316,13 +316,13 @@ def _parts(value: Any, depth: int) -> Iterator[Tensor | np.ndarray[Any, Any]]:
         yield value
     elif isinstance(value, nn.Module):
         for tensor in [*value.parameters(), *value.buffers()]:
-            yield from _parts(tensor, depth)
+            yield from parts_in(tensor, depth)
     elif isinstance(value, Optimizer):
         for values in value.state.values():
-            yield from _parts(list(values.values()), depth)
+            yield from parts_in(list(values.values()), depth)
     elif depth and isinstance(value, list | tuple | set | Mapping):
         for item in islice(value.values() if isinstance(value, Mapping) else value, _NUM_ITEMS_SEEN):
-            yield from _parts(item, depth - 1)
+            yield from parts_in(item, depth - 1)
 
 
 def _is_on(part: Tensor | np.ndarray[Any, Any], device: torch.device) -> bool:
