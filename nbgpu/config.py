@@ -90,6 +90,13 @@ class ClusterConfig(_Settings):
         description="seconds that ranks wait in a collective before a notice under the cell names who waits where; "
         "0 for never",
     )
+    max_output_lines: int = Field(
+        20_000,
+        ge=10,
+        le=1_000_000,
+        description="lines of text, of 100 characters on average, that a cell shows; the full text of a cell that prints "
+        "more is in a file for each rank, beside the runs",
+    )
     debug: bool = Field(
         False,
         description="torch compares the ranks' collectives before each one (TORCH_DISTRIBUTED_DEBUG=DETAIL), so that "

@@ -37,6 +37,18 @@ class Done:
     """What was asked for with input()."""
     took_s: float = 0.0
 
+    def said(self, *ranks: int) -> list[list[str]]:
+        """The lines on stdout that each of these ranks has said; one that several said carries all their numbers."""
+        labelled = [re.fullmatch(r"\[([\d,-]+)\] ?(.*)", line) for line in self.stdout.splitlines()]
+        assert all(labelled), self.stdout
+        return [[m[2] for m in labelled if m and rank in _numbers(m[1])] for rank in ranks]
+
+
+def _numbers(ranks: str) -> set[int]:
+    """The ranks of a label such as 0-2,5."""
+    runs = [part.partition("-") for part in ranks.split(",")]
+    return {rank for first, _, last in runs for rank in range(int(first), int(last or first) + 1)}
+
 
 class Kernel:
     """Runs cells one after the other."""
@@ -51,15 +63,18 @@ class Kernel:
         meanwhile: Callable[[], None] | None = None,
         timeout_s: float = 90,
         answers: Sequence[str | Callable[[], None]] = (),
-        allow_stdin: bool = True,
+        allow_stdin: bool | None = None,
     ) -> Done:
         """Runs one cell; `meanwhile` is called once, after its first line of output or first display that is no widget.
 
         `answers` are typed in, one for each question; one that can be called is called in place of an answer.
+        Without `allow_stdin` the kernel takes it that nobody looks, as with nbclient; where it is None, `answers` decide.
         """
         started_s = time.monotonic()
         done = Done()
-        message_id = self.client.execute(code, store_history=True, allow_stdin=allow_stdin)
+        message_id = self.client.execute(
+            code, store_history=True, allow_stdin=bool(answers) if allow_stdin is None else allow_stdin
+        )
         to_type = list(answers)
         while True:
             left_s = timeout_s - (time.monotonic() - started_s)

@@ -13,9 +13,11 @@ import ipyparallel as ipp
 
 from nbgpu.client import queue
 from nbgpu.client import run as client_run
+from nbgpu.client.arrivals import Arrivals
 from nbgpu.client.cluster import Cluster
 from nbgpu.client.hangs import HangWatch
-from nbgpu.client.outputs import CellOutput, Notice
+from nbgpu.client.notice import Notice
+from nbgpu.client.outputs import CellOutput
 from nbgpu.client.results import collect, sentence
 from nbgpu.client.watch import RankWatch
 from nbgpu.errors import CellInterrupted, ClusterError, RankError
@@ -41,14 +43,15 @@ class DistributedCell:
         self._timeout_s = timeout_s
         self._started_s = time.monotonic()
         queue.note_request()
+        arrivals = Arrivals()
         self._questions = cluster.questions()
         try:
-            self._results = cluster.submit(code, ranks)
+            self._results = cluster.submit(code, ranks, arrivals)
         except BaseException:
             self._questions.close()
             raise
         self._watch = RankWatch(cluster.ranks, self._results)
-        self._output = CellOutput(self._results)
+        self._output = CellOutput(arrivals, self._results, cluster.config.max_output_lines)
         self._hangs = HangWatch(
             cluster.lookout(), self._results, cluster.world_size, cluster.config.notice_after_s
         )
@@ -138,7 +141,7 @@ class DistributedCell:
     def _refresh(self) -> None:
         self._watch.check()
         self._output.show_new()
-        self._questions.check(self._results, self._output.show_new)
+        self._questions.check(self._results, self._output.show_all)
         self._hangs.check()
         self._notice.show(self._hangs.text)
         self._give_up_on_stuck_ranks()
@@ -156,13 +159,13 @@ class DistributedCell:
         if self._hangs.text:
             self._last_words = f"until it was stopped: {self._hangs.text}"
         self._watch.stop()
-        self._output.show_new()
+        self._output.finish(without=self._watch.pending() + self._watch.gone)
         self._give_up_on_stuck_ranks()
         self._restore_group()
 
     def _finish(self) -> None:
         failed, freed = self._watch.outcome()
-        self._output.finish(self._watch.gone)
+        self._output.finish(without=self._watch.gone)
         self._restore_group([failure.rank for failure in failed])
         if freed:
             _tell(f"freed from waiting for the others: rank {', '.join(map(str, freed))}")
@@ -194,6 +197,7 @@ class DistributedCell:
             )
 
     def _close(self) -> None:
+        self._output.close()
         self._questions.close()
         self._notice.show(self._last_words)
         self._hangs.close()

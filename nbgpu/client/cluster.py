@@ -15,6 +15,7 @@ import ipyparallel as ipp
 
 from nbgpu import devices
 from nbgpu.client import registry, status, variables
+from nbgpu.client.arrivals import Arrivals, listening
 from nbgpu.client.processes import Processes
 from nbgpu.client.questions import Questions
 from nbgpu.client.ranks import Ranks
@@ -245,8 +246,15 @@ class Cluster:
         self._left_behind = {}
         self._last_seen = {}
 
-    def submit(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, ipp.AsyncResult]:
-        """Sends a cell to the ranks and returns at once; by rank, what will hold its output and its end.
+    def submit(
+        self, code: str, ranks: Sequence[int] | None = None, arrivals: Arrivals | None = None
+    ) -> dict[int, ipp.AsyncResult]:
+        """Sends a cell to the ranks and returns at once; by rank, what will hold its end.
+
+        Args:
+            code: the cell's text.
+            ranks: which; None for all.
+            arrivals: gets what the ranks print, message by message; the results gather it where it is None.
 
         Raises:
             RunError: a training run has the ranks now.
@@ -262,7 +270,8 @@ class Cluster:
             # Sent to some ranks only, it would meet the others' next cell in a collective.
             with uninterrupted():
                 for rank in chosen:
-                    results[rank] = self.ranks[rank].execute(code, silent=False, block=False)
+                    with listening(arrivals, rank):
+                        results[rank] = self.ranks[rank].execute(code, silent=False, block=False)
         except KeyboardInterrupt:
             self._stop(RankWatch(self.ranks, results), results)
             self.history.forget_newest(chosen)

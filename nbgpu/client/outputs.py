@@ -1,118 +1,339 @@
-"""How the output of several ranks is shown under one cell: live, in whole lines, each with its rank's colour."""
+"""What the ranks of one cell print and display becomes one output, live."""
 
 from __future__ import annotations
 
-import html
+import json
 import sys
-from collections.abc import Collection, Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import groupby
+from typing import Protocol
 
-import ipyparallel as ipp
-from IPython.core.getipython import get_ipython
-from IPython.display import DisplayHandle, publish_display_data
+from IPython.display import publish_display_data, update_display
 
+from nbgpu.client.arrivals import Arrivals, Message
+from nbgpu.client.merging import HOLD_S, Block, Item, Merger, merged, rank_list
+from nbgpu.client.screen import Screen
+from nbgpu.client.transcript import Transcript
 from nbgpu.palette import rank_color
 
+_UPDATE_PERIOD_S = 0.1
 _OUTPUT_PATIENCE_S = 2.0
+_CHARS_PER_LINE = 100
+"""The characters that a cell may show are so many times its lines."""
+
+_MAX_SWITCHES = 6
+"""stdout and stderr take turns in an update at most so often: each turn is a message."""
+
+_FEW_LINES = 10
+_STREAMS = ("stdout", "stderr")
+_DISPLAYS = ("display_data", "update_display_data")
+NOTE = "note"
+"""The kind of a block that nbgpu itself says."""
+FILE = "file"
+"""The kind of a block that names a rank's file."""
+
+
+class TextView(Protocol):
+    """Shows the text of a cell up to its end, or up to a display."""
+
+    def add(self, blocks: Sequence[Block]) -> None:
+        """Appends lines."""
+        ...
+
+    def show_rows(self, rows: Sequence[Block]) -> None:
+        """Shows these rows below the lines, in place of those before."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more will come: what was shown stays, without the rows."""
+        ...
+
+
+open_view: Callable[[Sequence[int], bool], TextView | None] | None = None
+"""Makes a view for the text of these ranks, live or of what is over already; None where there is no page that could
+show it. The client does not know the widgets; `nbgpu/__init__.py` connects them."""
 
 
 class CellOutput:
     """Shows what the ranks print and display, as it comes.
 
     Args:
-        results: one for each rank, of a cell that was sent to it.
+        arrivals: where that comes.
+        ranks: who runs the cell.
+        max_lines: so many lines are shown; after them the full text goes to files.
     """
 
-    def __init__(self, results: Mapping[int, ipp.AsyncResult]) -> None:
-        self._results = results
-        self._shown_chars = {(rank, name): 0 for rank in results for name in ("stdout", "stderr")}
-        self._shown_displays = dict.fromkeys(results, 0)
+    def __init__(self, arrivals: Arrivals, ranks: Collection[int], max_lines: int) -> None:
+        self._arrivals = arrivals
+        self._ranks = tuple(sorted(ranks))
+        self._screens = {rank: {name: Screen() for name in _STREAMS} for rank in self._ranks}
+        self._merger = Merger(self._ranks)
+        self._ended: set[int] = set()
+        self._values: dict[int, Item] = {}
+        self._view: TextView | None = None
+        self._shown: list[Block] = []
+        self._max_lines = max_lines
+        self._lines_left = max_lines
+        self._chars_left = max_lines * _CHARS_PER_LINE
+        self._transcript: Transcript | None = None
+        self._updated_s = 0.0
+        self._closed = False
 
     def show_new(self) -> None:
-        """Shows the whole lines and displays that arrived since the last call."""
-        for rank, result in self._results.items():
-            self._show_text(rank, result, only_whole_lines=True)
-            self._show_displays(rank, result)
+        """Shows what arrived since the last call. Called as often as one likes; acts ten times a second."""
+        now_s = time.monotonic()
+        if now_s - self._updated_s >= _UPDATE_PERIOD_S:
+            self._updated_s = now_s
+            self._update(now_s)
 
-    def finish(self, gone: Collection[int] = ()) -> None:
+    def show_all(self) -> None:
+        """Shows what has arrived, also lines that would wait for other ranks to say the same."""
+        self._update(time.monotonic() + HOLD_S)
+
+    def _update(self, now_s: float) -> None:
+        # What a rank said last is there once it is known to have ended, and not the other way round.
+        self._take([rank for rank in self._ranks if self._arrivals.has_ended(rank)])
+        self._show(self._limited(self._merger.take(now_s)))
+        if self._transcript is not None:
+            self._transcript.flush()
+        if self._view is not None:
+            self._view.show_rows(self._rows())
+
+    def finish(self, without: Collection[int] = ()) -> None:
         """Shows what is left once the ranks are done, ending with the value of the cell's last expression.
 
         Args:
-            gone: ranks whose processes have ended, so that no more output is waited for.
+            without: ranks that do not end the cell, so that no more output is waited for.
         """
-        for rank, result in self._results.items():
-            if rank not in gone:
-                # The result may overtake the output, which takes another socket.
-                result.wait_for_output(_OUTPUT_PATIENCE_S)
-            self._show_text(rank, result, only_whole_lines=False)
-            self._show_displays(rank, result)
-        for rank, result in self._results.items():
-            value = result.metadata["execute_result"]
-            if value:
-                self._show_value(rank, value)
+        self._arrivals.wait_for_ends(
+            [rank for rank in self._ranks if rank not in without], _OUTPUT_PATIENCE_S
+        )
+        self.close()
 
-    def _show_text(self, rank: int, result: ipp.AsyncResult, *, only_whole_lines: bool) -> None:
-        for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
-            text: str = result.metadata[name]
-            start = self._shown_chars[rank, name]
-            end = text.rfind("\n", start) + 1 if only_whole_lines else len(text)
-            if end > start:
-                self._shown_chars[rank, name] = end
-                lines = text[start:end].splitlines()
-                stream.write("".join(f"{_label(rank)} {line}\n" for line in lines))
-        sys.stdout.flush()
-        sys.stderr.flush()
-
-    def _show_displays(self, rank: int, result: ipp.AsyncResult) -> None:
-        displays = result.metadata["outputs"]
-        for content in displays[self._shown_displays[rank] :]:
-            self._show_bundle(rank, content["data"], content.get("metadata", {}))
-        self._shown_displays[rank] = len(displays)
-
-    def _show_value(self, rank: int, content: Mapping[str, Any]) -> None:
-        data = content["data"]
-        if set(data) <= {"text/plain"}:
-            lines = data.get("text/plain", "").splitlines()
-            sys.stdout.write("".join(f"{_label(rank)} {line}\n" for line in lines))
-        else:
-            self._show_bundle(rank, data, content.get("metadata", {}))
-
-    def _show_bundle(self, rank: int, data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        sys.stdout.write(f"{_label(rank)}\n")
-        sys.stdout.flush()
-        publish_display_data(data=data, metadata=metadata)
-
-
-class Notice:
-    """A line below a cell's output that changes in place, and can go away again.
-
-    A display can be changed where a page or a notebook file keeps it, so that no notice of something that is
-    over stays in a saved notebook. Outside of a kernel what is printed stays, and a line is printed once.
-    """
-
-    def __init__(self) -> None:
-        self._text = ""
-        self._handle: DisplayHandle | None = None
-
-    def show(self, text: str) -> None:
-        """Shows the text in place of the one before; takes that away where the text is empty."""
-        if text == self._text:
+    def close(self) -> None:
+        """Shows what has arrived, and ends."""
+        if self._closed:
             return
-        is_new, self._text = not self._text, text
-        if not hasattr(get_ipython(), "kernel"):
-            if is_new:
-                sys.stderr.write(f"{text}\n")
-            return
-        # HTML as well: an empty plain text would still take up a line of the page.
-        data = {"text/plain": text, "text/html": f"<b>{html.escape(text)}</b>" if text else ""}
-        if self._handle is None:
-            self._handle = DisplayHandle()
-            self._handle.display(data, raw=True)
-        else:
-            self._handle.update(data, raw=True)
+        self._closed = True
+        self._arrivals.close()
+        self._take(self._ranks)
+        blocks = self._limited(self._merger.take(time.monotonic()))
+        values = _as_lines(merged({rank: [value] for rank, value in self._values.items()}))
+        if self._transcript is None:
+            values = self._limited(values)
+        if self._transcript is not None:
+            blocks += self._last_words(self._transcript)
+            self._transcript.close()
+        self._show([*blocks, *values], is_end=True)
+        self._close_view()
+
+    # What comes.
+
+    def _take(self, ended: Collection[int]) -> None:
+        """Gives the merger what came, in the order in which each rank said it."""
+        said: dict[int, list[tuple[str, list[str]]]] = {rank: [] for rank in self._ranks}
+        for rank, message in self._arrivals.take():
+            kind, content = message["header"]["msg_type"], message["content"]
+            if kind == "execute_result":
+                self._values[rank] = _value(content)
+                continue
+            kind, text = (content["name"], content["text"]) if kind == "stream" else _display(rank, message)
+            if kind in _STREAMS and said[rank] and said[rank][-1][0] == kind:
+                said[rank][-1][1].append(text)
+            else:
+                said[rank].append((kind, [text]))
+        for rank, parts in said.items():
+            items: list[Item] = []
+            for kind, texts in parts:
+                items += self._items(rank, kind, texts)
+            items += self._settled(rank, "settle")
+            if rank in ended and rank not in self._ended:
+                items += self._settled(rank, "finish")
+                self._ended.add(rank)
+                self._merger.end(rank)
+            self._queue(rank, items)
+
+    def _items(self, rank: int, kind: str, texts: list[str]) -> list[Item]:
+        if kind in _STREAMS:
+            return [(kind, line) for line in self._screens[rank][kind].write("".join(texts))]
+        # A begun line stands before what was displayed then.
+        return [*self._settled(rank, "finish"), (kind, texts[0])]
+
+    def _settled(self, rank: int, how: str) -> list[Item]:
+        lines_by_name = {name: getattr(screen, how)() for name, screen in self._screens[rank].items()}
+        return [(name, line) for name, lines in lines_by_name.items() for line in lines]
+
+    def _queue(self, rank: int, items: list[Item]) -> None:
+        if self._transcript is not None:
+            self._transcript.write(rank, [item for item in items if item[0] in _STREAMS])
+            items = [item for item in items if item[0] not in _STREAMS]
+        self._merger.add(rank, items, time.monotonic())
+
+    # What is shown.
+
+    def _rows(self) -> list[Block]:
+        newest = [] if self._transcript is None else self._transcript.newest()
+        rows = {
+            rank: [(name, row) for name, screen in screens.items() for row in screen.rows()]
+            for rank, screens in self._screens.items()
+        }
+        return newest + merged(rows)
+
+    def _limited(self, blocks: Sequence[Block]) -> list[Block]:
+        """The blocks, as long as the cell may show more text; then that goes to files."""
+        shown = []
+        went_on_in_files = self._transcript is not None
+        for block in blocks:
+            if block.kind not in _STREAMS:
+                shown.append(block)
+            elif self._transcript is not None:
+                self._transcript.write_block(block)
+            else:
+                num_shown = self._take_room(block.texts)
+                part = Block(block.ranks, block.kind, block.texts[:num_shown])
+                rest = Block(block.ranks, block.kind, block.texts[num_shown:])
+                if part.texts:
+                    self._shown.append(part)
+                    shown.append(part)
+                if rest.texts:
+                    self._transcript = Transcript(self._ranks, self._shown)
+                    self._transcript.write_block(rest)
+                    shown += self._where_it_goes_on(self._transcript)
+        if self._transcript is not None and not went_on_in_files:
+            self._shown = []
+            for rank, items in self._merger.drain().items():
+                self._queue(rank, items)
+        return shown
+
+    def _take_room(self, texts: Sequence[str]) -> int:
+        """How many of the lines can still be shown."""
+        num_shown = 0
+        for text in texts:
+            if self._lines_left == 0 or len(text) > self._chars_left:
+                self._lines_left = 0
+                break
+            self._lines_left -= 1
+            self._chars_left -= len(text)
+            num_shown += 1
+        return num_shown
+
+    def _where_it_goes_on(self, transcript: Transcript) -> list[Block]:
+        told = f"this cell prints more than the {self._max_lines:,} lines that are shown (max_output_lines). All of it is in"
+        return [Block((), NOTE, [told]), *(Block((r,), FILE, [p]) for r, p in transcript.paths().items())]
+
+    def _last_words(self, transcript: Transcript) -> list[Block]:
+        counts = sorted(set(transcript.num_lines().values()))
+        told = f"the last of {' to '.join(f'{count:,}' for count in counts[:: len(counts) - 1 or 1])} lines:"
+        return [Block((), NOTE, [told]), *transcript.tail()]
+
+    def _show(self, blocks: Sequence[Block], is_end: bool = False) -> None:
+        """Shows blocks; a display ends the text before it."""
+        parts = [(is_text, list(run)) for is_text, run in groupby(blocks, lambda b: b.kind not in _DISPLAYS)]
+        for number, (is_text, run) in enumerate(parts, start=1):
+            if is_text:
+                self._show_text(run, is_over=is_end or number < len(parts))
+            else:
+                self._close_view()
+                for block in run:
+                    _publish(block)
+
+    def _show_text(self, blocks: Sequence[Block], is_over: bool) -> None:
+        if self._view is None:
+            # A few lines, and what all ranks say alike, need no choice of a rank and look best as they are.
+            is_plain = is_over and (
+                len({block.ranks for block in blocks}) == 1
+                or sum(len(block.texts) for block in blocks) <= _FEW_LINES
+            )
+            view = None if is_plain or open_view is None else open_view(self._ranks, not is_over)
+            self._view = view or _Streams()
+        self._view.add(blocks)
+
+    def _close_view(self) -> None:
+        if self._view is not None:
+            self._view.close()
+            self._view = None
 
 
-def _label(rank: int) -> str:
-    """'[0]' in the rank's colour."""
-    red, green, blue = bytes.fromhex(rank_color(rank)[1:])
-    return f"\x1b[1;38;2;{red};{green};{blue}m[{rank}]\x1b[0m"
+class _Streams:
+    """Text in the notebook's own streams, each line with its ranks: where there is no page, and for little text."""
+
+    def add(self, blocks: Sequence[Block]) -> None:
+        turns = [list(run) for _, run in groupby(blocks, _stream_of)]
+        if len(turns) > _MAX_SWITCHES:
+            turns = [
+                list(run) for _, run in groupby(sorted(blocks, key=_stream_of, reverse=True), _stream_of)
+            ]
+        for turn in turns:
+            stream = getattr(sys, _stream_of(turn[0]))
+            stream.write("".join(_as_stream(block) for block in turn))
+            stream.flush()
+
+    def show_rows(self, rows: Sequence[Block]) -> None:
+        """Nothing: what is written to a stream stays."""
+
+    def close(self) -> None:
+        """Nothing is left to do."""
+
+
+def _stream_of(block: Block) -> str:
+    return "stdout" if block.kind == "stdout" else "stderr"
+
+
+def _as_stream(block: Block) -> str:
+    if block.kind == NOTE:
+        return "".join(f"{text}\n" for text in block.texts)
+    label = f"{_label(block.ranks)} "
+    return label + f"\n{label}".join(block.texts) + "\n"
+
+
+def _label(ranks: Sequence[int]) -> str:
+    """'[0]' in the rank's colour, or '[0-3]'."""
+    color = ""
+    if len(ranks) == 1:
+        red, green, blue = bytes.fromhex(rank_color(ranks[0])[1:])
+        color = f";38;2;{red};{green};{blue}"
+    return f"\x1b[1{color}m[{rank_list(ranks)}]\x1b[0m"
+
+
+# Displays, as items that can be compared.
+
+
+def _display(rank: int, message: Message) -> tuple[str, str]:
+    content = message["content"]
+    display_id = content.get("transient", {}).get("display_id")
+    # Each rank numbers its displays on its own.
+    own_id = None if display_id is None else f"nbgpu-rank{rank}-{display_id}"
+    return message["header"]["msg_type"], _told(content, own_id)
+
+
+def _value(content: Message) -> Item:
+    if set(content["data"]) <= {"text/plain"}:
+        return "stdout", content["data"].get("text/plain", "")
+    return "display_data", _told(content, None)
+
+
+def _told(content: Message, display_id: str | None) -> str:
+    return json.dumps([content["data"], content.get("metadata", {}), display_id], sort_keys=True)
+
+
+def _as_lines(blocks: Iterable[Block]) -> list[Block]:
+    return [
+        Block(b.ranks, b.kind, [line for text in b.texts for line in text.splitlines()])
+        if b.kind in _STREAMS
+        else b
+        for b in blocks
+    ]
+
+
+def _publish(block: Block) -> None:
+    """Shows what ranks displayed, once where it is the same, under their label."""
+    for text in block.texts:
+        data, metadata, display_id = json.loads(text)
+        if block.kind == "update_display_data":
+            update_display(data, metadata=metadata, raw=True, display_id=display_id)
+            continue
+        sys.stdout.write(f"{_label(block.ranks)}\n")
+        sys.stdout.flush()
+        transient = {} if display_id is None else {"display_id": display_id}
+        publish_display_data(data=data, metadata=metadata, transient=transient)

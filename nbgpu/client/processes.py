@@ -23,6 +23,7 @@ from ipyparallel.cluster.launcher import LocalControllerLauncher, LocalEngineLau
 from traitlets.log import get_logger
 
 from nbgpu.client import process_id
+from nbgpu.client.arrivals import Client
 from nbgpu.client.process_id import ProcessId
 from nbgpu.errors import ClusterError
 from nbgpu.records import CONTROLLER_PID, KEPT
@@ -144,7 +145,7 @@ class Processes:
         while (connection := self._connection()) is None:
             self._check_start(0, num_engines, deadline_s, timeout_s)
         with _no_warning_of_missing_signatures():
-            client = ipp.Client(connection, timeout=timeout_s)
+            client = Client(connection, timeout=timeout_s)
         try:
             while len(client.ids) < num_engines:
                 self._check_start(len(client.ids), num_engines, deadline_s, timeout_s)

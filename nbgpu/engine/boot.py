@@ -175,6 +175,7 @@ def _take(seat: Seat) -> Seat:
 
     from nbgpu.engine import (
         awaiting,
+        bars,
         debug,
         debugger,
         group,
@@ -196,6 +197,7 @@ def _take(seat: Seat) -> Seat:
     tracebacks.install(shell)
     questions.go_to_the_notebook(shell, Path(seat.rendezvous), seat.rank)
     awaiting.let_cells_await(shell.kernel)  # type: ignore[attr-defined]
+    bars.draw_as_text()
     interrupts.reach_only_the_persons_code(shell.kernel)  # type: ignore[attr-defined]
     # After a cell that failed, ipykernel drops what comes before it has come to rest. The client sends the call that
     # forms the group anew, and the next cell, as soon as it has the answer. (A private name, from 6.29 to 7.4.)

@@ -177,7 +177,7 @@ class Soak:
         """The sum is right on every rank, what the ranks had they have, and no file descriptor was left open."""
         done = self.run(CHECK.strip())
         assert done.status == "ok", f"after {after}: {done}"
-        said = [ast.literal_eval(line.split("] ", 1)[1]) for line in done.stdout.splitlines()]
+        said = [ast.literal_eval(line) for (line,) in done.said(*range(NUM_RANKS))]
         assert [(total, intact) for total, intact, _ in said] == [(NUM_RANKS, True)] * NUM_RANKS, (
             after,
             done,

@@ -46,9 +46,7 @@ def ranks_are_well_afterwards(notebook: Kernel) -> Iterator[None]:
     done = notebook.run(
         "%%distributed\ntotal = torch.ones(1)\ndist.all_reduce(total)\nint(total), kept", timeout_s=BOUND_S
     )
-    assert [line.split("] ")[1] for line in done.stdout.splitlines()] == [
-        f"({NUM_RANKS}, {7 * r})" for r in range(3)
-    ], done.error + done.stderr
+    assert done.said(0, 1, 2) == [[f"({NUM_RANKS}, {7 * r})"] for r in range(3)], done.error + done.stderr
 
 
 @row(
@@ -82,7 +80,7 @@ def test_a_mere_mistake_leaves_the_groups_as_they_are(notebook: Kernel) -> None:
     assert "NameError" in done.error
     assert done.stderr == ""
     done = notebook.run("%%distributed\nmine = torch.ones(1)\ndist.all_reduce(mine, group=own)\nint(mine)")
-    assert done.stdout.split("\n")[:3] == ["[0] 3", "[1] 3", "[2] 3"]
+    assert done.said(0, 1, 2) == [["3"]] * 3
 
 
 def test_news_of_a_failed_cell_never_reaches_the_next(notebook: Kernel) -> None:
@@ -90,7 +88,7 @@ def test_news_of_a_failed_cell_never_reaches_the_next(notebook: Kernel) -> None:
     code = f"%%distributed\n{faults.at(1, 'raise')}\nif rank == 0: dist.broadcast(torch.full((1,), 100.0), src=0)"
     notebook.run(code, timeout_s=BOUND_S)
     code = "%%distributed\nnews = torch.full((1,), float(rank + 1))\ndist.broadcast(news, src=0)\nint(news)"
-    assert notebook.run(code, timeout_s=BOUND_S).stdout.split("\n")[:3] == ["[0] 1", "[1] 1", "[2] 1"]
+    assert notebook.run(code, timeout_s=BOUND_S).said(0, 1, 2) == [["1"]] * 3
 
 
 @row(
@@ -113,7 +111,7 @@ def test_ddp_goes_on_after_a_failure_in_the_middle_of_training(
         "float(ddp.module.weight.grad[0, 0])"
     )
     done = notebook.run(code, timeout_s=BOUND_S)
-    assert done.stdout.split("\n")[:3] == ["[0] 1.0", "[1] 1.0", "[2] 1.0"]
+    assert done.said(0, 1, 2) == [["1.0"]] * 3
 
 
 STOPS = {

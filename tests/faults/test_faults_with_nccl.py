@@ -47,7 +47,7 @@ def test_one_rank_raises_while_the_others_wait(notebook: Kernel, measured: Measu
     measured.ended(done.error)
     assert done.error.startswith("on rank 1:")
     done = notebook.run(f"%%distributed\n{SUM}int(total), kept.tolist() == [rank] * 4", timeout_s=BOUND_S)
-    assert [line.split("] ")[1] for line in done.stdout.splitlines()] == ["(2, True)", "(2, True)"]
+    assert done.said(0, 1) == [["(2, True)"], ["(2, True)"]]
 
 
 @row("Stop in NCCL's all_reduce that never completes", "the ranks are back, the sum is right", 1, "GPU, NCCL")
@@ -61,7 +61,7 @@ def test_stop(notebook: Kernel, measured: Measured) -> None:
     measured.ended(done.error)
     assert done.status == "error"
     done = notebook.run(f"%%distributed\n{SUM}int(total)", timeout_s=BOUND_S)
-    assert [line.split("] ")[1] for line in done.stdout.splitlines()] == ["2", "2"]
+    assert done.said(0, 1) == [["2"], ["2"]]
 
 
 def test_the_flight_recorder_of_a_failed_run_is_in_its_folder(tmp_path: Path) -> None:

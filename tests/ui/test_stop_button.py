@@ -70,7 +70,7 @@ def test_the_button_stops_the_cell_and_goes(notebook: Kernel, measured: Measured
     replaced = [m["content"] for m in ended if m["msg_type"] == "update_display_data"]
     assert [r["data"] for r in replaced if r["transient"]["display_id"] == slot] == [{}]
     assert [m["content"]["comm_id"] for m in ended if m["msg_type"] == "comm_close"] == [button_id]
-    assert sorted(notebook.run(CHECK).stdout.splitlines()) == ["[0] 2 0", "[1] 2 7"]
+    assert notebook.run(CHECK).said(0, 1) == [["2 0"], ["2 7"]]
 
 
 def test_where_nobody_can_press_it_there_is_none(notebook: Kernel) -> None:

@@ -1,0 +1,241 @@
+"""What several ranks print becomes one text: a line that several say is shown once, with their numbers.
+
+The order in which one rank printed is always kept. A line waits a moment for the others to say the same; what they
+do not say stands in blocks, one rank after the other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+HOLD_S = 0.25
+"""How long a line waits for the others."""
+
+Item = tuple[str, str]
+"""(kind, text): a line of 'stdout' or 'stderr', or a display in words that tell two of them apart."""
+
+
+@dataclass
+class Block:
+    """What the same ranks said, in one stream."""
+
+    ranks: tuple[int, ...]
+    kind: str
+    texts: list[str]
+
+
+@dataclass
+class _Queue:
+    items: list[Item] = field(default_factory=list)
+    num_ripe: int = 0
+    """So many items from the front have waited long enough."""
+    arrivals: deque[tuple[float, int]] = field(default_factory=deque)
+    """When items came, and how many, of those that are not ripe."""
+    ended: bool = False
+    at: int = 0
+    """How many were taken in this turn."""
+
+    def ripen(self, came_before_s: float) -> None:
+        while self.arrivals and self.arrivals[0][0] <= came_before_s:
+            self.num_ripe += self.arrivals.popleft()[1]
+
+    @property
+    def head(self) -> Item | None:
+        return self.items[self.at] if self.at < len(self.items) else None
+
+    @property
+    def head_is_ripe(self) -> bool:
+        return self.at < self.num_ripe
+
+    def drop_taken(self) -> None:
+        del self.items[: self.at]
+        self.num_ripe -= self.at
+        # Items that went before they were ripe are the oldest ones.
+        early, self.num_ripe = -min(0, self.num_ripe), max(0, self.num_ripe)
+        while early:
+            came_s, count = self.arrivals.popleft()
+            if count > early:
+                self.arrivals.appendleft((came_s, count - early))
+            early -= min(early, count)
+        self.at = 0
+
+
+class Merger:
+    """Lines of several ranks on their way to one text.
+
+    Args:
+        ranks: who may say something.
+    """
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self._queues = {rank: _Queue() for rank in sorted(ranks)}
+
+    def add(self, rank: int, items: Sequence[Item], now_s: float) -> None:
+        """Takes what a rank has said."""
+        if items:
+            queue = self._queues[rank]
+            queue.items += items
+            queue.arrivals.append((now_s, len(items)))
+
+    def end(self, rank: int) -> None:
+        """Nothing more will come of this rank: the others need not wait for it."""
+        self._queues[rank].ended = True
+
+    def take(self, now_s: float) -> list[Block]:
+        """What can be shown now."""
+        talking = {rank: queue for rank, queue in self._queues.items() if queue.items or not queue.ended}
+        if not any(queue.items for queue in talking.values()):
+            return []
+        nobody_to_wait_for = len(talking) == 1 or all(queue.ended for queue in talking.values())
+        for queue in talking.values():
+            queue.ripen(now_s if nobody_to_wait_for else now_s - HOLD_S)
+        blocks = list(_blocks(_said(talking)))
+        for queue in talking.values():
+            queue.drop_taken()
+        return blocks
+
+    def drain(self) -> dict[int, list[Item]]:
+        """Takes all that waits, by rank."""
+        waiting = {rank: queue.items for rank, queue in self._queues.items()}
+        self._queues = {rank: _Queue(ended=queue.ended) for rank, queue in self._queues.items()}
+        return waiting
+
+
+def merged(said: Mapping[int, Sequence[Item]]) -> list[Block]:
+    """What ranks said that have ended."""
+    merger = Merger(said)
+    for rank, items in said.items():
+        merger.add(rank, items, 0.0)
+        merger.end(rank)
+    return merger.take(0.0)
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """'0-2,5' for ranks in order."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+class _Shared:
+    """The items that several ranks say, and how many ranks have each one still to say."""
+
+    def __init__(self, to_say: Mapping[int, list[Item]]) -> None:
+        several = _said_by_several(to_say.values())
+        self._left = {
+            rank: Counter(item for item in items if item in several) if several else Counter[Item]()
+            for rank, items in to_say.items()
+        }
+        self.num_ranks = Counter(item for left in self._left.values() for item in left)
+        self.items = several
+
+    def take(self, rank: int, item: Item) -> None:
+        self._left[rank][item] -= 1
+        if self._left[rank][item] == 0:
+            self.num_ranks[item] -= 1
+
+
+def _said(talking: Mapping[int, _Queue]) -> Iterator[tuple[tuple[int, ...], Sequence[Item]]]:
+    """(ranks, items) in the order in which they are shown; moves the queues on."""
+    same = _num_same([queue.items for queue in talking.values()])
+    if same:
+        yield tuple(talking), next(iter(talking.values())).items[:same]
+        for queue in talking.values():
+            queue.at = same
+    shared = _Shared({rank: queue.items[same:] for rank, queue in talking.items()})
+    went_on = True
+    while went_on:
+        went_on = False
+        for rank, queue in talking.items():
+            start, end = queue.at, _end_of_own(queue, shared.items)
+            if end > start:
+                queue.at = end
+                yield (rank,), queue.items[start:end]
+                went_on = True
+        if ranks := _next_together(talking, shared):
+            item = talking[ranks[0]].items[talking[ranks[0]].at]
+            yield tuple(ranks), [item]
+            for rank in ranks:
+                talking[rank].at += 1
+                shared.take(rank, item)
+            went_on = True
+
+
+def _num_same(lists: Sequence[list[Item]]) -> int:
+    """How many items all lists begin with."""
+    first, *others = lists
+    low, high = 0, min(map(len, lists))
+    if all(other[:high] == first[:high] for other in others):
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if all(other[low:middle] == first[low:middle] for other in others):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _said_by_several(lists: Iterable[list[Item]]) -> set[Item]:
+    seen: set[Item] = set()
+    several: set[Item] = set()
+    for items in lists:
+        said = set(items)
+        several |= seen & said
+        seen |= said
+    return several
+
+
+def _end_of_own(queue: _Queue, shared: set[Item]) -> int:
+    """Where the run of ripe items ends that no other rank says."""
+    if not shared:
+        return max(queue.at, queue.num_ripe)
+    at = queue.at
+    while at < queue.num_ripe and queue.items[at] not in shared:
+        at += 1
+    return at
+
+
+def _next_together(talking: Mapping[int, _Queue], shared: _Shared) -> list[int]:
+    """The ranks that are next to say the same; none where it is better to wait."""
+    ranks_by_head: dict[Item, list[int]] = {}
+    for rank, queue in talking.items():
+        if queue.head is not None:
+            ranks_by_head.setdefault(queue.head, []).append(rank)
+    crossing: list[int] = []
+    for item, ranks in ranks_by_head.items():
+        if item not in shared.items:
+            # Its turn comes when it is ripe, and what others share may then be next for all of them.
+            continue
+        is_ripe = any(talking[rank].head_is_ripe for rank in ranks)
+        all_are_here = len(ranks) == shared.num_ranks[item]
+        nobody_else_could = all(queue.ended for rank, queue in talking.items() if rank not in ranks)
+        if all_are_here and (is_ripe or nobody_else_could):
+            return ranks
+        if is_ripe and not all_are_here:
+            crossing = crossing or ranks
+    # Two ranks say two things in opposite order.
+    return crossing if all(item in shared.items for item in ranks_by_head) else []
+
+
+def _blocks(said: Iterable[tuple[tuple[int, ...], Sequence[Item]]]) -> Iterator[Block]:
+    """Joins what the same ranks said in the same stream, one after the other."""
+    open_block: Block | None = None
+    for ranks, items in said:
+        for kind, run in groupby(items, key=lambda item: item[0]):
+            texts = [text for _, text in run]
+            if open_block is not None and (open_block.ranks, open_block.kind) == (ranks, kind):
+                open_block.texts += texts
+                continue
+            if open_block is not None:
+                yield open_block
+            open_block = Block(ranks, kind, texts)
+    if open_block is not None:
+        yield open_block

@@ -1,0 +1,38 @@
+"""A line below a cell's output that changes in place."""
+
+from __future__ import annotations
+
+import html
+import sys
+
+from IPython.core.getipython import get_ipython
+from IPython.display import DisplayHandle
+
+
+class Notice:
+    """A line below a cell's output that changes in place, and can go away again.
+
+    A display can be changed where a page or a notebook file keeps it, so that no notice of something that is
+    over stays in a saved notebook. Outside of a kernel what is printed stays, and a line is printed once.
+    """
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._handle: DisplayHandle | None = None
+
+    def show(self, text: str) -> None:
+        """Shows the text in place of the one before; takes that away where the text is empty."""
+        if text == self._text:
+            return
+        is_new, self._text = not self._text, text
+        if not hasattr(get_ipython(), "kernel"):
+            if is_new:
+                sys.stderr.write(f"{text}\n")
+            return
+        # HTML as well: an empty plain text would still take up a line of the page.
+        data = {"text/plain": text, "text/html": f"<b>{html.escape(text)}</b>" if text else ""}
+        if self._handle is None:
+            self._handle = DisplayHandle()
+            self._handle.display(data, raw=True)
+        else:
+            self._handle.update(data, raw=True)

@@ -1,0 +1,113 @@
+"""What a terminal would show of one stream of one rank: whole lines, and below them rows that still change.
+
+Progress bars draw a row again and again, after a carriage return; two bars within each other go down a line
+and up again. Only what a row shows in the end becomes a line.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_CONTROL = re.compile(r"(\r|\n|\x1b\[\d*[AK])")
+_MOVES_BACK = re.compile(r"\r|\x1b\[\d*[AK]")
+_BEGUN_CONTROL = re.compile(r"\x1b(\[\d*)?\Z")
+
+
+@dataclass
+class _Row:
+    text: str = ""
+    redrawn: bool = False
+    """Whether it was written from its beginning more than once, as progress bars are."""
+
+
+class Screen:
+    """Turns written text into lines. What is above the cursor and no longer visited is a line for good."""
+
+    def __init__(self) -> None:
+        self._rows = [_Row()]
+        self._cursor = 0
+        self._column = 0
+        self._highest = [0, 0]
+        """The highest rows that the cursor was in before the last `settle`, and since."""
+        self._told = ""
+        self._begun_control = ""
+
+    def write(self, text: str) -> list[str]:
+        """Takes text as it was printed; returns the lines that are complete now."""
+        text = self._begun_control + text
+        begun = _BEGUN_CONTROL.search(text)
+        self._begun_control = begun[0] if begun else ""
+        text = text.removesuffix(self._begun_control)
+        if len(self._rows) == 1 and not self._rows[0].redrawn and not _MOVES_BACK.search(text):
+            *lines, self._rows[0].text = (self._rows[0].text + text).split("\n")
+            self._column = len(self._rows[0].text)
+            return lines
+        for part in _CONTROL.split(text):
+            if part == "\r":
+                self._column = 0
+                self._rows[self._cursor].redrawn = True
+            elif part == "\n":
+                self._move_to(self._cursor + 1)
+            elif part.startswith("\x1b[") and part.endswith("A"):
+                self._move_to(self._cursor - int(part[2:-1] or 1))
+            elif part.startswith("\x1b[") and part.endswith("K"):
+                self._erase(part[2:-1])
+            elif part:
+                self._put(part)
+        return self._leave(self._first_that_may_change())
+
+    def settle(self) -> list[str]:
+        """Called about ten times a second: returns the lines that were rows until the cursor went on below them."""
+        lines = self._leave(min(self._highest))
+        self._highest = [self._highest[1], self._cursor]
+        return lines
+
+    def rows(self) -> list[str]:
+        """The rows that may still change, for a person to see: also a line's beginning, once it is no news."""
+        texts = [row.text.rstrip() for row in self._rows]
+        is_begun_line = len(self._rows) == 1 and not self._rows[0].redrawn
+        was_told, self._told = self._told, texts[0]
+        if is_begun_line and texts[0] != was_told:
+            return []
+        return [text for text in texts if text]
+
+    def finish(self) -> list[str]:
+        """What is left, as lines."""
+        if not self._rows[-1].text:
+            self._rows.pop()
+        return self._leave(len(self._rows))
+
+    def _move_to(self, row: int) -> None:
+        self._cursor = max(0, row)
+        self._column = 0
+        self._highest[1] = min(self._highest[1], self._cursor)
+        while len(self._rows) <= self._cursor:
+            self._rows.append(_Row())
+
+    def _put(self, text: str) -> None:
+        row = self._rows[self._cursor]
+        # Colours take no column; a row that has any is drawn whole.
+        covers_all = self._column == 0 and ("\x1b" in row.text or "\x1b" in text)
+        rest = "" if covers_all else row.text[self._column + len(text) :]
+        row.text = row.text[: self._column].ljust(self._column) + text + rest
+        self._column += len(text)
+
+    def _erase(self, which: str) -> None:
+        row = self._rows[self._cursor]
+        row.text = "" if which == "2" else row.text[: self._column]
+
+    def _first_that_may_change(self) -> int:
+        """The first row that is a progress bar, or else the one with the cursor."""
+        return next((i for i, row in enumerate(self._rows) if row.redrawn), self._cursor)
+
+    def _leave(self, num_rows: int) -> list[str]:
+        left, self._rows = self._rows[:num_rows], self._rows[num_rows:] or [_Row()]
+        self._cursor = max(0, self._cursor - num_rows)
+        self._highest = [max(0, row - num_rows) for row in self._highest]
+        # A bar that went away left an empty row.
+        return [
+            row.text.rstrip() if row.redrawn else row.text
+            for row in left
+            if row.text.strip() or not row.redrawn
+        ]

@@ -1,0 +1,168 @@
+"""What reaches the notebook of all that the ranks print: everything, once, in order, and in few messages."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+from kernel import Kernel, kernel
+
+START = "%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2 --max-output-lines 25000"
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    with kernel() as started:
+        folder = tmp_path_factory.mktemp("notebook")
+        assert started.run(f"%cd -q {folder}\n{START}").status == "ok"
+        started.run("from pathlib import Path")
+        yield started
+        started.run("%nbgpu stop")
+
+
+def test_what_ranks_say_alike_is_said_once(notebook: Kernel) -> None:
+    code = "print('begin')\nprint('rank', rank)\nprint('on', rank, 'too')\nprint('end')\n[1, 2]"
+    done = notebook.run(f"%%distributed\n{code}")
+    assert done.stdout.splitlines() == [
+        "[0-1] begin",
+        "[0] rank 0",
+        "[0] on 0 too",
+        "[1] rank 1",
+        "[1] on 1 too",
+        "[0-1] end",
+        "[0-1] [1, 2]",
+    ]
+
+
+def test_every_line_of_ten_thousand_from_each_rank(notebook: Kernel) -> None:
+    done = notebook.run("%%distributed\nfor i in range(10_000): print(rank, 'line', i)")
+    for rank, lines in enumerate(done.said(0, 1)):
+        assert lines == [f"{rank} line {i}" for i in range(10_000)]
+    same = notebook.run("%%distributed\nfor i in range(10_000): print('line', i)")
+    assert same.stdout.splitlines() == [f"[0-1] line {i}" for i in range(10_000)]
+
+
+def test_what_was_printed_before_an_error_is_there(notebook: Kernel) -> None:
+    for _ in range(5):
+        done = notebook.run("%%distributed\nfor i in range(2000): print(rank, i)\nraise ValueError('late')")
+        assert done.status == "error"
+        assert [lines[-1:] for lines in done.said(0, 1)] == [["0 1999"], ["1 1999"]]
+
+
+def test_output_with_no_newline_of_threads_of_processes_and_of_great_size(notebook: Kernel) -> None:
+    code = """
+import subprocess, sys, threading
+threading.Thread(target=lambda: print('from a thread')).start()
+print(subprocess.run(['echo', 'from a process'], capture_output=True, text=True).stdout, end='')
+!echo from a shell
+print('x' * 1_500_000)
+print('aside', file=sys.stderr)
+print('no newline', end='')
+"""
+    done = notebook.run(f"%%distributed --ranks 1{code}")
+    (lines,) = done.said(1)
+    assert {"from a thread", "from a process", "from a shell", "x" * 1_500_000} < set(lines)
+    assert lines[-1] == "no newline"
+    assert done.stderr == "[1] aside\n"
+
+
+def test_halves_of_lines_never_mix_and_a_bar_is_one_line(notebook: Kernel) -> None:
+    code = """
+import sys, time
+for i in range(4):
+    print(f'first half {rank} {i},', end='', flush=True); time.sleep(0.15)
+    print(f' second half {rank} {i}')
+from tqdm.auto import tqdm
+for i in tqdm(range(20), desc=f'bar {rank}', file=sys.stdout, mininterval=0): time.sleep(0.02)
+"""
+    done = notebook.run(f"%%distributed{code}")
+    for rank, (*lines, bar) in enumerate(done.said(0, 1)):
+        assert lines == [f"first half {rank} {i}, second half {rank} {i}" for i in range(4)]
+        assert re.fullmatch(rf"bar {rank}: 100%.*20/20 .*", bar)
+
+
+def test_a_display_stands_where_it_was_shown_and_once_where_it_is_the_same(notebook: Kernel) -> None:
+    code = """
+from IPython.display import HTML, display
+print('before')
+display(HTML('<b>same</b>'))
+print('after', rank)
+HTML(f'<i>{rank}</i>')
+"""
+    done = notebook.run(f"%%distributed{code}")
+    assert [d["text/html"] for d in done.displays] == ["<b>same</b>", "<i>0</i>", "<i>1</i>"]
+    assert done.stdout.splitlines() == [
+        *("[0-1] before", "[0-1]", "[0] after 0", "[1] after 1", "[0]", "[1]"),
+    ]
+
+
+def slow_lines(notebook: Kernel, num_lines: int) -> tuple[int, int, float]:
+    """(bytes, messages, seconds) of a cell whose ranks print so many lines, 4 ms apart."""
+    sizes: list[int] = []
+    client = notebook.client
+    code = f"%%distributed\nimport time\nfor i in range({num_lines}): print('line', i, rank, flush=True); time.sleep(0.004)"
+    started_s = time.monotonic()
+    message_id = client.execute(code, allow_stdin=False)
+    while True:
+        message = client.get_iopub_msg(timeout=60)
+        if message["parent_header"].get("msg_id") != message_id:
+            continue
+        if message["msg_type"] == "stream":
+            sizes.append(
+                len(client.session.json_packer(message))
+                if hasattr(client.session, "json_packer")
+                else len(str(message))
+            )
+        elif message["content"].get("execution_state") == "idle":
+            break
+    client.get_shell_msg(timeout=10)
+    return sum(sizes), len(sizes), time.monotonic() - started_s
+
+
+def test_bytes_grow_with_what_is_printed_and_updates_with_time(notebook: Kernel) -> None:
+    measured = [slow_lines(notebook, num_lines) for num_lines in (250, 500, 1000)]
+    num_bytes = [m[0] for m in measured]
+    assert num_bytes[2] / num_bytes[0] < 6, num_bytes
+    for _, num_messages, took_s in measured:
+        assert num_messages <= 10 * took_s + 2
+
+
+def test_a_cell_that_says_too_much_goes_on_in_files(notebook: Kernel) -> None:
+    code = "for i in range(30_000): print('line', i, rank)\nprint('end')"
+    done = notebook.run(f"%%distributed\n{code}")
+    lines = done.stdout.splitlines()
+    assert 25_000 <= len(lines) < 25_100
+    assert "[0-1] end" in lines
+    assert "more than the 25,000 lines" in done.stderr
+    for rank in (0, 1):
+        (path,) = re.findall(rf"\S+-output-\w+/rank{rank}\.txt", done.stderr)
+        assert not path.startswith("/")
+        text = notebook.run(
+            f"print(oct(Path({path!r}).parent.stat().st_mode)[-3:], Path({path!r}).read_text())"
+        ).stdout
+        assert text.splitlines() == [
+            "700 line 0 " + str(rank),
+            *(f"line {i} {rank}" for i in range(1, 30_000)),
+            "end",
+            "",
+        ]
+
+
+def test_what_was_shown_is_not_kept(notebook: Kernel) -> None:
+    code = """
+import nbgpu
+from nbgpu.client.arrivals import Arrivals
+came = Arrivals()
+(result,) = nbgpu.current().submit("print('y' * 1_000_000)", [0], came).values()
+came.wait_for_ends([0], 20)
+sum(len(m['content']['text']) for _, m in came.take()), result.metadata['stdout'], len(came.take())
+"""
+    assert notebook.run(code).value == "(1000001, '', 0)"
+
+
+def test_a_folder_is_made_only_for_what_needs_it(notebook: Kernel) -> None:
+    before = notebook.run("len(list(Path('.').rglob('rank0.txt')))").value
+    notebook.run("%%distributed\nprint('little')")
+    assert notebook.run("len(list(Path('.').rglob('rank0.txt')))").value == before
