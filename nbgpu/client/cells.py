@@ -140,6 +140,8 @@ class DistributedCell:
 
     def _refresh(self) -> None:
         self._watch.check()
+        if not self._watch.pending():
+            return  # what is left to show is shown at the end, which is now
         self._output.show_new()
         self._questions.check(self._results, self._output.show_all)
         self._hangs.check()

@@ -97,7 +97,7 @@ class HangWatch:
         self._world_size = world_size
         self._notice_after_s = notice_after_s
         self._period_s = min(_LONGEST_PERIOD_S, notice_after_s / _PERIODS_BEFORE_NOTICE or _LONGEST_PERIOD_S)
-        self._asked_mono_s = 0.0
+        self._asked_mono_s = time.monotonic()
         self._here_since: dict[int, tuple[Whereabouts, float]] = {}
         self.text = ""
         """The notice; empty while there is nothing to say."""

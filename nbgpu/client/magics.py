@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from argparse import Namespace
+from functools import cache
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -26,6 +27,7 @@ _COMMANDS = ("start", "status", "stop", "restart", "attach", "ps", "debug", "var
 """What stands behind `%nbgpu`."""
 
 
+@cache
 def _cell_arguments() -> MagicArgumentParser:
     parser = MagicArgumentParser(prog=_CELL_MAGIC, description="Run this cell on every rank.", add_help=False)
     parser.add_argument("--ranks", help="which ranks, such as 0,2-3; all where it is left out")

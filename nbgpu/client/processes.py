@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -35,6 +36,8 @@ _HEARTBEAT_PERIOD_MS = 100
 """ipyparallel counts an engine as there after its first heartbeat; its default of 3 s is felt at every start."""
 _HEARTBEATS_MISSED = 30
 _OBITUARY_PATIENCE_S = 0.2
+_LOOK_PERIOD_S = 0.05
+"""Who sends a cell every few milliseconds does not look at the processes each time."""
 _NURSERY_PATIENCE_S = 60.0
 _CLUSTER_ID = "nbgpu"
 
@@ -75,6 +78,7 @@ class Processes:
         self.leaders = dict(leaders or {})
         self._cluster: Any = None
         self._launchers: dict[str, Any] = {}
+        self._reachable_mono_s = -math.inf
 
     @classmethod
     def prepare(cls) -> Self:
@@ -203,9 +207,13 @@ class Processes:
 
     def require_reachable(self) -> None:
         """ClusterError where the controller, or the engines' parent, is gone."""
+        now_s = time.monotonic()
+        if now_s - self._reachable_mono_s < _LOOK_PERIOD_S:
+            return
         gone = self._unreachable()
         if gone:
             raise ClusterError(f"{gone}; the ranks cannot be reached: %nbgpu stop, then %nbgpu start")
+        self._reachable_mono_s = now_s
 
     def _unreachable(self) -> str | None:
         """Why the engines cannot be reached any more, in words; None while they can."""

@@ -13,6 +13,9 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
+_NOTICED_AFTER_S = 0.5
+"""On a busy host a kernel notices Stop so much later. Nobody runs a cell and stops it in less."""
+
 _clock_offset_s: float | None = None
 """At most this much later than the page the kernel's clock shows the same moment: the least that a request took
 to come, by the two clocks."""
@@ -37,7 +40,7 @@ def keep_what_comes_now() -> None:
     kernel = getattr(get_ipython(), "kernel", None)
     if kernel is None or not hasattr(kernel, "_aborting"):
         return
-    stopped_s = time.time() - (_clock_offset_s or 0.0)
+    stopped_s = time.time() - (_clock_offset_s or 0.0) - _NOTICED_AFTER_S
     set_parent = type(kernel).set_parent
 
     def set_parent_and_keep(ident: Any, parent: Any, channel: str = "shell") -> None:

@@ -67,6 +67,8 @@ class Ranks:
         self._note = note
         self._processes = processes
         self._client = client
+        self._views: dict[int, Any] = {}
+        """By engine: to make one takes longer than to send a cell."""
         self._seats = [
             {
                 "rank": rank,
@@ -90,13 +92,15 @@ class Ranks:
 
     def __getitem__(self, rank: int) -> Any:
         """ipyparallel's view of a rank's engine."""
-        try:
-            return self._client[self.seating.engines[rank]]
-        except IndexError:
+        engine = self.seating.engines[rank]
+        if engine not in self._client.ids:
             raise ClusterError(
                 f"rank {rank} is not reachable: it was silent for so long that the controller gave it up, or it has "
                 f"ended. %nbgpu restart --rank {rank} puts a new process in its place"
-            ) from None
+            )
+        if engine not in self._views:
+            self._views[engine] = self._client[engine]
+        return self._views[engine]
 
     def join(self, timeout_s: float) -> None:
         """Forms the first group."""

@@ -107,17 +107,18 @@ class RankWatch:
         """
         if self.pending():
             self._ranks.require_reachable()
-        for rank in self._results:
-            ended = self._ranks.how_ended(rank) if rank not in self._gone else None
-            if ended is not None:
-                self._gone[rank] = ended
         back = {
             rank: result
             for rank, result in self._results.items()
             if result.ready() and rank not in self._gone
         }
+        failed = {failure.rank for failure in failures(back)}
+        for rank in {*self.pending(), *failed}:
+            ended = self._ranks.how_ended(rank)
+            if ended is not None:
+                self._gone[rank] = ended
         if self._freed_mono_s is None:
-            self._real = {failure.rank for failure in failures(back)}
+            self._real = failed - set(self._gone)
             if (self._real or self._gone) and self.pending():
                 self.free()
         elif time.monotonic() - max(self._freed_mono_s, self._interrupted_mono_s) > _INTERRUPT_AFTER_S:

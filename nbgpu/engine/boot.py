@@ -182,6 +182,7 @@ def _take(seat: Seat) -> Seat:
         interrupts,
         memory,
         questions,
+        quiet,
         replicas,
         tracebacks,
     )
@@ -202,6 +203,7 @@ def _take(seat: Seat) -> Seat:
     # After a cell that failed, ipykernel drops what comes before it has come to rest. The client sends the call that
     # forms the group anew, and the next cell, as soon as it has the answer. (A private name, from 6.29 to 7.4.)
     shell.kernel._abort_queues = lambda *_: None  # type: ignore[attr-defined]
+    quiet.say_only_what_is_heard(shell.kernel)  # type: ignore[attr-defined]
     memory.watch_cells(shell, seat.rank, torch.device(seat.device))
     debugger.install(shell)
     shell.events.register("pre_run_cell", lambda _: group.note_traffic())

@@ -6,10 +6,12 @@ and neither `abort` nor `destroy_process_group` frees it. Shutting its connectio
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
 import struct
+import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +22,8 @@ Connections = dict[int, int]
 
 _QUIET_S = 0.02
 _QUIET_PATIENCE_S = 1.0
+_LOOK_PERIOD_S = 0.002
+_LATENESS_FACTOR = 3
 _TCP_INFO_BYTES = 256
 _BYTES_ACKED_OFFSET = 120
 """Of struct tcp_info (linux/tcp.h): tcpi_bytes_acked and tcpi_bytes_received, 8 bytes each."""
@@ -90,13 +94,18 @@ def cut() -> None:
     It first lets them fall quiet, for at most a second, because gloo does not notice when a transfer is cut
     in the middle and waits out the timeout.
     """
-    started_s = quiet_since_s = time.monotonic()
+    started_s = quiet_since_s = looked_s = time.monotonic()
+    quiet_s = _QUIET_S
     last_bytes = moved_bytes()
-    while time.monotonic() - quiet_since_s < _QUIET_S and time.monotonic() - started_s < _QUIET_PATIENCE_S:
-        time.sleep(0.002)
+    while looked_s - quiet_since_s < quiet_s and looked_s - started_s < _QUIET_PATIENCE_S:
+        time.sleep(_LOOK_PERIOD_S)
+        now_s = time.monotonic()
+        # Where this thread waits long for a core, the threads that move the data do too.
+        quiet_s = max(quiet_s, _LATENESS_FACTOR * (now_s - looked_s - _LOOK_PERIOD_S))
+        looked_s = now_s
         now_bytes = moved_bytes()
-        if now_bytes != last_bytes:
-            last_bytes, quiet_since_s = now_bytes, time.monotonic()
+        if now_bytes != last_bytes or _bytes_on_their_way():
+            last_bytes, quiet_since_s = now_bytes, now_s
     _each(lambda connection: connection.shutdown(socket.SHUT_RDWR))
     _of_groups.clear()
 
@@ -138,6 +147,19 @@ def moved_bytes() -> int:
         nonlocal total
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         total += sum(struct.unpack_from("QQ", info, _BYTES_ACKED_OFFSET))
+
+    _each(add)
+    return total
+
+
+def _bytes_on_their_way() -> int:
+    """Bytes that this process has sent and nobody has acknowledged, or that have come and were not read."""
+    total = 0
+
+    def add(connection: socket.socket) -> None:
+        nonlocal total
+        for queue in (termios.TIOCOUTQ, termios.FIONREAD):  # man 7 tcp: SIOCOUTQ and SIOCINQ, by other names
+            total += struct.unpack("i", fcntl.ioctl(connection, queue, bytes(4)))[0]
 
     _each(add)
     return total
