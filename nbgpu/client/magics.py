@@ -10,7 +10,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import MagicArgumentParser, argument, magic_arguments, parse_argstring
 from IPython.display import display
 
@@ -98,6 +98,7 @@ class NbgpuMagics(Magics):
         running.show_blocking()
         _keep_values(running, arguments)
 
+    @no_var_expand  # braces are the code's own
     @line_magic("distributed")  # type: ignore[arg-type]
     def distributed_line(self, line: str) -> None:
         """Run one line on every rank: %distributed x.shape"""

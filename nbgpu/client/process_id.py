@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -76,6 +76,29 @@ def wait_status(pid: int) -> int | None:
     except ProcessLookupError:
         return None
     return int(fields[49]) if fields[0] in _ENDED else None
+
+
+def interrupt_programs_of(pid: int) -> None:
+    """Sends SIGINT to the programs that a process has started, as a terminal would; not to copies of itself, such as
+    workers that load data."""
+    with suppress(OSError):  # it, or one of them, has ended
+        own_program = Path(f"/proc/{pid}/exe").readlink()
+        for child in _children(pid):
+            if Path(f"/proc/{child}/exe").readlink() != own_program:
+                _interrupt_tree(child)
+
+
+def _interrupt_tree(pid: int) -> None:
+    with suppress(OSError):
+        children = list(_children(pid))
+        os.kill(pid, signal.SIGINT)
+        for child in children:
+            _interrupt_tree(child)
+
+
+def _children(pid: int) -> Iterator[int]:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        yield from map(int, (thread / "children").read_text().split())
 
 
 def _stat(pid: int) -> list[str]:

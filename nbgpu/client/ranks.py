@@ -124,10 +124,11 @@ class Ranks:
         }
 
     def interrupt(self, ranks: Iterable[int]) -> None:
-        """Raises KeyboardInterrupt in the Python code of the ranks, as Ctrl-C would."""
+        """Raises KeyboardInterrupt in the Python code of the ranks, and ends programs that they run, as Ctrl-C would."""
         for rank in ranks:
             with suppress(ProcessLookupError):
                 os.kill(self.seating.pids[rank], signal.SIGINT)
+            process_id.interrupt_programs_of(self.seating.pids[rank])
 
     def sever(self) -> None:
         """Frees all ranks from whatever collective they wait in; after it the group must be formed anew.

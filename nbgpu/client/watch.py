@@ -161,12 +161,15 @@ class RankWatch:
         if mismatch := mismatches.told(raised):
             return mismatch, []
         gone = [RankFailure(rank, "RankGone", how, how) for rank, how in self._gone.items()]
+        # Who says the same as one that was not freed has failed like it, and only a little later.
+        alike = {(f.error_type, f.message) for f in raised if f.rank in self._real and not gone}
         freed = [
             f.rank
             for f in raised
             if f.error_type == _ECHO
             or (
                 f.error_type in _NETWORK_ERRORS
+                and (f.error_type, f.message) not in alike
                 and (f.rank in self._freed or (gone and f.rank not in self._freed))
             )
         ]

@@ -179,6 +179,7 @@ def _take(seat: Seat) -> Seat:
         debug,
         debugger,
         group,
+        habits,
         interrupts,
         memory,
         questions,
@@ -196,6 +197,7 @@ def _take(seat: Seat) -> Seat:
     replicas.note()
     shell = _shell()
     tracebacks.install(shell)
+    habits.take_over(shell)
     questions.go_to_the_notebook(shell, Path(seat.rendezvous), seat.rank)
     awaiting.let_cells_await(shell.kernel)  # type: ignore[attr-defined]
     bars.draw_as_text()

@@ -1,4 +1,4 @@
-"""Tracebacks of cells that end where the person's own code ends.
+"""Tracebacks of cells that show the person's own code, and not the libraries'.
 
 IPython reads and parses every source file of a traceback. In torch's these are tens of thousands of lines, and
 a rank that failed in a collective would take seconds to say so while all others wait for it. What the person
@@ -8,11 +8,15 @@ can change is in their own lines anyway; the message below them is the library's
 from __future__ import annotations
 
 import signal
+import sys
 from asyncio import CancelledError
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from traceback import FrameSummary, extract_tb
 from types import CodeType, TracebackType
 from typing import Any
+
+from IPython.core.error import UsageError
 
 from nbgpu.engine.frames import is_library
 
@@ -20,9 +24,9 @@ _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 
 
 def own_part(traceback: TracebackType | None) -> tuple[TracebackType | None, int]:
-    """(the traceback from the first to the last frame of the person's code, frames left out below it).
+    """(the traceback with the frames of the person's code only, frames left out between and below them).
 
-    With no frame of theirs the whole traceback comes back.
+    With no frame of theirs the whole traceback comes back, and none is left out.
     """
     frames = []
     while traceback is not None:
@@ -33,9 +37,9 @@ def own_part(traceback: TracebackType | None) -> tuple[TracebackType | None, int
         return (frames[0] if frames else None), 0
     kept: TracebackType | None = None
     # Built anew from the end: cutting the original would take the frames from a debugger too.
-    for frame in reversed(frames[own[0] : own[-1] + 1]):
-        kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return kept, len(frames) - 1 - own[-1]
+    for index in reversed(own):
+        kept = TracebackType(kept, frames[index].tb_frame, frames[index].tb_lasti, frames[index].tb_lineno)
+    return kept, len(frames) - own[0] - len(own)
 
 
 def called_collective(codes: Iterable[CodeType]) -> str:
@@ -63,34 +67,79 @@ def undisturbed() -> Iterator[None]:
 def install(shell: Any) -> None:
     """Makes the engine's shell show tracebacks that way."""
     shell.set_custom_exc((Exception, KeyboardInterrupt, CancelledError), _show)
+    show = shell.showtraceback
+
+    def show_persons_part(*args: Any, **options: Any) -> None:
+        """For functions that were sent, which ipyparallel shows with the frames of its own."""
+        _, error, traceback = sys.exc_info()
+        if (
+            not args
+            and not options
+            and isinstance(error, Exception)
+            and own_part(traceback)[0] is not traceback
+        ):
+            _show(shell, type(error), error, traceback)
+        else:
+            show(*args, **options)
+
+    shell.showtraceback = show_persons_part
+    shell.events.register("post_run_cell", _make_presentable)
+
+
+def _make_presentable(result: Any) -> None:
+    if result is not None and result.error_in_exec is not None:
+        result.error_in_exec = _presentable(result.error_in_exec)
+
+
+def _presentable(error: BaseException) -> BaseException:
+    """The error, or one like it where it cannot say what it is: ipykernel would fail at it, and never answer."""
+    try:
+        str(error)
+    except Exception as failure:  # noqa: BLE001 - whatever the person's __str__ raises
+        like_it: type[Exception] = type(type(error).__name__, (Exception,), {})
+        told = f"(what it says cannot be shown: its __str__ raised {type(failure).__name__})"
+        return like_it(told).with_traceback(error.__traceback__)
+    return error
 
 
 def _show(
     shell: Any, kind: type[BaseException], error: BaseException, traceback: Any, tb_offset: Any = None
 ) -> Any:
     with undisturbed():
-        return _shown(shell, kind, error, traceback)
+        error = _presentable(error)
+        lines = [f"UsageError: {error}"] if kind is UsageError else _lines(shell, error, traceback)
+        shell._showtraceback(type(error), error, lines)
+        return lines
 
 
-def _shown(
-    shell: Any, kind: type[BaseException], error: BaseException, traceback: TracebackType
-) -> list[str]:
+def _lines(shell: Any, error: BaseException, traceback: TracebackType) -> list[str]:
     own, num_left_out = own_part(traceback)
     collective = called_collective(_codes(traceback))
     empty_library_frames(traceback)
     # IPython formats the error a second time, for its history.
     error.__traceback__ = own
+    seen = {id(error)}
     cause = error.__cause__ or error.__context__
-    while cause is not None:
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
         empty_library_frames(cause.__traceback__)
         cause.__traceback__, _ = own_part(cause.__traceback__)
         cause = cause.__cause__ or cause.__context__
-    lines: list[str] = shell.InteractiveTB.structured_traceback(kind, error, own, tb_offset=0)
+    lines: list[str]
+    if isinstance(error, SyntaxError):
+        # One of the cell itself comes from no line of the person's: it says its own.
+        lines = shell.SyntaxTB.structured_traceback(type(error), error, _entries(own))
+    else:
+        lines = shell.InteractiveTB.structured_traceback(type(error), error, own, tb_offset=0)
     if num_left_out:
         where = f"in {collective} of torch.distributed: " if collective else ""
-        lines.insert(-1, f"    ({where}{num_left_out} more frames, of the libraries that this line calls)\n")
-    shell._showtraceback(kind, error, lines)
+        frames = f"{num_left_out} frame{'s' if num_left_out > 1 else ''} of libraries left out"
+        lines.insert(-1, f"    ({where}{frames}; %%distributed --full shows all)\n")
     return lines
+
+
+def _entries(own: TracebackType | None) -> list[FrameSummary]:
+    return [entry for entry in extract_tb(own) if not is_library(entry.filename)]
 
 
 def empty_library_frames(traceback: TracebackType | None) -> None:
