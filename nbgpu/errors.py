@@ -68,18 +68,23 @@ class RankError(NbgpuError, RuntimeError):
 
     `failures` holds one RankFailure for each, in order of rank. IPython shows the ranks' own tracebacks
     in place of the notebook's, which would only show nbgpu's waiting.
+
+    Args:
+        failures: at most one for each rank.
+        world_size: how many ranks there are, to tell whether it was all of them; 0 where that is not known.
     """
 
-    def __init__(self, failures: Sequence[RankFailure]) -> None:
+    def __init__(self, failures: Sequence[RankFailure], world_size: int = 0) -> None:
         self.failures = tuple(failures)
-        # The failures themselves, so that the error survives pickling, which calls this again with them.
-        super().__init__(self.failures)
+        self._world_size = world_size
+        # The arguments themselves, so that the error survives pickling, which calls this again with them.
+        super().__init__(self.failures, world_size)
 
     def __str__(self) -> str:
         ranks_by_text: dict[str, list[int]] = {}
         for failure in self.failures:
             ranks_by_text.setdefault(f"{failure.error_type}: {failure.message}", []).append(failure.rank)
-        return "; ".join(f"{_named(ranks)}: {text}" for text, ranks in ranks_by_text.items())
+        return "; ".join(f"{self._named(ranks)}: {text}" for text, ranks in ranks_by_text.items())
 
     def _render_traceback_(self) -> list[str]:
         """What IPython prints for this error: each rank's traceback, the same one on several ranks once."""
@@ -95,11 +100,12 @@ class RankError(NbgpuError, RuntimeError):
             ranks_by_kind.setdefault(kind, []).append(failure.rank)
         lines: list[str] = []
         for kind, ranks in ranks_by_kind.items():
-            lines.append(f"on {_named(ranks)}:")
+            lines.append(f"on {self._named(ranks)}:")
             lines.extend(told_by_kind[kind].splitlines())
         return lines
 
-
-def _named(ranks: Sequence[int]) -> str:
-    """'rank 1', or 'ranks 0, 2'."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    def _named(self, ranks: Sequence[int]) -> str:
+        """'rank 1', 'ranks 0, 2', or 'all ranks'."""
+        if len(ranks) == self._world_size > 1:
+            return "all ranks"
+        return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

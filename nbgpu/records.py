@@ -138,6 +138,19 @@ class Whereabouts:
 
 
 @dataclass(frozen=True, slots=True)
+class CellOptions:
+    """What a rank is told of a cell beside its code."""
+
+    METADATA: ClassVar[str] = "nbgpu"
+    """Under this name it travels in the metadata of the request."""
+
+    number: int = 0
+    """The notebook's own, as in `In [12]`; 0 where there is none, and the rank counts."""
+    full: bool = False
+    """Tracebacks show libraries' frames too."""
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
     """What a rank asks the person with `input()`."""
 

@@ -14,9 +14,12 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import asdict
 from typing import Any
 
 import ipyparallel as ipp
+
+from nbgpu.records import CellOptions
 
 Message = dict[str, Any]
 """A message of the Jupyter protocol, as it came on iopub."""
@@ -85,8 +88,29 @@ def listening(arrivals: Arrivals | None, rank: int) -> Iterator[None]:
         _listener.reset(token)
 
 
+_sent_along: ContextVar[CellOptions | None] = ContextVar("nbgpu_sent_along", default=None)
+
+
+@contextmanager
+def sent_along(options: CellOptions) -> Iterator[None]:
+    """Cells that are sent meanwhile go with these options."""
+    token = _sent_along.set(options)
+    try:
+        yield
+    finally:
+        _sent_along.reset(token)
+
+
 class Client(ipp.Client):  # type: ignore[misc]
     """ipyparallel's client, in which a cell's output can be listened to from before the cell is sent."""
+
+    def send_execute_request(
+        self, socket: Any, code: str, silent: bool = True, metadata: Message | None = None, **how: Any
+    ) -> Any:
+        """Called by ipyparallel's views."""
+        if (options := _sent_along.get()) is not None:
+            metadata = {**(metadata or {}), CellOptions.METADATA: asdict(options)}
+        return super().send_execute_request(socket, code, silent=silent, metadata=metadata, **how)
 
     def create_message_futures(
         self, msg_id: str, header: Message, *args: Any, **kwargs: Any

@@ -10,10 +10,11 @@ from contextlib import suppress
 from typing import Any
 
 import ipyparallel as ipp
+from IPython.core.getipython import get_ipython
 
 from nbgpu.client import queue
 from nbgpu.client import run as client_run
-from nbgpu.client.arrivals import Arrivals
+from nbgpu.client.arrivals import Arrivals, sent_along
 from nbgpu.client.cluster import Cluster
 from nbgpu.client.hangs import HangWatch
 from nbgpu.client.notice import Notice
@@ -21,6 +22,7 @@ from nbgpu.client.outputs import CellOutput
 from nbgpu.client.results import collect, sentence
 from nbgpu.client.watch import RankWatch
 from nbgpu.errors import CellInterrupted, ClusterError, RankError
+from nbgpu.records import CellOptions
 
 _REFRESH_PERIOD_S = 0.1
 _OFFER_STOP_AFTER_S = 2.0
@@ -34,10 +36,16 @@ class DistributedCell:
         code: the cell's text.
         ranks: which of them; None for all.
         timeout_s: after this time the ranks are interrupted; None waits as long as it takes.
+        full: tracebacks show libraries' frames too.
     """
 
     def __init__(
-        self, cluster: Cluster, code: str, ranks: Sequence[int] | None, timeout_s: float | None
+        self,
+        cluster: Cluster,
+        code: str,
+        ranks: Sequence[int] | None,
+        timeout_s: float | None,
+        full: bool = False,
     ) -> None:
         self._cluster = cluster
         self._timeout_s = timeout_s
@@ -46,7 +54,8 @@ class DistributedCell:
         arrivals = Arrivals()
         self._questions = cluster.questions()
         try:
-            self._results = cluster.submit(code, ranks, arrivals)
+            with sent_along(CellOptions(_number(), full)):
+                self._results = cluster.submit(code, ranks, arrivals)
         except BaseException:
             self._questions.close()
             raise
@@ -172,7 +181,7 @@ class DistributedCell:
         if freed:
             _tell(f"freed from waiting for the others: rank {', '.join(map(str, freed))}")
         if failed:
-            raise RankError(failed)
+            raise RankError(failed, self._cluster.world_size)
 
     def _restore_group(self, failed: Sequence[int] = ()) -> None:
         """Makes the group good again; ranks whose processes ended are replaced."""
@@ -210,6 +219,13 @@ class DistributedCell:
 def _offer_stop(stop: Callable[[], None]) -> Callable[[], None]:
     """Shows a Stop button, if something is connected that can; returns what takes it away again."""
     return (lambda: None) if client_run.presenter is None else client_run.presenter.offer_stop(stop)
+
+
+def _number() -> int:
+    """Of the notebook's cell that is running, as in `In [12]`; 0 where that is not known."""
+    shell = get_ipython()
+    # It counts the cell when that begins.
+    return shell.execution_count - 1 if shell is not None else 0
 
 
 def _tell(line: str) -> None:

@@ -326,7 +326,7 @@ class Cluster:
         failed, _ = watch.outcome()
         self.news += self.restore_group(watch, results, [failure.rank for failure in failed])
         if failed:
-            raise RankError(failed)
+            raise RankError(failed, self.world_size)
 
     def _stop(self, watch: RankWatch, results: Mapping[int, ipp.AsyncResult]) -> None:
         watch.stop()

@@ -37,6 +37,7 @@ def _cell_arguments() -> MagicArgumentParser:
     parser.add_argument(
         "--timeout", type=float, metavar="S", help="interrupt the ranks after so many seconds"
     )
+    parser.add_argument("--full", action="store_true", help="show the libraries' part of tracebacks too")
     return parser
 
 
@@ -74,7 +75,7 @@ async def run_cell(line: str, code: str) -> None:
 
 def _cell(code: str, arguments: Namespace) -> DistributedCell:
     ranks = None if arguments.ranks is None else parse_ranks(arguments.ranks)
-    return DistributedCell(current(), code, ranks, arguments.timeout)
+    return DistributedCell(current(), code, ranks, arguments.timeout, arguments.full)
 
 
 def _keep_values(cell: DistributedCell, arguments: Namespace) -> None:

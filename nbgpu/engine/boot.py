@@ -176,6 +176,7 @@ def _take(seat: Seat) -> Seat:
     from nbgpu.engine import (
         awaiting,
         bars,
+        cell_options,
         debug,
         debugger,
         group,
@@ -200,6 +201,7 @@ def _take(seat: Seat) -> Seat:
     habits.take_over(shell)
     questions.go_to_the_notebook(shell, Path(seat.rendezvous), seat.rank)
     awaiting.let_cells_await(shell.kernel)  # type: ignore[attr-defined]
+    cell_options.follow(shell.kernel)  # type: ignore[attr-defined]
     bars.draw_as_text()
     interrupts.reach_only_the_persons_code(shell.kernel)  # type: ignore[attr-defined]
     # After a cell that failed, ipykernel drops what comes before it has come to rest. The client sends the call that

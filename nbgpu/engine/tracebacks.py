@@ -20,6 +20,9 @@ from IPython.core.error import UsageError
 
 from nbgpu.engine.frames import is_library
 
+full = False
+"""Whether the running cell's tracebacks show libraries' frames too."""
+
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 
 
@@ -113,7 +116,7 @@ def _show(
 
 
 def _lines(shell: Any, error: BaseException, traceback: TracebackType) -> list[str]:
-    own, num_left_out = own_part(traceback)
+    own, num_left_out = _part_to_show(traceback)
     collective = called_collective(_codes(traceback))
     empty_library_frames(traceback)
     # IPython formats the error a second time, for its history.
@@ -123,7 +126,7 @@ def _lines(shell: Any, error: BaseException, traceback: TracebackType) -> list[s
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
         empty_library_frames(cause.__traceback__)
-        cause.__traceback__, _ = own_part(cause.__traceback__)
+        cause.__traceback__, _ = _part_to_show(cause.__traceback__)
         cause = cause.__cause__ or cause.__context__
     lines: list[str]
     if isinstance(error, SyntaxError):
@@ -136,6 +139,15 @@ def _lines(shell: Any, error: BaseException, traceback: TracebackType) -> list[s
         frames = f"{num_left_out} frame{'s' if num_left_out > 1 else ''} of libraries left out"
         lines.insert(-1, f"    ({where}{frames}; %%distributed --full shows all)\n")
     return lines
+
+
+def _part_to_show(traceback: TracebackType | None) -> tuple[TracebackType | None, int]:
+    if not full:
+        return own_part(traceback)
+    from_first_own = traceback
+    while from_first_own is not None and is_library(from_first_own.tb_frame.f_code.co_filename):
+        from_first_own = from_first_own.tb_next
+    return from_first_own or traceback, 0
 
 
 def _entries(own: TracebackType | None) -> list[FrameSummary]:

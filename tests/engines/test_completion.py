@@ -123,7 +123,7 @@ def test_plain_cells_are_answered_by_the_notebook(notebook: Kernel) -> None:
     ("line", "expected"),
     [
         ("%%distr", {"%%distributed"}),
-        ("%%distributed --", {"--ranks", "--into", "--timeout"}),
+        ("%%distributed --", {"--ranks", "--into", "--timeout", "--full"}),
         ("%%distributed --ranks 0 --ti", {"--timeout"}),
         ("%nbgpu sta", {"start", "status"}),
         ("x = 1\n%nbgpu start --ra", {"--ranks"}),

@@ -96,6 +96,16 @@ def test_a_syntax_error_has_its_line_and_is_shown_once(notebook: Kernel) -> None
     assert re.search(r"Cell In\[\d+\], line 2 in g\n    eval\('1 \+'\)", done.error), done.error
 
 
+def test_cells_have_the_notebooks_numbers(notebook: Kernel) -> None:
+    number = int(notebook.run("len(In) - 1").value)
+    notebook.run("%%distributed\ndef failing():\n    1/0")
+    done = notebook.run("%distributed failing()")
+    assert f"Cell In[{number + 1}], line 2, in failing()" in done.error
+    assert f"Cell In[{number + 2}], line 1" in done.error
+    assert notebook.run("%distributed rank + 1").stdout == "[0] 1\n[1] 2\n"
+    assert notebook.run(f"%distributed Out[{number + 3}], In[-1]").stdout.startswith("[0] (1, 'Out[")
+
+
 def test_tracebacks_have_the_persons_lines_only(notebook: Kernel) -> None:
     code = (
         "%%distributed\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        raise ValueError('in forward')\n"
@@ -106,6 +116,9 @@ def test_tracebacks_have_the_persons_lines_only(notebook: Kernel) -> None:
     assert "----> 3         raise ValueError('in forward')" in done.error
     assert "(5 frames of libraries left out; %%distributed --full shows all)" in done.error
     assert ".py" not in done.error
+    done = notebook.run(code.replace("%%distributed", "%%distributed --full"))
+    assert "nn/modules/module.py" in done.error
+    assert "left out" not in done.error
     notebook.run("import nbgpu\ndef sent(x):\n    return len(x)")
     done = notebook.run("nbgpu.current().apply(sent, 1)")
     assert "in sent(x)" in done.error
@@ -115,7 +128,7 @@ def test_tracebacks_have_the_persons_lines_only(notebook: Kernel) -> None:
 def test_the_same_error_on_all_ranks_is_no_error_of_one(notebook: Kernel) -> None:
     """Also of the type that a rank raises which was freed from a collective."""
     done = notebook.run("%%distributed\nimport time\ntime.sleep(0.3 * rank)\nraise RuntimeError('same')")
-    assert "on ranks 0, 1:" in done.error
+    assert "on all ranks:" in done.error
     assert done.error.count("RuntimeError: same") == 1
     assert "freed" not in done.stderr
 
