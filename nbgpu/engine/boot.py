@@ -177,6 +177,7 @@ def _take(seat: Seat) -> Seat:
         awaiting,
         bars,
         cell_options,
+        clearing,
         debug,
         debugger,
         group,
@@ -199,6 +200,7 @@ def _take(seat: Seat) -> Seat:
     shell = _shell()
     tracebacks.install(shell)
     habits.take_over(shell)
+    clearing.clear_only_own_displays(shell)
     questions.go_to_the_notebook(shell, Path(seat.rendezvous), seat.rank)
     awaiting.let_cells_await(shell.kernel)  # type: ignore[attr-defined]
     cell_options.follow(shell.kernel)  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ import pytest
 from kernel import Kernel, kernel
 
 BOUND_S = 30
+WIDGET = "application/vnd.jupyter.widget-view+json"
 SUM = "%%distributed\ntotal = torch.ones(1)\ndist.all_reduce(total)\nint(total)"
 
 
@@ -48,6 +49,34 @@ def test_a_display_is_changed_by_the_rank_that_made_it(notebook: Kernel) -> None
     done = notebook.run(code)
     assert sorted(d["text/html"] for d in done.displays) == ["first 0", "first 1"]
     assert sorted(u["text/html"] for u in done.updates) == ["then 0", "then 1"]
+
+
+def test_clear_output_clears_what_the_rank_displayed(notebook: Kernel) -> None:
+    code = (
+        "%%distributed\nfrom IPython.display import HTML, clear_output, display\n"
+        "for n in range(3):\n    clear_output(wait=True)\n    display(HTML(f'{rank} {n}'))\n"
+        "if rank: clear_output()"
+    )
+    done = notebook.run(code)
+    assert sorted(d["text/html"] for d in done.displays) == ["0 0", "1 0"]
+    assert sorted(u.get("text/html", "") for u in done.updates) == ["", "0 1", "0 2", "1 1", "1 2"]
+    assert done.updates.index({}) > [u.get("text/html") for u in done.updates].index("1 2")
+
+
+def test_a_widget_of_a_rank_and_its_page(notebook: Kernel) -> None:
+    code = "%%distributed\nimport ipywidgets\nslider = ipywidgets.IntSlider(value=rank)\nslider"
+    shown = notebook.run(code).displays
+    assert [d["text/plain"] for d in shown] == ["IntSlider(value=0)", "IntSlider(value=1)"]
+    # What a page sends when somebody moves the second one.
+    moved = {"comm_id": shown[1][WIDGET]["model_id"], "data": {"method": "update", "state": {"value": 7}}}
+    notebook.client.shell_channel.send(notebook.client.session.msg("comm_msg", moved))
+    assert notebook.run("%distributed slider.value").stdout == "[0] 0\n[1] 7\n"
+    # Text that is printed `with` an Output appears under the cell; what is appended to it is in it.
+    code = (
+        "%%distributed\nout = ipywidgets.Output()\nout.append_stdout('held')\nwith out: print('printed')\n"
+        "[o['text'] for o in out.outputs]"
+    )
+    assert notebook.run(code, timeout_s=BOUND_S).stdout == "[0-1] printed\n[0-1] ['held']\n"
 
 
 def test_magics_and_the_shell(notebook: Kernel) -> None:
