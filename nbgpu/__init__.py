@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         OutOfMemoryError,
         RankError,
         RunError,
+        TransferError,
     )
     from nbgpu.ui.controls import controls
 
@@ -40,6 +41,7 @@ __all__ = [
     "Run",
     "RunError",
     "TrainConfig",
+    "TransferError",
     "attach",
     "controls",
     "current",

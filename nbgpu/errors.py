@@ -6,6 +6,7 @@ NbgpuError
 ├── ClusterError   engines could not be started, reached or stopped (also a RuntimeError)
 │   └── NoClusterError   there is no cluster, and the call needs one
 ├── RunError       a training run failed or cannot do what was asked (also a RuntimeError)
+├── TransferError  a value cannot travel between the notebook and the ranks (also a TypeError)
 ├── OutOfMemoryError   a rank asked for more memory than there is (also a MemoryError)
 └── RankError      a cell or a call raised on one rank or more (also a RuntimeError)
 """
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from nbgpu.records import RankFailure
 
 
-_TOLD_BY_THEIR_MESSAGE = ("ConfigError", "DataError", "RunError", "CollectiveMismatch")
+_TOLD_BY_THEIR_MESSAGE = ("ConfigError", "DataError", "RunError", "CollectiveMismatch", "TransferError")
 """Errors of nbgpu's own on a rank: the message says all, and the traceback would lead through nbgpu."""
 
 
@@ -50,6 +51,10 @@ class NoClusterError(ClusterError):
 
 class RunError(NbgpuError, RuntimeError):
     """A training run failed, or cannot do what was asked of it now."""
+
+
+class TransferError(NbgpuError, TypeError):
+    """A value cannot travel between the notebook and the ranks; the message has one line for each, with its path."""
 
 
 class OutOfMemoryError(NbgpuError, MemoryError):

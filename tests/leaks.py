@@ -33,8 +33,9 @@ MARKER = "NBGPU_TEST_SESSION"
 KINDS = ("process", "thread", "socket", "temp", "variable")
 
 _PASSING_VARIABLES = frozenset({"PYTEST_CURRENT_TEST"})
-_LASTING_THREADS = frozenset({"TMonitor"})
-"""tqdm keeps one of these for the life of the process, from the first progress bar on."""
+_LASTING_THREADS = frozenset({"TMonitor", "GarbageCollectorThread"})
+"""Threads that a library keeps for the life of the process: tqdm's from the first progress bar on, pyzmq's from the
+first message on that it sends without copying it."""
 
 _lasting_processes = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Python starts one of these when it is first needed and ends it when the interpreter ends."""

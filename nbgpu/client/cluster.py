@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import ipyparallel as ipp
 
 from nbgpu import devices
-from nbgpu.client import registry, status, variables
+from nbgpu.client import registry, status, transfer, variables
 from nbgpu.client.arrivals import Arrivals, listening
 from nbgpu.client.processes import Processes
 from nbgpu.client.questions import Questions
@@ -361,18 +361,39 @@ class Cluster:
             return [f"the process group could not be formed anew, and the next cell tries again: {error}"]
         return []
 
-    def pull(self, name: str, rank: int = 0) -> Any:
-        """The value of a variable on one rank; RankError where it has none."""
+    def pull(
+        self, name: str | Sequence[str], rank: int = 0, *, ranks: Sequence[int] | Literal["all"] | None = None
+    ) -> Any:
+        """A copy of a variable of one rank, in this process's memory. Tensors arrive on the CPU.
+
+        Args:
+            name: of the variable; with several names their values come as a dict by name.
+            rank: which.
+            ranks: several, or 'all': a dict by rank comes.
+
+        Raises:
+            RankError: a rank has no such variable, or its value cannot travel; all that is wrong is named.
+            TransferError: a value cannot be put together here, because its class is defined on the ranks only.
+            RunError: a training run has the ranks now.
+        """
+        chosen = self._chosen([rank] if ranks is None else None if ranks == "all" else ranks)
         self._refuse_during_run()
-        result = self.ranks[self._chosen([rank])[0]].pull(name, block=False)
-        return collect({rank: result}, check=self.ranks.require_reachable)[rank]
+        names = [name] if isinstance(name, str) else list(name)
+        pulled = transfer.pull(self.ranks, chosen, names)
+        by_rank = {rank: values[name] if isinstance(name, str) else values for rank, values in pulled.items()}
+        return by_rank if ranks is not None else by_rank[rank]
 
     def push(self, ranks: Sequence[int] | None = None, **values: Any) -> None:
-        """Gives the ranks variables of these names and values."""
+        """Gives the ranks variables of these names, with copies of the values. Tensors arrive on the CPU.
+
+        Raises:
+            TransferError: some values cannot travel; all of them are named, and nothing was sent.
+            RankError: a rank cannot put a value together, because its class is not defined there.
+            RunError: a training run has the ranks now.
+        """
         chosen = self._chosen(ranks)
         self._refuse_during_run()
-        results = {rank: self.ranks[rank].push(values, block=False) for rank in chosen}
-        collect(results, check=self.ranks.require_reachable)
+        transfer.push(self.ranks, chosen, values)
         self.history.note_pushed(values)
 
     def vars(self, pattern: str = "*") -> pd.DataFrame:

@@ -14,7 +14,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_
 from IPython.core.magic_arguments import MagicArgumentParser, argument, magic_arguments, parse_argstring
 from IPython.display import display
 
-from nbgpu import flags
+from nbgpu import flags, obstacles
 from nbgpu.client import listing, names, postmortem, variables
 from nbgpu.client.cells import DistributedCell
 from nbgpu.client.cluster import Cluster, current
@@ -169,27 +169,45 @@ class NbgpuMagics(Magics):
         print(cluster.describe())  # noqa: T201
 
     @magic_arguments()
-    @argument("name", help="variable on the rank")
-    @argument("--rank", type=int, default=0, help="which rank")
+    @argument("names", nargs="+", metavar="NAME", help="variables on the rank")
+    @argument("--rank", type=int, help="which rank; 0 where it is left out")
     @argument("--as", dest="target", metavar="NAME", help="its name in the notebook; the same where left out")
+    @argument(
+        "--into", metavar="NAME", help="notebook variable that gets a dict: the value of each rank, by rank"
+    )
+    @argument("--ranks", help="which ranks for --into, such as 0,2-3; all where it is left out")
     @line_magic
     def pull(self, line: str) -> None:
-        """Copy a variable from one rank into the notebook."""
-        arguments: Namespace = parse_argstring(self.pull, line)
-        self.shell.user_ns[arguments.target or arguments.name] = current().pull(
-            arguments.name, arguments.rank
-        )
+        """Copy variables from a rank, or from all ranks, into the notebook."""
+        self.shell.user_ns.update(pulled(current(), parse_argstring(self.pull, line)))
 
     @magic_arguments()
-    @argument("names", nargs="+", help="variables of the notebook")
+    @argument("names", nargs="+", metavar="NAME", help="variables of the notebook")
+    @argument("--ranks", help="which ranks, such as 0,2-3; all where it is left out")
     @line_magic
     def push(self, line: str) -> None:
-        """Copy variables from the notebook to every rank."""
-        names: list[str] = parse_argstring(self.push, line).names
-        missing = [name for name in names if name not in self.shell.user_ns]
-        if missing:
-            raise UsageError(f"%push: the notebook has no variable {', '.join(missing)}; nothing was sent")
-        current().push(**{name: self.shell.user_ns[name] for name in names})
+        """Copy variables from the notebook to every rank, or to some."""
+        arguments: Namespace = parse_argstring(self.push, line)
+        if unknown := obstacles.unknown(arguments.names, self.shell.user_ns):
+            raise UsageError("\n".join([*unknown, "nothing was sent"]))
+        ranks = None if arguments.ranks is None else parse_ranks(arguments.ranks)
+        current().push(ranks, **{name: self.shell.user_ns[name] for name in arguments.names})
+
+
+def pulled(cluster: Cluster, arguments: Namespace) -> dict[str, Any]:
+    """What `%pull` gives the notebook, by name."""
+    wanted = list(dict.fromkeys(arguments.names))
+    if arguments.ranks is not None and arguments.into is None:
+        raise UsageError("%pull --ranks needs --into NAME, which gets the value of each rank")
+    if arguments.into is not None and (arguments.rank is not None or arguments.target):
+        raise UsageError("%pull --into takes the value of each rank: leave --rank and --as out, or --into")
+    if arguments.target and len(wanted) > 1:
+        raise UsageError("%pull --as renames one variable: name one")
+    if arguments.into is None:
+        values: dict[str, Any] = cluster.pull(wanted, arguments.rank or 0)
+        return {arguments.target or name: value for name, value in values.items()}
+    ranks: Any = "all" if arguments.ranks is None else parse_ranks(arguments.ranks)
+    return {arguments.into: cluster.pull(wanted[0] if len(wanted) == 1 else wanted, ranks=ranks)}
 
 
 def _words() -> dict[str, list[str]]:
@@ -205,6 +223,7 @@ def _words() -> dict[str, list[str]]:
         "%nbgpu restart": options(NbgpuMagics._restart.parser),
         "%nbgpu debug": options(NbgpuMagics._debug.parser),
         "%pull": options(NbgpuMagics.pull.parser),
+        "%push": options(NbgpuMagics.push.parser),
     }
 
 

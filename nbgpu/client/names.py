@@ -31,7 +31,7 @@ _ANSWER_PATIENCE_S = 1.5
 
 _CELL = re.compile(r"\s*%%distributed(?P<arguments>(?:[^\S\n][^\n]*)?)\n")
 _LINE = re.compile(r"^[^\S\n]*(?:[\w.,\s]+=[^\S\n]*)?%distributed[^\S\n]+", re.MULTILINE)
-_PULL = re.compile(r"[^\S\n]*%pull[^\S\n]+(?=[^\s-]*\Z)")
+_PULL = re.compile(r"[^\S\n]*%pull[^\S\n]+(?:[^\s-]\S*[^\S\n]+)*(?=[^\s-]*\Z)")
 _OWN_LINE = re.compile(r"[^\S\n]*(?P<command>%%?\w+(?:[^\S\n]+\w+)?)[^\S\n]+(?P<rest>.*)", re.DOTALL)
 _RANKS = re.compile(r"--ranks[\s=]+(?P<first>\d+)")
 

@@ -74,8 +74,26 @@ def test_values_travel_into_the_notebook_and_back(notebook: Kernel) -> None:
     assert notebook.run("%distributed a + b + rank").stdout == "[0] 3\n[1] 4\n"
     assert notebook.run("%%distributed --into by_rank\nmine + 1").status == "ok"
     assert notebook.run("by_rank").value == "{0: 1, 1: 11}"
-    missing = notebook.run("%push never_made")
-    assert "never_made" in missing.error + missing.stderr
+    missing = notebook.run("%push never_made bb")
+    assert "never_made: there is no variable of this name\nbb: there is no" in missing.error + missing.stderr
+    assert notebook.run("%push a --ranks 1").status == "ok"
+    assert notebook.run("%pull mine a --into both --ranks 1\nboth").value == "{1: {'mine': 10, 'a': 1}}"
+    assert notebook.run("%pull mine --into all_of_them\nall_of_them").value == "{0: 0, 1: 10}"
+    assert (
+        "--into takes the value of each rank"
+        in (wrong := notebook.run("%pull mine --into x --rank 1")).error + wrong.stderr
+    )
+
+
+def test_a_pulled_tensor_brings_torch_and_what_cannot_come_says_why(notebook: Kernel) -> None:
+    notebook.run("%%distributed\nheld = {'x': torch.full((10**6,), 1.0 + rank), 'f': [None]}")
+    assert notebook.run("%pull held --rank 1\nheld['x'].add_(1).mean().item()").value == "3.0"
+    assert notebook.run("%distributed held['x'].mean().item()").stdout == "[0] 1.0\n[1] 2.0\n"
+    notebook.run("%%distributed\nheld['f'][0] = (n for n in range(3))")
+    error = notebook.run("%pull held helt --into x").error
+    assert "helt: there is no variable of this name. Did you mean held?" in error
+    assert "held['f'][0]: generator cannot travel" in error
+    assert "Traceback" not in error
 
 
 def test_the_event_loop_goes_on_during_a_cell(notebook: Kernel) -> None:

@@ -127,7 +127,7 @@ def test_plain_cells_are_answered_by_the_notebook(notebook: Kernel) -> None:
         ("%%distributed --ranks 0 --ti", {"--timeout"}),
         ("%nbgpu sta", {"start", "status"}),
         ("x = 1\n%nbgpu start --ra", {"--ranks"}),
-        ("%pull only_here --", {"--rank", "--as"}),
+        ("%pull only_here --", {"--as", "--into", "--rank", "--ranks"}),
         ("%pull onl", {"only_here"}),
     ],
 )

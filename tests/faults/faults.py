@@ -82,6 +82,28 @@ if rank == {rank}:
 """
 
 
+def when_pickled(rank: int, action: Action) -> str:
+    """A cell that gives the ranks a variable `unlucky`; on one of them something bad happens when it is pulled."""
+    return f"""
+class Unlucky:
+    def __reduce__(self):
+        if rank == {rank}:
+            {_now(action)}
+        return int, ()
+unlucky = [torch.zeros(10**6), Unlucky()]
+"""
+
+
+class WhenUnpickled:
+    """A value that does something bad on the ranks that it is pushed to."""
+
+    def __init__(self, action: Action) -> None:
+        self._action: Action = action
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return exec, (_now(self._action),)
+
+
 MEND = "if '_good_loss' in globals(): Autoencoder.loss = globals().pop('_good_loss')"
 """A cell that takes `in_training` back."""
 

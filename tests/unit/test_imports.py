@@ -18,13 +18,17 @@ PACKAGE = Path(__file__).resolve().parents[2] / "nbgpu"
 
 BASE = {"errors", "records", "config", "palette"}
 MIDDLE = {"devices", "telemetry", "runs", "flags", "manifest", "resume", "signals", "vigil"}
+MIDDLE |= {"obstacles", "shared_memory"}
 
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
     **dict.fromkeys(MIDDLE, BASE | MIDDLE),
-    "client": BASE | MIDDLE | {"client"},
+    # How a tensor is built is known on both sides; the kernel loads it when one travels.
+    "tensors": BASE,
+    "parcels": BASE | MIDDLE | {"tensors"},
+    "client": BASE | MIDDLE | {"client", "parcels"},
     # The package of the recipes holds the Recipe protocol; a recipe itself is named by a string.
-    "engine": BASE | MIDDLE | {"engine", "recipes/__init__"},
+    "engine": BASE | MIDDLE | {"engine", "recipes/__init__", "parcels"},
     "recipes": BASE | MIDDLE | {"engine", "recipes"},
     "ui": BASE | MIDDLE | {"client", "ui"},
     "cli": BASE | MIDDLE | {"client", "ui"},
@@ -32,7 +36,7 @@ MAY_IMPORT = {
 }
 """For each part of the package, the parts that it may import. A part is a top-level module or folder."""
 
-NEVER_TORCH = {"client", "ui", "cli", "__init__"} | BASE | MIDDLE
+NEVER_TORCH = {"client", "ui", "cli", "parcels", "__init__"} | BASE | MIDDLE
 
 
 @dataclass(frozen=True)
@@ -229,6 +233,7 @@ def test_the_public_names_are_these() -> None:
         "Run",
         "RunError",
         "TrainConfig",
+        "TransferError",
         "attach",
         "controls",
         "current",

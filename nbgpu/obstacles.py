@@ -1,0 +1,206 @@
+"""Says which part of a value cannot travel between processes, and why."""
+
+from __future__ import annotations
+
+import difflib
+import pickle
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FunctionType
+from typing import Any
+
+_MAX_TOLD = 10
+
+_OF_THE_GROUP = "belongs to the process group, of which the notebook is no part"
+_IN_MID_RUN = "is in mid-run"
+_OF_ITS_PROCESS = "is of use in its own process only"
+_REASONS = {
+    "torch.nn.parallel.distributed.DistributedDataParallel": f"{_OF_THE_GROUP}. Send model.module.state_dict()",
+    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": (
+        f"{_OF_THE_GROUP}. Send a full state_dict()"
+    ),
+    "torch.distributed.device_mesh.DeviceMesh": _OF_THE_GROUP,
+    "torch.distributed.tensor.DTensor": (
+        "lies on several ranks. Call full_tensor() on all of them and send what it returns"
+    ),
+    "torch.utils.data.dataloader._BaseDataLoaderIter": f"{_IN_MID_RUN}. Send the data, or the DataLoader",
+    "torch.cuda.streams.Stream": _OF_ITS_PROCESS,
+    "torch.cuda.streams.Event": _OF_ITS_PROCESS,
+    "builtins.generator": f"{_IN_MID_RUN}. Send what it yields: list(...)",
+    "builtins.coroutine": f"{_IN_MID_RUN}. Send what it returns: await ...",
+    "builtins.async_generator": _IN_MID_RUN,
+    "builtins.frame": _IN_MID_RUN,
+    "builtins.traceback": _IN_MID_RUN,
+    "builtins.module": "is code, which is imported where it is needed: %%distributed, then import",
+    "_io._IOBase": "is open in its own process only. Send its path, or what is in it",
+    "_socket.socket": "is open in its own process only",
+    "_thread.lock": _OF_ITS_PROCESS,
+    "_thread.RLock": _OF_ITS_PROCESS,
+    "threading.Thread": _OF_ITS_PROCESS,
+    "subprocess.Popen": _OF_ITS_PROCESS,
+} | {
+    # Where the same classes say that they live depends on torch's version.
+    f"{module}.{name}": _OF_THE_GROUP
+    for module in ("torch._C._distributed_c10d", "torch.distributed.distributed_c10d")
+    for name in ("ProcessGroup", "Store", "Work")
+}
+"""Why values of a class stay where they are. By the class's name, so that nothing is imported to find out."""
+
+_PICKLES_AND_DOES_NOT_ARRIVE = {
+    "torch.nn.parallel.distributed.DistributedDataParallel",
+    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel",
+    "torch.distributed.device_mesh.DeviceMesh",
+    "torch.distributed.tensor.DTensor",
+}
+_PARTS_OF_A_MODULE = ("_parameters", "_buffers", "_modules")
+
+
+def unknown(names: Iterable[str], variables: Mapping[str, Any]) -> list[str]:
+    """A line for each name that no variable has, with those that it may have been meant for."""
+    known = [name for name in variables if not name.startswith("_")]
+    lines = []
+    for name in names:
+        if name not in variables:
+            near = " or ".join(difflib.get_close_matches(name, known))
+            lines.append(
+                f"{name}: there is no variable of this name" + f". Did you mean {near}?" * bool(near)
+            )
+    return lines
+
+
+def code_apart(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the functions and classes that were defined in a cell, all else): the first travel as code, and not by name."""
+    code = {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, FunctionType | type) and value.__module__ == "__main__"
+    }
+    return code, {name: value for name, value in values.items() if name not in code}
+
+
+def must_stay(value: Any) -> bool:
+    """Whether a value cannot travel although it lets itself be pickled."""
+    # All of them are torch's, and this is asked for every object.
+    bases = (base for base in type(value).__mro__ if base.__module__.startswith("torch."))
+    return any(_full_name(base) in _PICKLES_AND_DOES_NOT_ARRIVE for base in bases)
+
+
+def described(values: Mapping[str, Any], refusal: Callable[[Any], Exception | None]) -> list[str]:
+    """A line for each part of the values that cannot travel: its path, its type and the reason.
+
+    Args:
+        values: by name.
+        refusal: says why one cannot, or None.
+    """
+    lines: list[str] = []
+    seen: set[int] = set()
+
+    def look(path: str, value: Any) -> None:
+        if len(lines) > _MAX_TOLD or id(value) in seen:
+            return
+        error = refusal(value)
+        if error is None:
+            return
+        seen.add(id(value))
+        told_before = len(lines)
+        if not must_stay(value):
+            for suffix, part in _parts(value):
+                look(path + suffix, part)
+        if len(lines) == told_before:
+            lines.append(f"{path}: {_kind(value)} cannot travel: {_reason(value, error)}")
+
+    for name, value in values.items():
+        look(name, value)
+    return lines[:_MAX_TOLD] + ["and more"] * (len(lines) > _MAX_TOLD)
+
+
+def path_to(name: str, values: Mapping[str, Any]) -> str:
+    """The path to the first value that is, or is of, the class or function of this qualified name."""
+    seen: set[int] = set()
+
+    def look(path: str, value: Any) -> str | None:
+        for candidate in (value, type(value)):
+            if (getattr(candidate, "__module__", ""), getattr(candidate, "__qualname__", "")) == (
+                "__main__",
+                name,
+            ):
+                return path
+        if id(value) in seen:
+            return None
+        seen.add(id(value))
+        return next(filter(None, (look(path + suffix, part) for suffix, part in _parts(value))), None)
+
+    return next(filter(None, (look(*item) for item in values.items())), ", ".join(values))
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, FunctionType):
+        return "a lambda" if value.__name__ == "<lambda>" else f"the function {value.__qualname__}"
+    if isinstance(value, type):
+        return f"the class {value.__qualname__}"
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else _full_name(kind)
+
+
+def _reason(value: Any, error: Exception) -> str:
+    for base in type(value).__mro__:
+        if _full_name(base) in _REASONS:
+            return f"it {_REASONS[_full_name(base)]}"
+    if isinstance(value, FunctionType | type) and "<" in value.__qualname__:
+        return (
+            "it has no name by which it would be found elsewhere. Define it with a name, at the top of a cell"
+        )
+    return f"{type(error).__name__}: {error}"
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a value is made of, each with what leads to it in Python."""
+    pandas = sys.modules.get("pandas")
+    numpy = sys.modules.get("numpy")
+    if isinstance(value, str | bytes | bytearray | int | float | complex | type | FunctionType | None):
+        return
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        if value.dtype.hasobject:
+            yield from (
+                (f"[{', '.join(map(str, index))}]", value[index]) for index in numpy.ndindex(value.shape)
+            )
+    elif pandas is not None and isinstance(value, pandas.DataFrame):
+        yield from ((f"[{column!r}]", value[column]) for column in value.columns)
+    elif pandas is not None and isinstance(value, pandas.Series):
+        yield from ((f"[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        yield from ((f".{field}", part) for field, part in zip(value._fields, value, strict=True))
+    elif isinstance(value, list | tuple | deque):
+        yield from ((f"[{index}]", part) for index, part in enumerate(value))
+    elif isinstance(value, set | frozenset):
+        yield from ((" (one of its elements)", part) for part in value)
+    else:
+        if isinstance(value, dict):
+            yield from ((f"[{key!r}]", part) for key, part in value.items())
+        yield from _parts_of_object(value)
+
+
+def _parts_of_object(value: Any) -> Iterator[tuple[str, Any]]:
+    try:
+        reduced = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    except Exception:  # noqa: BLE001 - it is the obstacle itself, and the caller has its error
+        return
+    if isinstance(reduced, str):
+        return
+    arguments, state = (*reduced[1:3], None)[:2]
+    for index, part in enumerate(arguments):
+        if not isinstance(part, type):
+            yield f" (its part {index})", part
+    for attributes in state if isinstance(state, tuple) else (state,):
+        if not isinstance(attributes, dict):
+            continue
+        for name, part in attributes.items():
+            if name in _PARTS_OF_A_MODULE and isinstance(part, dict):
+                yield from ((f".{inner}", inner_part) for inner, inner_part in part.items())
+            else:
+                yield f".{name}", part

@@ -1,0 +1,130 @@
+"""Memory that two processes of one host share for a moment: how large values travel without a socket.
+
+It is a memfd, a file with no name in any folder: it goes when the last process has closed it or has ended, however that
+ended, and the size of /dev/shm does not bound it. Its address travels over ipyparallel's channel, and the other process
+opens it through /proc, where Linux lets only the same user in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_CHUNK_BYTES = 64 * 1024**2
+"""Of one system call, which no interrupt ends."""
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a process has shared memory open."""
+
+    boot: str
+    """The host's present boot: numbers mean nothing on another host."""
+    pid: int
+    descriptor: int
+    device: int
+    inode: int
+    """With it, a descriptor that was given anew is never taken for the memory that is gone."""
+
+
+@contextmanager
+def created() -> Iterator[int]:
+    """A descriptor of new shared memory, which others reach by `address` for as long as the block lasts."""
+    descriptor = os.memfd_create("nbgpu")
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def address(descriptor: int) -> Address:
+    """How another process can open this."""
+    there = os.fstat(descriptor)
+    return Address(_boot(), os.getpid(), descriptor, there.st_dev, there.st_ino)
+
+
+@contextmanager
+def opened(where: Address) -> Iterator[int | None]:
+    """A descriptor of another process's shared memory; None where it is gone, or where this process cannot reach it."""
+    descriptor = _open(where)
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _open(where: Address) -> int | None:
+    if where.boot != _boot():
+        return None
+    path = Path(f"/proc/{where.pid}/fd/{where.descriptor}")
+    try:
+        # Looked at before it is opened, which may do something to what is no memory, and after, because it may have
+        # been exchanged in between.
+        if not _is_it(path.stat(), where):
+            return None
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if _is_it(os.fstat(descriptor), where):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _is_it(found: os.stat_result, where: Address) -> bool:
+    return (found.st_dev, found.st_ino) == (where.device, where.inode)
+
+
+@cache
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text()
+
+
+def mapped(descriptor: int, offset: int, size_bytes: int) -> Any:
+    """A part of shared memory as a buffer of this process's own: what is written to it nobody else sees.
+
+    A page is copied when it is first written to. The memory is given back with the last reference to the buffer, also
+    when the descriptor was closed long before. Python's `mmap` would keep a descriptor open for each.
+    """
+    flags = mmap.MAP_PRIVATE
+    start = _libc.mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, offset)
+    if start == _MAP_FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{os.strerror(number)}, mapping {size_bytes} bytes")
+    buffer = (ctypes.c_ubyte * size_bytes).from_address(start)
+    # At the process's end there may still be arrays in it.
+    weakref.finalize(buffer, _libc.munmap, start, size_bytes).atexit = False
+    return buffer
+
+
+def write(descriptor: int, data: memoryview, offset: int) -> None:
+    """Writes all of `data`. Faster than copying into a mapping: no page is cleared or faulted in first."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done : done + _CHUNK_BYTES], offset + done)
+
+
+def read(descriptor: int, offset: int, size_bytes: int) -> bytearray:
+    """A part of shared memory, copied."""
+    data = bytearray(size_bytes)
+    done = 0
+    while done < size_bytes:
+        num_read = os.preadv(descriptor, [memoryview(data)[done:]], offset + done)
+        if not num_read:
+            raise OSError(f"the shared memory ends {size_bytes - done} bytes too early")
+        done += num_read
+    return data

@@ -1,0 +1,144 @@
+"""How tensors travel in a parcel: their memory once, however many tensors look at it.
+
+The one module for both sides that needs torch. The notebook's kernel loads it when a tensor travels, and only then.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+_LARGEST_ITEM_BYTES = 16
+
+Source = memoryview | Callable[[memoryview], None]
+"""Bytes that can be sent as they are, or what writes them to a buffer."""
+
+
+@dataclass(frozen=True)
+class TensorForm:
+    """All of a tensor but its bytes."""
+
+    block: int
+    """Number of the block of bytes that it lies in, which it may share with others; -1 where it has none."""
+    dtype: str
+    offset: int
+    """Of its first element in the block, in elements."""
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    requires_grad: bool
+    is_parameter: bool
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a tensor of the plain kind. Others, such as sparse ones, take themselves apart into these."""
+    return (
+        type(value) in (torch.Tensor, torch.nn.Parameter)
+        and value.layout == torch.strided
+        and value.device.type in ("cpu", "cuda")
+        and not value.is_quantized
+    )
+
+
+def take_apart(
+    tensors: Sequence[torch.Tensor], first_block: int
+) -> tuple[list[TensorForm], list[tuple[int, Source]]]:
+    """(the forms of tensors, and the blocks with their sizes in bytes that they lie in, numbered from `first_block`).
+
+    Tensors that share memory share a block. Of a storage only that part is sent which the tensors look at.
+    """
+    forms: list[TensorForm | None] = [None] * len(tensors)
+    blocks: list[tuple[int, Source]] = []
+    by_storage: dict[tuple[torch.device, int], list[int]] = defaultdict(list)
+    plain = [tensor.detach().resolve_conj().resolve_neg() for tensor in tensors]
+    for index, tensor in enumerate(plain):
+        if tensor.numel():
+            by_storage[tensor.device, tensor.untyped_storage().data_ptr()].append(index)
+        else:
+            forms[index] = _form(tensors[index], -1, 0, _contiguous_stride(tensor.shape))
+    for indices in by_storage.values():
+        for together in _overlapping(plain, indices):
+            block = first_block + len(blocks)
+            # Whole for every dtype that looks at it.
+            begin = (
+                min(_span(plain[index])[0] for index in together) // _LARGEST_ITEM_BYTES * _LARGEST_ITEM_BYTES
+            )
+            end = max(_span(plain[index])[1] for index in together)
+            (first, *others) = (plain[index] for index in together)
+            if not others and _span(first)[1] - _span(first)[0] > first.numel() * first.element_size():
+                # It has gaps, and nobody else looks at it.
+                blocks.append((first.numel() * first.element_size(), _writer(first)))
+                forms[together[0]] = _form(tensors[together[0]], block, 0, _contiguous_stride(first.shape))
+                continue
+            blocks.append((end - begin, _source(first.untyped_storage(), begin, end)))
+            for index in together:
+                tensor = plain[index]
+                offset = (_span(tensor)[0] - begin) // tensor.element_size()
+                forms[index] = _form(tensors[index], block, offset, tensor.stride())
+    return [form for form in forms if form is not None], blocks
+
+
+def put_together(form: TensorForm, block: Any) -> torch.Tensor:
+    """The tensor of a form, on the CPU, in the memory of its block; `block` is a writable buffer."""
+    dtype = getattr(torch, form.dtype)
+    if form.block < 0:
+        tensor = torch.empty(form.shape, dtype=dtype)
+    else:
+        storage = torch.frombuffer(block, dtype=torch.uint8).untyped_storage()
+        tensor = torch.empty(0, dtype=dtype).set_(storage, form.offset, form.shape, form.stride)
+    if form.is_parameter:
+        return torch.nn.Parameter(tensor, form.requires_grad)
+    return tensor.requires_grad_(form.requires_grad)
+
+
+def _form(tensor: torch.Tensor, block: int, offset: int, stride: Sequence[int]) -> TensorForm:
+    return TensorForm(
+        block,
+        str(tensor.dtype).removeprefix("torch."),
+        offset,
+        tuple(tensor.shape),
+        tuple(stride),
+        tensor.requires_grad,
+        isinstance(tensor, torch.nn.Parameter),
+    )
+
+
+def _contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(prod(shape[dimension + 1 :]) for dimension in range(len(shape)))
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """(first, last + 1) of the bytes of its storage that a tensor looks at."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = int(tensor.storage_offset()) * tensor.element_size()
+    return begin, begin + int(last + 1) * tensor.element_size()
+
+
+def _overlapping(tensors: Sequence[torch.Tensor], indices: Sequence[int]) -> list[list[int]]:
+    """Tensors of one storage, those together whose parts of it overlap."""
+    groups: list[list[int]] = []
+    end = -1
+    for index in sorted(indices, key=lambda index: _span(tensors[index])):
+        begin, tensor_end = _span(tensors[index])
+        if begin < end:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+        end = max(end, tensor_end)
+    return groups
+
+
+def _source(storage: torch.UntypedStorage, begin: int, end: int) -> Source:
+    part = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, begin, (end - begin,), (1,))
+    return memoryview(part.numpy().data) if part.device.type == "cpu" else _writer(part)
+
+
+def _writer(tensor: torch.Tensor) -> Source:
+    def write(buffer: memoryview) -> None:
+        torch.frombuffer(buffer, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+    return write
