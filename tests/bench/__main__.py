@@ -1,6 +1,6 @@
 """Measures nbgpu against its peers, each pair in one run and in turns, and writes docs/benchmarks.md.
 
-    python tests/bench [start] [cell] [train] [telemetry]
+    python tests/bench [start] [cell] [train] [telemetry] [transfer]
 
 Seconds depend on the machine and on what else it does; a ratio of two things measured in turns does so much
 less. Nothing here is an assertion.
@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -120,6 +121,73 @@ def telemetry() -> str:
     return _table("steps/s", rows) + _ratio("on / off", times[True], times[False], "at least 0.98")
 
 
+def transfer() -> str:
+    """100 MB from a rank into the notebook's process, and from there to two ranks, against a plain clone."""
+    import torch
+
+    torch.set_num_threads(1)
+    num = 25_000_000
+    tensor = torch.rand(num)
+    array = tensor.numpy()
+    with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
+        cluster.execute(f"tensor = torch.rand({num}); array = tensor.numpy()")
+        raw = [cluster.ranks[rank] for rank in range(2)]
+
+        def raw_push(**values: Any) -> None:
+            for result in [engine.push(values, block=False) for engine in raw]:
+                result.get()
+
+        actions: dict[str, Callable[[], Any]] = {
+            "clone": lambda: tensor.clone(),
+            "pull tensor": lambda: cluster.pull("tensor", rank=1),
+            "pull array": lambda: cluster.pull("array", rank=1),
+            "raw pull tensor": lambda: raw[1].pull("tensor", block=True),
+            "raw pull array": lambda: raw[1].pull("array", block=True),
+            "push tensor": lambda: cluster.push(pushed=tensor),
+            "push array": lambda: cluster.push(pushed=array),
+            "raw push tensor": lambda: raw_push(pushed=tensor),
+            "raw push array": lambda: raw_push(pushed=array),
+            "clone, read": lambda: tensor.clone().sum(),
+            "pull, read": lambda: cluster.pull("tensor", rank=1).sum(),
+            "clone, change": lambda: tensor.clone().add_(1),
+            "pull, change": lambda: cluster.pull("tensor", rank=1).add_(1),
+        }
+        times: dict[str, list[float]] = {name: [] for name in actions}
+        for turn in range(17):
+            for name, action in actions.items():
+                started_s = time.perf_counter()
+                value = action()
+                took_s = time.perf_counter() - started_s
+                # Giving 100 MB back takes its time too, and is no part of any of these.
+                del value
+                cluster.execute("pushed = None")
+                if turn > 1:  # the first ones warm up
+                    times[name].append(1000 * took_s)
+    rows = [
+        ("`x.clone()` in one process", "clone"),
+        ("`%pull`, tensor, until it can be used", "pull tensor"),
+        ("`%pull`, NumPy array", "pull array"),
+        ("ipyparallel's `view.pull`, tensor", "raw pull tensor"),
+        ("ipyparallel's `view.pull`, NumPy array, which may not be written to", "raw pull array"),
+        ("`%push`, tensor, until both ranks have it", "push tensor"),
+        ("`%push`, NumPy array", "push array"),
+        ("ipyparallel's `view.push`, tensor", "raw push tensor"),
+        ("ipyparallel's `view.push`, NumPy array", "raw push array"),
+        ("`x.clone().sum()`", "clone, read"),
+        ("`%pull x`, then `x.sum()`", "pull, read"),
+        ("`x.clone().add_(1)`", "clone, change"),
+        ("`%pull x`, then `x.add_(1)`", "pull, change"),
+    ]
+    table = _table("ms", [(text, times[name]) for text, name in rows])
+    ours = ["pull tensor", "pull array", "push tensor", "push array"]
+    ratios = [_ratio(f"{name} / clone", times[name], times["clone"], "at most 2") for name in ours]
+    touched = [
+        _ratio("pulled and read / cloned and read", times["pull, read"], times["clone, read"]),
+        _ratio("pulled and changed / cloned and changed", times["pull, change"], times["clone, change"]),
+    ]
+    return table + "".join(ratios + touched)
+
+
 def _must(notebook: Kernel, code: str) -> float:
     """Runs a cell that must not fail; returns its round trip in seconds."""
     done = notebook.run(code, timeout_s=300)
@@ -167,6 +235,7 @@ BENCHMARKS: dict[str, Callable[[], str]] = {
     "cell": cell,
     "train": train,
     "telemetry": telemetry,
+    "transfer": transfer,
 }
 
 
