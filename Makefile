@@ -13,15 +13,17 @@ RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --disable-pip-version-check -c constraints.txt
 FOR_USE := $(VENV)/.ready-for-use
 FOR_DEVELOPMENT := $(VENV)/.ready-for-development
+PEERS_VENV := .venv-peers
+FOR_PEERS := $(PEERS_VENV)/.ready
 NOTEBOOK := notebooks/00_first_run.ipynb
 # JupyterLab asks root to say so. In a container there is often nobody else.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test lint bench docs faults soak clean
+.PHONY: help demo lab test lint bench bench-peers docs faults soak clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.* ## (.*)/make \1\t\2/' | expand -t 13
+	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## (.*)/make \1\t\2/' | expand -t 18
 
 demo: $(FOR_USE) ## run the first notebook on all GPUs, or on two CPU ranks; leaves it and a report in demo/
 	@$(RUN) -m nbgpu.client.demo $(NOTEBOOK) demo
@@ -40,6 +42,9 @@ lint: $(FOR_DEVELOPMENT) ## check style and types
 bench: $(FOR_DEVELOPMENT) ## measure against peers in the same run
 	@$(RUN) tests/bench
 
+bench-peers: $(FOR_PEERS) ## measure against other notebook tools, in an environment of their own
+	@$(RUN) tests/bench peers
+
 docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md anew from the settings
 	@$(RUN) docs/generate.py
 
@@ -57,7 +62,7 @@ soak: $(FOR_DEVELOPMENT) ## bring every fault about twenty times, then random on
 	@SOAK_MINUTES=$(SOAK_MINUTES) $(RUN) -m pytest -s tests/faults/soak.py
 
 clean: ## remove all that these targets made; your own runs stay
-	rm -rf $(VENV) demo build dist widgets/node_modules tests/_artifacts
+	rm -rf $(VENV) $(PEERS_VENV) demo build dist widgets/node_modules tests/_artifacts
 	rm -rf .pytest_cache .mypy_cache .ruff_cache
 	find nbgpu tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -82,4 +87,12 @@ $(FOR_USE): pyproject.toml constraints.txt | $(RUN)
 
 $(FOR_DEVELOPMENT): $(FOR_USE)
 	$(INSTALL) --quiet -e '.[dev]'
+	@touch $@
+
+$(FOR_PEERS): constraints.txt | $(FOR_DEVELOPMENT)
+	$(RUN) -m venv $(PEERS_VENV)
+	$(PEERS_VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	$(PEERS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt \
+		numpy nbdistributed==0.1.0 jupyter-distributed==0.1.1
 	@touch $@

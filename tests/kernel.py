@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import Empty
@@ -119,10 +120,18 @@ class Kernel:
 
 
 @contextmanager
-def kernel() -> Iterator[Kernel]:
-    """Starts a kernel and ends it with all that it started."""
+def kernel(command: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Iterator[Kernel]:
+    """Starts a kernel and ends it with all that it started.
+
+    Args:
+        command: starts it, where it is not this Python's own; "{connection_file}" stands for that file.
+        environment: what it has beside this process's own.
+    """
     manager = KernelManager(kernel_name="python3")
-    manager.start_kernel()
+    if command:
+        assert manager.kernel_spec is not None
+        manager.kernel_spec.argv = list(command)
+    manager.start_kernel(env={**os.environ, **(environment or {})})
     client = manager.client()
     client.start_channels()
     try:

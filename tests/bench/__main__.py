@@ -1,6 +1,6 @@
 """Measures nbgpu against its peers, each pair in one run and in turns, and writes docs/benchmarks.md.
 
-    python tests/bench [start] [cell] [train] [telemetry] [transfer]
+    python tests/bench [start] [cell] [train] [telemetry] [transfer] [peers]
 
 Seconds depend on the machine and on what else it does; a ratio of two things measured in turns does so much
 less. Nothing here is an assertion.
@@ -24,6 +24,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
+import peers  # noqa: E402
 from kernel import Kernel, kernel  # noqa: E402 - it stands beside the tests
 
 import nbgpu  # noqa: E402
@@ -57,7 +58,7 @@ def cell() -> str:
         _must(notebook, "import nbgpu, ipyparallel as ipp")
         _must(notebook, "client = ipp.Client(connection_info=str(nbgpu.current().connection_file))")
         _must(notebook, "client[:].activate()")
-        codes = {"plain": "pass", "%%px": "%%px\npass", "%%distributed": "%%distributed\npass"}
+        codes = {"plain": "pass", "%%px": "%%px --block\npass", "%%distributed": "%%distributed\npass"}
         times: dict[str, list[float]] = {name: [] for name in codes}
         for _ in range(200):
             for name, code in codes.items():
@@ -188,6 +189,12 @@ def transfer() -> str:
     return table + "".join(ratios + touched)
 
 
+def peers_() -> str:
+    """Cells of nbgpu and of its peers, two CPU ranks."""
+    versions = peers.require_environment()
+    return peers.cells(_table, _ratio) + peers.starts(_table) + f"With {versions}. "
+
+
 def _must(notebook: Kernel, code: str) -> float:
     """Runs a cell that must not fail; returns its round trip in seconds."""
     done = notebook.run(code, timeout_s=300)
@@ -237,16 +244,21 @@ BENCHMARKS: dict[str, Callable[[], str]] = {
     "telemetry": telemetry,
     "transfer": transfer,
 }
+BY_NAME_ONLY: dict[str, Callable[[], str]] = {"peers": peers_}
+"""Those that need more than the tests do."""
 
 
 def main(names: Sequence[str]) -> None:
     for name in names or BENCHMARKS:
-        measure = BENCHMARKS[name]
+        measure = (BENCHMARKS | BY_NAME_ONLY)[name]
         print(f"{name}: {measure.__doc__}", flush=True)
         result = measure()
         print(result, flush=True)
         cores = len(os.sched_getaffinity(0))
-        when = f"{time.strftime('%Y-%m-%d')}, {cores} CPU cores ({platform.machine()}), no GPU; `make bench`"
+        command = "bench-peers" if name in BY_NAME_ONLY else "bench"
+        when = (
+            f"{time.strftime('%Y-%m-%d')}, {cores} CPU cores ({platform.machine()}), no GPU; `make {command}`"
+        )
         _write(name, f"### {measure.__doc__}\n\n{result}{when}")
 
 
