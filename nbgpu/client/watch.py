@@ -6,6 +6,7 @@ is severed from its process groups, which frees it at once; one that computes is
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -84,20 +85,21 @@ class RankWatch:
             or (since_s := time.monotonic() - self._freed_mono_s) < _GIVE_UP_AFTER_S
         ):
             return []
-        if since_s > _GIVE_UP_AT_LAST_S:
-            return self.pending()
-        return [rank for rank in self.pending() if not self._needs_more_time(rank)]
+        if since_s > min(_GIVE_UP_AT_LAST_S, _GIVE_UP_AFTER_S * _tasks_per_core()):
+            return [
+                rank
+                for rank in self.pending()
+                if not self._ranks.is_ending(rank) or since_s > _GIVE_UP_AT_LAST_S
+            ]
+        return [rank for rank in self.pending() if self._had_its_time(rank)]
 
-    def _needs_more_time(self, rank: int) -> bool:
-        """Whether a rank may only be slow, where many share few cores: it ends, or waits for its turn on one."""
-        if self._ranks.is_ending(rank):
-            return True
+    def _had_its_time(self, rank: int) -> bool:
+        """Whether a rank that was freed had a core for so long that it cannot merely be slow to come back."""
         try:
-            process = self._ranks.process(rank)
-            had_s = _cpu_s(process) - self._cpu_s_when_freed.get(rank, 0.0)
-            return process.status() == psutil.STATUS_RUNNING and had_s < _GIVE_UP_AFTER_CPU_S
+            had_s = _cpu_s(self._ranks.process(rank)) - self._cpu_s_when_freed.get(rank, 0.0)
         except psutil.NoSuchProcess:
-            return True
+            return False
+        return had_s > _GIVE_UP_AFTER_CPU_S
 
     def check(self) -> None:
         """Looks at every rank, and frees the others if one has failed. Called whenever something may be new.
@@ -197,3 +199,8 @@ def _cpu_s(process: psutil.Process) -> float:
     """Seconds that a process has had of the cores."""
     used = process.cpu_times()
     return float(used.user + used.system)
+
+
+def _tasks_per_core() -> float:
+    """How many tasks have lately shared each core that this process may use; 1 where nobody waited for one."""
+    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
