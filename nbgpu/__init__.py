@@ -86,8 +86,9 @@ def unload_ipython_extension(shell: Any) -> None:
 
 
 def _connect_panels() -> None:
-    """Tells the client what shows its runs: it does not know the widgets, so that it also works without them."""
+    """Tells the client what shows its runs and cells: it does not know the widgets, and also works without them."""
     from nbgpu import ui
-    from nbgpu.client import run
+    from nbgpu.client import outputs, run
 
     run.presenter = ui
+    outputs.open_view = ui.open_text

@@ -14,7 +14,10 @@ const plotly = join(here, "node_modules", "plotly.js-basic-dist-min");
 await mkdir(target, { recursive: true });
 await build({
   absWorkingDir: here,
-  entryPoints: [{ in: "src/index.ts", out: "panel" }],
+  entryPoints: [
+    { in: "src/index.ts", out: "panel" },
+    { in: "src/text.ts", out: "text" },
+  ],
   outdir: target,
   bundle: true,
   format: "esm",
@@ -26,7 +29,10 @@ await build({
 });
 await build({
   absWorkingDir: here,
-  entryPoints: [{ in: "src/panel.css", out: "panel" }],
+  entryPoints: [
+    { in: "src/panel.css", out: "panel" },
+    { in: "src/text.css", out: "text" },
+  ],
   outdir: target,
   minify: true,
   charset: "utf8",

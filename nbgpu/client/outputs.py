@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -24,6 +25,9 @@ _CHARS_PER_LINE = 100
 
 _MAX_SWITCHES = 6
 """stdout and stderr take turns in an update at most so often: each turn is a message."""
+
+_VIEW_AFTER_S = 0.4
+"""Text of a cell that goes on for so long gets a live view; a shorter cell is shown at its end."""
 
 _FEW_LINES = 10
 _STREAMS = ("stdout", "stderr")
@@ -78,6 +82,10 @@ class CellOutput:
         self._chars_left = max_lines * _CHARS_PER_LINE
         self._transcript: Transcript | None = None
         self._updated_s = 0.0
+        self._waiting: list[Block] = []
+        """Text of a cell that may be over in a moment."""
+        self._waiting_since_s = 0.0
+        """When the first of it came; 0 while there is none."""
         self._closed = False
 
     def show_new(self) -> None:
@@ -85,20 +93,27 @@ class CellOutput:
         now_s = time.monotonic()
         if now_s - self._updated_s >= _UPDATE_PERIOD_S:
             self._updated_s = now_s
-            self._update(now_s)
+            self._update(now_s, now_s - _VIEW_AFTER_S)
 
     def show_all(self) -> None:
-        """Shows what has arrived, also lines that would wait for other ranks to say the same."""
-        self._update(time.monotonic() + HOLD_S)
+        """Shows what has arrived, and waits neither for other ranks to say the same nor for the cell to end."""
+        now_s = time.monotonic()
+        self._update(now_s + HOLD_S, math.inf)
 
-    def _update(self, now_s: float) -> None:
+    def _update(self, now_s: float, view_since_s: float) -> None:
+        """Shows what is ripe; opens a view for text that has been there since `view_since_s`."""
         # What a rank said last is there once it is known to have ended, and not the other way round.
         self._take([rank for rank in self._ranks if self._arrivals.has_ended(rank)])
         self._show(self._limited(self._merger.take(now_s)))
         if self._transcript is not None:
             self._transcript.flush()
+        rows = self._rows()
+        if self._view is None and (rows or self._waiting):
+            self._waiting_since_s = self._waiting_since_s or time.monotonic()
+            if self._waiting_since_s <= view_since_s:
+                self._open_view(live=True)
         if self._view is not None:
-            self._view.show_rows(self._rows())
+            self._view.show_rows(rows)
 
     def finish(self, without: Collection[int] = ()) -> None:
         """Shows what is left once the ranks are done, ending with the value of the cell's last expression.
@@ -239,23 +254,34 @@ class CellOutput:
                     _publish(block)
 
     def _show_text(self, blocks: Sequence[Block], is_over: bool) -> None:
-        if self._view is None:
-            # A few lines, and what all ranks say alike, need no choice of a rank and look best as they are.
-            is_plain = is_over and (
-                len({block.ranks for block in blocks}) == 1
-                or sum(len(block.texts) for block in blocks) <= _FEW_LINES
-            )
-            view = None if is_plain or open_view is None else open_view(self._ranks, not is_over)
-            self._view = view or _Streams()
+        if self._view is not None:
+            self._view.add(blocks)
+            return
+        self._waiting += blocks
+        if is_over:
+            self._open_view(live=False)
+
+    def _open_view(self, live: bool) -> None:
+        """Shows the text that waits."""
+        blocks, self._waiting, self._waiting_since_s = self._waiting, [], 0.0
+        # A few lines, and what all ranks say alike, need no choice of a rank and look best as they are.
+        is_plain = not live and (
+            len({block.ranks for block in blocks}) == 1
+            or sum(len(block.texts) for block in blocks) <= _FEW_LINES
+        )
+        view = None if is_plain or open_view is None else open_view(self._ranks, live)
+        self._view = view or Streams()
         self._view.add(blocks)
 
     def _close_view(self) -> None:
+        if self._waiting:
+            self._open_view(live=False)
         if self._view is not None:
             self._view.close()
             self._view = None
 
 
-class _Streams:
+class Streams:
     """Text in the notebook's own streams, each line with its ranks: where there is no page, and for little text."""
 
     def add(self, blocks: Sequence[Block]) -> None:

@@ -1,15 +1,16 @@
 """What shows runs to a person: controls, live panels, the curves that stay, and the report.
 
-This module is the client's `Presenter`. It loads the widgets when one is shown, because they take half a second.
+This module is the client's `Presenter`, and makes the views of its cells' text. It loads the widgets when one is shown, because they take half a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from nbgpu.client.outputs import TextView
     from nbgpu.client.run import Run
 
 
@@ -30,6 +31,23 @@ def report(run: Run) -> None:
     from nbgpu.ui.snapshot import write_report
 
     write_report(run)
+
+
+def open_text(ranks: Sequence[int], live: bool) -> TextView | None:
+    """A view for the text of these ranks; None where no page would show it, or could say during a cell that it does."""
+    from nbgpu.ui import frontend
+
+    if not frontend.has_frontend():
+        return None
+    if not live:
+        from nbgpu.ui.text_html import StillText
+
+        return StillText(ranks)
+    if not frontend.has_subshells():
+        return None
+    from nbgpu.ui.live_text import LiveText
+
+    return LiveText(ranks)
 
 
 def offer_stop(stop: Callable[[], None]) -> Callable[[], None]:

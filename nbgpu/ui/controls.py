@@ -24,7 +24,8 @@ from nbgpu.devices import DEFAULT_CPU_RANKS, inventory
 from nbgpu.errors import ConfigError, NbgpuError, NoClusterError
 from nbgpu.records import FINAL_STATES
 from nbgpu.ui.frontend import answer_while_busy, has_frontend, has_subshells
-from nbgpu.ui.panel import Panel, new_slot, slot_metadata
+from nbgpu.ui.panel import Panel
+from nbgpu.ui.slot import new_slot, slot_metadata
 
 if TYPE_CHECKING:
     from nbgpu.client.cluster import Cluster

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ipywidgets
 from IPython.core.getipython import get_ipython
+
+if TYPE_CHECKING:
+    import ipywidgets
 
 FRONTEND_VARIABLE = "NBGPU_FRONTEND"
 """Set to 1 or 0 it overrules `has_frontend`."""

@@ -33,6 +33,7 @@ from nbgpu.records import FINAL_STATES, Event
 from nbgpu.ui import words
 from nbgpu.ui.frontend import answer_while_busy, has_frontend, has_subshells
 from nbgpu.ui.history import History, Series, SeriesKey
+from nbgpu.ui.slot import new_slot, slot_metadata
 from nbgpu.ui.snapshot import PLOTLY_GZ, STATIC, bundle, summary
 from nbgpu.ui.wire import SeriesIds, encode
 
@@ -296,21 +297,6 @@ def _mark(event: Event) -> dict[str, Any]:
         "kind": event.kind,
         "text": event.text,
     }
-
-
-def slot_metadata(slot: str, final: str = "") -> dict[str, Any]:
-    """What marks an output in the notebook, so that a panel's page can find it.
-
-    Args:
-        slot: the output's display_id.
-        final: the id of the run whose picture this is; empty while there is none.
-    """
-    return {"nbgpu": {"slot": slot, "final": final}}
-
-
-def new_slot() -> str:
-    """An id for an output that a panel's picture will replace."""
-    return f"nbgpu-{uuid.uuid4().hex}"
 
 
 class _TextLine:

@@ -32,7 +32,7 @@ def offer(stop: Callable[[], None]) -> Callable[[], None]:
 
     button.on_click(obey)
     slot = f"nbgpu-stop-{uuid.uuid4().hex}"
-    display(button, display_id=slot)
+    display(button, display_id=slot, metadata={"nbgpu": {"button": True}})
 
     def take_away() -> None:
         # An empty output in its place: a saved notebook would keep a button whose widget is gone.

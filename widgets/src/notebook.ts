@@ -9,7 +9,7 @@
 import type { MimeBundle } from "./wire";
 
 interface OutputModel {
-  metadata: { nbgpu?: { slot?: string; final?: string } };
+  metadata: { nbgpu?: { slot?: string; final?: string; button?: boolean } };
 }
 
 interface OutputList {
@@ -52,6 +52,22 @@ function cellsOf(manager: unknown): Iterable<{ outputs?: unknown }> | undefined 
   const cells = (manager as Host | undefined)?.context?.model?.cells;
   const iterable = cells !== null && typeof cells === "object" && Symbol.iterator in cells;
   return iterable ? (cells as Iterable<{ outputs?: unknown }>) : undefined;
+}
+
+/**
+ * Empties the outputs with buttons of the cell in which `slot` is. The kernel takes its buttons away by itself, but not
+ * from a page that was reloaded meanwhile.
+ */
+export function takeButtonsAway(manager: unknown, slot: string): void {
+  for (const cell of cellsOf(manager) ?? []) {
+    const outputs = cell.outputs;
+    if (!isOutputList(outputs)) continue;
+    const marks = Array.from({ length: outputs.length }, (_, index) => outputs.get(index).metadata?.nbgpu);
+    if (!marks.some((mark) => mark?.slot === slot)) continue;
+    marks.forEach((mark, index) => {
+      if (mark?.button) outputs.set(index, { output_type: "display_data", data: {}, metadata: {} });
+    });
+  }
 }
 
 /** The output in the notebook whose metadata names `slot`. */
