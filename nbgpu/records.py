@@ -212,3 +212,21 @@ class Variable:
     """Such as '3 items', '1,024 parameters', or the value itself where it is a number or a short text."""
     fingerprint: str = ""
     """Differs between ranks whose values differ; empty where the value was not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A function or a class that was defined in a cell of the notebook, as its source."""
+
+    name: str
+    """The variable that gets it."""
+    defines: str
+    """The name in the source; another one where the variable is a second name for it."""
+    cell: str
+    """The whole cell, so that lines keep their numbers."""
+    cell_number: int
+    """The notebook's count, 0 where it has none."""
+    line: int
+    """Where in the cell the statement begins, decorators included, counted from 1."""
+    flags: int
+    """What the notebook has imported from `__future__`, as the compiler takes it."""

@@ -151,6 +151,7 @@ class DistributedCell:
         self._watch.check()
         if not self._watch.pending():
             return  # what is left to show is shown at the end, which is now
+        self._tell_what_was_reloaded()
         self._output.show_new()
         self._questions.check(self._results, self._output.show_all)
         self._hangs.check()
@@ -174,7 +175,12 @@ class DistributedCell:
         self._give_up_on_stuck_ranks()
         self._restore_group()
 
+    def _tell_what_was_reloaded(self) -> None:
+        for line in self._cluster.reloading.told():
+            _tell(line)
+
     def _finish(self) -> None:
+        self._tell_what_was_reloaded()
         failed, freed = self._watch.outcome()
         self._output.finish(without=self._watch.gone)
         self._restore_group([failure.rank for failure in failed])

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import ipyparallel as ipp
 
 from nbgpu import devices
-from nbgpu.client import registry, status, transfer, variables
+from nbgpu.client import definitions, registry, status, transfer, variables
 from nbgpu.client.arrivals import Arrivals, listening
 from nbgpu.client.processes import Processes
 from nbgpu.client.questions import Questions
 from nbgpu.client.ranks import Ranks
+from nbgpu.client.reloading import Reloading
 from nbgpu.client.replay import CellHistory
 from nbgpu.client.results import collect, sentence
 from nbgpu.client.run import Run
@@ -87,6 +88,7 @@ class Cluster:
         self._ranks: Ranks | None = None
         self.history = CellHistory()
         """What the ranks were sent."""
+        self.reloading = Reloading()
         self._left_behind: dict[int, ipp.AsyncResult] = {}
         self._last_seen: dict[int, Sighting] = {}
         self.news: list[str] = []
@@ -243,6 +245,7 @@ class Cluster:
             self._entry = None
         self._ranks = None
         self.history = CellHistory()
+        self.reloading.forget()
         self._left_behind = {}
         self._last_seen = {}
 
@@ -264,6 +267,7 @@ class Cluster:
         self._replace_ranks_that_went()
         self._take_back_ranks_left_behind()
         self._last_seen = {}
+        self.reloading.before_cell(self.ranks)
         self.history.note(chosen, code)
         results: dict[int, ipp.AsyncResult] = {}
         try:
@@ -393,7 +397,9 @@ class Cluster:
         """
         chosen = self._chosen(ranks)
         self._refuse_during_run()
-        transfer.push(self.ranks, chosen, values)
+        self.news += definitions.push(
+            self.ranks, chosen, values, lambda data: transfer.push(self.ranks, chosen, data)
+        )
         self.history.note_pushed(values)
 
     def vars(self, pattern: str = "*") -> pd.DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from argparse import Namespace
 from functools import cache
 from typing import Any
@@ -15,7 +16,7 @@ from IPython.core.magic_arguments import MagicArgumentParser, argument, magic_ar
 from IPython.display import display
 
 from nbgpu import flags, obstacles
-from nbgpu.client import listing, names, postmortem, variables
+from nbgpu.client import imports, listing, names, postmortem, variables
 from nbgpu.client.cells import DistributedCell
 from nbgpu.client.cluster import Cluster, current
 from nbgpu.client.kept import attach
@@ -23,7 +24,7 @@ from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError
 
 _CELL_MAGIC = "%%distributed"
-_COMMANDS = ("start", "status", "stop", "restart", "attach", "ps", "debug", "vars")
+_COMMANDS = ("start", "status", "stop", "restart", "attach", "ps", "debug", "vars", "sync", "autoreload")
 """What stands behind `%nbgpu`."""
 
 
@@ -109,7 +110,7 @@ class NbgpuMagics(Magics):
 
     @line_magic
     def nbgpu(self, line: str) -> None:
-        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] [--keep] | status | stop | restart [--rank K [--replay]] | attach [ID] | ps | debug [--rank K] | vars [PATTERN]"""
+        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] [--keep] | status | stop | restart [--rank K [--replay]] | attach [ID] | ps | debug [--rank K] | vars [PATTERN] | sync | autoreload [on|off]"""
         command, *arguments = shlex.split(line) or ["status"]
         if command == "start":
             self._start(arguments)
@@ -128,6 +129,10 @@ class NbgpuMagics(Magics):
             self._debug(" ".join(arguments))
         elif command == "vars":
             display(variables.table(current(), " ".join(arguments) or "*"))
+        elif command == "sync":
+            print(imports.sync(current(), self.shell))  # noqa: T201
+        elif command == "autoreload":
+            self._autoreload(" ".join(arguments))
         else:
             raise UsageError(f"%nbgpu {command}: there is {', '.join(_COMMANDS[:-1])} and {_COMMANDS[-1]}")
 
@@ -148,6 +153,11 @@ class NbgpuMagics(Magics):
     def _debug(self, line: str) -> None:
         """Look with pdb at the variables of the functions that the last cell failed in."""
         postmortem.open_debugger(current(), parse_argstring(self._debug, line).rank)
+
+    def _autoreload(self, to: str) -> None:
+        if to not in ("", "on", "off"):
+            raise UsageError(f"%nbgpu autoreload {to}: say on, off, or nothing to see which it is")
+        print(current().reloading.switch(current().ranks, to))  # noqa: T201 - the magic's output
 
     def _attach(self, arguments: list[str]) -> None:
         if len(arguments) > 1:
@@ -191,7 +201,10 @@ class NbgpuMagics(Magics):
         if unknown := obstacles.unknown(arguments.names, self.shell.user_ns):
             raise UsageError("\n".join([*unknown, "nothing was sent"]))
         ranks = None if arguments.ranks is None else parse_ranks(arguments.ranks)
-        current().push(ranks, **{name: self.shell.user_ns[name] for name in arguments.names})
+        cluster = current()
+        cluster.push(ranks, **{name: self.shell.user_ns[name] for name in arguments.names})
+        while cluster.news:
+            print(cluster.news.pop(0), file=sys.stderr)  # noqa: T201 - the magic's output
 
 
 def pulled(cluster: Cluster, arguments: Namespace) -> dict[str, Any]:
@@ -220,6 +233,7 @@ def _words() -> dict[str, list[str]]:
         _CELL_MAGIC: options(_cell_arguments()),
         "%nbgpu": list(_COMMANDS),
         "%nbgpu start": [f"--{name.replace('_', '-')}" for name in ClusterConfig.model_fields],
+        "%nbgpu autoreload": ["on", "off"],
         "%nbgpu restart": options(NbgpuMagics._restart.parser),
         "%nbgpu debug": options(NbgpuMagics._debug.parser),
         "%pull": options(NbgpuMagics.pull.parser),

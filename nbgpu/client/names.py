@@ -24,7 +24,7 @@ from nbgpu.errors import ClusterError, NoClusterError
 
 _log = logging.getLogger("nbgpu.cluster")
 
-_BUSY_AFTER_S = 0.15
+_BUSY_AFTER_S = 0.2
 """A rank that has not begun with a question by then is in a cell, or in a run."""
 _ANSWER_PATIENCE_S = 1.5
 """The first answer takes a second, as in any kernel: IPython loads jedi. JupyterLab waits for one."""

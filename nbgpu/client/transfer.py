@@ -9,7 +9,7 @@ from typing import Any
 
 import ipyparallel as ipp
 
-from nbgpu import obstacles, shared_memory
+from nbgpu import shared_memory
 from nbgpu.client.ranks import Ranks
 from nbgpu.client.results import collect
 from nbgpu.parcels import Packing, from_bytes, from_descriptor, unpack
@@ -48,7 +48,7 @@ def pull(ranks: Ranks, chosen: Iterable[int], names: Sequence[str]) -> dict[int,
 
 
 def push(ranks: Ranks, chosen: Sequence[int], values: Mapping[str, Any]) -> None:
-    """Gives the chosen ranks variables of these names, with values of their own.
+    """Gives the chosen ranks variables of these names, with values of their own; code goes through definitions.py.
 
     The values are written once; every rank has the memory to itself from its first change on.
 
@@ -56,8 +56,7 @@ def push(ranks: Ranks, chosen: Sequence[int], values: Mapping[str, Any]) -> None
         TransferError: some cannot travel; nothing was sent.
         RankError: a rank cannot put one together.
     """
-    code, plain = obstacles.code_apart(values)
-    packing = Packing(plain)
+    packing = Packing(values)
     left = chosen
     if not packing.is_small:
         with shared_memory.created() as descriptor:
@@ -68,8 +67,6 @@ def push(ranks: Ranks, chosen: Sequence[int], values: Mapping[str, Any]) -> None
     if left:
         carried = memoryview(packing.to_bytes())
         _answers(ranks, ranks.call("nbgpu.engine.transfer:receive", packing.parcel, carried, ranks=left))
-    if code:
-        _answers(ranks, {rank: ranks[rank].push(code, block=False) for rank in chosen})
 
 
 def _answers(ranks: Ranks, sent: Mapping[int, ipp.AsyncResult]) -> dict[int, Any]:

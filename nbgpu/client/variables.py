@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nbgpu.client.merging import rank_list
 from nbgpu.client.ranks import reference
 from nbgpu.records import Variable
 
@@ -91,13 +92,13 @@ class VariableTable:
             for row in rows[:_MAX_ROWS_OF_A_NAME]:
                 v = row.variable
                 size = "" if v.num_bytes is None else in_words(v.num_bytes)
-                ranks = "all" if len(row.ranks) == len(self._ranks) else ranks_in_words(row.ranks)
+                ranks = "all" if len(row.ranks) == len(self._ranks) else rank_list(row.ranks)
                 device = _device(v.device, row.ranks)
                 mark = f"≠ {row.differs}" if row.differs else ""
                 lines.append((name, ranks, v.type, v.shape, v.dtype, device, size, v.content, mark))
             if len(rows) > _MAX_ROWS_OF_A_NAME:
                 rest = [rank for row in rows[_MAX_ROWS_OF_A_NAME:] for rank in row.ranks]
-                lines.append((name, ranks_in_words(rest), "...", "", "", "", "", "", f"≠ {rows[0].differs}"))
+                lines.append((name, rank_list(rest), "...", "", "", "", "", "", f"≠ {rows[0].differs}"))
         return lines
 
     def __str__(self) -> str:
@@ -167,7 +168,7 @@ def _difference(there: Mapping[int, Variable], ranks: Sequence[int]) -> str:
         elif not compared and differ([(v.content, v.num_bytes) for v in variables]):
             found.append("size")
     if without:
-        found.insert(0, f"not on rank {ranks_in_words(without)}")
+        found.insert(0, f"not on rank {rank_list(without)}")
     return ", ".join(found)
 
 
@@ -175,17 +176,6 @@ def _device(device: str, ranks: Sequence[int]) -> str:
     """Ranks that have the same variable each have it on a GPU of their own."""
     kind, colon, _ = device.partition(":")
     return f"{kind} of each" if colon and len(ranks) > 1 else device
-
-
-def ranks_in_words(ranks: Sequence[int]) -> str:
-    """'0-2, 5' for 0, 1, 2 and 5."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def in_words(num_bytes: int) -> str:
