@@ -283,3 +283,38 @@ from nbgpu.ui.panel import show
 run = RecordedRun(Path(tempfile.mkdtemp(dir='.')), num_ranks={num_ranks}, steps={steps})
 show(run)
 """.strip()
+
+
+def test_tab_completes_and_shift_tab_explains_names_of_the_ranks(lab: Lab, page: Page) -> None:
+    defines = "%%distributed\nweights = torch.zeros(2, 3)\ndef blend(first, second=0.5):\n    'Mixes two.'"
+    begun = "%%distributed\nweights.sha"
+    lab.write_notebook("tab.ipynb", [START_CLUSTER, defines, begun, STOP_CLUSTER])
+    notebook = Notebook(page, lab, "tab.ipynb")
+    notebook.open()
+    for index in (0, 1):
+        notebook.run_cell(index)
+        notebook.wait_until_idle()
+    # The first answer takes as long as IPython needs to load its completer, for which JupyterLab may not wait.
+    page.evaluate(
+        """async code => {
+            const kernel = jupyterapp.shell.currentWidget.context.sessionContext.session.kernel;
+            const ask = () => kernel.requestComplete({ code, cursor_pos: code.length });
+            while (!(await ask()).content.matches.length);
+        }""",
+        begun,
+    )
+    page.locator(".jp-CodeCell").nth(2).locator(".cm-content").click()
+    page.keyboard.press("Control+End")
+    page.keyboard.press("Tab")
+    page.locator(".jp-Completer-item").filter(has_text="shape").first.wait_for()
+    page.keyboard.press("Enter")
+    page.wait_for_function(
+        "() => jupyterapp.shell.currentWidget.content.widgets[2].model.sharedModel.getSource()"
+        ".endsWith('weights.shape')"
+    )
+    page.keyboard.type("\nblend(")
+    page.keyboard.press("Shift+Tab")
+    page.locator(".jp-Tooltip").filter(has_text="Mixes two.").wait_for()
+    page.keyboard.press("Escape")
+    notebook.run_cell(3)
+    notebook.wait_until_idle()
