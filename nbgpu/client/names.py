@@ -16,10 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import ipyparallel as ipp
 
 from nbgpu.client.cluster import Cluster, current
+from nbgpu.client.ranks import Ranks
 from nbgpu.errors import ClusterError, NoClusterError
 
 _log = logging.getLogger("nbgpu.cluster")
@@ -102,8 +104,8 @@ class NamesOnRanks:
         self._words = words
         self._complete_here: Callable[..., Any] = kernel.do_complete
         self._inspect_here: Callable[..., Any] = kernel.do_inspect
-        self._owed: dict[int, ipp.AsyncResult] = {}
-        """By rank, a question that it has not answered; it gets no other one."""
+        self._owed: WeakKeyDictionary[Ranks, dict[int, ipp.AsyncResult]] = WeakKeyDictionary()
+        """By rank, a question that it has not answered; it gets no other one. Ranks that were stopped answer nothing."""
         kernel.do_complete = self._complete
         kernel.do_inspect = self._inspect
 
@@ -158,12 +160,13 @@ class NamesOnRanks:
     ) -> Mapping[str, Any] | None:
         """A rank's answer; None where it is busy, or gone."""
         rank = min(rank, cluster.world_size - 1)
-        owed = self._owed.get(rank)
+        ranks = cluster.ranks
+        owed = self._owed.setdefault(ranks, {}).get(rank)
         if (owed is not None and not owed.ready()) or (cluster.run is not None and not cluster.run.over):
             return None
         try:
-            begun = cluster.ranks.call("time:monotonic", ranks=[rank])[rank]
-            self._owed[rank] = answer = cluster.ranks.call(function, *arguments, ranks=[rank])[rank]
+            begun = ranks.call("time:monotonic", ranks=[rank])[rank]
+            self._owed[ranks][rank] = answer = ranks.call(function, *arguments, ranks=[rank])[rank]
         except ClusterError as error:
             _log.info("no names from rank %d: %s", rank, error)
             return None

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -153,7 +153,23 @@ def _fingerprint(value: Any, deadline_s: float) -> str:
         return digest.hexdigest()
     if isinstance(value, nn.Module):
         return _fingerprint_of_tensors([*value.parameters(), *value.buffers()], deadline_s)
+    if isinstance(value, FunctionType | type):
+        members = list(vars(value).values()) if isinstance(value, type) else [value]
+        for function in members:
+            if isinstance(function, FunctionType):
+                _add_code(digest, function.__code__)
+        return digest.hexdigest()
     return ""
+
+
+def _add_code(digest: Any, code: CodeType) -> None:
+    """What the code does: neither its file nor its lines, which differ between ranks that have run other cells."""
+    digest.update(code.co_code + repr((code.co_names, code.co_varnames)).encode())
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            _add_code(digest, constant)
+        elif not isinstance(constant, frozenset):  # whose order is not the same everywhere
+            digest.update(repr(constant).encode())
 
 
 def _is_short_and_plain(value: Any) -> bool:

@@ -204,9 +204,16 @@ def test_ranks_that_are_busy_are_not_waited_for(notebook: Kernel) -> None:
     assert "shape" in matches(notebook, "%%distributed\nx.sh")
 
 
-def test_without_a_cluster_the_notebook_answers() -> None:
+def test_where_no_rank_can_answer() -> None:
     with kernel() as notebook:
-        notebook.run("%load_ext nbgpu\nhere = 1")
-        assert "here" in complete(notebook, "%%distributed\nhe")["matches"]
+        notebook.run("%load_ext nbgpu\nimport nbgpu\nhere = 1")
+        assert "here" in complete(notebook, "%%distributed\nhe")["matches"]  # there is no cluster
+        assert notebook.run("%nbgpu start --gpus none --ranks 1").status == "ok"
+        notebook.run("busy = nbgpu.current().submit('import time; time.sleep(60)')")
+        assert complete(notebook, "%%distributed\nworl")["matches"] == []
+        # What the old rank owes is not waited for.
+        assert notebook.run("%nbgpu restart").status == "ok"
+        assert matches(notebook, "%%distributed\nworl") == ["world_size"]
+        assert notebook.run("%nbgpu stop").status == "ok"
         notebook.run("%unload_ext nbgpu")
         assert notebook.run("'do_complete' in vars(get_ipython().kernel)").value == "False"

@@ -37,6 +37,16 @@ lazy = torch.nn.LazyLinear(3)
 sparse = torch.eye(3).to_sparse()
 nan = float("nan")
 
+def function(x):
+    return [x + 1 for _ in range(2)]
+
+if rank == 0:
+    class Differs:
+        def method(self): return 1
+else:
+    class Differs:
+        def method(self): return 2
+
 class Broken:
     def __repr__(self):
         raise RuntimeError("no repr")
@@ -101,6 +111,8 @@ def test_the_table_says_what_each_rank_has_and_marks_what_differs(notebook: Kern
     assert table["ddp"][0][1] == "DistributedDataParallel(Linear)"
     assert table["optimizer"][0][-2] == "2 parameter tensors, lr 0.5"
     assert (table["lazy"][0][-2], table["sparse"][0][-2]) == ("no shapes yet", "sparse_coo")
+    assert table["function"] == [["all", "function", "", "", "", "", "", ""]]
+    assert table["Differs"] == [["all", "class", "", "", "", "", "", "≠ value"]]
     assert table["broken"][0][-2] == table["broken_list"][0][-2] == "cannot be read: RuntimeError"
 
 
