@@ -33,7 +33,10 @@ _ANSWER_PATIENCE_S = 1.5
 
 _CELL = re.compile(r"\s*%%distributed(?P<arguments>(?:[^\S\n][^\n]*)?)\n")
 _LINE = re.compile(r"^[^\S\n]*(?:[\w.,\s]+=[^\S\n]*)?%distributed[^\S\n]+", re.MULTILINE)
-_PULL = re.compile(r"[^\S\n]*%pull[^\S\n]+(?:[^\s-]\S*[^\S\n]+)*(?=[^\s-]*\Z)")
+_VARIABLES = re.compile(
+    r"[^\S\n]*%(?:pull|nbgpu[^\S\n]+vars)(?P<words>(?:[^\S\n]+\S+)*)[^\S\n]+(?=[^\s-]*\Z)"
+)
+"""The line up to the cursor, where a variable of the ranks may stand."""
 _OWN_LINE = re.compile(r"[^\S\n]*(?P<command>%%?\w+(?:[^\S\n]+\w+)?)[^\S\n]+(?P<rest>.*)", re.DOTALL)
 _RANKS = re.compile(r"--ranks[\s=]+(?P<first>\d+)")
 
@@ -63,7 +66,8 @@ def question(cell: str, cursor: int) -> Question | None:
             cell[found.end() :], cursor - found.end(), found.end(), int(ranks["first"]) if ranks else 0
         )
     line_begin = cell.rfind("\n", 0, cursor) + 1
-    if (found := _PULL.match(cell[line_begin:cursor])) is not None:
+    found = _VARIABLES.match(cell[line_begin:cursor])
+    if found is not None and not _last_word(found["words"]).startswith("--"):
         begin = line_begin + found.end()
         return Question(cell[begin:cursor], cursor - begin, begin, only_variables=True)
     if (found := _LINE.match(cell, line_begin)) is None or cursor < found.end():

@@ -153,6 +153,8 @@ def test_plain_cells_are_answered_by_the_notebook(notebook: Kernel) -> None:
         ("x = 1\n%nbgpu start --ra", {"--ranks"}),
         ("%pull only_here --", {"--as", "--into", "--rank", "--ranks"}),
         ("%pull onl", {"only_here"}),
+        ("%pull x onl", {"only_here"}),
+        ("%nbgpu vars onl", {"only_here"}),
     ],
 )
 def test_the_magics_own_lines(notebook: Kernel, line: str, expected: set[str]) -> None:
