@@ -32,7 +32,7 @@ _ANSWER_PATIENCE_S = 1.5
 """The first answer takes a second, as in any kernel: IPython loads jedi. JupyterLab waits for one."""
 
 _CELL = re.compile(r"\s*%%distributed(?P<arguments>(?:[^\S\n][^\n]*)?)\n")
-_LINE = re.compile(r"^[^\S\n]*(?:[\w.,\s]+=[^\S\n]*)?%distributed[^\S\n]+", re.MULTILINE)
+_LINE = re.compile(r"^[^\S\n]*(?:[\w., ]+=[^\S\n]*)?%distributed[^\S\n]+", re.MULTILINE)
 _VARIABLES = re.compile(
     r"[^\S\n]*%(?:pull|nbgpu[^\S\n]+vars)(?P<words>(?:[^\S\n]+\S+)*)[^\S\n]+(?=[^\s-]*\Z)"
 )
