@@ -37,13 +37,14 @@ STEPS, BATCH_SIZE, WARM_UP_STEPS = 300, 4, 20
 
 def start() -> str:
     """Cold start to the first all_reduce against raw ipyparallel's defaults."""
-    times: dict[str, list[float]] = {"nbgpu": [], "ipyparallel": []}
+    times: dict[str, list[float]] = {"nbgpu": [], "ipyparallel": [], "nbgpu16": []}
     for _ in range(5):
         for name, taken in times.items():
             taken.append(float(_output([sys.executable, str(BENCH / "start.py"), name]).splitlines()[-1]))
     rows = [
         ("ipyparallel's defaults, Python started to first all_reduce", times["ipyparallel"]),
         ("nbgpu, the same", times["nbgpu"]),
+        ("nbgpu, 16 ranks on these cores", times["nbgpu16"]),
     ]
     return _table("seconds", rows) + _ratio(
         "nbgpu / ipyparallel", times["nbgpu"], times["ipyparallel"], "at most 0.33"

@@ -1,6 +1,6 @@
-"""Cold start: from nothing to the first all_reduce on two ranks, in a fresh process.
+"""Cold start: from nothing to the first all_reduce, in a fresh process.
 
-python tests/bench/start.py nbgpu | ipyparallel      prints the seconds from before the import
+python tests/bench/start.py nbgpu | nbgpu16 | ipyparallel      on two ranks, or on 16; prints the seconds from before the import
 """
 
 import sys
@@ -9,10 +9,10 @@ import time
 started_s = time.perf_counter()
 
 
-def with_nbgpu() -> None:
+def with_nbgpu(ranks: int = 2) -> None:
     import nbgpu
 
-    with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
+    with nbgpu.Cluster(gpus="none", ranks=ranks) as cluster:
         print(time.perf_counter() - started_s)
         assert cluster.running
 
@@ -41,4 +41,8 @@ def with_ipyparallel_defaults() -> None:
 
 
 if __name__ == "__main__":
-    {"nbgpu": with_nbgpu, "ipyparallel": with_ipyparallel_defaults}[sys.argv[1]]()
+    {
+        "nbgpu": with_nbgpu,
+        "nbgpu16": lambda: with_nbgpu(ranks=16),
+        "ipyparallel": with_ipyparallel_defaults,
+    }[sys.argv[1]]()
