@@ -149,6 +149,13 @@ def test_what_has_no_source_says_so(notebook: Kernel) -> None:
     assert "its source is not known" in notebook.run("exec('class Hidden: pass')\n%push Hidden").error
 
 
+def test_where_something_cannot_travel_nothing_is_sent(notebook: Kernel) -> None:
+    notebook.run("def never_sent():\n    return 1")
+    refused = notebook.run("generator = (n for n in [])\n%push never_sent generator")
+    assert "generator cannot travel" in refused.error
+    assert on_ranks(notebook, "'never_sent' in globals()") == [False, False]
+
+
 def test_sync_sends_the_notebooks_imports(notebook: Kernel, tmp_path: Path) -> None:
     (tmp_path / "beside_the_notebook.py").write_text("VALUE = 12\n")
     notebook.run(
