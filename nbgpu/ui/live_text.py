@@ -31,6 +31,7 @@ from IPython.display import display, update_display
 from nbgpu.client.merging import Block
 from nbgpu.client.outputs import Streams
 from nbgpu.ui.frontend import answer_while_busy
+from nbgpu.ui.joining import RunningCell
 from nbgpu.ui.slot import new_slot, slot_metadata
 from nbgpu.ui.text_html import ALL, STATIC, block_html, bundle, differs, joins, lines_html, page
 
@@ -68,6 +69,7 @@ class LiveText:
         self._widget = _Widget(key=uuid.uuid4().hex, slot=self._slot)
         answer_while_busy(self._widget)
         self._widget.on_msg(self._on_page_message)
+        self._cell = RunningCell()
         self._shown_mono_s = time.monotonic()
         shown = self._widget._repr_mimebundle_()
         assert shown is not None, "a widget with a view has a picture"
@@ -116,6 +118,7 @@ class LiveText:
 
     def close(self) -> None:
         """Leaves the text in the notebook in the widget's place."""
+        self._cell.over()
         if self._streams is not None:
             return
         with self._lock:
@@ -154,6 +157,8 @@ class LiveText:
                     self._tail, self._new = [], []
                     if self._ended:
                         self._widget.send({"type": "end"})
+                    else:
+                        self._cell.say_busy()
                 case "chosen":
                     self._chosen = str(content.get("value"))
                 case "bundle":
