@@ -11,6 +11,7 @@ from types import FunctionType
 from typing import Any
 
 _MAX_TOLD = 10
+_MAX_DEPTH = 50
 
 _OF_THE_GROUP = "belongs to the process group, of which the notebook is no part"
 _IN_MID_RUN = "is in mid-run"
@@ -96,7 +97,7 @@ def described(values: Mapping[str, Any], refusal: Callable[[Any], Exception | No
     lines: list[str] = []
     seen: set[int] = set()
 
-    def look(path: str, value: Any) -> None:
+    def look(path: str, value: Any, depth: int = 0) -> None:
         if len(lines) > _MAX_TOLD or id(value) in seen:
             return
         error = refusal(value)
@@ -104,9 +105,9 @@ def described(values: Mapping[str, Any], refusal: Callable[[Any], Exception | No
             return
         seen.add(id(value))
         told_before = len(lines)
-        if not must_stay(value):
+        if not must_stay(value) and depth < _MAX_DEPTH:
             for suffix, part in _parts(value):
-                look(path + suffix, part)
+                look(path + suffix, part, depth + 1)
         if len(lines) == told_before:
             lines.append(f"{path}: {_kind(value)} cannot travel: {_reason(value, error)}")
 
@@ -119,17 +120,19 @@ def path_to(name: str, values: Mapping[str, Any]) -> str:
     """The path to the first value that is, or is of, the class or function of this qualified name."""
     seen: set[int] = set()
 
-    def look(path: str, value: Any) -> str | None:
+    def look(path: str, value: Any, depth: int = 0) -> str | None:
         for candidate in (value, type(value)):
             if (getattr(candidate, "__module__", ""), getattr(candidate, "__qualname__", "")) == (
                 "__main__",
                 name,
             ):
                 return path
-        if id(value) in seen:
+        if id(value) in seen or depth > _MAX_DEPTH:
             return None
         seen.add(id(value))
-        return next(filter(None, (look(path + suffix, part) for suffix, part in _parts(value))), None)
+        return next(
+            filter(None, (look(path + suffix, part, depth + 1) for suffix, part in _parts(value))), None
+        )
 
     return next(filter(None, (look(*item) for item in values.items())), ", ".join(values))
 
@@ -151,6 +154,8 @@ def _reason(value: Any, error: Exception) -> str:
         return (
             "it has no name by which it would be found elsewhere. Define it with a name, at the top of a cell"
         )
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply to be pickled"
     return f"{type(error).__name__}: {error}"
 
 

@@ -12,6 +12,7 @@ import ipyparallel as ipp
 from nbgpu import shared_memory
 from nbgpu.client.ranks import Ranks
 from nbgpu.client.results import collect
+from nbgpu.errors import CellInterrupted
 from nbgpu.parcels import Packing, from_bytes, from_descriptor, unpack
 
 _WHERE_TO_DEFINE = (
@@ -25,6 +26,7 @@ def pull(ranks: Ranks, chosen: Iterable[int], names: Sequence[str]) -> dict[int,
 
     Raises:
         RankError: a rank has no variable of a name, or its value cannot travel.
+        CellInterrupted: the person pressed Stop; the ranks were interrupted too.
         TransferError: a value cannot be put together here.
     """
     with ExitStack() as open_:
@@ -74,4 +76,4 @@ def _answers(ranks: Ranks, sent: Mapping[int, ipp.AsyncResult]) -> dict[int, Any
         return collect(sent, check=ranks.require_reachable)
     except KeyboardInterrupt:
         ranks.interrupt(rank for rank, result in sent.items() if not result.ready())
-        raise
+        raise CellInterrupted from None

@@ -326,6 +326,16 @@ def test_what_refuses_to_be_pickled_is_quoted() -> None:
         Packing({"x": [Shy()]})
 
 
+def test_what_is_nested_too_deeply_says_so() -> None:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(
+        TransferError, match=r"^x(\[0\])+: list cannot travel: it is nested too deeply to be pickled$"
+    ):
+        Packing({"x": nested})
+
+
 def test_more_than_the_memory_that_is_free_is_refused() -> None:
     size = psutil.virtual_memory().total // 4 * 2
     with pytest.raises(
