@@ -31,7 +31,6 @@ _VIEW_AFTER_S = 0.4
 
 _FEW_LINES = 10
 _STREAMS = ("stdout", "stderr")
-_DISPLAYS = ("display_data", "update_display_data")
 NOTE = "note"
 """The kind of a block that nbgpu itself says."""
 FILE = "file"
@@ -243,8 +242,12 @@ class CellOutput:
         return [Block((), NOTE, [told]), *transcript.tail()]
 
     def _show(self, blocks: Sequence[Block], is_end: bool = False) -> None:
-        """Shows blocks; a display ends the text before it."""
-        parts = [(is_text, list(run)) for is_text, run in groupby(blocks, lambda b: b.kind not in _DISPLAYS)]
+        """Shows blocks; a display ends the text before it, and the change of one does not."""
+        changes = [block for block in blocks if block.kind == "update_display_data"]
+        standing = [block for block in blocks if block.kind != "update_display_data"]
+        parts = [
+            (is_text, list(run)) for is_text, run in groupby(standing, lambda b: b.kind != "display_data")
+        ]
         for number, (is_text, run) in enumerate(parts, start=1):
             if is_text:
                 self._show_text(run, is_over=is_end or number < len(parts))
@@ -252,6 +255,8 @@ class CellOutput:
                 self._close_view()
                 for block in run:
                     _publish(block)
+        for block in changes:
+            _publish(block)
 
     def _show_text(self, blocks: Sequence[Block], is_over: bool) -> None:
         if self._view is not None:

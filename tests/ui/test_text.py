@@ -127,6 +127,18 @@ def test_a_cell_that_ends_before_the_page_is_ready_leaves_no_widget(notebook: Ke
     assert displays[-1]["text/plain"].endswith("[1] line 9 of 1")
 
 
+def test_a_display_that_changes_leaves_the_text_in_one_piece(notebook: Kernel) -> None:
+    code = (
+        "import time\nfrom IPython.display import HTML, display\nshown = display(HTML('0'), display_id=True)\n"
+        "for i in range(1, 6):\n    print('step', i, 'of', rank); shown.update(HTML(str(i))); time.sleep(0.2)"
+    )
+    came = list(messages(notebook.client, f"%%distributed\n{code}"))
+    assert len([m for m in came if text_widget(m)]) == 1
+    changes = [m["content"] for m in came if m["msg_type"] == "update_display_data"]
+    last = {c["transient"]["display_id"]: c["data"].get("text/html") for c in changes if c["data"]}
+    assert list(last.values()) == ["5", "5"]
+
+
 @pytest.mark.parametrize(
     "code", ["print('alike')", "print(rank)", "rank", "pass", "for i in range(99): print(i)"]
 )
