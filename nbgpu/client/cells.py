@@ -153,7 +153,7 @@ class DistributedCell:
             return  # what is left to show is shown at the end, which is now
         self._tell_what_was_reloaded()
         self._output.show_new()
-        self._questions.check(self._results, self._output.show_all)
+        self._questions.check(self._results, self._output.show_above_question)
         self._hangs.check()
         self._notice.show(self._hangs.text)
         self._give_up_on_stuck_ranks()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -94,10 +93,12 @@ class CellOutput:
             self._updated_s = now_s
             self._update(now_s, now_s - _VIEW_AFTER_S)
 
-    def show_all(self) -> None:
-        """Shows what has arrived, and waits neither for other ranks to say the same nor for the cell to end."""
-        now_s = time.monotonic()
-        self._update(now_s + HOLD_S, math.inf)
+    def show_above_question(self, rank: int) -> None:
+        """Shows what has arrived, so that a question of this rank can stand below it, and what comes then below that."""
+        self._take([rank for rank in self._ranks if self._arrivals.has_ended(rank)])
+        self._queue(rank, self._settled(rank, "finish"))
+        self._show(self._limited(self._merger.take(time.monotonic() + HOLD_S)))
+        self._close_view()
 
     def _update(self, now_s: float, view_since_s: float) -> None:
         """Shows what is ripe; opens a view for text that has been there since `view_since_s`."""

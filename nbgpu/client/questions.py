@@ -69,12 +69,12 @@ class Questions:
         listener.setblocking(False)
         return listener
 
-    def check(self, results: Mapping[int, ipp.AsyncResult], show_all: Callable[[], None]) -> None:
+    def check(self, results: Mapping[int, ipp.AsyncResult], show_above: Callable[[int], None]) -> None:
         """Takes new questions, asks the next one, passes an answer on. Called about ten times a second.
 
         Args:
             results: by rank, of the cell. A question is asked when what its rank printed before has come.
-            show_all: called before, to show that.
+            show_above: called with the rank before, to show that.
         """
         if self._listener is None or self._person is None:
             return
@@ -93,7 +93,7 @@ class Questions:
         if self._asked is not None and self._asked not in self._askers:
             self._asked = None
         if self._asked is None:
-            self._ask_next(results, show_all, self._person)
+            self._ask_next(results, show_above, self._person)
 
     def _still_asks(self, asker: _Asker) -> bool:
         """Reads what has come of a question; False where its rank has given up."""
@@ -112,7 +112,7 @@ class Questions:
         return True
 
     def _ask_next(
-        self, results: Mapping[int, ipp.AsyncResult], show_all: Callable[[], None], person: _Person
+        self, results: Mapping[int, ipp.AsyncResult], show_above: Callable[[int], None], person: _Person
     ) -> None:
         for asker in self._askers:
             question = asker.question
@@ -126,7 +126,7 @@ class Questions:
                 or result.metadata["data"].get(Question.NEWEST, 0) >= question.number
             ):
                 self._asked = asker
-                show_all()
+                show_above(question.rank)
                 person.ask(f"rank {question.rank}: {question.prompt}", question.password)
                 return
 

@@ -13,6 +13,7 @@ import gc
 import inspect
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -81,6 +82,7 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int]) -> list[str]:
     """
     if _made:
         gc.collect()  # so that no DDP object is taken for a living one that only waits for the collector
+        _forget_what_only_failed_functions_hold()
     mine = _by_key(variables)
     _agree_on_the_next_number()
     source = min(healthy, default=0)
@@ -108,6 +110,27 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int]) -> list[str]:
         ddp.training = was_training
         moved.append(ddp)
     return lines + _share_optimizers(variables, moved, source)
+
+
+def _forget_what_only_failed_functions_hold() -> None:
+    """Their frames are kept for the debugger (debugger.py), and nobody will go on with what is in them."""
+    for ddp_ref in _made.keyrefs():
+        ddp = ddp_ref()
+        if ddp is not None and _is_held_by_frames_only(ddp):
+            forget(ddp)
+
+
+def _is_held_by_frames_only(ddp: DistributedDataParallel) -> bool:
+    holders = gc.get_referrers(ddp)
+    for holder in holders:
+        if isinstance(holder, dict):
+            # A frame that was asked for its locals has them a second time, in a dict of its own.
+            others = [other for other in gc.get_referrers(holder) if other is not holders]
+            if not all(isinstance(other, FrameType) for other in others):
+                return False
+        elif not isinstance(holder, FrameType):
+            return False
+    return True
 
 
 def _by_key(variables: Mapping[str, Any]) -> dict[str, DistributedDataParallel]:

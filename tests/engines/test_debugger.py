@@ -110,3 +110,19 @@ def test_what_a_failure_keeps_goes_with_the_next_cell(notebook: Kernel) -> None:
         "tensor(10.)"
     )
     assert notebook.run("%distributed seen[0]()").stdout == ""
+
+
+def test_what_only_a_failed_function_holds_is_not_asked_for_again(notebook: Kernel) -> None:
+    code = (
+        "%%distributed\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "kept = [DDP(torch.nn.Linear(2, 2))]\n"
+        "def train(fails):\n    ddp = DDP(torch.nn.Linear(2, 2))\n    ddp(torch.ones(1, 2)).sum().backward()\n"
+        "    if fails: raise ValueError\ntrain(rank == 1)"
+    )
+    done = notebook.run(code, timeout_s=BOUND_S)
+    assert "ValueError" in done.error
+    assert "make it again" not in done.stderr
+    done = notebook.run("%nbgpu debug", answers=["p type(ddp)", "q"], timeout_s=BOUND_S)
+    assert "DistributedDataParallel'>" in done.stdout, done
+    code = "%%distributed\nkept[0](torch.ones(1, 2) * rank).sum().backward()\nkept[0].module.weight.grad[0, 0].item()"
+    assert notebook.run(code, timeout_s=BOUND_S).stdout == "[0-1] 0.5\n"
