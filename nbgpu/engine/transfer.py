@@ -11,7 +11,7 @@ from nbgpu.errors import TransferError
 from nbgpu.parcels import Packing, Parcel, from_bytes, from_descriptor, unpack
 from nbgpu.shared_memory import Address
 
-_WHERE_TO_DEFINE = "Run the cell that defines it with %%distributed too, so that the ranks have it"
+_WHERE_TO_DEFINE = "Send it first, with %push and its name"
 
 
 def send(names: Sequence[str], into: Address) -> tuple[Any, ...]:
