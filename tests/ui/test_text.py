@@ -8,14 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 from conftest import REPOSITORY, chromium
 from jupyter_client.blocking import BlockingKernelClient
 from kernel import Kernel
 from kernel import kernel as start_kernel
 from lab import Notebook, browser_page, jupyter_lab
+from nbconvert import HTMLExporter
 from playwright.sync_api import Page, expect
 from test_kernel import new_subshell, say
+
+from nbgpu.client.merging import Block
+from nbgpu.ui.text_html import bundle
 
 BOUND_S = 30
 ARTIFACTS = REPOSITORY / "tests" / "_artifacts"
@@ -252,3 +257,24 @@ def test_the_text_in_a_page(tmp_path: Path) -> None:
     assert all(WIDGET not in o.get("data", {}) for o in [*bars, *long])
     assert sum(len(o.data["text/plain"].splitlines()) for o in long if o.data) == 20_000
     assert not complaints, complaints
+
+
+@pytest.mark.browser
+def test_the_choice_works_in_what_nbconvert_writes(tmp_path: Path) -> None:
+    path = chromium()
+    assert path is not None, "the marker 'browser' skips where there is none"
+    blocks = [
+        Block((0, 1), "stdout", ["same"]),
+        Block((0,), "stdout", ["zero"]),
+        Block((1,), "stderr", ["one"]),
+    ]
+    kept = nbformat.v4.new_output("display_data", data=bundle([0, 1], blocks))
+    document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("%%distributed", outputs=[kept])])
+    written = tmp_path / "written.html"
+    written.write_text(HTMLExporter().from_notebook_node(document)[0])
+    with browser_page(path, tmp_path) as page:
+        page.goto(written.as_uri(), wait_until="commit")
+        lines = page.locator(".nbgpu-said:visible pre")
+        expect(lines).to_have_text(["same", "zero", "one"])
+        page.get_by_role("radio", name="rank 1").check()
+        expect(lines).to_have_text(["same", "one"])
