@@ -50,6 +50,7 @@ class DistributedCell:
         self._cluster = cluster
         self._timeout_s = timeout_s
         self._started_s = time.monotonic()
+        self._refresh_due_s = self._started_s + _REFRESH_PERIOD_S
         queue.note_request()
         arrivals = Arrivals()
         self._questions = cluster.questions()
@@ -149,8 +150,9 @@ class DistributedCell:
 
     def _refresh(self) -> None:
         self._watch.check()
-        if not self._watch.pending():
-            return  # what is left to show is shown at the end, which is now
+        if not self._watch.pending() or (now_s := time.monotonic()) < self._refresh_due_s:
+            return  # a rank has come back, whose output can wait for the others or is shown at the end
+        self._refresh_due_s = now_s + _REFRESH_PERIOD_S
         self._tell_what_was_reloaded()
         self._output.show_new()
         self._questions.check(self._results, self._output.show_above_question)

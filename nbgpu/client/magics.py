@@ -246,7 +246,7 @@ def load(shell: Any) -> None:
     shell.register_magics(NbgpuMagics(shell), postmortem.DebugMagics(shell))
     transformers = shell.input_transformer_manager.cleanup_transforms
     if await_distributed_cells not in transformers:
-        transformers.insert(0, await_distributed_cells)
+        transformers.append(await_distributed_cells)  # after the one that takes empty lines at the top away
     names.install(shell, _words())
 
 

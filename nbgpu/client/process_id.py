@@ -101,6 +101,27 @@ def _children(pid: int) -> Iterator[int]:
         yield from map(int, (thread / "children").read_text().split())
 
 
+class CoreUse(NamedTuple):
+    """What all threads of a process have had of the host's cores since they began."""
+
+    had_s: float
+    waited_s: float
+    """How long they were ready to run and had none; threads that waited side by side count each."""
+
+
+def core_use(pid: int) -> CoreUse | None:
+    """As the kernel counts it (schedstat in its docs); None where the process is gone."""
+    had_ns = waited_ns = 0
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+                had, waited, _ = (task / "schedstat").read_text().split()
+                had_ns, waited_ns = had_ns + int(had), waited_ns + int(waited)
+    except OSError:
+        return None
+    return CoreUse(had_ns / 1e9, waited_ns / 1e9)
+
+
 def _stat(pid: int) -> list[str]:
     """What the kernel says of a process in /proc/PID/stat, from its third field on (man 5 proc_pid_stat)."""
     try:

@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import Any
 
 import ipyparallel as ipp
-import psutil
 
 from nbgpu import devices
 from nbgpu.client import process_id
@@ -158,9 +157,9 @@ class Ranks:
         """Whether the process of a rank is on its way out."""
         return process_id.is_ending(self.seating.pids[rank])
 
-    def process(self, rank: int) -> psutil.Process:
-        """The process of a rank; psutil.NoSuchProcess where it is gone."""
-        return psutil.Process(self.seating.pids[rank])
+    def core_use(self, rank: int) -> process_id.CoreUse | None:
+        """What a rank's process has had of the cores so far; None where it is gone."""
+        return process_id.core_use(self.seating.pids[rank])
 
     def gone(self) -> dict[int, str]:
         """The ranks whose processes have ended, and how."""

@@ -6,16 +6,14 @@ is severed from its process groups, which frees it at once; one that computes is
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 
 import ipyparallel as ipp
-import psutil
 
 from nbgpu.client import mismatches
+from nbgpu.client.process_id import CoreUse
 from nbgpu.client.ranks import Ranks
 from nbgpu.client.results import failures
 from nbgpu.records import RankFailure
@@ -55,7 +53,7 @@ class RankWatch:
         self._freed: set[int] = set()
         self._freed_mono_s: float | None = None
         self._interrupted_mono_s = 0.0
-        self._cpu_s_when_freed: dict[int, float] = {}
+        self._use_when_freed: dict[int, CoreUse | None] = {}
         self._news = threading.Event()
         for result in results.values():
             # Of what a rank left in a file nobody tells; it is looked for.
@@ -85,21 +83,19 @@ class RankWatch:
             or (since_s := time.monotonic() - self._freed_mono_s) < _GIVE_UP_AFTER_S
         ):
             return []
-        if since_s > min(_GIVE_UP_AT_LAST_S, _GIVE_UP_AFTER_S * _tasks_per_core()):
-            return [
-                rank
-                for rank in self.pending()
-                if not self._ranks.is_ending(rank) or since_s > _GIVE_UP_AT_LAST_S
-            ]
-        return [rank for rank in self.pending() if self._had_its_time(rank)]
+        if since_s > _GIVE_UP_AT_LAST_S:
+            return self.pending()
+        return [rank for rank in self.pending() if self._had_its_time(rank, since_s)]
 
-    def _had_its_time(self, rank: int) -> bool:
-        """Whether a rank that was freed had a core for so long that it cannot merely be slow to come back."""
-        try:
-            had_s = _cpu_s(self._ranks.process(rank)) - self._cpu_s_when_freed.get(rank, 0.0)
-        except psutil.NoSuchProcess:
+    def _had_its_time(self, rank: int, since_s: float) -> bool:
+        """Whether a rank cannot merely be slow to come back, on a host where many threads share few cores."""
+        if self._ranks.is_ending(rank):
             return False
-        return had_s > _GIVE_UP_AFTER_CPU_S
+        used, before = self._ranks.core_use(rank), self._use_when_freed.get(rank)
+        if used is None or before is None:
+            return False
+        waited_s = used.waited_s - before.waited_s
+        return used.had_s - before.had_s > _GIVE_UP_AFTER_CPU_S or since_s - waited_s > _GIVE_UP_AFTER_S
 
     def check(self) -> None:
         """Looks at every rank, and frees the others if one has failed. Called whenever something may be new.
@@ -130,9 +126,7 @@ class RankWatch:
         """Frees the ranks that still work from whatever collective they wait in."""
         self._freed = set(self.pending())
         self._freed_mono_s = time.monotonic()
-        for rank in self._freed:
-            with suppress(psutil.NoSuchProcess):
-                self._cpu_s_when_freed[rank] = _cpu_s(self._ranks.process(rank))
+        self._use_when_freed = {rank: self._ranks.core_use(rank) for rank in self._freed}
         self._ranks.sever()
 
     def stop(self) -> None:
@@ -193,14 +187,3 @@ class RankWatch:
         return bool(raised) and not (
             len(raised) == len(self._results) and len({failure.error_type for failure in raised}) == 1
         )
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    """Seconds that a process has had of the cores."""
-    used = process.cpu_times()
-    return float(used.user + used.system)
-
-
-def _tasks_per_core() -> float:
-    """How many tasks have lately shared each core that this process may use; 1 where nobody waited for one."""
-    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))

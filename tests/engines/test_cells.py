@@ -96,13 +96,14 @@ def test_a_pulled_tensor_brings_torch_and_what_cannot_come_says_why(notebook: Ke
     assert "Traceback" not in error
 
 
-def test_the_event_loop_goes_on_during_a_cell(notebook: Kernel) -> None:
+@pytest.mark.parametrize("above", ["", "\n\n"], ids=["at the top", "below empty lines"])
+def test_the_event_loop_goes_on_during_a_cell(notebook: Kernel, above: str) -> None:
     notebook.run(
         "import asyncio\nticks = []\n"
         "async def tick():\n    while True:\n        ticks.append(1)\n        await asyncio.sleep(0.05)\n"
         "ticking = asyncio.ensure_future(tick())"
     )
-    notebook.run("%%distributed\nimport time\ntime.sleep(1.5)")
+    notebook.run(f"{above}%%distributed\nimport time\ntime.sleep(1.5)")
     assert int(notebook.run("ticking.cancel(); len(ticks)").value) > 15
 
 
