@@ -6,6 +6,8 @@ import bdb
 import pdb
 import sys
 import time
+from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
 from IPython.core import debugger
@@ -86,6 +88,11 @@ def _show_kept() -> None:
 def kept() -> tuple[float, str] | None:
     """When the last cell failed here, and with what; None where nothing is kept of it."""
     return None if _kept is None else (_kept[0], type(_kept[1]).__name__)
+
+
+def kept_frames() -> list[FrameType]:
+    """Of the functions that the last failure keeps."""
+    return [] if _kept is None else [frame for frame, _ in walk_tb(_kept[1].__traceback__)]
 
 
 def forget() -> None:

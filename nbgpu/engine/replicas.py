@@ -12,8 +12,7 @@ import functools
 import gc
 import inspect
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from types import FrameType
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,7 +22,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from nbgpu.engine import exchange, optimizers
+from nbgpu.engine import debugger, exchange, optimizers
 
 _numbers = itertools.count()
 _told: set[tuple[str | int, ...]] = set()
@@ -113,24 +112,24 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int]) -> list[str]:
 
 
 def _forget_what_only_failed_functions_hold() -> None:
-    """Their frames are kept for the debugger (debugger.py), and nobody will go on with what is in them."""
-    for ddp_ref in _made.keyrefs():
+    """They are kept for the debugger, and nobody will go on with what is in them."""
+    frames = {id(frame) for frame in debugger.kept_frames()}
+    for ddp_ref in _made.keyrefs() if frames else ():
         ddp = ddp_ref()
-        if ddp is not None and _is_held_by_frames_only(ddp):
+        if ddp is not None and _is_held_by_frames_only(ddp, frames):
             forget(ddp)
 
 
-def _is_held_by_frames_only(ddp: DistributedDataParallel) -> bool:
+def _is_held_by_frames_only(ddp: DistributedDataParallel, frames: Collection[int]) -> bool:
     holders = gc.get_referrers(ddp)
     for holder in holders:
-        if isinstance(holder, dict):
-            # A frame that was asked for its locals has them a second time, in a dict of its own.
-            others = [other for other in gc.get_referrers(holder) if other is not holders]
-            if not all(isinstance(other, FrameType) for other in others):
-                return False
-        elif not isinstance(holder, FrameType):
+        if id(holder) in frames:
+            continue
+        # A frame that was asked for its locals has them a second time, in a dict of its own.
+        others = gc.get_referrers(holder) if isinstance(holder, dict) else [None]
+        if not all(other is holders or id(other) in frames for other in others):
             return False
-    return True
+    return bool(holders)
 
 
 def _by_key(variables: Mapping[str, Any]) -> dict[str, DistributedDataParallel]:
