@@ -91,7 +91,7 @@ class ClusterConfig(_Settings):
         "0 for never",
     )
     max_output_lines: int = Field(
-        20_000,
+        25_000,
         ge=10,
         le=1_000_000,
         description="lines of text, of 100 characters on average, that a cell shows; the full text of a cell that prints "

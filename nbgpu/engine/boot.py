@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from nbgpu.engine import whereabouts
+from nbgpu.engine import interrupts, whereabouts
 from nbgpu.vigil import Vigil
 
 if TYPE_CHECKING:
@@ -154,6 +154,8 @@ _last_cell_failed = False
 def _note_end_of_cell(result: Any) -> None:
     global _last_cell_failed
     _last_cell_failed = not result.success
+    if isinstance(result.error_in_exec, KeyboardInterrupt):
+        interrupts.forget_half_imported()
 
 
 def last_cell_failed() -> bool:
@@ -182,7 +184,6 @@ def _take(seat: Seat) -> Seat:
         debugger,
         group,
         habits,
-        interrupts,
         memory,
         questions,
         quiet,

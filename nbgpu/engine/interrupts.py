@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from types import FrameType
 from typing import Any
 
@@ -49,3 +50,15 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
             raise asyncio.CancelledError
         frame = frame.f_back
     awaiting.interrupt()
+
+
+def forget_half_imported() -> None:
+    """Takes away the modules whose package is not there, because an interrupt cut its import off.
+
+    Python takes only the package itself away. Imported again, it finds its parts in place and never makes them its
+    attributes: "module 'sympy' has no attribute 'core'", for as long as the process lives.
+    """
+    for name in sorted(sys.modules):  # a package before its parts
+        package = name.rpartition(".")[0]
+        if package and package not in sys.modules:
+            del sys.modules[name]

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from nbgpu import devices, runs
 from nbgpu.config import TrainConfig, read_toml
-from nbgpu.engine import debug, debugger, exchange, flight, group, memory
+from nbgpu.engine import debug, debugger, exchange, flight, group, interrupts, memory
 from nbgpu.engine.consensus import together
 from nbgpu.engine.group import Membership
 from nbgpu.engine.tracebacks import undisturbed
@@ -87,6 +87,7 @@ def _go_on(folder: str, mended: str) -> RunState:
             # Whoever keeps the traceback would keep model, optimizer and activations.
             memory.let_go(error)
             del trainer
+            interrupts.forget_half_imported()
         if freed:
             # Where a rank was when another failed is nobody's question, and IPython would read all of torch for it.
             error.__traceback__ = None

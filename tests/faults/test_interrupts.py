@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -56,8 +57,8 @@ def test_an_interrupt_while_a_cell_is_sent_leaves_it_on_no_rank(cluster2: nbgpu.
     stopped = 0
     for _ in range(NUM_STOPS):
         stop = threading.Timer(chance.uniform(0, 0.012), os.kill, (os.getpid(), signal.SIGINT))
-        stop.start()
         try:
+            stop.start()  # which may be cut off as well
             cluster2.execute("dist.all_reduce(torch.full((1,), 100.0))")
             stop.join()
             time.sleep(0.05)  # within the block that awaits the interrupt
@@ -68,3 +69,21 @@ def test_an_interrupt_while_a_cell_is_sent_leaves_it_on_no_rank(cluster2: nbgpu.
         total = "total = torch.ones(1); dist.all_reduce(total); print(int(total))"
         assert cluster2.execute(total) == {0: "2\n", 1: "2\n"}
     assert stopped == NUM_STOPS
+
+
+def test_a_stop_during_an_import_leaves_the_package_whole(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    """Python takes the package away whose import was cut off, but not its parts, and would never join them again."""
+    package = tmp_path / "cut_off_package"
+    package.mkdir()
+    (package / "part.py").write_text("value = 7\n")
+    (package / "__init__.py").write_text("import cut_off_package.part\nimport time\ntime.sleep(wait_s)\n")
+    cluster2.execute(f"import builtins, sys; sys.path.insert(0, {str(tmp_path)!r}); builtins.wait_s = 60")
+    results = cluster2.submit("import cut_off_package")
+    time.sleep(1)
+    cluster2.ranks.interrupt((0, 1))
+    for result in results.values():
+        assert result.wait(PATIENCE_S)
+    cluster2.execute("builtins.wait_s = 0")
+    said = cluster2.execute("import cut_off_package; print(cut_off_package.part.value)")
+    cluster2.execute("sys.path.pop(0); del builtins.wait_s")
+    assert said == {0: "7\n", 1: "7\n"}
