@@ -66,6 +66,11 @@ def await_distributed_cells(lines: list[str]) -> list[str]:
     return [f"await __import__('nbgpu.client.magics').client.magics.run_cell({arguments!r}, {body!r})\n"]
 
 
+# IPython's own word for a transformer that is left out where a console asks whether a cell is complete: the magic's
+# first line would be taken for all of it.
+await_distributed_cells.has_side_effects = True  # type: ignore[attr-defined]
+
+
 async def run_cell(line: str, code: str) -> None:
     """Runs a `%%distributed` cell: `line` is what stands behind the magic's name, `code` what stands below."""
     arguments = _cell_arguments().parse_argstring(line)
@@ -94,7 +99,7 @@ class NbgpuMagics(Magics):
     @cell_magic
     def distributed(self, line: str, cell: str) -> None:
         """Run the cell on every rank; its last value is shown, and its variables stay on the ranks."""
-        # Reached only where the cell does not begin with the magic, so that the transformer did not see it.
+        # Reached in a terminal, and where the cell does not begin with the magic, so that the transformer did not see it.
         arguments = _cell_arguments().parse_argstring(line)
         running = _cell(cell, arguments)
         running.show_blocking()
@@ -245,7 +250,9 @@ def load(shell: Any) -> None:
     """Registers the magics and the transformer with an IPython shell; harmless when repeated."""
     shell.register_magics(NbgpuMagics(shell), postmortem.DebugMagics(shell))
     transformers = shell.input_transformer_manager.cleanup_transforms
-    if await_distributed_cells not in transformers:
+    # A terminal's IPython has no event loop to keep free, and Ctrl-C does not reach what it awaits: there the magic runs.
+    has_kernel = getattr(shell, "kernel", None) is not None
+    if has_kernel and await_distributed_cells not in transformers:
         transformers.append(await_distributed_cells)  # after the one that takes empty lines at the top away
     names.install(shell, _words())
 
