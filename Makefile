@@ -15,12 +15,14 @@ FOR_USE := $(VENV)/.ready-for-use
 FOR_DEVELOPMENT := $(VENV)/.ready-for-development
 PEERS_VENV := .venv-peers
 FOR_PEERS := $(PEERS_VENV)/.ready
+OLDEST_VENV := .venv-oldest
+FOR_OLDEST := $(OLDEST_VENV)/.ready
 NOTEBOOK := notebooks/00_first_run.ipynb
 # JupyterLab asks root to say so. In a container there is often nobody else.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test lint bench bench-peers docs faults soak clean
+.PHONY: help demo lab test test-oldest lint bench bench-peers docs faults soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## (.*)/make \1\t\2/' | expand -t 18
@@ -33,6 +35,9 @@ lab: $(FOR_USE) ## open the first notebook in JupyterLab
 
 test: $(FOR_DEVELOPMENT) ## run every check and test: Python, front end, browser
 	@bash tests/all.sh
+
+test-oldest: $(FOR_OLDEST) ## run the tests in Python with the oldest versions that are supported
+	@$(OLDEST_VENV)/bin/python -m pytest
 
 lint: $(FOR_DEVELOPMENT) ## check style and types
 	@$(RUN) -m ruff check .
@@ -62,7 +67,7 @@ soak: $(FOR_DEVELOPMENT) ## bring every fault about twenty times, then random on
 	@SOAK_MINUTES=$(SOAK_MINUTES) $(RUN) -m pytest -s tests/faults/soak.py
 
 clean: ## remove all that these targets made; your own runs stay
-	rm -rf $(VENV) $(PEERS_VENV) demo build dist widgets/node_modules tests/_artifacts
+	rm -rf $(VENV) $(PEERS_VENV) $(OLDEST_VENV) demo build dist widgets/node_modules tests/_artifacts
 	rm -rf .pytest_cache .mypy_cache .ruff_cache
 	find nbgpu tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -87,6 +92,13 @@ $(FOR_USE): pyproject.toml constraints.txt | $(RUN)
 
 $(FOR_DEVELOPMENT): $(FOR_USE)
 	$(INSTALL) --quiet -e '.[dev]'
+	@touch $@
+
+$(FOR_OLDEST): pyproject.toml constraints-oldest.txt | $(RUN)
+	$(RUN) -m venv $(OLDEST_VENV)
+	$(OLDEST_VENV)/bin/python -m pip install --disable-pip-version-check -c constraints-oldest.txt \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	$(OLDEST_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints-oldest.txt -e '.[test]'
 	@touch $@
 
 $(FOR_PEERS): constraints.txt | $(FOR_DEVELOPMENT)

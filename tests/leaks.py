@@ -32,7 +32,8 @@ MARKER = "NBGPU_TEST_SESSION"
 
 KINDS = ("process", "thread", "socket", "temp", "variable")
 
-_PASSING_VARIABLES = frozenset({"PYTEST_CURRENT_TEST"})
+_PASSING_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "PYDEVD_USE_FRAME_EVAL"})
+"""Another one is set by debugpy, which ipykernel 6 imports."""
 _LASTING_THREADS = frozenset({"TMonitor", "GarbageCollectorThread"})
 """Threads that a library keeps for the life of the process: tqdm's from the first progress bar on, pyzmq's from the
 first message on that it sends without copying it."""

@@ -14,6 +14,10 @@ def take_over(shell: Any) -> None:
     """Gives the engine's shell the habits of a kernel's."""
     # Figures show themselves at the end of the cell. As ipykernel does it: matplotlib need not be there.
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    # Plotly would take an engine for a script and write a page of its own. What it finds out by itself in Colab and on
+    # Kaggle is right.
+    if not {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & set(os.environ):
+        os.environ.setdefault("PLOTLY_RENDERER", "plotly_mimetype")
     # The pager is a part of the page, which the ranks cannot reach.
     shell.set_hook("show_in_pager", page.as_hook(_print), 0)
     shell.ask_exit = _refuse_to_exit

@@ -142,7 +142,7 @@ def test_tracebacks_have_the_persons_lines_only(notebook: Kernel) -> None:
     )
     done = notebook.run(code)
     assert "----> 4 torch.nn.Sequential(Net())(1)" in done.error
-    assert "----> 3         raise ValueError('in forward')" in done.error
+    assert re.search(r"-> 3 +raise ValueError\('in forward'\)", done.error)
     assert "(5 frames of libraries left out; %%distributed --full shows all)" in done.error
     assert ".py" not in done.error
     done = notebook.run(code.replace("%%distributed", "%%distributed --full"))
