@@ -36,6 +36,7 @@ _HEARTBEAT_PERIOD_MS = 100
 """ipyparallel counts an engine as there after its first heartbeat; its default of 3 s is felt at every start."""
 _HEARTBEATS_MISSED = 30
 _OBITUARY_PATIENCE_S = 0.2
+_EXIT_CODE_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.05
 """Who sends a cell every few milliseconds does not look at the processes each time."""
 _NURSERY_PATIENCE_S = 60.0
@@ -222,7 +223,7 @@ class Processes:
             return None
         # Only a parent is told how a process ended, and who has attached is not theirs.
         codes = {name: self._exit_code(name) for name in gone if name in self._launchers}
-        # One that is killed takes the others with it, of which the engines' parent ends in good order.
+        # One that is killed takes the others with it, which end in good order.
         for name, code in codes.items():
             if code is not None and code < 0:
                 return f"the {name} of the cluster is gone (killed by {signal.Signals(-code).name})"
@@ -231,7 +232,7 @@ class Processes:
     def _exit_code(self, name: str) -> int | None:
         """Of a process that is gone; None where it is not known."""
         try:
-            code: int | None = self._launchers[name].process.wait(_OBITUARY_PATIENCE_S)
+            code: int | None = self._launchers[name].process.wait(_EXIT_CODE_PATIENCE_S)
         except psutil.TimeoutExpired:  # threads of its are still at it
             return None
         return code

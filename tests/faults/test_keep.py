@@ -58,7 +58,8 @@ while min(s.step for s in nbgpu.current().run.statuses()) < {step}:
     assert time.monotonic() < give_up_s
     time.sleep(0.05)
 """
-    assert notebook.run(code).status == "ok"
+    done = notebook.run(code)
+    assert done.status == "ok", done.error
 
 
 def kill(notebook: Kernel) -> None:
