@@ -9,7 +9,11 @@ from typing import Any
 import nbformat
 import pytest
 from conftest import REPOSITORY
+from jupyter_core.utils import ensure_event_loop
 from nbclient import NotebookClient
+
+# nbclient makes one event loop for the life of the process; made here, it is no single test's leftover.
+ensure_event_loop()
 
 
 class Executed:
