@@ -49,7 +49,7 @@ def test_a_mismatch_is_named(debugged: nbgpu.Cluster, measured: Measured, mismat
     with pytest.raises(nbgpu.RankError) as caught:
         DistributedCell(debugged, code, None, 60).show_blocking()
     measured.ended(str(caught.value))
-    assert str(caught.value) == f"ranks 0, 1, 2: CollectiveMismatch: {expected}"
+    assert str(caught.value) == f"all ranks: CollectiveMismatch: {expected}"
     assert debugged.execute(SUM) == {0: "3\n", 1: "3\n", 2: "3\n"}
 
 
