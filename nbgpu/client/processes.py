@@ -43,7 +43,23 @@ _NURSERY_PATIENCE_S = 60.0
 _CLUSTER_ID = "nbgpu"
 
 
-class _NurseryLauncher(LocalEngineLauncher):  # type: ignore[misc]
+class _NotesTheEnd:
+    """How a process ended can be asked once only. A thread of ipyparallel's launcher does, and keeps it from us."""
+
+    exit_code: int | None = None
+
+    def _start_waiting(self: Any) -> None:
+        wait = self.process.wait
+
+        def wait_and_note(timeout: float | None = None) -> int | None:
+            self.exit_code = wait(timeout)
+            return self.exit_code
+
+        self.process.wait = wait_and_note
+        super()._start_waiting()  # type: ignore[misc]
+
+
+class _NurseryLauncher(_NotesTheEnd, LocalEngineLauncher):  # type: ignore[misc]
     """Starts all engines through one process that imports torch once and forks them (engine/nursery.py)."""
 
     def find_args(self) -> list[str]:
@@ -54,7 +70,7 @@ class _NurseryLauncher(LocalEngineLauncher):  # type: ignore[misc]
         return super().start()
 
 
-class _ControllerLauncher(LocalControllerLauncher):  # type: ignore[misc]
+class _ControllerLauncher(_NotesTheEnd, LocalControllerLauncher):  # type: ignore[misc]
     """Starts ipyparallel's controller so that it ends with this process."""
 
     def find_args(self) -> list[str]:
@@ -231,10 +247,10 @@ class Processes:
 
     def _exit_code(self, name: str) -> int | None:
         """Of a process that is gone; None where it is not known."""
-        try:
-            code: int | None = self._launchers[name].process.wait(_EXIT_CODE_PATIENCE_S)
-        except psutil.TimeoutExpired:  # threads of its are still at it
-            return None
+        give_up_s = time.monotonic() + _EXIT_CODE_PATIENCE_S
+        code: int | None = None
+        while (code := self._launchers[name].exit_code) is None and time.monotonic() < give_up_s:
+            time.sleep(0.005)
         return code
 
     def how_ended(self, pid: int, debug: bool) -> str | None:
