@@ -19,7 +19,8 @@ What may go wrong on a rank, what is promised then, and what was measured. Writt
 
 Seconds are from the moment of the fault to the moment at which the person has their cell, or the end of their run,
 back. They include the forming of the new process group. A row counts as held only where its whole promise held; the
-bound is what is aimed at, and is not asserted. A row without a bound promises no time.
+bound is what is aimed at, and is not asserted. A row without a bound promises no time. n is how often it was tried:
+`make soak` tries each twenty times, and ranks, phases and sizes of clusters add up in one row.
 """
 
 

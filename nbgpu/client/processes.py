@@ -52,8 +52,9 @@ class _NotesTheEnd:
         wait = self.process.wait
 
         def wait_and_note(timeout: float | None = None) -> int | None:
-            self.exit_code = wait(timeout)
-            return self.exit_code
+            code: int | None = wait(timeout)
+            self.exit_code = code
+            return code
 
         self.process.wait = wait_and_note
         super()._start_waiting()  # type: ignore[misc]
