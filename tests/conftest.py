@@ -109,6 +109,17 @@ def cluster2() -> Iterator[Any]:
         yield cluster
 
 
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Any]:
+    """A notebook's kernel with two CPU ranks, started once for a test module."""
+    from kernel import kernel
+
+    with kernel() as started:
+        assert started.run("%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2").status == "ok"
+        yield started
+        started.run("%nbgpu stop")
+
+
 def nursery(cluster: Any) -> int:
     """The pid of the process that forks a cluster's engines."""
     return psutil.Process(cluster.pids[0]).ppid()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from kernel import Kernel, kernel
+from kernel import Kernel
 
 BOUND_S = 30
 SUM = "%%distributed\ntotal = torch.ones(1)\ndist.all_reduce(total)\nint(total)"
@@ -15,14 +13,6 @@ FAILS = (
     "share(7, 1 - rank)\ndist.barrier()"
 )
 """Rank 1 fails, rank 0 waits for it."""
-
-
-@pytest.fixture(scope="module")
-def notebook() -> Iterator[Kernel]:
-    with kernel() as started:
-        assert started.run("%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2").status == "ok"
-        yield started
-        started.run("%nbgpu stop")
 
 
 @pytest.mark.parametrize("command", ["%debug", "%nbgpu debug"])

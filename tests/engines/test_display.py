@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 
 import pytest
-from kernel import Kernel, kernel
+from kernel import Kernel
 
 BOUND_S = 30
 WIDGET = "application/vnd.jupyter.widget-view+json"
 SUM = "%%distributed\ntotal = torch.ones(1)\ndist.all_reduce(total)\nint(total)"
-
-
-@pytest.fixture(scope="module")
-def notebook() -> Iterator[Kernel]:
-    with kernel() as started:
-        assert started.run("%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2").status == "ok"
-        yield started
-        started.run("%nbgpu stop")
 
 
 def test_figures_and_tables_of_every_rank(notebook: Kernel) -> None:

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-from kernel import Kernel, kernel
+from kernel import Kernel
 
 BOUND_S = 30
 SUM = "%%distributed\ntotal = torch.ones(1)\ndist.all_reduce(total)\nint(total)"
-
-
-@pytest.fixture(scope="module")
-def notebook() -> Iterator[Kernel]:
-    with kernel() as started:
-        assert started.run("%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2").status == "ok"
-        yield started
-        started.run("%nbgpu stop")
 
 
 def test_every_rank_gets_its_own_answer_one_after_the_other(notebook: Kernel) -> None:
