@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -142,15 +143,19 @@ def _run_cells(content: Any, folder: Path, console: Console) -> Text | None:
     # now and then how far it is.
     if console.is_terminal:
         progress.start()
-    try:
-        client.execute()
-    except CellExecutionError as error:
-        return Text.from_ansi(str(error))
-    except (CellTimeoutError, DeadKernelError) as error:
-        return Text(f"{type(error).__name__}: {error}")
-    finally:
-        if console.is_terminal:
-            progress.stop()
+    # What belongs to no cell, such as the last words of a kernel that dies. A kernel that ends well may have some
+    # too (ipykernel 7.4 writes to sockets that it has closed), which are of no interest then.
+    with tempfile.TemporaryFile("w+", errors="replace") as kernel_stderr:
+        try:
+            client.execute(stderr=kernel_stderr)
+        except CellExecutionError as error:
+            return Text.from_ansi(str(error))
+        except (CellTimeoutError, DeadKernelError) as error:
+            kernel_stderr.seek(0)
+            return Text(f"{kernel_stderr.read()}{type(error).__name__}: {error}")
+        finally:
+            if console.is_terminal:
+                progress.stop()
     return None
 
 

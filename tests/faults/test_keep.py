@@ -46,7 +46,8 @@ def start(notebook: Kernel, flags: str = "") -> Entry:
 
 def train(notebook: Kernel, folder: Path, steps: int = 100_000) -> None:
     """Starts a run and waits for its first steps."""
-    notebook.run(TRAIN.format(folder=str(folder), steps=steps))
+    done = notebook.run(TRAIN.format(folder=str(folder), steps=steps))
+    assert done.status == "ok", done.error
     wait_for_step(notebook, 3)
 
 
@@ -55,11 +56,11 @@ def wait_for_step(notebook: Kernel, step: int) -> None:
 import time
 give_up_s = time.monotonic() + 90
 while min(s.step for s in nbgpu.current().run.statuses()) < {step}:
-    assert time.monotonic() < give_up_s
+    assert time.monotonic() < give_up_s, nbgpu.current().run.statuses()
     time.sleep(0.05)
 """
     done = notebook.run(code)
-    assert done.status == "ok", done.error
+    assert done.status == "ok", done.error + notebook.run("%nbgpu status").stdout
 
 
 def kill(notebook: Kernel) -> None:

@@ -108,9 +108,18 @@ def test_a_failing_cell_ends_it_with_its_traceback(tmp_path: Path) -> None:
 
 
 def test_a_dying_kernel_ends_it_too(tmp_path: Path) -> None:
-    done = _execute(_notebook(tmp_path, "import os; os._exit(1)"), tmp_path / "out")
+    source = "import os; os.write(2, b'last words\\n'); os._exit(1)"
+    done = _execute(_notebook(tmp_path, source), tmp_path / "out")
     assert done.returncode == 1
-    assert "DeadKernelError" in done.stdout
+    assert "last words\nDeadKernelError" in done.stdout
+    assert done.stderr == ""
+
+
+def test_what_a_kernel_says_as_it_ends_well_is_not_passed_on(tmp_path: Path) -> None:
+    at_exit = "import atexit, os; atexit.register(os.write, 2, b'last words\\n');"
+    done = _execute(_notebook(tmp_path, at_exit), tmp_path / "out")
+    assert done.returncode == 0
+    assert done.stderr == ""
 
 
 def test_a_missing_notebook_is_named(tmp_path: Path) -> None:
