@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, markdown_table
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig
+from nbgpu.settings import markdown_table
 
 CONFIGURATION = Path(__file__).with_name("configuration.md")
 

@@ -11,44 +11,16 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, get_args, get_origin
+from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import Field
 
 from nbgpu.errors import ConfigError
+from nbgpu.settings import Settings, control, shape_of_model
 
 
-def control(group: str) -> Any:
-    """Marks a field as shown in the control panel, under the heading `group`."""
-    return {"control": group}
-
-
-def shape_of_model() -> Any:
-    """Marks a field that decides the shapes of the model's weights: a checkpoint fits only the same value."""
-    return {"shapes_the_model": True}
-
-
-class _Settings(BaseModel):
-    """What all settings share: frozen, no unknown names, and errors that say what to do."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-
-    @classmethod
-    def checked(cls, **values: Any) -> Self:
-        """Builds the settings, or raises a ConfigError with one line for every bad value."""
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            raise ConfigError(explain(cls, error)) from None
-
-    def changed(self, **values: Any) -> Self:
-        """These settings with some values replaced, checked again as a whole."""
-        return type(self).checked(**{**self.model_dump(), **values})
-
-
-class ClusterConfig(_Settings):
+class ClusterConfig(Settings):
     """Which devices get an engine, and how the engines talk."""
 
     gpus: str = Field(
@@ -108,11 +80,10 @@ class ClusterConfig(_Settings):
         return self.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // local_world_size)
 
 
-class TrainConfig(_Settings):
-    """What every training run has, whatever it trains."""
+class LoopSettings(Settings):
+    """How long, in what portions and from where a run trains."""
 
     recipe: str = Field("autoencoder", description="the workload")
-    data: str = Field("", description="where the samples come from; each recipe says what it takes")
     steps: int = Field(
         200, ge=1, le=10_000_000, description="optimizer steps in all", json_schema_extra=control("Run")
     )
@@ -130,11 +101,22 @@ class TrainConfig(_Settings):
         description="micro-batches whose gradients are added up before each optimizer step",
         json_schema_extra=control("Run"),
     )
-    amp: Literal["off", "bf16", "fp16"] = Field(
-        "off",
-        description="automatic mixed precision; fp16 scales the loss (GradScaler), bf16 needs no scaling",
-        json_schema_extra=control("Run"),
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of every random choice")
+    threads: int | None = Field(
+        None,
+        ge=1,
+        le=512,
+        description="CPU threads for each rank in this run; left out: as the cluster set them",
     )
+
+    def global_batch_size(self, world_size: int) -> int:
+        """Samples that go into one optimizer step over all ranks."""
+        return self.batch_size * world_size * self.accumulate
+
+
+class OptimizerSettings(Settings):
+    """From the gradient to the weights."""
+
     lr: float = Field(
         1e-3, gt=0, le=10, description="peak learning rate of AdamW", json_schema_extra=control("Optimizer")
     )
@@ -152,17 +134,6 @@ class TrainConfig(_Settings):
         description="largest norm of the whole gradient; 0 leaves it as it is",
         json_schema_extra=control("Optimizer"),
     )
-    on_nonfinite: Literal["stop", "skip"] = Field(
-        "stop",
-        description="what to do when the loss or the gradient is NaN or infinite: end the run with the weights of the "
-        "step before, or leave the step out and go on",
-    )
-    max_nonfinite_skips: int = Field(
-        10,
-        ge=1,
-        le=10_000,
-        description="steps in a row that on_nonfinite='skip' leaves out before the run ends",
-    )
     schedule: Literal["constant", "cosine"] = Field(
         "cosine",
         description="how the learning rate goes after the warm-up; cosine ends at 0",
@@ -174,6 +145,33 @@ class TrainConfig(_Settings):
         le=1_000_000,
         description="steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps",
     )
+
+
+class PrecisionSettings(Settings):
+    """The numbers that are computed with, and what is done where they are none."""
+
+    amp: Literal["off", "bf16", "fp16"] = Field(
+        "off",
+        description="automatic mixed precision; fp16 scales the loss (GradScaler), bf16 needs no scaling",
+        json_schema_extra=control("Run"),
+    )
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        "stop",
+        description="what to do when the loss or the gradient is NaN or infinite: end the run with the weights of the "
+        "step before, or leave the step out and go on",
+    )
+    max_nonfinite_skips: int = Field(
+        10,
+        ge=1,
+        le=10_000,
+        description="steps in a row that on_nonfinite='skip' leaves out before the run ends",
+    )
+
+
+class DataSettings(Settings):
+    """From the files to the batches."""
+
+    data: str = Field("", description="where the samples come from; each recipe says what it takes")
     cache_rate: float = Field(
         1.0,
         ge=0,
@@ -190,13 +188,18 @@ class TrainConfig(_Settings):
     )
     val_fraction: float = Field(0.2, ge=0, lt=1, description="share of the samples held out for validation")
     val_every: int = Field(50, ge=0, le=1_000_000, description="steps between validations; 0 for none")
-    seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of every random choice")
-    threads: int | None = Field(
-        None,
-        ge=1,
-        le=512,
-        description="CPU threads for each rank in this run; left out: as the cluster set them",
-    )
+
+    def problems(self) -> Iterator[str]:
+        if self.replace_rate > 0 and self.cache_rate >= 1:
+            yield (
+                f"replace_rate={self.replace_rate} replaces nothing while cache_rate=1 keeps every volume; "
+                "lower cache_rate, or set replace_rate=0"
+            )
+
+
+class CheckpointSettings(Settings):
+    """What is kept on the disk to go on from."""
+
     checkpoint_every: int = Field(
         0,
         ge=0,
@@ -213,30 +216,36 @@ class TrainConfig(_Settings):
         "folder, or a checkpoint's; empty to start from the beginning",
         json_schema_extra=control("Run"),
     )
+
+
+class LogSettings(Settings):
+    """What is written down of a run, and where."""
+
     telemetry: bool = Field(
         True, description="write and send each step's numbers; off is for measuring its cost"
     )
     runs_dir: str = Field("nbgpu_runs", description="folder that gets one folder for each run")
 
-    @model_validator(mode="after")
-    def _check_together(self) -> Self:
+
+# Pydantic lists the fields of the last base first.
+class TrainConfig(
+    LogSettings,
+    CheckpointSettings,
+    DataSettings,
+    PrecisionSettings,
+    OptimizerSettings,
+    LoopSettings,
+):
+    """What every training run has, whatever it trains."""
+
+    def problems(self) -> Iterator[str]:
         if self.num_warmup_steps >= self.steps:
-            raise ValueError(f"warmup_steps={self.warmup_steps} must be smaller than steps={self.steps}")
-        if self.replace_rate > 0 and self.cache_rate >= 1:
-            raise ValueError(
-                f"replace_rate={self.replace_rate} replaces nothing while cache_rate=1 keeps every volume; "
-                "lower cache_rate, or set replace_rate=0"
-            )
-        return self
+            yield f"warmup_steps={self.warmup_steps} must be smaller than steps={self.steps}"
 
     @property
     def num_warmup_steps(self) -> int:
         """`warmup_steps`, or what stands for it where it is left out."""
         return self.steps // 20 if self.warmup_steps is None else self.warmup_steps
-
-    def global_batch_size(self, world_size: int) -> int:
-        """Samples that go into one optimizer step over all ranks."""
-        return self.batch_size * world_size * self.accumulate
 
 
 class AutoencoderConfig(TrainConfig):
@@ -281,17 +290,15 @@ class AutoencoderConfig(TrainConfig):
         1e-7, ge=0, le=1, description="weight of the KL term, summed over a sample's latent volume"
     )
 
-    @model_validator(mode="after")
-    def _check_shapes(self) -> Self:
+    def problems(self) -> Iterator[str]:
         shrink = 2 ** (len(self.channels) - 1)
         if self.patch_size % shrink:
-            raise ValueError(
+            yield (
                 f"patch_size={self.patch_size} must be a multiple of {shrink}, because {len(self.channels)} "
                 f"channel levels halve it {len(self.channels) - 1} times"
             )
         if min(self.channels) < 1:
-            raise ValueError(f"channels={self.channels} must all be at least 1")
-        return self
+            yield f"channels={self.channels} must all be at least 1"
 
 
 TRAIN_CONFIGS: dict[str, type[TrainConfig]] = {"autoencoder": AutoencoderConfig}
@@ -303,51 +310,6 @@ def train_config(recipe: str, **values: Any) -> TrainConfig:
     if recipe not in TRAIN_CONFIGS:
         raise ConfigError(f"recipe = {recipe!r} is not known. Recipes: {', '.join(sorted(TRAIN_CONFIGS))}")
     return TRAIN_CONFIGS[recipe].checked(recipe=recipe, **values)
-
-
-def bounds(field: FieldInfo) -> str:
-    """What values a field takes, in words: '1 to 4096', "'off', 'bf16' or 'fp16'", 'above 0, at most 10'."""
-    choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-    if choices:
-        names = [repr(c) for c in choices]
-        return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-    limits = {
-        k: getattr(m, k)
-        for m in field.metadata
-        for k in ("ge", "gt", "le", "lt", "multiple_of")
-        if hasattr(m, k)
-    }
-    words = []
-    if "ge" in limits and "le" in limits:
-        words.append(f"{limits['ge']} to {limits['le']}")
-    else:
-        names_of = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-        words += [f"{names_of[k]} {limits[k]}" for k in ("ge", "gt", "le", "lt") if k in limits]
-    if "multiple_of" in limits:
-        words.append(f"a multiple of {limits['multiple_of']}")
-    return ", ".join(words)
-
-
-def explain(model: type[BaseModel], error: ValidationError) -> str:
-    """A ValidationError in our words: one line for each bad field, with its value, bounds and a way out."""
-    lines = []
-    for problem in error.errors():
-        name = str(problem["loc"][0]) if problem["loc"] else ""
-        field = model.model_fields.get(name)
-        if problem["type"] == "extra_forbidden":
-            lines.append(
-                f"{name} is not a setting of {model.__name__}. Settings: {', '.join(model.model_fields)}"
-            )
-        elif field is None:
-            lines.append(str(problem["msg"]).removeprefix("Value error, "))
-        else:
-            allowed = bounds(field)
-            fix = f"Give a value within: {allowed}" if allowed else str(problem["msg"])
-            default = f" (default {field.default!r})" if field.default is not None else ", or leave it out"
-            lines.append(
-                f"{name} = {problem['input']!r} is not valid. {fix}{default}. It is: {field.description}."
-            )
-    return "\n".join(lines)
 
 
 def write_toml(path: Path, cluster: ClusterConfig, train: TrainConfig) -> None:
@@ -375,29 +337,3 @@ def read_toml(path: Path, **overrides: Any) -> tuple[ClusterConfig, TrainConfig]
         return ClusterConfig.checked(**tables.get("cluster", {})), train_config(**train)
     except ConfigError as error:
         raise ConfigError(f"{path}:\n{error}") from None
-
-
-def control_fields(model: type[BaseModel]) -> Iterator[tuple[str, str, FieldInfo]]:
-    """(group, name, field) of every field that the control panel shows, in the order of the model."""
-    for name, field in model.model_fields.items():
-        extra = field.json_schema_extra
-        if isinstance(extra, dict) and "control" in extra:
-            yield str(extra["control"]), name, field
-
-
-def shapes_the_model(model: type[BaseModel]) -> list[str]:
-    """The fields that a checkpoint and the run that goes on from it must have in common."""
-    return [
-        name
-        for name, field in model.model_fields.items()
-        if isinstance(field.json_schema_extra, dict) and "shapes_the_model" in field.json_schema_extra
-    ]
-
-
-def markdown_table(model: type[BaseModel]) -> str:
-    """The docs' table of a model: setting, default, values, meaning."""
-    rows = ["| setting | default | values | meaning |", "|---|---|---|---|"]
-    for name, field in model.model_fields.items():
-        values = bounds(field).replace("|", "\\|")
-        rows.append(f"| `{name}` | `{field.default!r}` | {values} | {field.description} |")
-    return "\n".join(rows)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import tyro
 from pydantic import BaseModel
 
-from nbgpu.config import bounds
+from nbgpu.settings import bounds
 
 
 def parse(

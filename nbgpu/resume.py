@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu import manifest
-from nbgpu.config import TrainConfig, shapes_the_model
+from nbgpu.config import TrainConfig
 from nbgpu.errors import ConfigError, RunError
+from nbgpu.settings import shapes_the_model
 
 AUTO = "auto"
 

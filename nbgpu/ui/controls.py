@@ -19,10 +19,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from nbgpu.client import cluster as clusters
-from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, bounds, control_fields, train_config
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, train_config
 from nbgpu.devices import DEFAULT_CPU_RANKS, inventory
 from nbgpu.errors import ConfigError, NbgpuError, NoClusterError
 from nbgpu.records import FINAL_STATES
+from nbgpu.settings import bounds, control_fields
 from nbgpu.ui.frontend import answer_while_busy, has_frontend, has_subshells
 from nbgpu.ui.panel import Panel
 from nbgpu.ui.slot import new_slot, slot_metadata

@@ -8,7 +8,8 @@ import ipywidgets as w
 import pytest
 from pydantic import BaseModel, Field
 
-from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, control, control_fields
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig
+from nbgpu.settings import control, control_fields
 from nbgpu.ui.controls import _Controls, control_for
 
 

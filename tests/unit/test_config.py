@@ -14,14 +14,12 @@ from nbgpu.config import (
     AutoencoderConfig,
     ClusterConfig,
     TrainConfig,
-    bounds,
-    control_fields,
-    markdown_table,
     read_toml,
     train_config,
     write_toml,
 )
 from nbgpu.errors import ConfigError
+from nbgpu.settings import bounds, control_fields, markdown_table
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODELS = [ClusterConfig, *TRAIN_CONFIGS.values()]
@@ -88,7 +86,7 @@ def test_every_bad_value_is_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         TrainConfig.checked(steps=0, lr=-1, amp="half", colour="red")
     lines = str(caught.value).splitlines()
-    assert [line.split()[0] for line in lines] == ["steps", "amp", "lr", "colour"]
+    assert [line.split()[0] for line in lines] == ["steps", "lr", "amp", "colour"]
 
 
 @pytest.mark.parametrize(

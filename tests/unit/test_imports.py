@@ -16,7 +16,7 @@ import nbgpu
 
 PACKAGE = Path(__file__).resolve().parents[2] / "nbgpu"
 
-BASE = {"errors", "records", "config", "palette"}
+BASE = {"errors", "records", "settings", "config", "palette"}
 MIDDLE = {"devices", "telemetry", "runs", "flags", "manifest", "resume", "signals", "vigil"}
 MIDDLE |= {"obstacles", "shared_memory"}
 
