@@ -124,7 +124,7 @@ def _follow(run: Run, console: Console) -> None:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(run.status, total=run.config.steps)
+        bar = progress.add_task(run.status, total=run.info.total_steps)
         cursor = 0
         try:
             while not run.over:
@@ -154,7 +154,12 @@ def _update(progress: Progress, bar: TaskID, run: Run) -> None:
     statuses = run.statuses()
     losses = [s.values["loss"] for s in statuses if "loss" in s.values]
     loss = f", loss {sum(losses) / len(losses):.4g}" if losses else ""
-    progress.update(bar, description=run.status + loss, completed=min(s.step for s in statuses))
+    progress.update(
+        bar,
+        description=run.status + loss,
+        completed=min(s.step for s in statuses),
+        total=run.info.total_steps,
+    )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ which group of the control panel it stands. A field with no control is for files
 
 from __future__ import annotations
 
+import math
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -101,6 +102,19 @@ class LoopSettings(Settings):
         description="micro-batches whose gradients are added up before each optimizer step",
         json_schema_extra=control("Run"),
     )
+    global_batch_size: int | None = Field(
+        None,
+        ge=1,
+        le=2**24,
+        description="samples that go into one optimizer step over all ranks; where it is given, batch_size follows from "
+        "it, and it must be a multiple of ranks x accumulate",
+    )
+    epochs: int | None = Field(
+        None,
+        ge=1,
+        le=10_000_000,
+        description="passes over the training data in all; where it is given, steps follows from it",
+    )
     seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of every random choice")
     threads: int | None = Field(
         None,
@@ -109,22 +123,47 @@ class LoopSettings(Settings):
         description="CPU threads for each rank in this run; left out: as the cluster set them",
     )
 
-    def global_batch_size(self, world_size: int) -> int:
+    def samples_per_step(self, world_size: int) -> int:
         """Samples that go into one optimizer step over all ranks."""
         return self.batch_size * world_size * self.accumulate
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Optimizer steps in all; `steps_per_epoch` counts where the length is given in epochs."""
+        return self.steps if self.epochs is None else self.epochs * max(1, steps_per_epoch)
 
 
 class OptimizerSettings(Settings):
     """From the gradient to the weights."""
 
-    lr: float = Field(
-        1e-3, gt=0, le=10, description="peak learning rate of AdamW", json_schema_extra=control("Optimizer")
+    optimizer: Literal["adamw", "adam", "sgd"] = Field(
+        "adamw",
+        description="torch's fused optimizer; a checkpoint holds its state, and fits the same one only",
+        json_schema_extra=control("Optimizer") | shape_of_model(),
     )
+    lr: float = Field(
+        1e-3,
+        gt=0,
+        le=10,
+        description="peak learning rate, before lr_scaling",
+        json_schema_extra=control("Optimizer"),
+    )
+    lr_scaling: Literal["none", "sqrt", "linear"] = Field(
+        "none",
+        description="what lr is multiplied by where a step has more samples than lr_batch_size: nothing, the root of how "
+        "many times more (for Adam; Malladi et al. 2022), or that number itself (for SGD; Goyal et al. 2017)",
+    )
+    lr_batch_size: int | None = Field(
+        None,
+        ge=1,
+        le=2**24,
+        description="the global batch size that lr is meant for; left out: batch_size, that is one rank",
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="of optimizer='sgd'")
     weight_decay: float = Field(
         0.01,
         ge=0,
         le=10,
-        description="AdamW's decoupled weight decay",
+        description="weight decay; decoupled from the gradient with adamw",
         json_schema_extra=control("Optimizer"),
     )
     clip_norm: float = Field(
@@ -134,9 +173,16 @@ class OptimizerSettings(Settings):
         description="largest norm of the whole gradient; 0 leaves it as it is",
         json_schema_extra=control("Optimizer"),
     )
-    schedule: Literal["constant", "cosine"] = Field(
+    clip_value: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        description="largest absolute value of each element of the gradient, cut before clip_norm; 0 leaves them",
+    )
+    schedule: Literal["constant", "cosine", "step", "plateau"] = Field(
         "cosine",
-        description="how the learning rate goes after the warm-up; cosine ends at 0",
+        description="how the learning rate goes after the warm-up; cosine falls to min_lr at the last step, step and "
+        "plateau multiply by lr_decay, every lr_decay_every steps or where the validation loss stays",
         json_schema_extra=control("Optimizer"),
     )
     warmup_steps: int | None = Field(
@@ -145,6 +191,26 @@ class OptimizerSettings(Settings):
         le=1_000_000,
         description="steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps",
     )
+    min_lr: float = Field(0.0, ge=0, le=10, description="where the schedule stops to lower the learning rate")
+    lr_decay: float = Field(0.5, gt=0, lt=1, description="factor of schedule='step' and 'plateau'")
+    lr_decay_every: int = Field(
+        1000, ge=1, le=10_000_000, description="steps between two factors of schedule='step'"
+    )
+    plateau_patience: int = Field(
+        5,
+        ge=0,
+        le=10_000,
+        description="validations in a row without a better loss that schedule='plateau' waits for",
+    )
+
+    def problems(self) -> Iterator[str]:
+        if self.min_lr > self.lr:
+            yield f"min_lr={self.min_lr} must not be above lr={self.lr}"
+
+    def peak_lr(self, batch_size: int, samples_per_step: int) -> float:
+        """The learning rate after the warm-up, where a step has `samples_per_step` over all ranks."""
+        times = samples_per_step / (self.lr_batch_size or batch_size)
+        return self.lr * {"none": 1.0, "sqrt": math.sqrt(times), "linear": times}[self.lr_scaling]
 
 
 class PrecisionSettings(Settings):
@@ -154,6 +220,22 @@ class PrecisionSettings(Settings):
         "off",
         description="automatic mixed precision; fp16 scales the loss (GradScaler), bf16 needs no scaling",
         json_schema_extra=control("Run"),
+    )
+    dtype: Literal["float32", "float64"] = Field(
+        "float32", description="type of the weights, and of the data on its way through the model"
+    )
+    tf32: bool = Field(
+        False,
+        description="let GPUs from compute capability 8.0 on round the factors of float32 products to 10 bits (TF32)",
+    )
+    cudnn: Literal["default", "benchmark", "deterministic"] = Field(
+        "default",
+        description="'benchmark' measures cuDNN's algorithms and takes the fastest, 'deterministic' takes those that give "
+        "the same bits each time; they exclude each other",
+    )
+    sdpa: Literal["auto", "flash", "efficient", "cudnn", "math"] = Field(
+        "auto",
+        description="kernel of scaled_dot_product_attention; one that cannot do the model's shapes ends the run",
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop",
@@ -166,6 +248,72 @@ class PrecisionSettings(Settings):
         le=10_000,
         description="steps in a row that on_nonfinite='skip' leaves out before the run ends",
     )
+
+
+class ParallelSettings(Settings):
+    """How the model is spread over the ranks, and what is traded for speed or memory."""
+
+    strategy: Literal["ddp", "fsdp", "dp", "single"] = Field(
+        "ddp",
+        description="'ddp': every rank has the whole model, gradients are averaged; 'fsdp': weights, gradients and "
+        "optimizer state are shared out (fully_shard, as ZeRO stage 3); 'dp': one rank drives all its GPUs "
+        "(DataParallel, slower than ddp); 'single': one rank alone",
+        json_schema_extra=control("Parallel"),
+    )
+    cpu_offload: bool = Field(
+        False, description="fsdp keeps weights, gradients and optimizer state in host memory"
+    )
+    sync_batchnorm: bool = Field(
+        False, description="BatchNorm layers take their statistics over all ranks (SyncBatchNorm)"
+    )
+    static_graph: bool = Field(
+        False,
+        description="ddp: the same parameters take part in every step, which DDP may rely on",
+    )
+    find_unused_parameters: bool = Field(
+        False, description="ddp: look in each step for parameters that took no part; costs time"
+    )
+    broadcast_buffers: bool = Field(
+        True,
+        description="ddp: rank 0's buffers, such as BatchNorm's statistics, go to all ranks in each step",
+    )
+    gradient_as_bucket_view: bool = Field(
+        True, description="ddp: gradients stand in the buckets that are sent, which saves a copy of them"
+    )
+    bucket_mb: float = Field(
+        25.0, gt=0, le=10_000, description="ddp: MiB of gradients that are sent as one message"
+    )
+    comm_hook: Literal["none", "bf16", "fp16", "powersgd"] = Field(
+        "none",
+        description="ddp: what is sent of the gradients: rounded to bf16 or fp16, or their main directions "
+        "(PowerSGD, Vogels et al. 2019)",
+    )
+    powersgd_rank: int = Field(
+        2, ge=1, le=1024, description="directions of each matrix that comm_hook='powersgd' sends"
+    )
+    checkpoint_activations: bool = Field(
+        False,
+        description="compute the model's blocks again in the backward pass, in place of keeping their activations",
+        json_schema_extra=control("Parallel"),
+    )
+    compile: bool = Field(
+        False, description="torch.compile the model; the first step takes a minute or so, and a C++ compiler"
+    )
+    channels_last: bool = Field(False, description="channels_last_3d memory format of weights and volumes")
+
+    def problems(self) -> Iterator[str]:
+        if self.strategy != "ddp":
+            set_for_ddp = {
+                "static_graph": self.static_graph,
+                "find_unused_parameters": self.find_unused_parameters,
+                "comm_hook": self.comm_hook != "none",
+            }
+            for name in (name for name, is_set in set_for_ddp.items() if is_set):
+                yield f"{name} is an option of strategy='ddp', and strategy is {self.strategy!r}"
+        if self.cpu_offload and self.strategy != "fsdp":
+            yield f"cpu_offload is an option of strategy='fsdp', and strategy is {self.strategy!r}"
+        if self.static_graph and self.find_unused_parameters:
+            yield "static_graph and find_unused_parameters exclude each other: set one of them"
 
 
 class DataSettings(Settings):
@@ -232,6 +380,7 @@ class TrainConfig(
     LogSettings,
     CheckpointSettings,
     DataSettings,
+    ParallelSettings,
     PrecisionSettings,
     OptimizerSettings,
     LoopSettings,
@@ -239,13 +388,25 @@ class TrainConfig(
     """What every training run has, whatever it trains."""
 
     def problems(self) -> Iterator[str]:
-        if self.num_warmup_steps >= self.steps:
+        if self.epochs is None and self.num_warmup_steps(self.steps) >= self.steps:
             yield f"warmup_steps={self.warmup_steps} must be smaller than steps={self.steps}"
+        if self.static_graph and self.accumulate > 1:
+            yield (
+                f"static_graph does not go with accumulate={self.accumulate}: DDP fails where the first micro-batch is "
+                "not synchronised (pytorch issue 143580). Set one of them"
+            )
+        if self.strategy == "fsdp" and self.amp == "fp16":
+            yield "amp='fp16' does not go with strategy='fsdp': ranks would scale their losses differently. Take 'bf16'"
+        if self.strategy == "fsdp" and self.optimizer == "sgd":
+            yield "optimizer='sgd' does not go with strategy='fsdp': torch has no fused SGD for sharded weights"
+        if self.dtype == "float64" and self.amp != "off":
+            yield f"amp={self.amp!r} does not go with dtype='float64'. Set one of them"
+        if self.schedule == "plateau" and not self.val_every:
+            yield "schedule='plateau' looks at the validation loss, and val_every=0 makes none"
 
-    @property
-    def num_warmup_steps(self) -> int:
+    def num_warmup_steps(self, total_steps: int) -> int:
         """`warmup_steps`, or what stands for it where it is left out."""
-        return self.steps // 20 if self.warmup_steps is None else self.warmup_steps
+        return total_steps // 20 if self.warmup_steps is None else self.warmup_steps
 
 
 class AutoencoderConfig(TrainConfig):
@@ -253,7 +414,11 @@ class AutoencoderConfig(TrainConfig):
 
     recipe: Literal["autoencoder"] = Field("autoencoder", description="the workload")
     lr: float = Field(
-        4e-3, gt=0, le=10, description="peak learning rate of AdamW", json_schema_extra=control("Optimizer")
+        4e-3,
+        gt=0,
+        le=10,
+        description="peak learning rate, before lr_scaling",
+        json_schema_extra=control("Optimizer"),
     )
     data: str = Field(
         "mni152",

@@ -10,6 +10,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pynvml
@@ -38,6 +39,7 @@ def inventory() -> tuple[Device, ...]:
                     uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
                     index=index,
                     memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                    compute_capability=_compute_capability(handle),
                 )
             )
     finally:
@@ -129,6 +131,11 @@ def _named(gpus: tuple[Device, ...], names: str, *, skip_unknown: bool) -> tuple
         there = "; ".join(f"{g.index} = {g.name} {g.uuid}" for g in gpus) or "none on this machine"
         raise ConfigError(f"gpus = {names!r}: there is no GPU {', '.join(unknown)}. GPUs: {there}")
     return tuple(chosen)
+
+
+def _compute_capability(handle: Any) -> float:
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return float(f"{major}.{minor}")
 
 
 def _text(value: str | bytes) -> str:

@@ -37,6 +37,8 @@ class Device:
     """The driver's number for a GPU (what nvidia-smi shows); the rank's number for a CPU."""
     memory_bytes: int
     """The device's whole memory; for a CPU the host's."""
+    compute_capability: float = 0.0
+    """NVIDIA's number for what a GPU can do, such as 9.0; 0 for a CPU."""
 
     def label(self) -> str:
         """A short name for chips and lists, such as 'GPU 0 NVIDIA H200' or 'CPU rank 1'."""

@@ -141,7 +141,7 @@ def _refuse_what_does_not_fit(checkpoint: Path, about: dict[str, Any], config: T
         for name in fixed
         if then.get(name) != now[name]
     ]
-    if about["step"] >= config.steps:
+    if config.epochs is None and about["step"] >= config.steps:
         wrong.append(
             f"all {about['step']} steps are done there, and steps is {config.steps}: give more, or leave resume out"
         )

@@ -30,6 +30,7 @@ from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, train_config
 from nbgpu.errors import ClusterError, ConfigError, NbgpuError, NoClusterError, RankError, RunError
 from nbgpu.records import Device
 from nbgpu.signals import uninterrupted
+from nbgpu.suitability import settled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -417,7 +418,7 @@ class Cluster:
             ConfigError: a setting is not valid; nothing was started.
             RunError: another run has the ranks now.
         """
-        config = train_config(recipe, **settings)
+        config = settled(train_config(recipe, **settings), self.devices)
         self.ranks.require_reachable()
         self._refuse_during_run()
         self._replace_ranks_that_went()

@@ -127,7 +127,7 @@ class Run:
 
     def __repr__(self) -> str:
         step = max(s.step for s in self.statuses())
-        return f"<Run {self.folder.name}: {self.status}, step {step} of {self.config.steps}>"
+        return f"<Run {self.folder.name}: {self.status}, step {step} of {self.info.total_steps}>"
 
     @classmethod
     def start(cls, config: TrainConfig, host: Host) -> Run:
@@ -151,8 +151,9 @@ class Run:
         """What is fixed for the run; `steps_per_epoch` is 0 until the ranks have looked at the data."""
         path = self.folder / "run_info.json"
         if self._info.steps_per_epoch == 0 and path.exists():
-            steps_per_epoch = json.loads(path.read_text())["steps_per_epoch"]
-            self._info = RunInfo.from_json({**self._info.to_json(), "steps_per_epoch": steps_per_epoch})
+            told = json.loads(path.read_text())
+            known = {name: told[name] for name in ("steps_per_epoch", "total_steps")}
+            self._info = RunInfo.from_json({**self._info.to_json(), **known})
         return self._info
 
     @property
@@ -381,10 +382,10 @@ def _info(folder: Path, config: TrainConfig, host: Host) -> RunInfo:
         recipe=config.recipe,
         devices=host.devices,
         backend=host.backend,
-        total_steps=config.steps,
+        total_steps=config.total_steps(steps_per_epoch=0),
         steps_per_epoch=0,
         batch_size=config.batch_size,
-        global_batch_size=config.global_batch_size(len(host.devices)),
+        global_batch_size=config.samples_per_step(len(host.devices)),
         started_s=(folder / "run.toml").stat().st_mtime,
         resumed_from=resume.Beginning.read(folder).checkpoint,
     )

@@ -44,7 +44,7 @@ def _state(cluster: Cluster, rank: int, lookout: Lookout) -> str:
     if run is None or run.over:
         return told(where)
     of_run = run.statuses()[rank]
-    state = f"{of_run.state}, step {of_run.step}/{run.config.steps}"
+    state = f"{of_run.state}, step {of_run.step}/{run.info.total_steps}"
     if where.collective:
         return f"{state}, waits in {where.collective}"
     return f"{state}, {where.within}" if where.within else state

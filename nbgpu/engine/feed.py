@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from nbgpu.config import TrainConfig
+from nbgpu.engine import precision
+
 if TYPE_CHECKING:
     from nbgpu.recipes import Batch, Loaders
 
@@ -18,13 +21,15 @@ class Feed:
 
     Args:
         loaders: the recipe's, for this rank.
-        accumulate: micro-batches of one step.
+        config: how many micro-batches a step has, and how volumes stand in memory.
         device: where batches go.
     """
 
-    def __init__(self, loaders: Loaders, accumulate: int, device: torch.device) -> None:
+    def __init__(self, loaders: Loaders, config: TrainConfig, device: torch.device) -> None:
         self.loaders = loaders
-        self._accumulate = accumulate
+        self._accumulate = config.accumulate
+        self._dtype = precision.dtype(config)
+        self._channels_last = config.channels_last
         self._device = device
         self._batches: Iterator[Batch] | None = None
         self._next_step: int | None = 0
@@ -50,8 +55,14 @@ class Feed:
         return self._taken[1][0] if self._taken is not None else {}
 
     def to_device(self, batch: Batch) -> Batch:
-        """The batch on the device."""
-        return {name: value.to(self._device, non_blocking=True) for name, value in batch.items()}
+        """The batch on the device, its numbers in the type of the weights."""
+        return {name: self._moved(value) for name, value in batch.items()}
+
+    def _moved(self, value: torch.Tensor) -> torch.Tensor:
+        dtype = self._dtype if value.is_floating_point() else value.dtype
+        is_volume = self._channels_last and value.dim() == 5
+        memory_format = torch.channels_last_3d if is_volume else torch.preserve_format
+        return value.to(self._device, dtype, non_blocking=True, memory_format=memory_format)
 
     def _fetch(self, step: int) -> list[Batch]:
         if self._next_step != step:

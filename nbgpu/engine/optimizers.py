@@ -1,12 +1,32 @@
-"""An optimizer's state as named tensors and JSON, which can be written and sent without pickling."""
+"""The optimizers, and their state as named tensors and JSON, which can be written and sent without pickling."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-from torch.optim import Optimizer
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from nbgpu.config import TrainConfig
+
+
+def make(config: TrainConfig, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """The optimizer of the settings, fused: those can leave out a step on the device (nonfinite.py)."""
+    lr, weight_decay = config.lr, config.weight_decay
+    match config.optimizer:
+        case "adamw":
+            return AdamW(parameters, lr=lr, weight_decay=weight_decay, fused=True)
+        case "adam":
+            return Adam(parameters, lr=lr, weight_decay=weight_decay, fused=True)
+        case "sgd":
+            sgd = SGD(parameters, lr=lr, momentum=config.momentum, weight_decay=weight_decay, fused=True)
+            if config.momentum:
+                # The fused step makes them when it first runs, and leaves them unwritten where it leaves the step out.
+                for parameter in sgd.param_groups[0]["params"]:
+                    sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            return sgd
 
 
 def state_of(optimizer: Optimizer) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:

@@ -22,13 +22,14 @@ import torch.distributed as dist
 
 from nbgpu import devices, runs
 from nbgpu.config import TrainConfig, read_toml
-from nbgpu.engine import debug, debugger, exchange, flight, group, interrupts, memory
+from nbgpu.engine import debug, debugger, exchange, flight, group, interrupts, memory, precision
 from nbgpu.engine.consensus import together
 from nbgpu.engine.group import Membership
 from nbgpu.engine.tracebacks import undisturbed
 from nbgpu.engine.trainer import Trainer
 from nbgpu.errors import ConfigError, NbgpuError, RunError
 from nbgpu.records import Device, RankFailure, RunState
+from nbgpu.suitability import settled
 from nbgpu.telemetry import Recorder
 
 if TYPE_CHECKING:
@@ -111,7 +112,11 @@ def train(trainer: Trainer, mended: str = "") -> RunState:
         OutOfMemoryError: on the rank that got no more memory.
     """
     try:
-        with flight.kept_in(trainer.folder, trainer.rank), _own_randomness_and_threads(trainer.config):
+        with (
+            flight.kept_in(trainer.folder, trainer.rank),
+            _own_randomness_and_threads(trainer.config),
+            precision.kernels(trainer.config),
+        ):
             state = trainer.run(mended)
     except Exception as error:
         if not memory.is_exhausted(error):
@@ -189,6 +194,7 @@ def main(arguments: list[str]) -> None:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     chosen = devices.choose(cluster.gpus, local_world_size)
+    config = settled(config, chosen * (world_size // local_world_size))
     backend = devices.backend(cluster, chosen)
     device = chosen[local_rank]
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(d.uuid for d in chosen if d.kind == "cuda"))

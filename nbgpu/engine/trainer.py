@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
 import random
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,15 +17,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint as recomputed
 
-from nbgpu import resume
+from nbgpu import manifest, resume
 from nbgpu.config import TrainConfig
-from nbgpu.engine import checkpoint, exchange, memory, optimizers, replicas
+from nbgpu.engine import batchnorm, checkpoint, exchange, memory, precision
 from nbgpu.engine.consensus import Consensus, together
 from nbgpu.engine.feed import Feed
 from nbgpu.engine.group import Membership
 from nbgpu.engine.nonfinite import Guard
+from nbgpu.engine.schedule import LearningRate
+from nbgpu.engine.state import State
+from nbgpu.engine.strategy import Strategy, spread, whole
 from nbgpu.errors import OutOfMemoryError, RunError
 from nbgpu.records import Command, Device, RunInfo, RunState
 from nbgpu.signals import uninterrupted
@@ -33,8 +37,10 @@ from nbgpu.telemetry import CommandWatch, Recorder
 if TYPE_CHECKING:
     from nbgpu.recipes import Recipe
 
+WholeState = tuple[dict[str, Tensor], dict[str, Any]]
+"""A state's tensors by name, and the rest of it as JSON."""
+
 _log = logging.getLogger("nbgpu.trainer")
-_AMP_DTYPES = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _PAUSE_POLL_S = 0.05
 
 
@@ -47,7 +53,7 @@ def _seed_everything(seed: int, rank: int, step: int) -> None:
 
 
 class Trainer:
-    """Trains one recipe with DDP on the ranks of the process group.
+    """Trains one recipe on the ranks of the process group.
 
     Random numbers of a step come from (seed, rank, step) alone, so that a rank which takes over in the middle
     draws what the one before it would have drawn, and a step that is done again draws the same.
@@ -82,8 +88,10 @@ class Trainer:
         """Optimizer steps done."""
         self.command: Command | None = None
         """What the person asked for and all ranks have agreed to follow: 'pause', 'stop' or nothing."""
-        self.model: nn.Module | None = None
-        self._ddp: DistributedDataParallel | None = None
+        self.total_steps = config.steps
+        """Where the length is given in epochs, it is known when the data are."""
+        self._state: State | None = None
+        self._strategy: Strategy | None = None
         self._begun = False
         """Model and optimizer are those of `step`: as drawn, as a checkpoint or another rank gave them."""
         self._train_s = 0.0
@@ -122,45 +130,62 @@ class Trainer:
         finally:
             self._train_s += time.perf_counter() - started_s
         self._flush()
-        together(self._conclude)
+        self._conclude()
         ended: RunState = "stopped" if self.command == "stop" else "finished"
         self._enter(ended)
         return ended
 
     def interrupted(self) -> None:
         """Lets go of what belongs to a group that is of no use any more; `run` may be called again."""
-        self._let_go_of_ddp()
-        if self.model is not None:
-            # Views into DDP's buckets, and with it half of a sum.
-            self.model.zero_grad(set_to_none=True)
-            for buffer, before in zip(self.model.buffers(), self._buffers_before_step, strict=False):
-                buffer.copy_(before)
+        survives = self._strategy is None or self._strategy.survives
+        self._let_go_of_strategy()
         # The last step was perhaps never judged, which takes all ranks: if the run is to stop, they do it again.
         self._record_numbers()
         self._unrecorded = None
+        if not survives:
+            self._begin_anew()
+            return
+        if self._state is not None:
+            # Views into DDP's buckets, and with it half of a sum.
+            self._model.zero_grad(set_to_none=True)
+            for buffer, before in zip(self._model.buffers(), self._buffers_before_step, strict=False):
+                buffer.copy_(before)
         if self._guard.is_over:
             self._step_back()
 
+    def _begin_anew(self) -> None:
+        """Forgets the state: each rank has a part of it only, and one of them is gone."""
+        self._state = None
+        self._begun = False
+        self.step = self._validated_step = 0
+        self._buffers_before_step = []
+        self._guard.restore(0)
+        if self._feed is not None:
+            # A cache that replaces its volumes cannot go back.
+            self._feed.loaders.close()
+            self._feed = None
+
     def out_of_memory(self, error: BaseException) -> OutOfMemoryError:
         """What to say of a run in which this rank got no more memory."""
-        begun = self.model is not None and self._before_bytes is not None
-        static = memory.Static.of(self._model, self._optimizer, self._before_bytes or 0) if begun else None
+        static = None
+        if self._state is not None and self._before_bytes is not None:
+            static = memory.Static.of(self._state.model, self._state.optimizer, self._before_bytes)
         batch = self._feed.in_hand() if self._feed is not None else {}
         shapes = {name: tuple(values.shape) for name, values in batch.items()}
         return memory.explain_run(error, self.rank, self.step, shapes, self.config, self.device, static)
 
     def close(self) -> None:
         """Ends the threads that read data and write checkpoints."""
-        self._let_go_of_ddp()
+        self._let_go_of_strategy()
         if self._checkpoints is not None:
             self._checkpoints.close()
         if self._feed is not None:
             self._feed.loaders.close()
 
-    def _let_go_of_ddp(self) -> None:
-        if self._ddp is not None:
-            replicas.forget(self._ddp)
-            self._ddp = None
+    def _let_go_of_strategy(self) -> None:
+        if self._strategy is not None:
+            self._strategy.close()
+            self._strategy = None
 
     # ---- getting ready ----
 
@@ -168,30 +193,31 @@ class Trainer:
         """Makes every rank ready for the same step: the furthest rank's, a checkpoint's, or the first."""
         standings = exchange.gather({"ready": self._begun, "step": self.step})
         ready = {rank: s["step"] for rank, s in enumerate(standings) if s["ready"]}
-        if self.model is None:
+        if self._state is None:
             self._enter("loading")
         together(self._load)
         self._write_info()
-        together(self._build)
+        # Whoever spreads the weights over the ranks does it once the model is the same on all of them.
+        model = together(self._build) if self._state is None else self._state.model
+        if self.config.strategy == "dp":
+            self._event("note", "strategy='dp' copies the model to each GPU in every step; 'ddp' is faster")
+        self._strategy = spread(self.config, model, self.recipe.blocks(model), self.device)
+        if self._state is None:
+            self._state = State(self.config, model, self._learning_rate(), self.device)
         self._saved_step = 0
         if ready:
             self._take_state(source=max(ready, key=ready.__getitem__))
         else:
             together(self._resume)
         self._begun = True
-        # DDP's constructor is a collective.
-        self._ddp = DistributedDataParallel(
-            self._model,
-            device_ids=[self.device] if self.device.type == "cuda" else None,
-            gradient_as_bucket_view=True,
-        )
-        self._before_bytes = memory.before_run(self.device, self._model, self._optimizer)
+        self._before_bytes = memory.before_run(self.device, self._model, self._state.optimizer)
         self.command = self._consensus.newest_command()
 
     def _load(self) -> None:
         if self._feed is None:
             loaders = self.recipe.build_loaders(self.rank, self.member.world_size)
-            self._feed = Feed(loaders, self.config.accumulate, self.device)
+            self._feed = Feed(loaders, self.config, self.device)
+            self.total_steps = self.config.total_steps(loaders.steps_per_epoch)
 
     def _write_info(self) -> None:
         """Says in `run_info.json` what is fixed for the run; once."""
@@ -204,53 +230,54 @@ class Trainer:
             recipe=self.config.recipe,
             devices=tuple(Device(**fields) for fields in gathered),
             backend=self.member.backend,
-            total_steps=self.config.steps,
+            total_steps=self.total_steps,
             steps_per_epoch=self._data.loaders.steps_per_epoch,
             batch_size=self.config.batch_size,
-            global_batch_size=self.config.global_batch_size(self.member.world_size),
+            global_batch_size=self.config.samples_per_step(self.member.world_size),
             started_s=time.time(),
             resumed_from=resume.Beginning.read(self.folder).checkpoint,
         )
         path.write_text(json.dumps(info.to_json(), indent=2) + "\n")
 
-    def _build(self) -> None:
-        """Model, optimizer, schedule and scaler. Every rank draws the same weights."""
-        if self.model is not None:
-            return
-        torch.manual_seed(self.config.seed)
-        self.model = self.recipe.build_model().to(self.device)
-        self._optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay, fused=True
-        )
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, self._lr_factor)
-        self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.amp == "fp16")
+    def _build(self) -> nn.Module:
+        """The model on the device, with what the settings change in it. Every rank draws the same weights."""
+        config = self.config
+        torch.manual_seed(config.seed)
+        model = self.recipe.build_model()
+        if config.sync_batchnorm:
+            model, num_layers = batchnorm.synchronise(model, self.device)
+            if self.rank == 0:
+                self._event("note", f"sync_batchnorm: {num_layers} BatchNorm layers were converted")
+        model = model.to(self.device, precision.dtype(config))
+        if config.channels_last:
+            model = model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+        if config.checkpoint_activations:
+            for block in self.recipe.blocks(model):
+                block.forward = functools.partial(recomputed, block.forward, use_reentrant=False)
+        if config.compile:
+            model.compile()
+        return model
+
+    def _learning_rate(self) -> LearningRate:
+        return LearningRate(self.config, self.member.world_size, self.total_steps)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All that training goes on from: tensors by name ('model.*', 'optimizer.*'), and the rest as JSON."""
+        """All that training goes on from: tensors by name ('model.*', 'optimizer.*'), and the rest as JSON.
+
+        A collective where the strategy shares out the weights.
+        """
         assert self._unrecorded is None, "the last step was looked at (_flush) before its state counts"
-        moments, groups = optimizers.state_of(self._optimizer)
-        tensors = {f"model.{name}": tensor for name, tensor in self._model.state_dict().items()}
-        tensors |= {f"optimizer.{name}": tensor for name, tensor in moments.items()}
-        return tensors, {
+        tensors, about = self._built.parts()
+        return tensors, about | {
             "step": self.step,
             "validated_step": self._validated_step,
             "train_s": self._train_s,
-            "optimizer": groups,
-            "schedule": self._schedule.state_dict()["last_epoch"],
-            "scaler": self._scaler.state_dict(),
             "left_out": self._guard.num_left_out,
         }
 
     def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Goes on from what `state` gave on this or another rank; every rank loads the same."""
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition(".")
-            parts[part][rest] = tensor
-        self._model.load_state_dict(parts["model"])
-        optimizers.load_state(self._optimizer, parts["optimizer"], about["optimizer"])
-        self._schedule.load_state_dict({**self._schedule.state_dict(), "last_epoch": about["schedule"]})
-        self._scaler.load_state_dict(about["scaler"])
+        self._built.load(tensors, about)
         self._guard.restore(about["left_out"])
         self.step = about["step"]
         self._validated_step = about["validated_step"]
@@ -262,23 +289,19 @@ class Trainer:
         if self.rank == 0:
             for note in beginning.notes:
                 self._event("note", note)
-        if not beginning.checkpoint:
+        # Its own is newer, where the run begins again because no rank has the whole state any more.
+        own = manifest.newest_whole(self.folder).checkpoint
+        path = own or (Path(beginning.checkpoint) if beginning.checkpoint else None)
+        if path is None:
             return
-        tensors, about = checkpoint.load(Path(beginning.checkpoint))
+        tensors, about = checkpoint.load(path)
         if self.rank == 0 and about["world_size"] != self.member.world_size:
             ranks = f"{about['world_size']} ranks then, {self.member.world_size} now"
             self._event("note", f"goes on with another number of ranks: {ranks}")
-        own = {
-            "lr": self.config.lr * self._lr_factor(about["schedule"]),
-            "initial_lr": self.config.lr,
-            "weight_decay": self.config.weight_decay,
-        }
-        about["optimizer"] = [{**group, **own} for group in about["optimizer"]]
-        about["scaler"] = about["scaler"] or self._scaler.state_dict()
         try:
             self.load_state(tensors, about)
         except (RuntimeError, ValueError) as error:
-            raise RunError(f"{beginning.checkpoint} does not fit the model: {error}") from error
+            raise RunError(f"{path} does not fit the model: {error}") from error
         self._saved_step = self.step
 
     def _take_state(self, source: int) -> None:
@@ -295,27 +318,31 @@ class Trainer:
         return self._feed
 
     @property
-    def _model(self) -> nn.Module:
-        assert self.model is not None, "the model is built before the first step"
-        return self.model
+    def _built(self) -> State:
+        assert self._state is not None, "the model is built before the first step"
+        return self._state
 
     @property
-    def _replica(self) -> DistributedDataParallel:
-        assert self._ddp is not None, "the ranks are gathered before the first step"
-        return self._ddp
+    def _model(self) -> nn.Module:
+        return self._built.model
+
+    @property
+    def _spread(self) -> Strategy:
+        assert self._strategy is not None, "the ranks are gathered before the first step"
+        return self._strategy
 
     # ---- training ----
 
     def _train(self) -> None:
         """Steps until the last one, or until the person stops it; saves and validates in between."""
         while True:
-            if self._due(self.config.checkpoint_every) and self._saved_step < self.step < self.config.steps:
+            if self._due(self.config.checkpoint_every) and self._saved_step < self.step < self.total_steps:
                 self._save()
             if self._due(self.config.val_every) and self._validated_step != self.step:
                 self._validate()
             if self.command == "pause":
                 self._pause()
-            if self.command == "stop" or self.step == self.config.steps:
+            if self.command == "stop" or self.step == self.total_steps:
                 return
             self._train_step()
 
@@ -329,28 +356,25 @@ class Trainer:
             self._consensus.finish()
         _seed_everything(self.config.seed, self.rank, self.step)
         self._buffers_before_step = [buffer.clone() for buffer in self._model.buffers()]
+        lr = self._built.learning_rate.at(self.step)
         sums: dict[str, Tensor] = {}
         own_s = 0.0
         for index, batch in enumerate(batches):
-            last = index == len(batches) - 1
             # Gradients add up on each rank, and cross to the others once, with the last micro-batch.
-            with nullcontext() if last else self._replica.no_sync():
-                with self._autocast():
-                    terms = self.recipe.loss(self._replica, batch)
+            with self._spread.exchange(now=index == len(batches) - 1):
+                with precision.autocast(self.config, self.device):
+                    terms = self.recipe.loss(self._spread.replica, batch)
                 if index == 0:
                     own_s = time.perf_counter() - started_s
                     self.command = self._consensus.finish() or self.command
                     self._guard.look_at(batch)
-                loss = self._scaler.scale(terms["loss"] / self.config.accumulate)
+                loss = self._built.scaler.scale(terms["loss"] / self.config.accumulate)
                 loss.backward(self._guard.start_of_backward(terms["loss"]))
             for name, term in terms.items():
                 sums[name] = sums[name] + term.detach() if name in sums else term.detach()
-        self._scaler.unscale_(self._optimizer)
-        limit = self.config.clip_norm or math.inf
-        grad_norm: Tensor = nn.utils.clip_grad_norm_(self._model.parameters(), limit)
-        lr = float(self._optimizer.param_groups[0]["lr"])
+        grad_norm = self._clip_gradient()
         with uninterrupted():
-            inputs = self._update(grad_norm)
+            inputs = self._update(lr, grad_norm)
         step_s = time.perf_counter() - started_s
         numbers = {
             "lr": lr,
@@ -365,54 +389,69 @@ class Trainer:
         means = {name: total / self.config.accumulate for name, total in sums.items()}
         self._record(means | {"grad_norm": grad_norm}, numbers, inputs)
 
-    def _update(self, grad_norm: Tensor) -> Mapping[str, Tensor]:
+    def _clip_gradient(self) -> Tensor:
+        """Cuts the gradient down to what the settings allow; returns its norm before, the same on every rank."""
+        self._built.scaler.unscale_(self._built.optimizer)
+        parameters = list(self._model.parameters())
+        limit = self.config.clip_norm or math.inf
+        if not self.config.clip_value:
+            return whole(nn.utils.clip_grad_norm_(parameters, limit))
+        norm = whole(nn.utils.clip_grad_norm_(parameters, math.inf))
+        nn.utils.clip_grad_value_(parameters, self.config.clip_value)
+        nn.utils.clip_grad_norm_(parameters, limit)
+        return norm
+
+    def _update(self, lr: float, grad_norm: Tensor) -> Mapping[str, Tensor]:
         """What ends a step. An interrupt in the middle would leave a state that belongs to no step."""
+        state = self._built
+        for group in state.optimizer.param_groups:
+            group["lr"] = lr
         buffers = list(self._model.buffers())
-        inputs = self._guard.update(self._optimizer, grad_norm, buffers, self._buffers_before_step)
-        self._scaler.update()
-        self._optimizer.zero_grad(set_to_none=False)  # the gradients are views into DDP's buckets
-        self._schedule.step()
+        inputs = self._guard.update(state.optimizer, grad_norm, buffers, self._buffers_before_step)
+        state.scaler.update()
+        state.optimizer.zero_grad(set_to_none=not self._spread.keeps_gradients)
         self.step += 1
         self._data.done()
         self._buffers_before_step = []
         return inputs
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(
-            self.device.type, dtype=_AMP_DTYPES[self.config.amp], enabled=self.config.amp != "off"
-        )
-
-    def _lr_factor(self, step: int) -> float:
-        """The learning rate of a step (from 0) as a share of the peak: linear warm-up, then the schedule."""
-        warmup = self.config.num_warmup_steps
-        if step < warmup:
-            return (step + 1) / warmup
-        if self.config.schedule == "constant":
-            return 1.0
-        done = (step - warmup) / max(1, self.config.steps - warmup)
-        return 0.5 * (1 + math.cos(math.pi * done))
-
     def _due(self, every: int) -> bool:
-        return every > 0 and self.step > 0 and (self.step % every == 0 or self.step == self.config.steps)
+        return every > 0 and self.step > 0 and (self.step % every == 0 or self.step == self.total_steps)
 
     def _validate(self) -> None:
         """Averages the recipe's held-out values over the samples of all ranks."""
         self._flush()
         self._enter("validating")
-        self._model.eval()
-        sums, num_samples = together(self._validate_own_share)
-        self._model.train()
+        with self._spread.whole(), self._evaluating():
+            sums, num_samples = together(self._validate_own_share)
         # A rank may have had no sample, and so not know the names.
         gathered: list[tuple[dict[str, float], int]] = exchange.gather((sums, num_samples))
         total = sum(count for _, count in gathered)
-        if total and self.rank == 0 and self.recorder is not None:
+        if total:
             names = dict.fromkeys(name for rank_sums, _ in gathered for name in rank_sums)
             means = {
                 name: sum(rank_sums.get(name, 0.0) for rank_sums, _ in gathered) / total for name in names
             }
-            self.recorder.sample(self.step, **{f"val_{name}": mean for name, mean in means.items()})
+            self._validated(means)
         self._validated_step = self.step
         self._enter("training")
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        self._model.eval()
+        try:
+            yield
+        finally:
+            self._model.train()
+
+    def _validated(self, means: Mapping[str, float]) -> None:
+        """What follows from a validation: every rank has the same values."""
+        if self.rank == 0 and self.recorder is not None:
+            self.recorder.sample(self.step, **{f"val_{name}": mean for name, mean in means.items()})
+        learning_rate = self._built.learning_rate
+        if learning_rate.validated(means["loss"]) and self.rank == 0:
+            lr = learning_rate.at(self.step)
+            self._event("note", f"the validation loss stays: the learning rate is {lr:.3g} from here on")
 
     @torch.no_grad()
     def _validate_own_share(self) -> tuple[dict[str, float], int]:
@@ -420,7 +459,7 @@ class Trainer:
         sums: dict[str, float] = {}
         num_samples = 0
         for batch in self._data.loaders.val:
-            with self._autocast():
+            with precision.autocast(self.config, self.device):
                 values = self.recipe.validate(self._model, self._data.to_device(batch))
             for name, value in values.items():
                 sums[name] = sums.get(name, 0.0) + float(value.double().sum())
@@ -441,32 +480,37 @@ class Trainer:
         # First, whether the step was left out: if the run stops for it, there is another step to save.
         self._flush()
         self._saved_step = self.step
+        whole_state = self._whole_state()
         if self._checkpoints is not None:
-            self._checkpoints.begin(self.step, *self._whole_state())
+            self._checkpoints.begin(self.step, *whole_state)
 
-    def _save_last(self) -> RunError | None:
+    def _save_last(self, whole_state: WholeState) -> RunError | None:
         """Writes a checkpoint on rank 0 and waits for it; returns why it could not be written."""
         if self._checkpoints is None:
             return None
         try:
-            self._checkpoints.finish(self.step, *self._whole_state())
+            self._checkpoints.finish(self.step, *whole_state)
         except RunError as error:
             return error
         return None
 
     def _conclude(self) -> None:
         """Writes the last checkpoint, and says what the trained model is worth. Rank 0 does both."""
-        failure = self._save_last()
+        whole_state = self._whole_state()
+        with self._spread.whole(), self._evaluating():
+            together(lambda: self._tell_the_end(whole_state))
+
+    def _tell_the_end(self, whole_state: WholeState) -> None:
+        failure = self._save_last(whole_state)
         # The result is worth having all the same.
         if self.rank == 0 and self.command != "stop":
             self._enter("validating")
-            self._model.eval()
             self._event("result", self.config.recipe, **self.recipe.result(self._model, self.device))
         if failure is not None:
             raise failure
 
-    def _whole_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The state, with what tells whether another run can go on from it."""
+    def _whole_state(self) -> WholeState:
+        """The state, with what tells whether another run can go on from it. A collective where weights are shared out."""
         tensors, about = self.state()
         config = self.config.model_dump(mode="json")
         return tensors, {**about, "config": config, "world_size": self.member.world_size}
@@ -488,13 +532,14 @@ class Trainer:
             return
         step, tensors, _, inputs = self._unrecorded
         self._record_numbers()
-        verdict = self._guard.judge(step, tensors, inputs, self._scaler, self.step)
+        verdict = self._guard.judge(step, tensors, inputs, self._built.scaler, self.step)
         self._unrecorded = None
         if verdict is None:
             return
         if verdict.stop:
             self._step_back()
-            if (failure := together(self._save_last)) is not None:
+            whole_state = self._whole_state()
+            if (failure := together(lambda: self._save_last(whole_state))) is not None:
                 self._event("note", str(failure))
             raise RunError(verdict.text)
         if verdict.rank == self.rank and self.recorder is not None:
@@ -509,9 +554,6 @@ class Trainer:
         """Goes back to the step that the weights belong to, where the steps after it were left out."""
         self.step -= self._guard.num_left_out
         self._guard.restore(0)
-        self._schedule.last_epoch = self.step
-        for parameters in self._optimizer.param_groups:
-            parameters["lr"] = self.config.lr * self._lr_factor(self.step)
 
     def _enter(self, state: RunState) -> None:
         if self.recorder is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
@@ -47,6 +47,11 @@ class Recipe(Protocol):
 
     def build_model(self) -> nn.Module:
         """The network, on the CPU, in float32. Every rank calls this with the same random state."""
+        ...
+
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        """Parts of the model that follow each other: what fsdp gathers, and `checkpoint_activations` computes again,
+        one at a time. None of them is inside another."""
         ...
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import matplotlib.image
 import numpy as np
@@ -41,6 +41,7 @@ from nbgpu.engine.data import (
     random_crop,
     shard,
 )
+from nbgpu.engine.precision import at_least_float32
 from nbgpu.engine.volumes import check_headers, find_volumes, load_volume, scale_intensity
 from nbgpu.errors import DataError
 from nbgpu.recipes import Batch, Loaders
@@ -194,6 +195,16 @@ class Autoencoder:
             with_decoder_nonlocal_attn=False,
         )
 
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        """The residual blocks, and what halves or doubles the resolution between them."""
+        assert isinstance(model, AutoencoderKL)
+        return [
+            module
+            for part in (model.encoder, model.decoder)
+            for module in cast(nn.ModuleList, part.blocks)
+            if next(module.parameters(), None) is not None
+        ]
+
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """`loss` = `recon_loss` + kl_weight * `kl_loss`, all scalars.
 
@@ -202,9 +213,9 @@ class Autoencoder:
         """
         image = batch["image"]
         reconstruction, mean, sigma = model(image)
-        recon_loss = self._recon_loss(reconstruction.float(), image).mean()
-        variance = sigma.float().square()
-        kl_loss = 0.5 * (mean.float().square() + variance - variance.log() - 1).flatten(1).sum(dim=1).mean()
+        recon_loss = self._recon_loss(at_least_float32(reconstruction), image).mean()
+        mean, variance = at_least_float32(mean), at_least_float32(sigma).square()
+        kl_loss = 0.5 * (mean.square() + variance - variance.log() - 1).flatten(1).sum(dim=1).mean()
         return {
             "loss": recon_loss + self.config.kl_weight * kl_loss,
             "recon_loss": recon_loss,

@@ -59,7 +59,7 @@ def test_a_value_outside_its_bounds_names_field_value_bounds_and_default(
     ("model", "name", "value", "said"),
     [
         (TrainConfig, "amp", "half", "'off', 'bf16' or 'fp16'"),
-        (TrainConfig, "schedule", "linear", "'constant' or 'cosine'"),
+        (TrainConfig, "schedule", "linear", "'constant', 'cosine', 'step' or 'plateau'"),
         (ClusterConfig, "backend", "mpi", "'auto', 'nccl' or 'gloo'"),
         (AutoencoderConfig, "recon_loss", "huber", "'l1' or 'l2'"),
         (TrainConfig, "steps", "many", "1 to 10000000"),
@@ -93,6 +93,15 @@ def test_every_bad_value_is_told_at_once() -> None:
     ("values", "said"),
     [
         ({"steps": 10, "warmup_steps": 10}, "warmup_steps=10 must be smaller than steps=10"),
+        ({"static_graph": True, "accumulate": 2}, "static_graph does not go with accumulate=2"),
+        ({"strategy": "fsdp", "amp": "fp16"}, "amp='fp16' does not go with strategy='fsdp'"),
+        ({"strategy": "fsdp", "optimizer": "sgd"}, "torch has no fused SGD for sharded weights"),
+        ({"strategy": "single", "comm_hook": "fp16"}, "comm_hook is an option of strategy='ddp'"),
+        ({"cpu_offload": True}, "cpu_offload is an option of strategy='fsdp'"),
+        ({"static_graph": True, "find_unused_parameters": True}, "exclude each other"),
+        ({"dtype": "float64", "amp": "bf16"}, "amp='bf16' does not go with dtype='float64'"),
+        ({"schedule": "plateau", "val_every": 0}, "val_every=0 makes none"),
+        ({"min_lr": 1.0}, "min_lr=1.0 must not be above lr"),
         ({"replace_rate": 0.5, "cache_rate": 1.0}, "lower cache_rate, or set replace_rate=0"),
         ({"patch_size": 20, "channels": (8, 8, 8, 8)}, "patch_size=20 must be a multiple of 8"),
         ({"channels": (8, 0)}, r"channels=\(8, 0\) must all be at least 1"),
@@ -125,7 +134,7 @@ def test_settings_cannot_be_changed_in_place_but_give_changed_copies() -> None:
 
 
 def test_global_batch_size_counts_ranks_and_accumulation() -> None:
-    assert train_config("autoencoder", batch_size=3, accumulate=4).global_batch_size(world_size=2) == 24
+    assert train_config("autoencoder", batch_size=3, accumulate=4).samples_per_step(world_size=2) == 24
 
 
 def test_toml_gives_back_what_was_written(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         "nvmlDeviceGetHandleByIndex": lambda index: index,
         "nvmlDeviceGetName": lambda handle: f"Pretend {handle}",
         "nvmlDeviceGetUUID": lambda handle: UUIDS[handle].encode(),  # older bindings answer in bytes
+        "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
         "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=80 * 2**30),
     }
     for name, answer in answers.items():

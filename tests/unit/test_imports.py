@@ -17,7 +17,7 @@ import nbgpu
 PACKAGE = Path(__file__).resolve().parents[2] / "nbgpu"
 
 BASE = {"errors", "records", "settings", "config", "palette"}
-MIDDLE = {"devices", "telemetry", "runs", "flags", "manifest", "resume", "signals", "vigil"}
+MIDDLE = {"devices", "telemetry", "runs", "flags", "manifest", "resume", "signals", "vigil", "suitability"}
 MIDDLE |= {"obstacles", "shared_memory"}
 
 MAY_IMPORT = {

@@ -123,7 +123,7 @@ def test_other_settings_are_said(tmp_path: Path) -> None:
     folder = run_with_checkpoints(tmp_path, 5, lr=1e-3)
     changed = settings(tmp_path, resume=str(folder), lr=1e-4, seed=3, val_every=7)
     assert resume.find(changed).notes[1:] == (
-        "goes on with other settings: lr was 0.001, is 0.0001; seed was 0, is 3",
+        "goes on with other settings: seed was 0, is 3; lr was 0.001, is 0.0001",
     )
 
 

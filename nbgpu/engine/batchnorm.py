@@ -1,0 +1,82 @@
+"""SyncBatchNorm for CPU ranks, which torch has for GPUs only."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def synchronise(model: nn.Module, device: torch.device) -> tuple[nn.Module, int]:
+    """The model with its BatchNorm layers taking their statistics over all ranks, and how many it has of them."""
+    num_layers = sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    converted = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    if device.type == "cpu":
+        for module in converted.modules():
+            if type(module) is nn.SyncBatchNorm:
+                module.__class__ = CpuSyncBatchNorm  # type: ignore[assignment]
+    return converted, num_layers
+
+
+# No SyncBatchNorm by inheritance: DDP refuses those on the CPU.
+class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """What torch's SyncBatchNorm computes (Ioffe & Szegedy 2015, over the batches of all ranks), through gloo.
+
+    The ranks' batches may differ in size.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalises (N, C, ...) over N and all axes after C, of all ranks in training, and the running statistics else."""
+        if not self.training and self.running_mean is not None:
+            return functional.batch_norm(
+                input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+            )
+        axes = [axis for axis in range(input.dim()) if axis != 1]
+        shape = [1, -1, *[1] * (input.dim() - 2)]
+        count = input.new_tensor([input.numel() / input.shape[1]])
+        sums = _sum_over_ranks(torch.cat([input.sum(axes), count]))
+        total = sums[-1]
+        mean = sums[:-1] / total
+        # In a second round, because the mean of the squares less the square of the mean loses most of its digits.
+        centred = input - mean.view(shape)
+        variance = _sum_over_ranks(centred.square().sum(axes)) / total
+        if self.training and self.running_mean is not None:
+            self._follow(mean.detach(), variance.detach(), total.detach())
+        normalised = centred * (variance.view(shape) + self.eps).rsqrt()
+        if self.weight is None:
+            return normalised
+        return normalised * self.weight.view(shape) + self.bias.view(shape)
+
+    @torch.no_grad()
+    def _follow(self, mean: Tensor, variance: Tensor, total: Tensor) -> None:
+        """Moves the running statistics as torch does: with the unbiased variance."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_((variance * total / (total - 1)).to(self.running_var.dtype), share)
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """An all_reduce with a gradient: what reaches one rank's sum depends on every rank's input."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor) -> Tensor:
+        total = own.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        total = gradients[0].contiguous().clone()
+        dist.all_reduce(total)
+        return total
+
+
+def _sum_over_ranks(own: Tensor) -> Tensor:
+    return cast(Tensor, _SumOverRanks.apply(own))  # type: ignore[no-untyped-call]

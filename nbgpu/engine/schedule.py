@@ -1,0 +1,74 @@
+"""The learning rate of each step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from nbgpu.config import TrainConfig
+
+
+class LearningRate:
+    """Linear warm-up, then the schedule of the settings.
+
+    The rate follows from the number of the step, so that a step which is done again, here or on a rank that took
+    over, has the same one. Only 'plateau' remembers something: what validation gave so far.
+
+    Args:
+        config: the settings.
+        world_size: ranks that share a step's samples; `lr_scaling` asks.
+        total_steps: where 'cosine' ends.
+    """
+
+    def __init__(self, config: TrainConfig, world_size: int, total_steps: int) -> None:
+        self.peak = config.peak_lr(config.batch_size, config.samples_per_step(world_size))
+        self._config = config
+        self._total_steps = total_steps
+        self._num_warmup_steps = config.num_warmup_steps(total_steps)
+        self._num_decays = 0
+        self._best = math.inf
+        self._num_worse = 0
+
+    def at(self, step: int) -> float:
+        """The rate of a step, counted from 0."""
+        after_warmup = step - self._num_warmup_steps
+        if after_warmup < 0:
+            return self.peak * (step + 1) / self._num_warmup_steps
+        floor = min(self._config.min_lr, self.peak)
+        match self._config.schedule:
+            case "constant":
+                return self.peak
+            case "cosine":
+                done = after_warmup / max(1, self._total_steps - self._num_warmup_steps)
+                return floor + (self.peak - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+            case "step":
+                num_decays = after_warmup // self._config.lr_decay_every
+            case "plateau":
+                num_decays = self._num_decays
+        return max(floor, self.peak * self._config.lr_decay**num_decays)
+
+    def validated(self, loss: float) -> bool:
+        """Takes note of a validation loss, the same on every rank; returns whether the rate falls because of it."""
+        if self._config.schedule != "plateau":
+            return False
+        if loss < self._best:
+            self._best, self._num_worse = loss, 0
+            return False
+        self._num_worse += 1
+        if self._num_worse <= self._config.plateau_patience:
+            return False
+        self._num_decays += 1
+        self._num_worse = 0
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """What `at` depends on beside the settings and the step, as JSON."""
+        best = None if math.isinf(self._best) else self._best
+        return {"num_decays": self._num_decays, "best": best, "num_worse": self._num_worse}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state` gave."""
+        self._num_decays = state["num_decays"]
+        self._best = math.inf if state["best"] is None else state["best"]
+        self._num_worse = state["num_worse"]

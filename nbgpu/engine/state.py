@@ -1,0 +1,69 @@
+"""What training goes on from: model, optimizer, loss scaler and learning rate, on a rank and on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nbgpu.config import TrainConfig
+from nbgpu.engine import optimizers
+from nbgpu.engine.schedule import LearningRate
+from nbgpu.engine.strategy import gathered, shared_out
+
+
+class State:
+    """The parts that an optimizer step changes.
+
+    Args:
+        config: the settings.
+        model: on the device, and spread over the ranks where the strategy shares out its weights.
+        learning_rate: of each step.
+        device: the rank's.
+    """
+
+    def __init__(
+        self, config: TrainConfig, model: nn.Module, learning_rate: LearningRate, device: torch.device
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizers.make(config, model.parameters())
+        self.learning_rate = learning_rate
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
+        self._weight_decay = config.weight_decay
+
+    def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors by name, 'model.*' and 'optimizer.*', each whole; the rest as JSON). A collective with fsdp."""
+        moments, groups = optimizers.state_of(self.optimizer)
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors |= {f"optimizer.{name}": tensor for name, tensor in moments.items()}
+        return gathered(tensors), {
+            "optimizer": groups,
+            "schedule": self.learning_rate.state(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Goes on from what `parts` gave on this or another rank; every rank loads the same.
+
+        Rates and weight decay are the own settings': those of another run do not come with its state.
+        """
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(".")
+            parts[part][rest] = tensor
+        own = self.model.state_dict()
+        self.model.load_state_dict(
+            {name: shared_out(t, own[name]) if name in own else t for name, t in parts["model"].items()}
+        )
+        parameters = list(self.model.parameters())
+        moments = {
+            name: tensor if tensor.dim() == 0 else shared_out(tensor, parameters[int(name.split(".")[0])])
+            for name, tensor in parts["optimizer"].items()
+        }
+        groups = [{**group, "weight_decay": self._weight_decay} for group in about["optimizer"]]
+        optimizers.load_state(self.optimizer, moments, groups)
+        self.learning_rate.load_state(about["schedule"])
+        # Empty where the other run had none: it keeps its own beginning.
+        self.scaler.load_state_dict(about["scaler"] or self.scaler.state_dict())

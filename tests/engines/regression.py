@@ -1,0 +1,121 @@
+"""Trains small networks of this file's own on so many processes, and prints each run's losses over all ranks by step.
+
+    python regression.py NUM_RANKS '[[{"batch_size": 4, ...}, "group"], ...]'
+
+The samples of step s are always the same: rank r takes its share of them, whatever their number is.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, multiprocessing, nn
+
+from nbgpu import devices
+from nbgpu.config import TrainConfig
+from nbgpu.engine import group, train
+from nbgpu.engine.group import Membership
+from nbgpu.engine.trainer import Trainer
+from nbgpu.recipes import Batch, Loaders, Recipe
+from nbgpu.records import Sample
+from nbgpu.suitability import settled
+from nbgpu.telemetry import Reader, Recorder
+
+SAMPLES_PER_STEP = 8
+NUM_SAMPLES = 40
+
+
+class Regression:
+    """A small 3D network that learns the mean of smooth random volumes. `norm` is 'group' or 'batch'."""
+
+    def __init__(self, config: TrainConfig, norm: str = "group") -> None:
+        self.config = config
+        self.norm = norm
+
+    def build_loaders(self, rank: int, world_size: int) -> Loaders:
+        return Loaders(
+            train=_Epochs(self.config, rank, world_size),
+            val=[],
+            steps_per_epoch=NUM_SAMPLES // SAMPLES_PER_STEP,
+            seek=lambda step: None,
+        )
+
+    def build_model(self) -> nn.Module:
+        def block(channels_in: int, channels_out: int) -> nn.Sequential:
+            norm = nn.BatchNorm3d(channels_out) if self.norm == "batch" else nn.GroupNorm(2, channels_out)
+            return nn.Sequential(nn.Conv3d(channels_in, channels_out, 3, padding=1), norm, nn.SiLU())
+
+        return nn.Sequential(block(1, 6), block(6, 8), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(8, 1))
+
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        assert isinstance(model, nn.Sequential)
+        return [model[0], model[1]]
+
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {"loss": (model(batch["image"]) - batch["target"]).square().mean()}
+
+    def validate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {"loss": self.loss(model, batch)["loss"][None]}
+
+    def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
+        return {}
+
+
+class _Epochs:
+    def __init__(self, config: TrainConfig, rank: int, world_size: int) -> None:
+        self._config = config
+        self._rank = rank
+        self._world_size = world_size
+        generator = torch.Generator().manual_seed(1)
+        self._images = torch.randn(NUM_SAMPLES, 1, 6, 6, 6, generator=generator, dtype=torch.float64)
+        self._targets = self._images.square().mean(dim=(1, 2, 3, 4))[:, None]
+
+    def __iter__(self) -> Iterator[Batch]:
+        size = self._config.batch_size
+        for first in range(0, NUM_SAMPLES, SAMPLES_PER_STEP):
+            for part in range(self._config.accumulate):
+                begin = first + (part * self._world_size + self._rank) * size
+                yield {
+                    "image": self._images[begin : begin + size],
+                    "target": self._targets[begin : begin + size],
+                }
+
+
+def work(rank: int, world_size: int, folder: str, runs: Sequence[tuple[Mapping[str, Any], str]]) -> None:
+    torch.set_num_threads(1)
+    cpu = tuple(devices.cpu(r) for r in range(world_size))
+    member = Membership(rank, world_size, rank, torch.device("cpu"), "gloo")
+    group.form(member, Path(folder))
+    for index, (settings, norm) in enumerate(runs):
+        config = settled(TrainConfig.checked(**settings), cpu)
+        run_folder = Path(folder, str(index))
+        run_folder.mkdir(exist_ok=True)
+        recorder = Recorder(run_folder, rank)
+        recipe: Recipe = Regression(config, norm)
+        train.train(Trainer(config, recipe, run_folder, member, cpu[rank], recorder))
+    torch.distributed.destroy_process_group()
+
+
+def losses(folder: Path, num_ranks: int) -> list[float]:
+    records, _ = Reader(folder, num_ranks, live=False).since(0)
+    by_step: dict[int, list[float]] = {}
+    for record in records:
+        if isinstance(record, Sample) and "loss" in record.values:
+            by_step.setdefault(record.step, []).append(record.values["loss"])
+    return [sum(of_ranks) / len(of_ranks) for _, of_ranks in sorted(by_step.items())]
+
+
+def main(num_ranks: int, runs: Sequence[tuple[Mapping[str, Any], str]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(work, (num_ranks, folder, runs), nprocs=num_ranks)
+        print(json.dumps([losses(Path(folder, str(index)), num_ranks) for index in range(len(runs))]))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), json.loads(sys.argv[2]))
