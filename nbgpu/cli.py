@@ -145,8 +145,12 @@ def _print_notes(console: Console, run: Run, cursor: int) -> int:
     records, cursor = run.reader.since(cursor)
     told_at_the_start = resume.Beginning.read(run.folder).notes
     for record in records:
-        if isinstance(record, Event) and record.kind == "note" and record.text not in told_at_the_start:
+        if not isinstance(record, Event):
+            continue
+        if record.kind == "note" and record.text not in told_at_the_start:
             console.print(record.text, highlight=False)
+        elif record.kind == "profile":
+            console.print(f"rank {record.rank}, {record.text}", highlight=False)
     return cursor
 
 

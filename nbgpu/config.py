@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,10 @@ from pydantic import Field
 
 from nbgpu.errors import ConfigError
 from nbgpu.settings import Settings, control, shape_of_model
+
+_WINDOW = re.compile(r"(\d+):(\d+)")
+MAX_PROFILED_STEPS = 100
+"""A step gives a trace some thousands of events, which a browser has to show."""
 
 
 class ClusterConfig(Settings):
@@ -373,6 +378,26 @@ class LogSettings(Settings):
         True, description="write and send each step's numbers; off is for measuring its cost"
     )
     runs_dir: str = Field("nbgpu_runs", description="folder that gets one folder for each run")
+    profile: str = Field(
+        "",
+        description="steps to profile, such as '10:20' for the steps 10 to 20 and all between; empty for none",
+        json_schema_extra=control("Logs"),
+    )
+
+    @property
+    def profiled_steps(self) -> range:
+        """The steps that `profile` names, counted from 1 as everywhere; empty where it names none."""
+        match = _WINDOW.fullmatch(self.profile)
+        return range(int(match[1]), int(match[2]) + 1) if match else range(0)
+
+    def problems(self) -> Iterator[str]:
+        if not self.profile:
+            return
+        steps = self.profiled_steps
+        if not steps or steps.start < 1:
+            yield f"profile={self.profile!r} must be 'FROM:TO', two steps counted from 1, such as '10:20'"
+        elif len(steps) > MAX_PROFILED_STEPS:
+            yield f"profile={self.profile!r} are {len(steps)} steps; at most {MAX_PROFILED_STEPS} fit into one trace"
 
 
 # Pydantic lists the fields of the last base first.
@@ -403,6 +428,8 @@ class TrainConfig(
             yield f"amp={self.amp!r} does not go with dtype='float64'. Set one of them"
         if self.schedule == "plateau" and not self.val_every:
             yield "schedule='plateau' looks at the validation loss, and val_every=0 makes none"
+        if self.epochs is None and self.profiled_steps and self.profiled_steps[-1] > self.steps:
+            yield f"profile={self.profile!r} goes beyond the last step; give steps up to steps={self.steps}"
 
     def num_warmup_steps(self, total_steps: int) -> int:
         """`warmup_steps`, or what stands for it where it is left out."""

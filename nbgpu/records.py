@@ -68,7 +68,8 @@ class Event:
     time_s: float
     step: int
     kind: str
-    """'state' (text is the RunState), 'checkpoint', 'note', 'result', 'nonfinite' (a step was left out) or 'failure'."""
+    """'state' (text is the RunState), 'checkpoint', 'note', 'result', 'profile' (where the steps' time went), 'nonfinite'
+    (a step was left out) or 'failure'."""
     text: str
     detail: dict[str, Any] = field(default_factory=dict)
 

@@ -26,6 +26,7 @@ from nbgpu.engine.consensus import Consensus, together
 from nbgpu.engine.feed import Feed
 from nbgpu.engine.group import Membership
 from nbgpu.engine.nonfinite import Guard
+from nbgpu.engine.profiler import Profiler
 from nbgpu.engine.schedule import LearningRate
 from nbgpu.engine.state import State
 from nbgpu.engine.strategy import Strategy, spread, whole
@@ -102,6 +103,7 @@ class Trainer:
         self._feed: Feed | None = None
         self._buffers_before_step: list[Tensor] = []
         self._guard = Guard(config, self.device)
+        self._profiler = Profiler(config.profiled_steps, folder, self.rank, self.device, self._event)
         self._before_bytes: int | None = None
         """What the process held beside the run; None before the first step."""
         self._unrecorded: tuple[int, dict[str, Tensor], dict[str, float], Mapping[str, Tensor]] | None = None
@@ -344,13 +346,16 @@ class Trainer:
                 self._pause()
             if self.command == "stop" or self.step == self.total_steps:
                 return
-            self._train_step()
+            with self._profiler.step(self.step + 1):
+                self._train_step()
 
     def _train_step(self) -> None:
         """One optimizer step over `accumulate` micro-batches."""
         started_s = time.perf_counter()
+        self._profiler.enter("data")
         batches, failure = self._data.take(self.step)
         fetched_s = time.perf_counter()
+        self._profiler.enter("agreement")
         self._consensus.begin(failure)
         if failure is not None:
             self._consensus.finish()
@@ -362,19 +367,24 @@ class Trainer:
         for index, batch in enumerate(batches):
             # Gradients add up on each rank, and cross to the others once, with the last micro-batch.
             with self._spread.exchange(now=index == len(batches) - 1):
+                self._profiler.enter("forward")
                 with precision.autocast(self.config, self.device):
                     terms = self.recipe.loss(self._spread.replica, batch)
                 if index == 0:
                     own_s = time.perf_counter() - started_s
+                    self._profiler.enter("waiting")
                     self.command = self._consensus.finish() or self.command
                     self._guard.look_at(batch)
+                self._profiler.enter("backward")
                 loss = self._built.scaler.scale(terms["loss"] / self.config.accumulate)
                 loss.backward(self._guard.start_of_backward(terms["loss"]))
             for name, term in terms.items():
                 sums[name] = sums[name] + term.detach() if name in sums else term.detach()
+        self._profiler.enter("optimizer")
         grad_norm = self._clip_gradient()
         with uninterrupted():
             inputs = self._update(lr, grad_norm)
+        self._profiler.enter("other")
         step_s = time.perf_counter() - started_s
         numbers = {
             "lr": lr,

@@ -101,6 +101,8 @@ class History:
         self.series: dict[SeriesKey, Series] = {}
         self.marks: list[Event] = []
         self.result: Event | None = None
+        self.profiles: dict[int, Event] = {}
+        """By rank: where the time of the profiled steps went."""
         self._marked: set[tuple[str, str, int]] = set()
 
     def add(self, records: Iterable[Sample | Event]) -> tuple[dict[SeriesKey, Series], list[Event]]:
@@ -122,6 +124,9 @@ class History:
     def _is_worth_a_mark(self, event: Event) -> bool:
         if event.kind == "result":
             self.result = event
+            return False
+        if event.kind == "profile":
+            self.profiles[event.rank] = event
             return False
         if event.kind == "state" and event.text not in _MARKED_STATES:
             return False

@@ -74,6 +74,7 @@ def report_html(run: Run) -> str:
         _section("Failures", _failures(run)) if run.failures else "",
         _section("Curves", '<div id="charts" role="img" aria-label="' + _escape(headline) + '"></div>'),
         _section("Pace", f"<p>{_escape(words.pace(history))}</p>") if words.pace(history) else "",
+        _section("Where the time went", _profiles(history)) if history.profiles else "",
         _section("Settings", _settings(run)),
         _section("Devices", _devices(info.devices)),
         _section("Events", _events(history.marks, info)) if history.marks else "",
@@ -162,6 +163,23 @@ def _events(events: Iterable[Event], info: RunInfo) -> str:
         for e in events
     ]
     return _table(("after", "step", "rank", "what", "in words"), rows)
+
+
+def _profiles(history: History) -> str:
+    """One row for each rank that profiled some steps; the shares add up to its step."""
+    parts = ("data", "forward", "backward", "communication", "optimizer", "other", "hidden")
+    rows = []
+    for rank, event in sorted(history.profiles.items()):
+        seconds = event.detail
+        shares = [f"{100 * seconds[f'{part}_s'] / seconds['step_s']:.1f} %" for part in parts]
+        rows.append([f"rank {rank}", words.duration(seconds["step_s"]), *shares])
+    first, last = next(iter(history.profiles.values())).detail["steps"]
+    header = ["rank", "a step", *parts[:-1], "hidden communication"]
+    about = (
+        f"<p>Steps {first} to {last}. Communication is the time in which a rank does nothing but wait for others; "
+        "what is hidden goes on beside the other parts.</p>"
+    )
+    return about + _table(header, rows)
 
 
 def _failures(run: Run) -> str:

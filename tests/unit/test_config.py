@@ -207,3 +207,23 @@ def test_the_page_in_the_docs_is_what_the_settings_say() -> None:
     """`make docs` writes it anew."""
     page = runpy.run_path(str(REPOSITORY / "docs" / "generate.py"))["configuration"]()
     assert (REPOSITORY / "docs" / "configuration.md").read_text() == page
+
+
+@pytest.mark.parametrize(
+    ("profile", "told"),
+    [
+        ("10", "must be 'FROM:TO'"),
+        ("0:5", "counted from 1"),
+        ("9:5", "must be 'FROM:TO'"),
+        ("1:101", "101 steps; at most 100"),
+        ("190:201", "beyond the last step; give steps up to steps=200"),
+    ],
+)
+def test_a_window_of_steps_that_cannot_be_profiled_is_refused(profile: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        train_config("autoencoder", profile=profile)
+
+
+def test_a_window_of_steps_includes_both_ends() -> None:
+    assert list(train_config("autoencoder", profile="2:4").profiled_steps) == [2, 3, 4]
+    assert len(train_config("autoencoder").profiled_steps) == 0

@@ -1,0 +1,232 @@
+"""Where the time of a rank's steps went, worked out from the intervals of a profiler's trace.
+
+A moment of a step belongs to one part only, so that the parts add up to the step. On a CPU a moment belongs to
+what the main thread works on; to communication, where that thread waits for the other ranks. On a GPU it belongs to
+the kernel that runs, and through the call that launched the kernel to a part of the step; to communication, where
+nothing but NCCL's kernels runs. Communication beside which the rank computes costs the step nothing: it is hidden.
+
+The names are those of torch's traces (Kineto): 'gloo:all_reduce' on gloo's own threads, 'ncclDevKernel_...' among
+the kernels, and `record_function`'s ranges.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Part = Literal["data", "agreement", "forward", "waiting", "backward", "optimizer", "other"]
+"""What the trainer says that it is in. 'agreement' begins the message of consensus.py, 'waiting' waits for it."""
+
+PREFIX = "nbgpu."
+"""Of the trainer's ranges, as 'nbgpu.forward'; 'nbgpu.step' holds the others."""
+
+_COMPUTED: tuple[Part, ...] = ("forward", "backward", "optimizer")
+_KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
+
+Interval = tuple[float, float]
+Intervals = list[Interval]
+"""Apart and in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """The mean step of a rank, in seconds; all but `hidden_s` add up to `step_s`."""
+
+    num_steps: int
+    step_s: float
+    data_s: float
+    """Until the batches were there."""
+    forward_s: float
+    backward_s: float
+    communication_s: float
+    """Communication that is not hidden: the rank does nothing else meanwhile."""
+    optimizer_s: float
+    other_s: float
+    hidden_s: float
+    """Communication beside which the rank computes; it is in none of the others."""
+
+    def to_json(self) -> dict[str, float]:
+        return asdict(self)
+
+    def in_words(self) -> str:
+        """Such as '42 ms a step: data 2.0 %, forward 31.0 %, ...'."""
+        shares = [
+            f"{name} {100 * seconds / self.step_s:.1f} %"
+            for name, seconds in (
+                ("data", self.data_s),
+                ("forward", self.forward_s),
+                ("backward", self.backward_s),
+                ("communication", self.communication_s),
+                ("optimizer", self.optimizer_s),
+                ("other", self.other_s),
+            )
+        ]
+        hidden = f"beside it {100 * self.hidden_s / self.step_s:.1f} % of communication that is hidden"
+        return f"{1000 * self.step_s:.1f} ms a step: {', '.join(shares)}; {hidden}"
+
+
+def breakdown(events: Iterable[Mapping[str, Any]]) -> Breakdown:
+    """Where the steps in a trace spent their time.
+
+    Args:
+        events: the `traceEvents` of a Chrome trace that torch wrote, with the trainer's ranges in it.
+
+    Raises:
+        ValueError: there is no step in it.
+    """
+    whole = [event for event in events if event.get("ph") == "X"]
+    ranges: dict[str, Intervals] = {}
+    thread = None
+    for event in whole:
+        if event.get("cat") == "user_annotation" and event["name"].startswith(PREFIX):
+            ranges.setdefault(event["name"].removeprefix(PREFIX), []).append(_interval(event))
+            thread = event["tid"]
+    num_steps = len(ranges.get("step", []))
+    if not num_steps:
+        raise ValueError("the trace has no step in it")
+    steps = union(ranges.pop("step"))
+    parts = {name: union(intervals) for name, intervals in ranges.items()}
+    on_gpu = [event for event in whole if event.get("cat") in _KERNELS]
+    if on_gpu:
+        spent, hidden = _on_gpu(on_gpu, whole, parts, steps)
+    else:
+        spent, hidden = _on_cpu(whole, thread, parts, steps)
+    # The trace counts in microseconds.
+    mean_s = {name: total(intersect(moments, steps)) / num_steps / 1e6 for name, moments in spent.items()}
+    step_s = total(steps) / num_steps / 1e6
+    return Breakdown(
+        num_steps=num_steps,
+        step_s=step_s,
+        data_s=mean_s["data"],
+        forward_s=mean_s["forward"],
+        backward_s=mean_s["backward"],
+        communication_s=mean_s["communication"],
+        optimizer_s=mean_s["optimizer"],
+        other_s=max(step_s - sum(mean_s.values()), 0.0),
+        hidden_s=total(intersect(hidden, steps)) / num_steps / 1e6,
+    )
+
+
+def _on_cpu(
+    whole: Sequence[Mapping[str, Any]], thread: object, parts: Mapping[str, Intervals], steps: Intervals
+) -> tuple[dict[str, Intervals], Intervals]:
+    """What each part spent, and the communication that is hidden."""
+    transfers = [_interval(e) for e in whole if e["name"].startswith("gloo:")]
+    working = union(_interval(e) for e in whole if e.get("cat") == "cpu_op" and e["tid"] == thread)
+    computed = union(moment for name in _COMPUTED for moment in parts.get(name, []))
+    # Between two operators of a part the thread waits for a transfer, if there is one; else it is Python's time. The
+    # transfer of the agreement goes on during the whole forward pass, and nobody waits for it there.
+    waited_for = union(_without_agreement(transfers, parts.get("agreement", [])))
+    waiting = union([*parts.get("waiting", []), *intersect(subtract(waited_for, working), computed)])
+    spent = {name: subtract(parts.get(name, []), waiting) for name in ("data", *_COMPUTED)}
+    return spent | {"communication": waiting}, subtract(union(transfers), waiting)
+
+
+def _without_agreement(transfers: Sequence[Interval], agreements: Intervals) -> Intervals:
+    """Leaves out the first transfer after the beginning of each agreement: before it, none is under way."""
+    rest = sorted(transfers)
+    for begun, _ in agreements:
+        first = next((transfer for transfer in rest if transfer[0] >= begun), None)
+        if first is not None:
+            rest.remove(first)
+    return rest
+
+
+def _on_gpu(
+    on_gpu: Sequence[Mapping[str, Any]],
+    whole: Sequence[Mapping[str, Any]],
+    parts: Mapping[str, Intervals],
+    steps: Intervals,
+) -> tuple[dict[str, Intervals], Intervals]:
+    """What each part spent, and the communication that is hidden. Where the GPU idles, the host tells why."""
+    launched_at = {
+        event["args"]["correlation"]: event["ts"]
+        for event in whole
+        if event.get("cat") in _LAUNCHES and "correlation" in event.get("args", {})
+    }
+    part_at = _Lookup(parts)
+    kernels: dict[str, Intervals] = {}
+    for event in on_gpu:
+        launched = launched_at.get(event.get("args", {}).get("correlation"))
+        name = "nccl" if "nccl" in event["name"].lower() else part_at(launched)
+        kernels.setdefault(name, []).append(_interval(event))
+    transfers = union(kernels.pop("nccl", []))
+    spent: dict[str, Intervals] = {}
+    busy: Intervals = []
+    for part in (*_COMPUTED, "data"):
+        spent[part] = subtract(union(kernels.pop(part, [])), busy)
+        busy = union([*busy, *spent[part]])
+    busy = union([*busy, *(moment for rest in kernels.values() for moment in rest)])
+    bare = subtract(transfers, busy)
+    idle = subtract(steps, union([*busy, *transfers]))
+    return {
+        **{part: spent[part] for part in _COMPUTED},
+        "data": union([*spent["data"], *intersect(idle, parts.get("data", []))]),
+        "communication": union([*bare, *intersect(idle, parts.get("waiting", []))]),
+    }, intersect(transfers, busy)
+
+
+class _Lookup:
+    """In which part a moment of the host lies."""
+
+    def __init__(self, parts: Mapping[str, Intervals]) -> None:
+        self._ranges = sorted(
+            (*interval, name) for name, intervals in parts.items() for interval in intervals
+        )
+        self._starts = [start for start, _, _ in self._ranges]
+
+    def __call__(self, moment: float | None) -> str:
+        if moment is None:
+            return "other"
+        place = bisect_right(self._starts, moment) - 1
+        if place < 0 or moment > self._ranges[place][1]:
+            return "other"
+        return self._ranges[place][2]
+
+
+def _interval(event: Mapping[str, Any]) -> Interval:
+    return event["ts"], event["ts"] + event["dur"]
+
+
+def union(intervals: Iterable[Interval]) -> Intervals:
+    """All moments of the intervals, which may overlap and come in any order."""
+    merged: Intervals = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        elif end > start:
+            merged.append((start, end))
+    return merged
+
+
+def intersect(left: Intervals, right: Intervals) -> Intervals:
+    """The moments that are in both."""
+    common: Intervals = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        if start < end:
+            common.append((start, end))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return common
+
+
+def subtract(left: Intervals, right: Intervals) -> Intervals:
+    """The moments of `left` that are not in `right`."""
+    if not left:
+        return []
+    # What is outside of `right`, as far as `left` reaches.
+    edges = [left[0][0], *(edge for interval in right for edge in interval), left[-1][1]]
+    gaps = [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
+    return intersect(left, gaps)
+
+
+def total(intervals: Intervals) -> float:
+    """How long they are together."""
+    return sum(end - start for start, end in intervals)
