@@ -107,6 +107,9 @@ class Replicated:
             find_unused_parameters=config.find_unused_parameters,
             gradient_as_bucket_view=config.gradient_as_bucket_view,
             static_graph=config.static_graph,
+            # Every rank has drawn the same weights. What DDP would send are those of rank 0, which may be new here, and
+            # about to take the state of another.
+            init_sync=False,
             **{_SYNC_BUFFERS: config.broadcast_buffers},  # type: ignore[arg-type]
         )
         self.replica: nn.Module = self._ddp

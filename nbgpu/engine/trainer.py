@@ -200,7 +200,7 @@ class Trainer:
         together(self._load)
         self._write_info()
         # Whoever spreads the weights over the ranks does it once the model is the same on all of them.
-        model = together(self._build) if self._state is None else self._state.model
+        model = together(lambda: self._build() if self._state is None else self._state.model)
         if self.config.strategy == "dp":
             self._event("note", "strategy='dp' copies the model to each GPU in every step; 'ddp' is faster")
         self._strategy = spread(self.config, model, self.recipe.blocks(model), self.device)

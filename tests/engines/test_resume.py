@@ -171,7 +171,7 @@ def test_new_settings_and_another_number_of_ranks_count_after_a_resume_and_are_s
     records, _ = Reader(folder, world_size=1, live=False).since(0)
     assert [r.text for r in records if isinstance(r, Event) and r.kind == "note"] == [
         f"going on from step-00000010 of {first.folder.name}",
-        "goes on with other settings: steps was 10, is 12; amp was 'off', is 'bf16'; lr was 0.004, is 1e-05; "
+        "goes on with other settings: steps was 10, is 12; lr was 0.004, is 1e-05; amp was 'off', is 'bf16'; "
         "val_fraction was 0.2, is 0.0",
         "goes on with another number of ranks: 2 ranks then, 1 now",
     ]
