@@ -18,7 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from nbgpu import flags, resume, ui
+from nbgpu import extras, flags, resume, ui
 from nbgpu.client import listing
 from nbgpu.client import run as client_run
 from nbgpu.client.cluster import Cluster
@@ -81,7 +81,9 @@ def _train(arguments: list[str]) -> None:
     )
     settings = {name: value for name, value in values.items() if name not in ClusterConfig.model_fields}
     # A bad value, or a checkpoint that does not fit, is told before any engine starts.
-    resume.find(train_config(recipe, **settings), contents=False)
+    config = train_config(recipe, **settings)
+    extras.require(config)
+    resume.find(config, contents=False)
     console = Console()
     client_run.presenter = ui
     with Cluster(**{name: values[name] for name in ClusterConfig.model_fields}) as started:

@@ -378,6 +378,25 @@ class LogSettings(Settings):
         True, description="write and send each step's numbers; off is for measuring its cost"
     )
     runs_dir: str = Field("nbgpu_runs", description="folder that gets one folder for each run")
+    tensorboard: bool = Field(
+        False,
+        description="write TensorBoard's files into the run's folder: scalars, and histograms of weights and gradients",
+        json_schema_extra=control("Logs"),
+    )
+    histograms_every: int = Field(
+        100,
+        ge=0,
+        le=1_000_000,
+        description="steps between TensorBoard's histograms; 0 for none",
+    )
+    wandb: Literal["off", "offline", "online"] = Field(
+        "off",
+        description="log to Weights & Biases: into the run's folder, for `wandb sync` later, or at once over the network",
+        json_schema_extra=control("Logs"),
+    )
+    wandb_project: str = Field("nbgpu", min_length=1, description="W&B's project")
+    wandb_entity: str = Field("", description="W&B's user or team; empty for the account's own")
+    wandb_name: str = Field("", description="the run's name in W&B; empty for the name of the run's folder")
     profile: str = Field(
         "",
         description="steps to profile, such as '10:20' for the steps 10 to 20 and all between; empty for none",
@@ -391,6 +410,9 @@ class LogSettings(Settings):
         return range(int(match[1]), int(match[2]) + 1) if match else range(0)
 
     def problems(self) -> Iterator[str]:
+        asked_for = [name for name in ("tensorboard", "wandb") if getattr(self, name) not in (False, "off")]
+        if asked_for and not self.telemetry:
+            yield f"telemetry=False records nothing that {' and '.join(asked_for)} could show; set telemetry=True"
         if not self.profile:
             return
         steps = self.profiled_steps

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nbgpu import resume
+from nbgpu import extras, resume
 from nbgpu.config import ClusterConfig, TrainConfig, write_toml
 from nbgpu.devices import inventory
 from nbgpu.records import RankFailure, RunState
@@ -28,8 +28,10 @@ def create(config: TrainConfig, cluster: ClusterConfig) -> Path:
     """Makes the folder of a new run, which only the user can enter, with run.toml and env.json in it.
 
     Where the run goes on from a checkpoint, resume.json says from which one. Nothing is made where there is no
-    such checkpoint, or none that fits: raises as `resume.find` does.
+    such checkpoint, or none that fits: raises as `resume.find` does. ConfigError where a log is asked for whose package is
+    not installed.
     """
+    extras.require(config)
     beginning = resume.find(config)
     for note in beginning.notes:
         _log.warning(note)

@@ -190,6 +190,32 @@ def parse(rank: int, line: bytes) -> Record:
     return record_type(rank=rank, **fields)
 
 
+class Tail:
+    """Reads the file of one rank piece by piece, and keeps nothing of it.
+
+    Args:
+        folder: the run's folder.
+        rank: whose records.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._path = record_path(folder, rank)
+        self._rank = rank
+        self._offset_bytes = 0
+
+    def new(self) -> list[Record]:
+        """The records since the last call; empty where the rank has not begun to write."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset_bytes)
+            batch = file.read()
+        # The rank may be in the middle of a write: its last line counts once it is whole.
+        batch = batch[: batch.rfind(b"\n") + 1]
+        self._offset_bytes += len(batch)
+        return [parse(self._rank, line) for line in batch.splitlines()]
+
+
 @dataclass
 class _RankSource:
     """How far one rank's file has been read, and the socket that runs ahead of it."""

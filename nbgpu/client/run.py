@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import ipyparallel as ipp
 
-from nbgpu import manifest, resume, runs
+from nbgpu import logbook, manifest, resume, runs
 from nbgpu.client.ranks import Ranks
 from nbgpu.client.results import LeftResult, sentence
 from nbgpu.client.watch import RankWatch
@@ -42,6 +42,7 @@ _MAX_HEAL_ATTEMPTS = 3
 _MAX_DEATHS_WITHOUT_PROGRESS = 2
 """A step that kills its rank each time it is done would go on for ever."""
 _WATCH_PERIOD_S = 0.1
+_LET_GO_PATIENCE_S = 5.0
 
 
 class Host(Protocol):
@@ -337,13 +338,16 @@ class Run:
         """Leaves the ranks in good order for what comes next."""
         stuck = watch.stuck()
         back = [rank for rank in self._results if rank not in watch.gone and rank not in stuck]
-        self._host.ranks.call("nbgpu.engine.train:let_go", str(self.folder), ranks=back)
+        # Rank 0 ends the run's logs in it.
+        ended = self._host.ranks.call("nbgpu.engine.train:let_go", str(self.folder), ranks=back)
         if watch.left_the_group_unsure and not watch.gone and not stuck:
             self._host.ranks.regroup([failure.rank for failure in self.failures])
         if stuck:
             self._host.leave_behind(self._results)
         # It looks at all that torch's compiler and MONAI have made, and nobody waits for it.
         self._host.ranks.call("nbgpu.engine.memory:free", ranks=back)
+        for result in ended.values():
+            result.wait(_LET_GO_PATIENCE_S)
 
     def _follow_to_the_end(self) -> None:
         try:
@@ -359,6 +363,10 @@ class Run:
         complete = len(ended) == len(self._results) and not failed
         answers = {result.result() for result in ended} if complete else set()
         self.reader.close()
+        try:
+            logbook.complete(self.folder, max(s.step for s in self.statuses()), surely=failed)
+        except (OSError, ValueError) as error:
+            _log.warning("the logs of %s are not complete: %s", self.folder.name, error)
         with self._lock:
             self._final_state = "failed" if failed else "finished" if answers == {"finished"} else "stopped"
             callbacks = list(self._on_end)

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from nbgpu import devices, runs
 from nbgpu.config import TrainConfig, read_toml
 from nbgpu.engine import debug, debugger, exchange, flight, group, interrupts, memory, precision
+from nbgpu.engine.books import Books
 from nbgpu.engine.consensus import together
 from nbgpu.engine.group import Membership
 from nbgpu.engine.tracebacks import undisturbed
@@ -130,8 +131,10 @@ def train(trainer: Trainer, mended: str = "") -> RunState:
 
 
 def _trainer(config: TrainConfig, folder: Path, member: Membership, device: Device) -> Trainer:
+    recipe = _load_recipe(config)
     recorder = Recorder(folder, member.rank, _probe(device, member.device)) if config.telemetry else None
-    return Trainer(config, _load_recipe(config), folder, member, device, recorder)
+    books = Books(config, folder, recorder) if recorder is not None and member.rank == 0 else None
+    return Trainer(config, recipe, folder, member, device, recorder, books)
 
 
 def _close(trainer: Trainer, error: BaseException | None = None) -> None:
@@ -142,6 +145,8 @@ def _close(trainer: Trainer, error: BaseException | None = None) -> None:
     if error is not None:
         trainer.recorder.event("failure", f"{type(error).__name__}: {error}", trainer.step)
         trainer.recorder.state("failed", trainer.step)
+    if trainer.books is not None:
+        trainer.books.close(failed=error is not None)
     trainer.recorder.close()
 
 

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from nbgpu import manifest, resume
 from nbgpu.config import TrainConfig
 from nbgpu.engine import batchnorm, checkpoint, exchange, memory, precision
+from nbgpu.engine.books import Books
 from nbgpu.engine.consensus import Consensus, together
 from nbgpu.engine.feed import Feed
 from nbgpu.engine.group import Membership
@@ -66,6 +67,7 @@ class Trainer:
         member: this rank's place in the group.
         device: what `run_info.json` says of it.
         recorder: takes the numbers of each step; None leaves them unrecorded.
+        books: rank 0's, which take histograms of weights and gradients.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Trainer:
         member: Membership,
         device: Device,
         recorder: Recorder | None,
+        books: Books | None = None,
     ) -> None:
         self.config = config
         self.recipe = recipe
@@ -85,6 +88,7 @@ class Trainer:
         self.device = member.device
         self._described_device = device
         self.recorder = recorder
+        self.books = books
         self.step = 0
         """Optimizer steps done."""
         self.command: Command | None = None
@@ -239,7 +243,9 @@ class Trainer:
             started_s=time.time(),
             resumed_from=resume.Beginning.read(self.folder).checkpoint,
         )
-        path.write_text(json.dumps(info.to_json(), indent=2) + "\n")
+        unfinished = path.with_suffix(".tmp")
+        unfinished.write_text(json.dumps(info.to_json(), indent=2) + "\n")
+        unfinished.rename(path)
 
     def _build(self) -> nn.Module:
         """The model on the device, with what the settings change in it. Every rank draws the same weights."""
@@ -382,6 +388,8 @@ class Trainer:
                 sums[name] = sums[name] + term.detach() if name in sums else term.detach()
         self._profiler.enter("optimizer")
         grad_norm = self._clip_gradient()
+        if self.books is not None:
+            self.books.look_at(self.step + 1, self._model)
         with uninterrupted():
             inputs = self._update(lr, grad_norm)
         self._profiler.enter("other")

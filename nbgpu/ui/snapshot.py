@@ -8,10 +8,11 @@ import html
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nbgpu.ledger import Epoch, epochs_of
 from nbgpu.records import Device, Event, RunInfo
 from nbgpu.ui import words
 from nbgpu.ui.charts import plotly_figure, svg
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 STATIC = Path(__file__).resolve().parent.parent / "static"
 PLOTLY_GZ = STATIC / "plotly-basic.min.js.gz"
+MAX_EPOCHS = 200
+"""Rows of the report's table; epochs.jsonl has them all."""
 
 
 def history_of(run: Run) -> History:
@@ -68,12 +71,14 @@ def report_html(run: Run) -> str:
     history = history_of(run)
     info = run.info
     headline = summary(run, history)
+    epochs = epochs_of(run.reader.since(0)[0], info.world_size, info.steps_per_epoch)
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.started_s))
     sections = [
         _section("Result", _result(history.result)) if history.result else "",
         _section("Failures", _failures(run)) if run.failures else "",
         _section("Curves", '<div id="charts" role="img" aria-label="' + _escape(headline) + '"></div>'),
         _section("Pace", f"<p>{_escape(words.pace(history))}</p>") if words.pace(history) else "",
+        _section("Epochs", _epochs(epochs)) if epochs else "",
         _section("Where the time went", _profiles(history)) if history.profiles else "",
         _section("Settings", _settings(run)),
         _section("Devices", _devices(info.devices)),
@@ -163,6 +168,28 @@ def _events(events: Iterable[Event], info: RunInfo) -> str:
         for e in events
     ]
     return _table(("after", "step", "rank", "what", "in words"), rows)
+
+
+def _epochs(epochs: Sequence[Epoch]) -> str:
+    """One row for each epoch; of a long run the last ones."""
+    shown = epochs[-MAX_EPOCHS:]
+    names = list(dict.fromkeys(name for epoch in shown for name in epoch.means))
+    held_out = list(dict.fromkeys(name for epoch in shown for name in epoch.validation))
+    rows = [
+        [
+            f"{epoch.epoch}" if epoch.complete else f"{epoch.epoch} (a part)",
+            f"{epoch.first_step} to {epoch.last_step}",
+            words.duration(epoch.train_s),
+            epoch.samples_per_s,
+            *(epoch.means.get(name, "") for name in names),
+            *(epoch.validation.get(name, "") for name in held_out),
+            f"rank {epoch.slowest_rank}, {epoch.straggler_ratio:.2f} x the fastest",
+        ]
+        for epoch in shown
+    ]
+    header = ["epoch", "steps", "took", "samples/s", *names, *(f"val {name}" for name in held_out), "slowest"]
+    left_out = f"<p>The last {MAX_EPOCHS} of {len(epochs)}.</p>" if len(epochs) > MAX_EPOCHS else ""
+    return left_out + _table(header, rows)
 
 
 def _profiles(history: History) -> str:

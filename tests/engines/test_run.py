@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import stat
@@ -87,6 +88,10 @@ def test_the_three_ways_give_the_same_losses_to_the_last_bit(cluster2: nbgpu.Clu
     assert set(expected) == {(rank, step) for rank in (0, 1) for step in range(1, 7)}
     assert losses(only_run(tmp_path / "cli")) == expected
     assert losses(only_run(tmp_path / "torchrun")) == expected
+    for folder in (from_notebook.folder, only_run(tmp_path / "cli"), only_run(tmp_path / "torchrun")):
+        with (folder / "metrics.csv").open() as file:
+            table = {(int(row["rank"]), int(row["step"])): float(row["loss"]) for row in csv.DictReader(file)}
+        assert table == expected
 
 
 def test_a_run_records_itself_in_its_folder(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "nbgpu"
 
 BASE = {"errors", "records", "settings", "config", "palette"}
 MIDDLE = {"devices", "telemetry", "runs", "flags", "manifest", "resume", "signals", "vigil", "suitability"}
-MIDDLE |= {"obstacles", "shared_memory"}
+MIDDLE |= {"obstacles", "shared_memory", "extras", "ledger", "logbook"}
 
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),

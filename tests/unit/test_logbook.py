@@ -1,0 +1,181 @@
+"""The table of a run's steps and its epochs, from what ranks recorded; and the files, also those cut off in a line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from nbgpu import logbook
+from nbgpu.ledger import Epochs, Ledger, Row
+from nbgpu.records import Device, Event, RunInfo, Sample
+from nbgpu.telemetry import Recorder, Tail, record_path
+
+
+def sample(rank: int, step: int, **values: float) -> Sample:
+    return Sample(rank, seq=0, time_s=100.0 + step, step=step, values=values)
+
+
+def step(rank: int, number: int, loss: float = 1.0, **values: float) -> Sample:
+    numbers = {"step_s": 0.5, "samples_per_s": 4.0, "lr": 0.1 * number, "loss": loss}
+    return sample(rank, number, **numbers, **values)
+
+
+def state(rank: int, name: str, at_step: int) -> Event:
+    return Event(rank, 0, 0.0, at_step, "state", name)
+
+
+def keys(rows: list[Row]) -> list[tuple[int, int]]:
+    return [(row.step, row.rank) for row in rows]
+
+
+def test_a_step_is_complete_when_every_rank_has_gone_beyond_it() -> None:
+    ledger = Ledger(2)
+    assert ledger.add([step(0, 1), step(0, 2), step(0, 3)]) == []
+    assert keys(ledger.add([step(1, 1), step(1, 2)])) == [(1, 0), (1, 1)]
+    assert keys(ledger.add([step(1, 3), step(0, 4)])) == [(2, 0), (2, 1)]
+    assert not ledger.over
+    assert keys(ledger.add([state(0, "finished", 4), state(1, "finished", 3)])) == [(3, 0), (3, 1), (4, 0)]
+    assert ledger.over
+    assert ledger.rest() == []
+
+
+def test_what_comes_in_pieces_is_put_together() -> None:
+    ledger = Ledger(1)
+    rows = ledger.add(
+        [
+            sample(0, 0, memory_rss_bytes=5.0),
+            step(0, 1),
+            sample(0, 1, val_loss=0.7),
+            step(0, 2),
+            sample(0, 2, memory_rss_bytes=6.0),
+            step(0, 3),
+        ]
+    )
+    rows += ledger.rest()
+    assert [row.values["memory_rss_bytes"] for row in rows] == [5.0, 6.0, 6.0]
+    assert [row.values.get("val_loss") for row in rows] == [0.7, None, None]
+
+
+def test_a_step_that_is_done_again_counts_once() -> None:
+    """A run of fsdp begins anew when a rank is lost."""
+    ledger = Ledger(2)
+    rows = ledger.add([step(r, s) for s in (1, 2, 3) for r in (0, 1)])
+    rows += ledger.add([state(0, "training", 0), state(1, "failed", 2), state(1, "training", 0)])
+    assert not ledger.over
+    rows += ledger.add([step(r, s, loss=9.0) for s in (1, 2, 3, 4) for r in (0, 1)])
+    rows += ledger.rest()
+    assert keys(rows) == [(s, r) for s in (1, 2, 3, 4) for r in (0, 1)]
+
+
+def test_epochs_are_summed_up_by_hand() -> None:
+    rows = []
+    for number in (1, 2, 3):
+        rows.append(Row(number, 0, 0.0, {**step(0, number, loss=number).values, "compute_s": 0.2}))
+        slower = {"compute_s": 0.3, "step_s": 0.6, "memory_rss_bytes": 7.0}
+        rows.append(Row(number, 1, 0.0, {**step(1, number, loss=float("nan")).values, **slower}))
+    rows[2].values["val_psnr_db"] = 20.0
+    epochs = Epochs(steps_per_epoch=2)
+    (first,) = epochs.add(rows)
+    assert (first.epoch, first.first_step, first.last_step, first.complete) == (1, 1, 2, True)
+    assert first.train_s == pytest.approx(1.2)
+    assert first.samples == round(2 * (0.5 * 4 + 0.6 * 4))
+    assert first.means == {"loss": 1.5}
+    assert first.lr == pytest.approx(0.2)
+    assert first.validation == {"psnr_db": 20.0}
+    assert first.slowest_rank == 1
+    assert first.straggler_ratio == pytest.approx(1.5)
+    assert first.peak_memory_bytes == 7.0
+    (second,) = epochs.rest()
+    assert (second.epoch, second.first_step, second.last_step, second.complete) == (2, 3, 3, False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    device = Device("cpu", "a processor", "", 0, 2**30)
+    info = RunInfo(
+        "run", "autoencoder", (device, device), "gloo", 10, 2, batch_size=1, global_batch_size=2, started_s=0
+    )
+    (tmp_path / "run_info.json").write_text(json.dumps(info.to_json()))
+    return tmp_path
+
+
+def record(folder: Path, steps: range, end: bool) -> None:
+    for rank in (0, 1):
+        recorder = Recorder(folder, rank)
+        for number in steps:
+            recorder.sample(number, **step(rank, number).values)
+            if number == 3 and rank == 0:
+                recorder.sample(number, val_loss=0.5)
+        if end:
+            recorder.state("finished", steps[-1])
+        recorder.close()
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with (folder / logbook.METRICS).open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_series_that_comes_later_gets_a_column(folder: Path) -> None:
+    record(folder, range(1, 3), end=False)
+    book = logbook.Logbook(folder)
+    book.update()
+    assert "val_loss" not in table(folder)[0]
+    record(folder, range(3, 6), end=True)
+    book.update()
+    book.finish()
+    rows = table(folder)
+    assert [(row["step"], row["epoch"], row["rank"]) for row in rows][:5] == [
+        ("1", "1", "0"),
+        ("1", "1", "1"),
+        ("2", "1", "0"),
+        ("2", "1", "1"),
+        ("3", "2", "0"),
+    ]
+    assert [row["val_loss"] for row in rows] == [""] * 4 + ["0.5"] + [""] * 5
+
+
+@pytest.mark.parametrize("lost_bytes", [0, 1, 60, 150])
+def test_files_that_were_cut_off_are_carried_on(folder: Path, lost_bytes: int) -> None:
+    record(folder, range(1, 5), end=False)
+    logbook.Logbook(folder).update()
+    metrics = folder / logbook.METRICS
+    cut = metrics.read_bytes()
+    metrics.write_bytes(cut[: len(cut) - lost_bytes])
+    told: list[str] = []
+    record(folder, range(5, 7), end=True)
+    logbook.Logbook(folder, tell=told.append).finish()
+    expected = [(str(s), str(r)) for s in range(1, 7) for r in (0, 1)]
+    assert [(row["step"], row["rank"]) for row in table(folder)] == expected
+    lines = [json.loads(line) for line in (folder / logbook.EPOCHS).read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2, 3]
+    assert told == []
+
+
+def test_files_of_a_run_whose_rank_0_died_are_completed(folder: Path) -> None:
+    record(folder, range(1, 4), end=False)
+    logbook.Logbook(folder).update()
+    logbook.complete(folder, last_step=3)
+    assert len(table(folder)) == 6
+    assert json.loads((folder / logbook.EPOCHS).read_text().splitlines()[-1])["complete"] is False
+    before = (folder / logbook.METRICS).stat().st_mtime_ns
+    logbook.complete(folder, last_step=3)
+    assert (folder / logbook.METRICS).stat().st_mtime_ns == before
+
+
+def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
+    tail = Tail(tmp_path, 0)
+    assert tail.new() == []
+    recorder = Recorder(tmp_path, 0)
+    recorder.sample(1, loss=1.0)
+    recorder.close()
+    with record_path(tmp_path, 0).open("ab") as file:
+        file.write(b'{"seq": 1, "time_s"')
+    assert [record.step for record in tail.new()] == [1]
+    with record_path(tmp_path, 0).open("ab") as file:
+        file.write(b': 0, "step": 2, "values": {}}\n')
+    assert [record.step for record in tail.new()] == [2]
+    assert tail.new() == []
