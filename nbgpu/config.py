@@ -19,7 +19,7 @@ import tomli_w
 from pydantic import Field
 
 from nbgpu.errors import ConfigError
-from nbgpu.settings import Settings, control, shape_of_model
+from nbgpu.settings import Settings, control, shape_of_model, steered
 
 _WINDOW = re.compile(r"(\d+):(\d+)")
 MAX_PROFILED_STEPS = 100
@@ -98,7 +98,7 @@ class LoopSettings(Settings):
         ge=1,
         le=4096,
         description="samples for each rank and micro-batch",
-        json_schema_extra=control("Run"),
+        json_schema_extra=control("Run") | steered("epoch"),
     )
     accumulate: int = Field(
         1,
@@ -150,7 +150,7 @@ class OptimizerSettings(Settings):
         gt=0,
         le=10,
         description="peak learning rate, before lr_scaling",
-        json_schema_extra=control("Optimizer"),
+        json_schema_extra=control("Optimizer") | steered("step"),
     )
     lr_scaling: Literal["none", "sqrt", "linear"] = Field(
         "none",
@@ -169,20 +169,21 @@ class OptimizerSettings(Settings):
         ge=0,
         le=10,
         description="weight decay; decoupled from the gradient with adamw",
-        json_schema_extra=control("Optimizer"),
+        json_schema_extra=control("Optimizer") | steered("step"),
     )
     clip_norm: float = Field(
         1.0,
         ge=0,
         le=1e6,
         description="largest norm of the whole gradient; 0 leaves it as it is",
-        json_schema_extra=control("Optimizer"),
+        json_schema_extra=control("Optimizer") | steered("step"),
     )
     clip_value: float = Field(
         0.0,
         ge=0,
         le=1e6,
         description="largest absolute value of each element of the gradient, cut before clip_norm; 0 leaves them",
+        json_schema_extra=steered("step"),
     )
     schedule: Literal["constant", "cosine", "step", "plateau"] = Field(
         "cosine",
@@ -224,7 +225,7 @@ class PrecisionSettings(Settings):
     amp: Literal["off", "bf16", "fp16"] = Field(
         "off",
         description="automatic mixed precision; fp16 scales the loss (GradScaler), bf16 needs no scaling",
-        json_schema_extra=control("Run"),
+        json_schema_extra=control("Run") | steered("step"),
     )
     dtype: Literal["float32", "float64"] = Field(
         "float32", description="type of the weights, and of the data on its way through the model"
@@ -330,17 +331,23 @@ class DataSettings(Settings):
         ge=0,
         le=1,
         description="share of the rank's volumes kept decoded in host memory",
-        json_schema_extra=control("Data"),
+        json_schema_extra=control("Data") | steered("epoch"),
     )
     replace_rate: float = Field(
         0.0,
         ge=0,
         le=1,
         description="share of the cache replaced after each epoch; above 0 takes SmartCacheDataset",
-        json_schema_extra=control("Data"),
+        json_schema_extra=control("Data") | steered("epoch"),
     )
     val_fraction: float = Field(0.2, ge=0, lt=1, description="share of the samples held out for validation")
-    val_every: int = Field(50, ge=0, le=1_000_000, description="steps between validations; 0 for none")
+    val_every: int = Field(
+        50,
+        ge=0,
+        le=1_000_000,
+        description="steps between validations; 0 for none",
+        json_schema_extra=steered("step"),
+    )
 
     def problems(self) -> Iterator[str]:
         if self.replace_rate > 0 and self.cache_rate >= 1:
@@ -358,7 +365,7 @@ class CheckpointSettings(Settings):
         ge=0,
         le=1_000_000,
         description="steps between checkpoints; 0 for one at the end only",
-        json_schema_extra=control("Run"),
+        json_schema_extra=control("Run") | steered("step"),
     )
     keep_checkpoints: int = Field(
         3, ge=1, le=10_000, description="how many of the run's newest whole checkpoints stay on the disk"
@@ -374,6 +381,13 @@ class CheckpointSettings(Settings):
 class LogSettings(Settings):
     """What is written down of a run, and where."""
 
+    log_every: int = Field(
+        1,
+        ge=1,
+        le=1_000_000,
+        description="steps between two that are recorded; NaN and Inf are looked for in all",
+        json_schema_extra=control("Run") | steered("step"),
+    )
     telemetry: bool = Field(
         True, description="write and send each step's numbers; off is for measuring its cost"
     )
@@ -467,7 +481,7 @@ class AutoencoderConfig(TrainConfig):
         gt=0,
         le=10,
         description="peak learning rate, before lr_scaling",
-        json_schema_extra=control("Optimizer"),
+        json_schema_extra=control("Optimizer") | steered("step"),
     )
     data: str = Field(
         "mni152",

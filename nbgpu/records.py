@@ -68,8 +68,8 @@ class Event:
     time_s: float
     step: int
     kind: str
-    """'state' (text is the RunState), 'checkpoint', 'note', 'result', 'profile' (where the steps' time went), 'nonfinite'
-    (a step was left out) or 'failure'."""
+    """'state' (text is the RunState), 'checkpoint', 'note', 'result', 'profile' (where the steps' time went), 'setting' (detail
+    has the new values), 'nonfinite' (a step was left out) or 'failure'."""
     text: str
     detail: dict[str, Any] = field(default_factory=dict)
 
@@ -171,7 +171,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What is fixed for the length of a training run; `run_info.json` in its folder."""
+    """What a reader needs to know of a training run; `run_info.json` in its folder."""
 
     run_id: str
     recipe: str

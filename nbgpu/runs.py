@@ -9,6 +9,7 @@ import secrets
 import shutil
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -71,6 +72,25 @@ def outcome(folder: Path, rank: int) -> RunState | RankFailure | None:
         return RankFailure(**told["failure"])
     state: RunState = told["state"]
     return state
+
+
+def note_change(folder: Path, step: int, settings: Mapping[str, Any]) -> None:
+    """Notes in `changes.jsonl` that a run goes on with other settings after a step. `run.toml` stays as it began."""
+    line = json.dumps({"time_s": time.time(), "step": step, "set": dict(settings)})
+    with (folder / "changes.jsonl").open("a") as file:
+        file.write(line + "\n")
+
+
+def with_changes(config: TrainConfig, folder: Path) -> TrainConfig:
+    """The settings that a run of these settings goes on with now."""
+    try:
+        lines = (folder / "changes.jsonl").read_text().splitlines()
+    except FileNotFoundError:
+        return config
+    changes: dict[str, Any] = {}
+    for line in lines:
+        changes |= json.loads(line)["set"]
+    return config.changed(**changes)
 
 
 def _outcome_path(folder: Path, rank: int) -> Path:

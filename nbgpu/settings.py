@@ -21,6 +21,11 @@ def shape_of_model() -> Any:
     return {"shapes_the_model": True}
 
 
+def steered(at: Literal["step", "epoch"]) -> Any:
+    """Marks a field that can be changed while a run goes on: between two steps, or two passes over the data."""
+    return {"steered": at}
+
+
 class Settings(BaseModel):
     """What all settings share: frozen, no unknown names, and errors that say what to do."""
 
@@ -110,6 +115,16 @@ def shapes_the_model(model: type[BaseModel]) -> list[str]:
         for name, field in model.model_fields.items()
         if isinstance(field.json_schema_extra, dict) and "shapes_the_model" in field.json_schema_extra
     ]
+
+
+def steerable(model: type[BaseModel]) -> dict[str, Literal["step", "epoch"]]:
+    """The fields that can be changed while a run goes on, and where that happens."""
+    found: dict[str, Literal["step", "epoch"]] = {}
+    for name, field in model.model_fields.items():
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and "steered" in extra:
+            found[name] = "epoch" if extra["steered"] == "epoch" else "step"
+    return found
 
 
 def markdown_table(model: type[BaseModel]) -> str:

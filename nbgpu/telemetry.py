@@ -386,12 +386,30 @@ def send_command(folder: Path, command: Command) -> None:
         file.write(line + "\n")
 
 
+def send_settings(folder: Path, values: Mapping[str, Any]) -> None:
+    """Asks a run to go on with other settings: one line in `commands.jsonl`. `values` are JSON, by field."""
+    line = json.dumps({"time_s": time.time(), "set": dict(values)})
+    with (folder / "commands.jsonl").open("a") as file:
+        file.write(line + "\n")
+
+
 class CommandWatch:
-    """Rank 0's view of `commands.jsonl`: the newest command that was asked for."""
+    """Rank 0's view of `commands.jsonl`: the newest command that was asked for, and new settings."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "commands.jsonl"
         self._offset_bytes = 0
+        self._settings: dict[str, Any] = {}
+
+    @property
+    def has_settings(self) -> bool:
+        """Whether `newest` has come across settings that nobody has taken."""
+        return bool(self._settings)
+
+    def take_settings(self) -> dict[str, Any]:
+        """What `newest` came across since it was taken last; of a field that was set twice the newer value."""
+        taken, self._settings = self._settings, {}
+        return taken
 
     def newest(self) -> Command | None:
         """The newest command since the last call, or None; a stop is never overruled by what follows it."""
@@ -405,7 +423,10 @@ class CommandWatch:
             batch = file.read()
         batch = batch[: batch.rfind(b"\n") + 1]
         self._offset_bytes += len(batch)
-        commands: list[Command] = [json.loads(line)["command"] for line in batch.splitlines()]
+        asked = [json.loads(line) for line in batch.splitlines()]
+        for fields in asked:
+            self._settings |= fields.get("set", {})
+        commands: list[Command] = [fields["command"] for fields in asked if "command" in fields]
         if "stop" in commands:
             return "stop"
         return commands[-1] if commands else None

@@ -18,7 +18,7 @@ from nbgpu.client.ranks import Ranks
 from nbgpu.client.results import LeftResult, sentence
 from nbgpu.client.watch import RankWatch
 from nbgpu.config import ClusterConfig, TrainConfig, read_toml
-from nbgpu.errors import NbgpuError, RankError, RunError
+from nbgpu.errors import ConfigError, NbgpuError, RankError, RunError
 from nbgpu.records import (
     FINAL_STATES,
     Command,
@@ -30,7 +30,9 @@ from nbgpu.records import (
     RunState,
     Sample,
 )
-from nbgpu.telemetry import Reader, send_command
+from nbgpu.settings import steerable
+from nbgpu.suitability import settled
+from nbgpu.telemetry import Reader, send_command, send_settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,7 +92,7 @@ class Run:
 
     Attributes:
         folder: the run's folder: run.toml, rankN.jsonl, checkpoints/, report.html, env.json.
-        config: the settings that it was started with.
+        config: the settings that it was started with, and those that were set since.
         reader: every sample and event of every rank so far.
         failures: what was raised on the ranks; empty unless `status` is 'failed'.
     """
@@ -108,6 +110,7 @@ class Run:
         self.failures: Sequence[RankFailure] = ()
         self.reader = Reader(folder, info.world_size)
         self._info = info
+        self._info_written_ns = 0
         self._host = host
         self._results = results
         self._over = threading.Event()
@@ -141,6 +144,7 @@ class Run:
     def rejoin(cls, folder: Path, host: Host) -> Run:
         """The handle of a run that another process started; what the ranks returned stands in the run's folder."""
         _, config = read_toml(folder / "run.toml")
+        config = runs.with_changes(config, folder)
         results = {rank: LeftResult(folder, rank) for rank in range(len(host.devices))}
         run = cls(folder, config, _info(folder, config, host), host, results)
         if all(result.ready() for result in results.values()):
@@ -149,12 +153,15 @@ class Run:
 
     @property
     def info(self) -> RunInfo:
-        """What is fixed for the run; `steps_per_epoch` is 0 until the ranks have looked at the data."""
+        """What a reader needs to know of the run; `steps_per_epoch` is 0 until the ranks have looked at the data."""
         path = self.folder / "run_info.json"
-        if self._info.steps_per_epoch == 0 and path.exists():
-            told = json.loads(path.read_text())
-            known = {name: told[name] for name in ("steps_per_epoch", "total_steps")}
-            self._info = RunInfo.from_json({**self._info.to_json(), **known})
+        try:
+            written_ns = path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return self._info
+        if written_ns != self._info_written_ns:
+            self._info_written_ns = written_ns
+            self._info = RunInfo.from_json(json.loads(path.read_text()))
         return self._info
 
     @property
@@ -214,6 +221,29 @@ class Run:
         """Lets a paused run go on."""
         self._ask("resume")
 
+    def set(self, **settings: Any) -> None:
+        """Lets the run go on with other settings.
+
+        All ranks take them at the same step; those of the data with the next epoch. A mark on the panels says where,
+        and `changes.jsonl` in the run's folder.
+
+        Raises:
+            ConfigError: a setting cannot be changed now, or its value is not valid; nothing is changed.
+            RunError: the run is over.
+        """
+        possible = steerable(type(self.config))
+        if fixed := [name for name in settings if name not in possible]:
+            raise ConfigError(
+                f"{', '.join(fixed)} cannot be changed while a run goes on. What can be: {', '.join(possible)}"
+            )
+        config = self.config.changed(**settings)
+        if "batch_size" in settings:
+            config = config.changed(global_batch_size=None)
+        config = settled(config, self._host.devices)
+        self._refuse_if_over("be changed")
+        self.config = config
+        send_settings(self.folder, {name: getattr(config, name) for name in settings})
+
     def stop(self) -> None:
         """Asks all ranks to end after the step they are in; they write a checkpoint first."""
         self._ask("stop")
@@ -272,9 +302,12 @@ class Run:
         self._over.wait(_STOP_PATIENCE_S)
 
     def _ask(self, command: Command) -> None:
-        if self.over:
-            raise RunError(f"{self.folder.name} is {self.status}: it cannot {command} any more")
+        self._refuse_if_over(command)
         send_command(self.folder, command)
+
+    def _refuse_if_over(self, what: str) -> None:
+        if self.over:
+            raise RunError(f"{self.folder.name} is {self.status}: it cannot {what} any more")
 
     def _bring_every_rank_back(self) -> None:
         while True:

@@ -8,7 +8,7 @@ that stays out of that exchange would leave the others waiting in it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -38,8 +38,9 @@ class Consensus:
         self._commands = commands
         self._failure: Exception | None = None
         # On the CPU, so that reading it does not wait for the GPU.
-        self._message = torch.zeros(2, dtype=torch.int32)
+        self._message = torch.zeros(3, dtype=torch.int32)
         self._work: dist.Work | None = None
+        self._settings_are_there = False
 
     def newest_command(self) -> Command | None:
         """What the person asked for last, told by rank 0. A collective."""
@@ -55,6 +56,7 @@ class Consensus:
         self._failure = failure
         self._message[0] = _CODES.index(command)
         self._message[1] = failure is not None
+        self._message[2] = self._commands is not None and self._commands.has_settings
         self._work = dist.all_reduce(self._message, dist.ReduceOp.MAX, async_op=True)
 
     def finish(self) -> Command | None:
@@ -67,7 +69,17 @@ class Consensus:
         self._work.wait()
         if self._message[1]:
             raise_together(self._failure)
+        self._settings_are_there |= bool(self._message[2])
         return _CODES[int(self._message[0])]
+
+    def new_settings(self) -> dict[str, Any]:
+        """What the person set since the last call, the same on every rank; a collective only if there is any."""
+        if not self._settings_are_there:
+            return {}
+        self._settings_are_there = False
+        own = self._commands.take_settings() if self._commands is not None else {}
+        settings: dict[str, Any] = exchange.broadcast(own, source=0)
+        return settings
 
 
 def together(work: Callable[[], Result]) -> Result:

@@ -34,8 +34,32 @@ class Feed:
         self._batches: Iterator[Batch] | None = None
         self._next_step: int | None = 0
         """The step whose batches `_batches` gives next; None while they are being taken."""
+        self._began: tuple[int, int] = 0, 0
         self._taken: tuple[int, list[Batch]] | None = None
         """A step that is not done yet, and its batches."""
+
+    @property
+    def began(self) -> tuple[int, int]:
+        """(step, epoch) with which these loaders began: a run that gets others in its course counts on."""
+        return self._began
+
+    def begin_at(self, step: int, epoch: int) -> None:
+        """Says that the first batch of an epoch of these loaders is that of a step."""
+        self._began = step, epoch
+        self._next_step = None
+
+    def epoch_at(self, step: int) -> tuple[int, int]:
+        """(the epoch that a step belongs to, how many of its steps come before it), both counted from 0."""
+        first_step, first_epoch = self._began
+        epochs, steps = divmod(step - first_step, self.loaders.steps_per_epoch)
+        return first_epoch + epochs, steps
+
+    def total_steps(self, config: TrainConfig) -> int:
+        """Optimizer steps of the whole run."""
+        first_step, first_epoch = self._began
+        if config.epochs is None:
+            return config.steps
+        return first_step + max(0, config.epochs - first_epoch) * self.loaders.steps_per_epoch
 
     def take(self, step: int) -> tuple[list[Batch], Exception | None]:
         """The micro-batches of one step, or what went wrong in fetching them."""
@@ -68,7 +92,8 @@ class Feed:
         if self._next_step != step:
             # Training goes on in the middle, or fetching was interrupted.
             self._batches = None
-            self.loaders.seek(step)
+            epoch, steps = self.epoch_at(step)
+            self.loaders.seek(epoch * self.loaders.steps_per_epoch + steps)
         self._next_step = None
         batches = [self.to_device(self._next_batch()) for _ in range(self._accumulate)]
         self._next_step = step + 1

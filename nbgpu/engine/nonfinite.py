@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine import exchange
+from nbgpu.engine.readings import Readings
 
 _SMALLEST_LOSS_SCALE = 1e-4
 """Of fp16's GradScaler, which begins at 65536 and halves: below it the gradients are at fault and not the scale.
@@ -57,11 +58,15 @@ class Guard:
     """
 
     def __init__(self, config: TrainConfig, device: torch.device) -> None:
-        self._allowed = config.max_nonfinite_skips if config.on_nonfinite == "skip" else 0
-        self._scales_loss = config.amp == "fp16"
+        self.follow(config)
         self._num_left_out = torch.zeros((), device=device)
         self._num_bad = 0
         self._inputs: dict[str, Tensor] = {}
+
+    def follow(self, config: TrainConfig) -> None:
+        """Goes on under other settings."""
+        self._allowed = config.max_nonfinite_skips if config.on_nonfinite == "skip" else 0
+        self._scales_loss = config.amp == "fp16"
 
     def look_at(self, batch: Mapping[str, Tensor]) -> None:
         """Notes, on the device, whether a micro-batch holds NaN or Inf: the first that a person would ask."""
@@ -118,8 +123,8 @@ class Guard:
     def judge(
         self,
         step: int,
-        tensors: Mapping[str, Tensor],
-        inputs: Mapping[str, Tensor],
+        values: Mapping[str, float],
+        inputs: Readings,
         scaler: torch.amp.GradScaler,
         newest_step: int,
     ) -> Verdict | None:
@@ -129,20 +134,20 @@ class Guard:
 
         Args:
             step: the step's number.
-            tensors: `grad_norm` of all ranks, and the terms of this rank's loss.
-            inputs: as `update` gave them.
+            values: `grad_norm` of all ranks, and the terms of this rank's loss.
+            inputs: what `update` gave.
             scaler: its scale is looked at where amp is fp16.
             newest_step: the step that was begun last.
         """
-        grad_norm = tensors["grad_norm"].item()
+        grad_norm = values["grad_norm"]
         if math.isfinite(grad_norm):
             self._num_bad = 0
             return None
-        terms = {name: tensor.item() for name, tensor in tensors.items() if name != "grad_norm"}
+        terms = {name: value for name, value in values.items() if name != "grad_norm"}
         by_rank = exchange.gather(
             {
                 "terms": {name: str(value) for name, value in terms.items() if not math.isfinite(value)},
-                "inputs": [name for name, found in inputs.items() if not math.isfinite(found.item())],
+                "inputs": [name for name, found in inputs.values().items() if not math.isfinite(found)],
             }
         )
         ranks = [rank for rank, theirs in enumerate(by_rank) if "loss" in theirs["terms"]]

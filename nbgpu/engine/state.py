@@ -30,8 +30,22 @@ class State:
         self.model = model
         self.optimizer = optimizers.make(config, model.parameters())
         self.learning_rate = learning_rate
-        self.scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
+        self._device = device
+        self.scaler = self._new_scaler(config)
         self._weight_decay = config.weight_decay
+
+    def _new_scaler(self, config: TrainConfig) -> torch.amp.GradScaler:
+        return torch.amp.GradScaler(self._device.type, enabled=config.amp == "fp16")
+
+    def follow(self, config: TrainConfig, learning_rate: LearningRate) -> None:
+        """Goes on under other settings, with another rate."""
+        learning_rate.load_state(self.learning_rate.state())
+        self.learning_rate = learning_rate
+        self._weight_decay = config.weight_decay
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = config.weight_decay
+        if self.scaler.is_enabled() != (config.amp == "fp16"):
+            self.scaler = self._new_scaler(config)
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """(tensors by name, 'model.*' and 'optimizer.*', each whole; the rest as JSON). A collective with fsdp."""

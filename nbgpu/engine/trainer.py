@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recomputed
 
-from nbgpu import manifest, resume
+from nbgpu import manifest, resume, runs
 from nbgpu.config import TrainConfig
 from nbgpu.engine import batchnorm, checkpoint, exchange, memory, precision
 from nbgpu.engine.books import Books
@@ -28,11 +28,13 @@ from nbgpu.engine.feed import Feed
 from nbgpu.engine.group import Membership
 from nbgpu.engine.nonfinite import Guard
 from nbgpu.engine.profiler import Profiler
+from nbgpu.engine.readings import Readings
 from nbgpu.engine.schedule import LearningRate
 from nbgpu.engine.state import State
 from nbgpu.engine.strategy import Strategy, spread, whole
 from nbgpu.errors import OutOfMemoryError, RunError
 from nbgpu.records import Command, Device, RunInfo, RunState
+from nbgpu.settings import steerable
 from nbgpu.signals import uninterrupted
 from nbgpu.telemetry import CommandWatch, Recorder
 
@@ -110,7 +112,11 @@ class Trainer:
         self._profiler = Profiler(config.profiled_steps, folder, self.rank, self.device, self._event)
         self._before_bytes: int | None = None
         """What the process held beside the run; None before the first step."""
-        self._unrecorded: tuple[int, dict[str, Tensor], dict[str, float], Mapping[str, Tensor]] | None = None
+        self._asked: dict[str, Any] = {}
+        """Settings that the person has asked for, and that wait for their time."""
+        self._num_changes = 0
+        """How often settings were changed since the run began."""
+        self._unrecorded: tuple[int, Readings, dict[str, float], Readings] | None = None
 
     def run(self, mended: str = "") -> RunState:
         """Trains to the last step, or until the person stops it; returns 'finished' or 'stopped'.
@@ -197,11 +203,19 @@ class Trainer:
 
     def _gather_ranks(self) -> None:
         """Makes every rank ready for the same step: the furthest rank's, a checkpoint's, or the first."""
-        standings = exchange.gather({"ready": self._begun, "step": self.step})
+        standings = exchange.gather({"ready": self._begun, "step": self.step, "steered": self._steered()})
         ready = {rank: s["step"] for rank, s in enumerate(standings) if s["ready"]}
+        source = max(ready, key=ready.__getitem__, default=None)
+        # Of a rank that was there from the beginning: one that has just come knows the run's first settings only.
+        steered = max((s["steered"] for s in standings), key=lambda s: s["num_changes"])
+        if self._num_changes < steered["num_changes"]:
+            self._take_settings(steered["settings"])
+        self._asked, self._num_changes = steered["asked"], steered["num_changes"]
         if self._state is None:
             self._enter("loading")
         together(self._load)
+        if source is not None:
+            self._begin_data_at(*standings[source]["steered"]["data_began"])
         self._write_info()
         # Whoever spreads the weights over the ranks does it once the model is the same on all of them.
         model = together(lambda: self._build() if self._state is None else self._state.model)
@@ -211,8 +225,8 @@ class Trainer:
         if self._state is None:
             self._state = State(self.config, model, self._learning_rate(), self.device)
         self._saved_step = 0
-        if ready:
-            self._take_state(source=max(ready, key=ready.__getitem__))
+        if source is not None:
+            self._take_state(source)
         else:
             together(self._resume)
         self._begun = True
@@ -223,14 +237,20 @@ class Trainer:
         if self._feed is None:
             loaders = self.recipe.build_loaders(self.rank, self.member.world_size)
             self._feed = Feed(loaders, self.config, self.device)
-            self.total_steps = self.config.total_steps(loaders.steps_per_epoch)
+            self._begin_data_at(0, 0)
+
+    def _begin_data_at(self, step: int, epoch: int) -> None:
+        if self._data.began != (step, epoch):
+            self._data.begin_at(step, epoch)
+        self.total_steps = self._data.total_steps(self.config)
 
     def _write_info(self) -> None:
-        """Says in `run_info.json` what is fixed for the run; once."""
+        """Says in `run_info.json` what a reader needs to know of the run; anew where a setting has changed it."""
         gathered = exchange.gather(asdict(self._described_device))
         path = self.folder / "run_info.json"
-        if self.rank != 0 or path.exists():
+        if self.rank != 0:
             return
+        started_s = json.loads(path.read_text())["started_s"] if path.exists() else time.time()
         info = RunInfo(
             run_id=self.folder.name,
             recipe=self.config.recipe,
@@ -240,7 +260,7 @@ class Trainer:
             steps_per_epoch=self._data.loaders.steps_per_epoch,
             batch_size=self.config.batch_size,
             global_batch_size=self.config.samples_per_step(self.member.world_size),
-            started_s=time.time(),
+            started_s=started_s,
             resumed_from=resume.Beginning.read(self.folder).checkpoint,
         )
         unfinished = path.with_suffix(".tmp")
@@ -281,6 +301,7 @@ class Trainer:
             "validated_step": self._validated_step,
             "train_s": self._train_s,
             "left_out": self._guard.num_left_out,
+            "data_began": self._data.began,
         }
 
     def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -311,6 +332,8 @@ class Trainer:
         except (RuntimeError, ValueError) as error:
             raise RunError(f"{path} does not fit the model: {error}") from error
         self._saved_step = self.step
+        if all(about["config"][name] == getattr(self.config, name) for name in ("batch_size", "accumulate")):
+            self._begin_data_at(*about.get("data_began", (0, 0)))
 
     def _take_state(self, source: int) -> None:
         """Gives every rank the state of one of them, over the process group."""
@@ -353,7 +376,54 @@ class Trainer:
             if self.command == "stop" or self.step == self.total_steps:
                 return
             with self._profiler.step(self.step + 1):
-                self._train_step()
+                self._steer()
+            self._train_step()
+
+    def _steer(self) -> None:
+        """Takes the settings that the person asked for, at the same step on all ranks; those of the data with the next epoch."""
+        self._asked |= self._consensus.new_settings()
+        if not self._asked:
+            return
+        epoch, steps_into_epoch = self._data.epoch_at(self.step)
+        due_at = steerable(type(self.config))
+        now = {n: v for n, v in self._asked.items() if due_at[n] == "step" or steps_into_epoch == 0}
+        self._asked = {name: value for name, value in self._asked.items() if name not in now}
+        # A rank that took over has read all that was ever asked for.
+        now = {name: value for name, value in now.items() if value != getattr(self.config, name)}
+        if not now:
+            return
+        self._flush()
+        before = self._take_settings(now)
+        if any(due_at[name] == "epoch" for name in now):
+            self._data.loaders.close()
+            self._feed = None
+            together(self._load)
+            self._begin_data_at(self.step, epoch)
+        self._write_info()
+        self._built.follow(self.config, self._learning_rate())
+        if self.rank == 0:
+            runs.note_change(self.folder, self.step, now)
+            told = ", ".join(f"{name} {before[name]} → {value}" for name, value in now.items())
+            self._event("setting", told, **now)
+        self._num_changes += 1
+
+    def _steered(self) -> dict[str, Any]:
+        """What this rank's settings and data owe to the person's later wishes, as JSON."""
+        return {
+            "num_changes": self._num_changes,
+            "settings": {name: getattr(self.config, name) for name in steerable(type(self.config))},
+            "asked": self._asked,
+            "data_began": self._data.began if self._feed is not None else (0, 0),
+        }
+
+    def _take_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Goes on under other settings; returns those that were changed, as they were."""
+        before = {name: getattr(self.config, name) for name in settings}
+        if before != settings:
+            self.config = self.config.changed(**settings)
+            self.recipe = type(self.recipe)(self.config)
+            self._guard.follow(self.config)
+        return before
 
     def _train_step(self) -> None:
         """One optimizer step over `accumulate` micro-batches."""
@@ -538,7 +608,7 @@ class Trainer:
     ) -> None:
         """Records a step one step late, so that reading a loss never makes the GPU wait for the CPU."""
         self._flush()
-        self._unrecorded = (self.step, tensors, numbers, inputs)
+        self._unrecorded = (self.step, Readings(tensors), numbers, Readings(inputs))
 
     def _flush(self) -> None:
         """Records the step that is not recorded yet, and acts on it if its loss or gradient was not finite.
@@ -548,9 +618,9 @@ class Trainer:
         """
         if self._unrecorded is None:
             return
-        step, tensors, _, inputs = self._unrecorded
+        step, readings, _, inputs = self._unrecorded
         self._record_numbers()
-        verdict = self._guard.judge(step, tensors, inputs, self._built.scaler, self.step)
+        verdict = self._guard.judge(step, readings.values(), inputs, self._built.scaler, self.step)
         self._unrecorded = None
         if verdict is None:
             return
@@ -564,9 +634,11 @@ class Trainer:
             self.recorder.event("nonfinite", verdict.text, step)
 
     def _record_numbers(self) -> None:
-        if self._unrecorded is not None and self.recorder is not None:
-            step, tensors, numbers, _ = self._unrecorded
-            self.recorder.sample(step, **{name: t.item() for name, t in tensors.items()}, **numbers)
+        if self._unrecorded is None or self.recorder is None:
+            return
+        step, readings, numbers, _ = self._unrecorded
+        if step % self.config.log_every == 0 or step == self.total_steps:
+            self.recorder.sample(step, **readings.values(), **numbers)
 
     def _step_back(self) -> None:
         """Goes back to the step that the weights belong to, where the steps after it were left out."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import threading
 from collections.abc import Mapping
+from functools import partial
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
@@ -23,7 +24,7 @@ from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, train_config
 from nbgpu.devices import DEFAULT_CPU_RANKS, inventory
 from nbgpu.errors import ConfigError, NbgpuError, NoClusterError
 from nbgpu.records import FINAL_STATES
-from nbgpu.settings import bounds, control_fields
+from nbgpu.settings import bounds, control_fields, steerable
 from nbgpu.ui.frontend import answer_while_busy, has_frontend, has_subshells
 from nbgpu.ui.panel import Panel
 from nbgpu.ui.slot import new_slot, slot_metadata
@@ -182,6 +183,9 @@ class _Controls:
             ],
             layout={"width": "100%", "overflow": "hidden"},
         )
+        self._steerable = steerable(self._model)
+        for name in self._steerable.keys() & self._settings.keys():
+            self._settings[name].observe(partial(self._on_setting, name), "value")
         for widget in (self._start, self._pause, self._stop, *self._inputs()):
             answer_while_busy(widget)
         self._refresh()
@@ -272,6 +276,22 @@ class _Controls:
         if run is not None:
             self._ask(run.resume if run.status == "paused" else run.pause)
 
+    def _on_setting(self, name: str, change: Any) -> None:
+        """Lets a run go on with what was chosen meanwhile."""
+        with self._lock:
+            run = self._run
+            if run is None or not self._is_running() or change["new"] == getattr(run.config, name):
+                return
+            try:
+                run.set(**{name: change["new"]})
+            except NbgpuError as error:
+                self._say(str(error), is_error=True)
+                self._settings[name].value = getattr(run.config, name)
+            else:
+                self._say(
+                    f"{name.replace('_', ' ')} {change['new']} from the next {self._steerable[name]} on"
+                )
+
     def _on_stop(self) -> None:
         if self._run is not None:
             self._ask(self._run.stop)
@@ -299,8 +319,8 @@ class _Controls:
             running = self._is_running()
             busy = running or self._starting
             cluster = self._existing_cluster()
-            for control in self._settings.values():
-                control.disabled = busy
+            for name, control in self._settings.items():
+                control.disabled = busy and not (running and name in self._steerable)
             for control in (self._devices.gpus, self._devices.ranks):
                 control.disabled = busy or cluster is not None
             self._start.disabled = busy

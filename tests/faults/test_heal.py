@@ -65,6 +65,30 @@ def wait_until(run: Run, status: str, after_step: int = 0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.parametrize("cluster", [0], indirect=True, ids=["no spare"])
+def test_a_new_rank_goes_on_with_the_settings_that_were_changed(
+    cluster: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    run = cluster.train(
+        "autoencoder",
+        **{**SETTINGS, "accumulate": 1, "steps": 100_000, "val_every": 0},
+        runs_dir=str(tmp_path),
+    )
+    wait_until(run, "training", after_step=2)
+    run.set(lr=1e-5, batch_size=1)
+    wait_until(run, "training", after_step=max(s.step for s in run.statuses()) + 8)
+    os.kill(cluster.pids[1], signal.SIGKILL)
+    wait_until(run, "training", after_step=max(s.step for s in run.statuses()) + 4)
+    run.stop()
+    assert run.wait(60).status == "stopped"
+    (heal,) = {(event.kind, event.step) for event in heals(run)}
+    frame = run.metrics().dropna(subset=["lr"])
+    after = frame[(frame["rank"] == 1) & (frame["step"] > heal[1])]
+    assert len(after) >= 3
+    assert after["lr"].max() < 1e-5
+    assert run.info.batch_size == 1
+
+
 @row(
     "rank {dies} is killed in a step of a run",
     "it is replaced, and training goes on; losses, weights and result equal those of a run that was never hurt",

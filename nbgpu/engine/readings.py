@@ -1,0 +1,37 @@
+"""Numbers on their way from the device to the host, read later than they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+class Readings:
+    """Copies scalars to the host without waiting for them.
+
+    A plain `item()` waits for all that the device has been given so far, the next step included. These numbers wait
+    for what made them, and for nothing that was queued after them.
+
+    Args:
+        tensors: scalars by name, of any real type, all on one device.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._names = list(tensors)
+        scalars = [tensor.detach().to(torch.float64) for tensor in tensors.values()]
+        stacked = torch.stack(scalars) if scalars else torch.empty(0)
+        self._copied: torch.cuda.Event | None = None
+        self._on_host = stacked
+        if stacked.is_cuda:
+            self._on_host = torch.empty(len(stacked), dtype=torch.float64, pin_memory=True)
+            self._on_host.copy_(stacked, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def values(self) -> dict[str, float]:
+        """The numbers; waits until they have been computed."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return dict(zip(self._names, self._on_host.tolist(), strict=True))
