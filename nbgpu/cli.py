@@ -30,6 +30,7 @@ from nbgpu.records import Event
 _USAGE = """\
 nbgpu train RECIPE [flags] [--config run.toml]   train on all GPUs, or on CPU ranks where there is none
 nbgpu train RECIPE --help                        the recipe's settings
+nbgpu report RUN_FOLDER                          one page that shows a run, from its folder; needs no network
 nbgpu ps                                         your clusters on this host, also those that were left over
 nbgpu stop [ID ...] [--all]                      end those; with no ID the ones that were left over
 
@@ -47,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if command == "train":
             _train(list(rest))
+        elif command == "report":
+            _report(list(rest))
         elif command == "ps":
             print(listing.table())
         elif command == "stop":
@@ -95,6 +98,16 @@ def _train(arguments: list[str]) -> None:
             run.wait()
         finally:
             console.print(f"{run.status} at step {max(s.step for s in run.statuses())}: {run.folder}")
+
+
+def _report(arguments: list[str]) -> None:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        sys.exit("usage: nbgpu report RUN_FOLDER, such as nbgpu_runs/20260101-120000-autoencoder-1f2e")
+    # Drawing takes a second to import.
+    from nbgpu.ui.snapshot import write_report
+    from nbgpu.ui.stored import StoredRun
+
+    print(write_report(StoredRun(Path(arguments[0]))))
 
 
 def _stop(arguments: list[str]) -> None:

@@ -53,17 +53,20 @@ def run_in_engine(folder: str, mended: str = "") -> RunState:
     Args:
         mended: what had gone wrong and is mended, in words; empty at the run's start.
     """
-    rank = group.membership().rank
-    runs.leave_outcome(Path(folder), rank, None)
     debugger.forget()
+    return _leaving_outcome(Path(folder), group.membership().rank, lambda: _go_on(folder, mended))
+
+
+def _leaving_outcome(folder: Path, rank: int, work: Callable[[], RunState]) -> RunState:
+    """Does the work, and leaves in the run's folder how it ended on this rank."""
+    runs.leave_outcome(folder, rank, None)
     try:
-        state = _go_on(folder, mended)
+        state = work()
     except BaseException as error:
         told = "".join(traceback.format_exception(error))
-        failure = RankFailure(rank, type(error).__name__, str(error), told)
-        runs.leave_outcome(Path(folder), rank, failure)
+        runs.leave_outcome(folder, rank, RankFailure(rank, type(error).__name__, str(error), told))
         raise
-    runs.leave_outcome(Path(folder), rank, state)
+    runs.leave_outcome(folder, rank, state)
     return state
 
 
@@ -216,14 +219,14 @@ def main(arguments: list[str]) -> None:
             folder = Path(exchange.broadcast(made, source=0))
             trainer = _trainer(config, folder, member, device)
             try:
-                state = train(trainer)
+                state = _leaving_outcome(folder, rank, lambda: train(trainer))
             except BaseException as error:
                 _close(trainer, error)
                 raise
         finally:
             dist.destroy_process_group()
     if rank == 0:
-        print(f"{state}: {folder}")  # noqa: T201 - what the command is for
+        print(f"{state}: {folder}\n`nbgpu report {folder}` makes one page of it")  # noqa: T201 - what the command is for
 
 
 if __name__ == "__main__":

@@ -10,16 +10,33 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from nbgpu.config import TrainConfig
 from nbgpu.ledger import Epoch, epochs_of
-from nbgpu.records import Device, Event, RunInfo
+from nbgpu.records import FINAL_STATES, Device, Event, RankFailure, RankStatus, RunInfo, RunState
+from nbgpu.telemetry import Reader
 from nbgpu.ui import words
 from nbgpu.ui.charts import plotly_figure, svg
 from nbgpu.ui.history import History
 
-if TYPE_CHECKING:
-    from nbgpu.client.run import Run
+
+class Told(Protocol):
+    """What is shown of a run, whether it goes on in this process or is read from its folder."""
+
+    folder: Path
+    config: TrainConfig
+    reader: Reader
+    failures: Sequence[RankFailure]
+
+    @property
+    def info(self) -> RunInfo: ...
+
+    @property
+    def status(self) -> RunState: ...
+
+    def statuses(self) -> list[RankStatus]: ...
+
 
 STATIC = Path(__file__).resolve().parent.parent / "static"
 PLOTLY_GZ = STATIC / "plotly-basic.min.js.gz"
@@ -27,7 +44,7 @@ MAX_EPOCHS = 200
 """Rows of the report's table; epochs.jsonl has them all."""
 
 
-def history_of(run: Run) -> History:
+def history_of(run: Told) -> History:
     """Everything that was recorded of a run so far."""
     history = History()
     records, _ = run.reader.since(0)
@@ -35,12 +52,12 @@ def history_of(run: Run) -> History:
     return history
 
 
-def summary(run: Run, history: History) -> str:
+def summary(run: Told, history: History) -> str:
     """One line on where a run is; see `words.summary`."""
     return words.summary(run.info, run.status, run.statuses(), history)
 
 
-def bundle(run: Run, history: History | None = None) -> dict[str, Any]:
+def bundle(run: Told, history: History | None = None) -> dict[str, Any]:
     """The MIME bundle that shows a run's curves with no kernel: Plotly where it is known, else SVG, else text."""
     history = history or history_of(run)
     return {
@@ -50,7 +67,7 @@ def bundle(run: Run, history: History | None = None) -> dict[str, Any]:
     }
 
 
-def write_report(run: Run) -> Path:
+def write_report(run: Told) -> Path:
     """Writes `report.html` into the run's folder: one file that opens anywhere, with no network.
 
     Returns:
@@ -66,7 +83,7 @@ def write_report(run: Run) -> Path:
     return path
 
 
-def report_html(run: Run) -> str:
+def report_html(run: Told) -> str:
     """The report's page."""
     history = history_of(run)
     info = run.info
@@ -82,8 +99,14 @@ def report_html(run: Run) -> str:
         _section("Where the time went", _profiles(history)) if history.profiles else "",
         _section("Settings", _settings(run)),
         _section("Devices", _devices(info.devices)),
+        _section("Versions", _versions(run.folder)),
         _section("Events", _events(history.marks, info)) if history.marks else "",
     ]
+    unsure = (
+        ""
+        if run.status in FINAL_STATES
+        else "<p>No rank has said how it ended: the run goes on, or was killed.</p>"
+    )
     # '</' would end the script element in the middle of a string.
     figure = json.dumps(plotly_figure(info, history)).replace("</", "<\\/")
     plotly = gzip.decompress(PLOTLY_GZ.read_bytes()).decode().replace("</script", "<\\/script")
@@ -100,6 +123,7 @@ def report_html(run: Run) -> str:
 <h1>{_escape(info.recipe)} <small>{_escape(info.run_id)}</small></h1>
 <p class="headline">{_escape(headline)}</p>
 <p>Started {started} on {info.world_size} rank{"s" if info.world_size > 1 else ""} ({_escape(info.backend)}).</p>
+{unsure}
 {"".join(sections)}
 </main>
 <script>{plotly}</script>
@@ -148,7 +172,7 @@ def _cell(value: object) -> str:
     return f"<td>{_escape(value)}</td>"
 
 
-def _settings(run: Run) -> str:
+def _settings(run: Told) -> str:
     fields = type(run.config).model_fields
     rows = [(name, value, fields[name].description or "") for name, value in run.config.model_dump().items()]
     return _table(("setting", "value", "meaning"), rows)
@@ -160,6 +184,16 @@ def _devices(devices: Iterable[Device]) -> str:
         for rank, device in enumerate(devices)
     ]
     return _table(("rank", "device", "UUID", "memory"), rows)
+
+
+def _versions(folder: Path) -> str:
+    """What the run's `env.json` says of packages, GPUs and the working tree."""
+    path = folder / "env.json"
+    if not path.exists():
+        return "<p>There is no env.json in the run's folder.</p>"
+    told = json.loads(path.read_text())
+    rows = [("Python", told["python"]), ("host", told["platform"]), ("git", told["git"] or "no repository")]
+    return _table(("what", "version"), [*rows, *told["packages"].items()])
 
 
 def _events(events: Iterable[Event], info: RunInfo) -> str:
@@ -209,7 +243,7 @@ def _profiles(history: History) -> str:
     return about + _table(header, rows)
 
 
-def _failures(run: Run) -> str:
+def _failures(run: Told) -> str:
     return "".join(
         f"<p>rank {f.rank}: {_escape(f.error_type)}: {_escape(f.message)}</p><pre>{_escape(f.traceback)}</pre>"
         for f in run.failures

@@ -15,6 +15,7 @@ import pytest
 
 import nbgpu
 from nbgpu.client.run import Run
+from nbgpu.ui.stored import StoredRun
 
 SMALL: dict[str, Any] = {
     "data": "phantoms",
@@ -168,6 +169,9 @@ def test_a_run_that_fails_has_all_that_was_recorded(cluster2: nbgpu.Cluster, tmp
     )
     assert len(table) == len(recorded) >= 8
     assert epochs(failing.folder)[-1]["last_step"] == table["step"].max()
+    stored = StoredRun(failing.folder)
+    assert stored.status == "failed"
+    assert (stored.failures[0].rank, stored.failures[0].message) == (1, "on purpose")
 
 
 def test_a_log_that_cannot_be_written_costs_only_itself(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:

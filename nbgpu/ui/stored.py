@@ -1,0 +1,66 @@
+"""A run as its folder tells it, whoever started it and however it ended."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from nbgpu import logbook, runs
+from nbgpu.config import read_toml
+from nbgpu.errors import RunError
+from nbgpu.records import FINAL_STATES, Event, RankFailure, RankStatus, RunInfo, RunState
+from nbgpu.telemetry import Reader
+
+
+class StoredRun:
+    """Has what a report shows of a run.
+
+    Args:
+        folder: the run's.
+
+    Attributes:
+        failures: what was raised on the ranks, the first one first; those that it freed come after it.
+
+    Raises:
+        ConfigError: there is no `run.toml` in the folder.
+        RunError: the run ended before its ranks had looked at their data.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        _, self.config = read_toml(folder / "run.toml")
+        path = folder / "run_info.json"
+        if not path.exists():
+            raise RunError(
+                f"{folder} has no run_info.json: the run ended before its ranks had looked at their data. "
+                "rankN.jsonl and rankN.outcome.json say what they met"
+            )
+        self.info = RunInfo.from_json(json.loads(path.read_text()))
+        self.reader = Reader(folder, self.info.world_size, live=False)
+        outcomes = {rank: runs.outcome(folder, rank) for rank in range(self.info.world_size)}
+        failed_s = {
+            record.rank: record.time_s
+            for record in self.reader.since(0)[0]
+            if isinstance(record, Event) and record.kind == "failure"
+        }
+        self.failures: Sequence[RankFailure] = sorted(
+            (told for told in outcomes.values() if isinstance(told, RankFailure)),
+            key=lambda failure: failed_s.get(failure.rank, math.inf),
+        )
+        self.status: RunState = self._status()
+        if self.status in FINAL_STATES:
+            logbook.complete(self.folder, max(s.step for s in self.statuses()))
+
+    def statuses(self) -> list[RankStatus]:
+        """The last that each rank has said."""
+        return self.reader.statuses(self.info.devices)
+
+    def _status(self) -> RunState:
+        """As the ranks say. A run that goes on, or was killed with all its ranks, is in none of the final states."""
+        if self.failures:
+            return "failed"
+        states = [status.state for status in self.statuses()]
+        going_on = [state for state in states if state not in FINAL_STATES]
+        return going_on[0] if going_on else max(states, key=["finished", "stopped", "failed"].index)
