@@ -19,11 +19,11 @@ from rich.progress import (
 )
 
 from nbgpu import extras, flags, resume, ui
-from nbgpu.client import listing
+from nbgpu.client import doctor, listing
 from nbgpu.client import run as client_run
 from nbgpu.client.cluster import Cluster
 from nbgpu.client.run import Run
-from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, read_toml, train_config
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, read_toml, train_config
 from nbgpu.errors import NbgpuError
 from nbgpu.records import Event
 
@@ -31,6 +31,7 @@ _USAGE = """\
 nbgpu train RECIPE [flags] [--config run.toml]   train on all GPUs, or on CPU ranks where there is none
 nbgpu train RECIPE --help                        the recipe's settings
 nbgpu report RUN_FOLDER                          one page that shows a run, from its folder; needs no network
+nbgpu doctor [--json]                            looks at this machine: what works, what does not, what to do
 nbgpu ps                                         your clusters on this host, also those that were left over
 nbgpu stop [ID ...] [--all]                      end those; with no ID the ones that were left over
 
@@ -54,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(listing.table())
         elif command == "stop":
             _stop(list(rest))
+        elif command == "doctor":
+            sys.exit(_doctor(list(rest)))
         elif command in ("--help", "-h"):
             print(_USAGE.format(recipes=", ".join(TRAIN_CONFIGS)), end="")
         else:
@@ -119,14 +122,34 @@ def _stop(arguments: list[str]) -> None:
     print("\n".join(ended or ["nothing was left over"]))
 
 
+def _doctor(arguments: list[str]) -> int:
+    """Prints the findings as they come; returns the exit code, 1 where something does not work."""
+    rest, runs_dir = _take_value(arguments, "--runs-dir", "a folder, such as nbgpu_runs")
+    if set(rest) - {"--json"}:
+        sys.exit("usage: nbgpu doctor [--json] [--runs-dir FOLDER]")
+    findings = []
+    for finding in doctor.examine(runs_dir or str(TrainConfig.model_fields["runs_dir"].default)):
+        findings.append(finding)
+        if not rest:
+            print(doctor.line(finding), flush=True)
+    print(doctor.as_json(findings) if rest else doctor.summary(findings))
+    return doctor.exit_code(findings)
+
+
+def _take_value(arguments: list[str], flag: str, what: str) -> tuple[list[str], str | None]:
+    """Takes `flag VALUE` out of the arguments."""
+    if flag not in arguments:
+        return arguments, None
+    place = arguments.index(flag)
+    if place + 1 == len(arguments):
+        sys.exit(f"{flag} needs {what}")
+    return arguments[:place] + arguments[place + 2 :], arguments[place + 1]
+
+
 def _take_config_file(arguments: list[str]) -> tuple[list[str], Path | None]:
     """Takes `--config FILE` out of the arguments: its values are the defaults of all other flags."""
-    if "--config" not in arguments:
-        return arguments, None
-    place = arguments.index("--config")
-    if place + 1 == len(arguments):
-        sys.exit("--config needs a file, such as run.toml")
-    return arguments[:place] + arguments[place + 2 :], Path(arguments[place + 1])
+    rest, file = _take_value(arguments, "--config", "a file, such as run.toml")
+    return rest, None if file is None else Path(file)
 
 
 def _follow(run: Run, console: Console) -> None:

@@ -16,15 +16,27 @@ from IPython.core.magic_arguments import MagicArgumentParser, argument, magic_ar
 from IPython.display import display
 
 from nbgpu import flags, obstacles
-from nbgpu.client import imports, listing, names, postmortem, variables
+from nbgpu.client import doctor, imports, listing, names, postmortem, variables
 from nbgpu.client.cells import DistributedCell
 from nbgpu.client.cluster import Cluster, current
 from nbgpu.client.kept import attach
-from nbgpu.config import ClusterConfig
+from nbgpu.config import ClusterConfig, TrainConfig
 from nbgpu.errors import ConfigError
 
 _CELL_MAGIC = "%%distributed"
-_COMMANDS = ("start", "status", "stop", "restart", "attach", "ps", "debug", "vars", "sync", "autoreload")
+_COMMANDS = (
+    "start",
+    "status",
+    "stop",
+    "restart",
+    "attach",
+    "ps",
+    "doctor",
+    "debug",
+    "vars",
+    "sync",
+    "autoreload",
+)
 """What stands behind `%nbgpu`."""
 
 
@@ -115,7 +127,7 @@ class NbgpuMagics(Magics):
 
     @line_magic
     def nbgpu(self, line: str) -> None:
-        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] [--keep] | status | stop | restart [--rank K [--replay]] | attach [ID] | ps | debug [--rank K] | vars [PATTERN] | sync | autoreload [on|off]"""
+        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] [--keep] | status | stop | restart [--rank K [--replay]] | attach [ID] | ps | doctor | debug [--rank K] | vars [PATTERN] | sync | autoreload [on|off]"""
         command, *arguments = shlex.split(line) or ["status"]
         if command == "start":
             self._start(arguments)
@@ -130,6 +142,8 @@ class NbgpuMagics(Magics):
             self._attach(arguments)
         elif command == "ps":
             print(listing.table())  # noqa: T201
+        elif command == "doctor":
+            self._doctor()
         elif command == "debug":
             self._debug(" ".join(arguments))
         elif command == "vars":
@@ -158,6 +172,14 @@ class NbgpuMagics(Magics):
     def _debug(self, line: str) -> None:
         """Look with pdb at the variables of the functions that the last cell failed in."""
         postmortem.open_debugger(current(), parse_argstring(self._debug, line).rank)
+
+    def _doctor(self) -> None:
+        """Look at this machine: what works, what does not, what to do."""
+        findings = []
+        for finding in doctor.examine(str(TrainConfig.model_fields["runs_dir"].default)):
+            findings.append(finding)
+            print(doctor.line(finding), flush=True)  # noqa: T201 - the magic's output
+        print(doctor.summary(findings))  # noqa: T201
 
     def _autoreload(self, to: str) -> None:
         if to not in ("", "on", "off"):

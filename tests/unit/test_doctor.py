@@ -1,0 +1,175 @@
+"""`nbgpu doctor`: what it finds here with real processes, and what it would say of GPUs (NVML alone is a stand-in)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from nbgpu.client import doctor, gpu_checks, host_checks
+from nbgpu.client.findings import Finding, fail, ok, warn
+
+
+def examined(tmp_path: Path, **environment: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
+    """The exit code of `nbgpu doctor --json` in a process of its own, and its findings by check."""
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith(("NCCL_", "GLOO_", "CUDA_"))
+    }
+    command = [sys.executable, "-m", "nbgpu.cli", "doctor", "--json", "--runs-dir", str(tmp_path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=clean | environment, check=False, timeout=120
+    )
+    assert not done.stderr
+    found: dict[str, list[dict[str, str]]] = {}
+    for finding in json.loads(done.stdout)["findings"]:
+        found.setdefault(finding["check"], []).append(finding)
+    return done.returncode, found
+
+
+def test_here_two_processes_add_up(tmp_path: Path) -> None:
+    code, found = examined(tmp_path)
+    assert [f["verdict"] for f in found["gloo"]] == ["ok"]
+    assert "2 processes formed a group" in found["gloo"][0]["told"]
+    assert found["loopback"][0]["verdict"] == "ok"
+    assert str(sys.version_info.minor) in found["python"][0]["told"]
+    assert {"cores", "memory", "/dev/shm", "open files", "torch", "packages"} <= set(found)
+    failed = [f for findings in found.values() for f in findings if f["verdict"] == "fail"]
+    assert code == (1 if failed else 0)
+    # Whatever is not well has something to be done about it.
+    assert all(f["fix"] for findings in found.values() for f in findings if f["verdict"] != "ok")
+
+
+def test_an_interface_that_is_not_there_is_seen_and_really_fails(tmp_path: Path) -> None:
+    code, found = examined(tmp_path, GLOO_SOCKET_IFNAME="nbgpu-none", NCCL_TIMEOUT="1800")
+    assert code == 1
+    assert found["gloo"][0]["verdict"] == "fail"
+    assert "nbgpu-none" in found["gloo"][0]["told"]
+    told = {f["told"]: f for f in found["environment"]}
+    assert told["GLOO_SOCKET_IFNAME=nbgpu-none, and there is no interface nbgpu-none"]["verdict"] == "fail"
+    assert (
+        told["NCCL_TIMEOUT=1800: NCCL has no such variable, and nothing reads it"]["fix"]
+        == "unset NCCL_TIMEOUT"
+    )
+
+
+def test_nccls_names_of_interfaces_are_prefixes() -> None:
+    variables = {"NCCL_SOCKET_IFNAME": "l"}
+    assert [f.verdict for f in host_checks.environment(variables)] == ["ok"]
+    assert [f.verdict for f in host_checks.environment({"NCCL_SOCKET_IFNAME": "=l"})] == ["fail", "ok"]
+    assert [f.verdict for f in host_checks.environment({"NCCL_SOCKET_IFNAME": "^eth"})] == ["ok"]
+    assert [f.verdict for f in host_checks.environment({"GLOO_SOCKET_IFNAME": "l"})] == ["fail", "ok"]
+
+
+def test_the_containers_share_of_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    monkeypatch.setattr(host_checks, "_cgroup_folders", lambda _: iter([inner, tmp_path]))
+    assert host_checks.cpu_quota() is None
+    assert host_checks.memory_limit_bytes() is None
+    (inner / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    (inner / "memory.max").write_text("max\n")
+    (tmp_path / "memory.max").write_text(f"{2**30}\n")
+    assert host_checks.cpu_quota() == 0.5
+    assert host_checks.memory_limit_bytes() == 2**30
+    assert host_checks.cores().verdict == "warn"
+    assert "above 1.0 GiB" in host_checks.memory().told
+
+
+def test_folders_that_a_cluster_left_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("NBGPU_STATE_DIR", str(tmp_path / "state"))
+    assert [f.verdict for f in doctor._leftovers()] == ["ok"]
+    (tmp_path / "nbgpu-0123456789ab" / "profile").mkdir(parents=True)
+    assert [f.verdict for f in doctor._leftovers()] == ["ok", "warn"]
+
+
+def test_a_report_tells_neither_home_nor_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada.l")
+    findings = [
+        ok("a", "/home/ada.l/runs and /data/ada.l/x"),
+        warn("b", "Canada.l", "rm"),
+        fail("c", "bad", "x"),
+    ]
+    told = doctor.as_json(findings)
+    assert "~/runs and /data/USER/x" in told
+    assert "/ada.l" not in told
+    assert "Canada.l" in told
+    assert json.loads(told)["verdict"] == "fail"
+    assert doctor.exit_code(findings[:2]) == 0
+    assert doctor.summary(findings) == "1 ok, 1 to look at, 1 that do not work"
+    assert doctor.line(findings[1]).splitlines()[1].strip() == "-> rm"
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver for CUDA 12.4 with two GPUs that see one another through one PCIe switch only."""
+    answers: dict[str, Any] = {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlSystemGetCudaDriverVersion": lambda: 12040,
+        "nvmlSystemGetDriverVersion": lambda: "550.54",
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetName": lambda handle: f"Pretend {handle}",
+        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(
+            total=80 * 2**30, free=(10, 79)[handle] * 2**30
+        ),
+        "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
+        "nvmlDeviceGetComputeMode": lambda handle: pynvml.NVML_COMPUTEMODE_DEFAULT,
+        "nvmlDeviceGetP2PStatus": lambda a, b, index: pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED,
+        "nvmlDeviceGetTopologyCommonAncestor": lambda a, b: pynvml.NVML_TOPOLOGY_SINGLE,
+        "nvmlDeviceGetNvLinkState": _no_link,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, answer)
+
+
+def _no_link(handle: int, link: int) -> int:
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+def torch_for(cuda: str | None, *architectures: str) -> dict[str, Any]:
+    return {"torch": "2.13", "cuda": cuda, "architectures": list(architectures), "num_gpus": 2}
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_gpus_and_their_links() -> None:
+    found = {f.check: f for f in gpu_checks.gpus(torch_for("12.1", "sm_80", "sm_90"))}
+    assert found["driver"] == Finding("driver", "ok", "550.54, for CUDA 12.4 at most")
+    assert found["GPU 0"].verdict == "warn"  # 10 of 80 GiB free
+    assert found["GPU 1"].told == "Pretend 1, compute capability 9.0, 79.0 GiB free of 80.0 GiB"
+    assert found["links"].told == "no P2P (chipset), one PCIe switch: GPUs 0-1"
+    assert "nccl_safe" in found["links"].fix
+    assert "NVLink" not in found
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(
+    ("torch", "check", "said"),
+    [
+        (torch_for(None), "driver", "built for the CPU only"),
+        (torch_for("13.0", "sm_90"), "driver", "torch is built for CUDA 13.0"),
+        (torch_for("12.1", "sm_80", "sm_120"), "GPU 1", r"no kernels for it \(sm_80, sm_120\)"),
+    ],
+)
+def test_a_torch_that_does_not_fit_the_gpus(torch: dict[str, Any], check: str, said: str) -> None:
+    found = [f for f in gpu_checks.gpus(torch) if f.check == check]
+    assert [f.verdict for f in found] == ["fail"]
+    assert said.replace("\\", "") in found[0].told
+
+
+def test_kernels_run_on_later_minors_and_ptx_on_later_majors() -> None:
+    assert gpu_checks._runs_on(["sm_80"], 8, 6)
+    assert not gpu_checks._runs_on(["sm_86"], 8, 0)
+    assert not gpu_checks._runs_on(["sm_80"], 9, 0)
+    assert gpu_checks._runs_on(["sm_80", "compute_80"], 12, 0)
+    assert gpu_checks._runs_on(["sm_90a"], 9, 0)
