@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from nbgpu.errors import ConfigError
 from nbgpu.settings import Settings, control, shape_of_model, steered
+from nbgpu.sizes import parse_size
 
 _WINDOW = re.compile(r"(\d+):(\d+)")
 MAX_PROFILED_STEPS = 100
@@ -41,8 +42,34 @@ class ClusterConfig(Settings):
         description="number of ranks; left out: one for each GPU, or 2 CPU ranks where there is none",
         json_schema_extra=control("Devices"),
     )
-    backend: Literal["auto", "nccl", "gloo"] = Field(
-        "auto", description="torch.distributed backend; 'auto' takes nccl on GPUs and gloo on CPUs"
+    backend: Literal["auto", "nccl", "gloo", "hierarchical_copy"] = Field(
+        "auto",
+        description="how the ranks talk; 'auto' tries nccl (on GPUs), nccl in safe mode, gloo, and a rank alone, takes "
+        "the first that works, and says so; one that is named is the only one; 'hierarchical_copy' is another name for gloo",
+    )
+    nccl_safe: bool = Field(
+        False,
+        description="NCCL without direct access between GPUs, InfiniBand and CUDA's host memory, for containers where it "
+        "hangs or fails; slower. Variables that you have set stay",
+    )
+    probe_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        description="how long a first all_reduce over nccl may take before backend='auto' tries the next way, in seconds",
+    )
+    memory_limit: str = Field(
+        "",
+        description="the most that a rank may take, as bytes ('4294967296'), a size ('4096MiB', '4GiB'), or a share of its "
+        "device ('0.5'), which ranks on one device divide among them; on a GPU what torch allocates, on the CPU the "
+        "rank's own memory; empty for no limit",
+        json_schema_extra=control("Devices"),
+    )
+    allocator: str = Field(
+        "",
+        pattern=r"^$|^[a-z0-9_]+:[^,:\s]+(,[a-z0-9_]+:[^,:\s]+)*$",
+        description="settings of torch's GPU allocator, such as 'expandable_segments:True' against fragmentation, as "
+        "PYTORCH_ALLOC_CONF takes them; that variable stays where you have set it",
     )
     threads_per_rank: int | None = Field(
         None, ge=1, le=512, description="CPU threads for each rank; left out: the host's cores / ranks"
@@ -80,6 +107,20 @@ class ClusterConfig(Settings):
         description="torch compares the ranks' collectives before each one (TORCH_DISTRIBUTED_DEBUG=DETAIL), so that "
         "different calls or shapes are named; slows every collective",
     )
+
+    @field_validator("gpus", mode="before")
+    @classmethod
+    def _join_names(cls, value: Any) -> Any:
+        return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+    @field_validator("memory_limit", mode="before")
+    @classmethod
+    def _check_amount(cls, value: Any) -> Any:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            value = str(value)
+        if isinstance(value, str) and value:
+            parse_size(value)
+        return value
 
     def threads_for(self, local_world_size: int) -> int:
         """CPU threads for each of `local_world_size` ranks on this host."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +19,53 @@ import pynvml
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError
 from nbgpu.records import Device
+from nbgpu.sizes import in_words, parse_size
 
 DEFAULT_CPU_RANKS = 2
 
 
 def inventory() -> tuple[Device, ...]:
-    """Every NVIDIA GPU of the host that `CUDA_VISIBLE_DEVICES` leaves visible, in the driver's order."""
+    """Every NVIDIA GPU of the host, or part of one, that `CUDA_VISIBLE_DEVICES` leaves visible, in the driver's order."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return ()
     try:
-        gpus = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            gpus.append(
-                Device(
-                    kind="cuda",
-                    name=_text(pynvml.nvmlDeviceGetName(handle)),
-                    uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
-                    index=index,
-                    memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-                    compute_capability=_compute_capability(handle),
-                )
-            )
+        gpus = tuple(
+            device
+            for index in range(pynvml.nvmlDeviceGetCount())
+            for device in _parts(pynvml.nvmlDeviceGetHandleByIndex(index), index)
+        )
     finally:
         pynvml.nvmlShutdown()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return tuple(gpus) if visible is None else _named(tuple(gpus), visible, skip_unknown=True)
+    return gpus if visible is None else _visible(gpus, visible)
+
+
+def _parts(handle: Any, index: int) -> Iterator[Device]:
+    """A GPU, or, where it is split (MIG), its parts: CUDA has no use for the whole of it then."""
+    num_slots = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle) if _is_split(handle) else 0
+    parts = []
+    for slot in range(num_slots):
+        with suppress(pynvml.NVMLError_NotFound):  # fewer parts than there could be
+            parts.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot))
+    for part in parts if num_slots else [handle]:
+        yield Device(
+            kind="cuda",
+            name=_text(pynvml.nvmlDeviceGetName(part)),
+            uuid=_text(pynvml.nvmlDeviceGetUUID(part)),
+            index=index,
+            memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(part).total),
+            compute_capability=_compute_capability(handle),
+        )
+
+
+def _is_split(handle: Any) -> bool:
+    try:
+        mode, _ = pynvml.nvmlDeviceGetMigMode(handle)
+    except pynvml.NVMLError_NotSupported:
+        return False
+    return bool(mode == pynvml.NVML_DEVICE_MIG_ENABLE)
 
 
 def choose(gpus: str, ranks: int | None) -> tuple[Device, ...]:
@@ -56,39 +76,57 @@ def choose(gpus: str, ranks: int | None) -> tuple[Device, ...]:
         ranks: how many; None is one for each GPU, or 2 on the CPU.
 
     Raises:
-        ConfigError: a GPU is named that is not there; the message lists those that are.
+        ConfigError: a GPU is named that is not there, twice, or not clearly; the message lists those that are there.
     """
     if gpus == "none":
         chosen: tuple[Device, ...] = ()
     elif gpus == "auto":
         chosen = inventory()
     else:
-        chosen = _named(inventory(), gpus, skip_unknown=False)
+        chosen = _named(inventory(), gpus)
     if not chosen:
         return tuple(cpu(rank) for rank in range(ranks or DEFAULT_CPU_RANKS))
     # More ranks than GPUs share them in turn: slow, but it lets one GPU show what two ranks do.
     return tuple(chosen[rank % len(chosen)] for rank in range(ranks or len(chosen)))
 
 
+def is_part(device: Device) -> bool:
+    """Whether it is a part of a GPU that is split (MIG)."""
+    return device.uuid.startswith("MIG-")
+
+
 def torch_name(device: Device, chosen: Sequence[Device]) -> str:
-    """torch's name of a device in a process that sees the chosen GPUs only, in their order: 'cuda:1' or 'cpu'."""
+    """torch's name of a device in a process that sees the chosen GPUs only, in their order: 'cuda:1' or 'cpu'.
+
+    A process that has a part of a GPU (MIG) sees nothing else, because CUDA shows it one part at most.
+    """
     if device.kind == "cpu":
         return "cpu"
+    if is_part(device):
+        return "cuda:0"
     return f"cuda:{list(dict.fromkeys(d.uuid for d in chosen)).index(device.uuid)}"
 
 
-def backend(config: ClusterConfig, chosen: Sequence[Device]) -> str:
-    """The backend in force: NCCL wants a GPU for each rank, everything else goes over gloo."""
-    gpus = [d.uuid for d in chosen if d.kind == "cuda"]
-    own_gpu_each = bool(gpus) and len(set(gpus)) == len(gpus)
-    if config.backend == "nccl" and not own_gpu_each:
+def memory_limit_bytes(config: ClusterConfig, device: Device, chosen: Sequence[Device]) -> int | None:
+    """What each rank on a device may take, in bytes; None where `memory_limit` is empty.
+
+    A share of a device is divided among the ranks on it, a number of bytes is for each of them.
+
+    Raises:
+        ConfigError: that is more than the device has.
+    """
+    if not config.memory_limit:
+        return None
+    limit = parse_size(config.memory_limit)
+    if isinstance(limit, float):
+        num_sharing = sum(d.kind == device.kind and d.uuid == device.uuid for d in chosen)
+        return int(limit * device.memory_bytes / num_sharing)
+    if limit > device.memory_bytes:
         raise ConfigError(
-            f"backend = 'nccl' needs a GPU for each rank, and {len(chosen)} rank(s) have {len(set(gpus))} GPU(s). "
-            "Give backend='gloo', or fewer ranks"
+            f"memory_limit = {config.memory_limit!r} is more than {device.label()} has, "
+            f"{in_words(device.memory_bytes)}. Give less, or leave it out"
         )
-    if config.backend != "auto":
-        return config.backend
-    return "nccl" if own_gpu_each else "gloo"
+    return limit
 
 
 def cpu(rank: int) -> Device:
@@ -111,31 +149,58 @@ def utilization_probe(device: Device) -> Callable[[], Mapping[str, float]]:
         }
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)
+    if is_part(device):
+        return lambda: {}  # NVML does not say it of parts of a GPU
     return lambda: {"utilization_percent": float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)}
 
 
-def _named(gpus: tuple[Device, ...], names: str, *, skip_unknown: bool) -> tuple[Device, ...]:
-    chosen, unknown = [], []
-    for name in filter(None, (part.strip() for part in names.split(","))):
-        found = next(
-            (g for g in gpus if name == str(g.index) or (len(name) > 4 and g.uuid.startswith(name))), None
-        )
-        if found is not None:
-            chosen.append(found)
-        elif skip_unknown:
-            # CUDA itself ignores the list from the first name on that it does not know.
+def _visible(gpus: Sequence[Device], names: str) -> tuple[Device, ...]:
+    """What `CUDA_VISIBLE_DEVICES` leaves: CUDA ignores it from the first name on that it does not know."""
+    chosen: list[Device] = []
+    for name in names.split(","):
+        found = _found(gpus, name.strip())
+        if len(found) != 1:
             break
-        else:
-            unknown.append(name)
-    if unknown:
-        there = "; ".join(f"{g.index} = {g.name} {g.uuid}" for g in gpus) or "none on this machine"
-        raise ConfigError(f"gpus = {names!r}: there is no GPU {', '.join(unknown)}. GPUs: {there}")
+        chosen += found
     return tuple(chosen)
 
 
 def _compute_capability(handle: Any) -> float:
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     return float(f"{major}.{minor}")
+
+
+def _named(gpus: Sequence[Device], names: str) -> tuple[Device, ...]:
+    """The GPUs that a person names; ConfigError with a line for each name that is wrong."""
+    chosen: list[Device] = []
+    wrong = []
+    for name in (part.strip() for part in names.split(",")):
+        found = _found(gpus, name)
+        if not name:
+            wrong.append("a name is empty; 'none' takes CPU ranks")
+        elif not found:
+            wrong.append(f"there is no GPU {name}")
+        elif len(found) > 1:
+            wrong.append(f"{name} may be {' or '.join(d.uuid for d in found)}: say which by its UUID")
+        elif found[0] in chosen:
+            wrong.append(f"{name} is named twice; for two ranks on one GPU name it once and give ranks=2")
+        else:
+            chosen += found
+    if not wrong:
+        return tuple(chosen)
+    there = "; ".join(f"{g.index} = {g.name} {g.uuid}" for g in gpus) or "none on this machine"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = (
+        f". CUDA_VISIBLE_DEVICES={visible} hides all others; the numbers are nvidia-smi's" if visible else ""
+    )
+    raise ConfigError("\n".join(f"gpus = {names!r}: {what}" for what in wrong) + f". GPUs: {there}{hidden}")
+
+
+def _found(gpus: Sequence[Device], name: str) -> list[Device]:
+    """The GPUs of a number, or whose UUID begins so."""
+    if name.isdigit():
+        return [gpu for gpu in gpus if gpu.index == int(name)]
+    return [gpu for gpu in gpus if len(name) > 4 and gpu.uuid.startswith(name)]
 
 
 def _text(value: str | bytes) -> str:

@@ -187,6 +187,8 @@ class RunInfo:
     started_s: float
     resumed_from: str = ""
     """The checkpoint's folder that the run began with; empty where it began with the first step."""
+    rung: str = ""
+    """The way to talk that the ranks took, such as 'nccl in safe mode' (`nbgpu/backends.py`)."""
 
     @property
     def world_size(self) -> int:

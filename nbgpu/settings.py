@@ -92,7 +92,11 @@ def explain(model: type[BaseModel], error: ValidationError) -> str:
             lines.append(str(problem["msg"]).removeprefix("Value error, "))
         else:
             allowed = bounds(field)
-            fix = f"Give a value within: {allowed}" if allowed else str(problem["msg"])
+            fix = (
+                f"Give a value within: {allowed}"
+                if allowed
+                else str(problem["msg"]).removeprefix("Value error, ")
+            )
             default = f" (default {field.default!r})" if field.default is not None else ", or leave it out"
             lines.append(
                 f"{name} = {problem['input']!r} is not valid. {fix}{default}. It is: {field.description}."

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import atexit
+import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import ipyparallel as ipp
 
-from nbgpu import devices
+from nbgpu import backends, devices
+from nbgpu.backends import Climb, Rung
 from nbgpu.client import definitions, registry, status, transfer, variables
 from nbgpu.client.arrivals import Arrivals, listening
+from nbgpu.client.ladder import climb_down
 from nbgpu.client.processes import Processes
 from nbgpu.client.questions import Questions
 from nbgpu.client.ranks import Ranks
@@ -38,6 +42,9 @@ if TYPE_CHECKING:
 _OUTPUT_PATIENCE_S = 2.0
 _ANSWER_PATIENCE_S = 1.0
 _WATCH_PERIOD_S = 0.1
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""What torch's allocator reads; newer versions read both, and the second wins."""
+_TORCH_WITH_ALLOC_CONF = (2, 10)
 _NOT_RUNNING = "this cluster is not running. Start it with: start(), or %nbgpu start"
 
 _current: Cluster | None = None
@@ -75,12 +82,16 @@ class Cluster:
     def __init__(self, gpus: str = "auto", ranks: int | None = None, **settings: Any) -> None:
         config = ClusterConfig.checked(gpus=gpus, ranks=ranks, **settings)
         chosen = devices.choose(config.gpus, config.ranks)
-        self._describe(config, chosen, devices.backend(config, chosen))
+        for device in chosen:
+            devices.memory_limit_bytes(config, device, chosen)
+        self._describe(config, chosen, Climb(backends.rungs(config, chosen)[0]))
 
-    def _describe(self, config: ClusterConfig, chosen: tuple[Device, ...], backend: str) -> None:
+    def _describe(self, config: ClusterConfig, chosen: tuple[Device, ...], climb: Climb) -> None:
         self.config = config
-        self.devices = chosen
-        self.backend = backend
+        self.devices = self._wanted = chosen
+        self._rungs = backends.rungs(config, chosen)
+        self.climb = climb
+        """How the ranks talk, and what was tried before; before the start what is tried first."""
         self.run: Run | None = None
         """The training run that was started last, which may be over."""
         self._processes: Processes | None = None
@@ -115,6 +126,16 @@ class Cluster:
         return len(self.devices)
 
     @property
+    def backend(self) -> str:
+        """torch.distributed's."""
+        return self.climb.rung.backend
+
+    @property
+    def rung(self) -> Rung:
+        """The way in which the ranks talk."""
+        return self.climb.rung
+
+    @property
     def pids(self) -> dict[int, int]:
         """The process id of every rank."""
         return self.ranks.pids
@@ -138,21 +159,25 @@ class Cluster:
         count = f"{self.world_size} {'rank' if self.world_size == 1 else 'ranks'}"
         if self.devices[0].kind == "cpu":
             found = "no GPU found" if self.config.gpus == "auto" else "no GPU used"
-            return f"{found}: {count.replace(' ', ' CPU ')}, {self.backend}"
+            return f"{found}: {count.replace(' ', ' CPU ')}, {self.climb.describe()}"
         names = ", ".join(f"{d.label()} ({d.uuid})" for d in dict.fromkeys(self.devices))
-        return f"{count} on {names}, {self.backend}"
+        return f"{count} on {names}, {self.climb.describe()}"
 
     def start(self) -> Self:
         """Starts the engines and returns when an all_reduce over all of them gave the right sum.
+
+        With `backend='auto'` other ways to talk are tried where the best one does not work, down to a rank alone; a
+        warning then says which failed, and why.
 
         Raises:
             ClusterError: another cluster of this process runs, another one has a GPU, or an engine did not
                 come; the message ends with what the engines said.
         """
         require_none()
+        self.devices, self.climb = self._wanted, Climb(self._rungs[0])
         self._processes = processes = Processes.prepare()
         try:
-            entry = registry.new_entry(self.config, self.devices, self.backend, processes.folder)
+            entry = registry.new_entry(self.config, self.devices, self.climb, processes.folder)
             registry.claim(entry)
             self._entry = entry
             num_engines = self.world_size + self.config.spare
@@ -161,7 +186,7 @@ class Cluster:
             self._client = processes.connect(num_engines, self.config.start_timeout_s)
             seating = Seating.at_start(self._client, self.world_size)
             self._ranks = self._sit_down(processes, seating)
-            self._ranks.join(self.config.start_timeout_s)
+            self._take_way(climb_down(self._ranks, self._rungs, self.config))
             if self.config.spare:
                 self._ranks.prepare_to_train(TRAIN_CONFIGS)
             if self.config.keep:
@@ -176,7 +201,7 @@ class Cluster:
     def restored(cls, entry: registry.Entry) -> Cluster:
         """The handle of a cluster that another process has started; `entry` says all that is known of it."""
         cluster = cls.__new__(cls)
-        cluster._describe(entry.config, entry.devices, entry.backend)
+        cluster._describe(entry.config, entry.devices, entry.climb)
         cluster._entry = entry
         cluster._processes = Processes(entry.folder, entry.leaders)
         num_engines = sum(process.alive() for process in entry.engines.values())
@@ -204,6 +229,20 @@ class Cluster:
             if any(collect(asked).values()):
                 self.ranks.regroup()
 
+    def _take_way(self, climb: Climb) -> None:
+        """Notes how the ranks talk, and says so where it is not the best way."""
+        self.climb = climb
+        self.devices = self.devices[: len(self.ranks)]
+        self._note()
+        if climb.failed:
+            why = "\n".join(f"{name} failed: {error}" for name, error in climb.failed.items())
+            now = (
+                "there is one rank, alone"
+                if self.world_size == 1
+                else f"the ranks talk over {climb.rung.name}"
+            )
+            warnings.warn(f"{now}, because better ways failed\n{why}\nnbgpu doctor says more", stacklevel=3)
+
     def stop_cell(self) -> None:
         """Stops a cell that ranks are in although nobody waits for it any more, as the stop button would."""
         RankWatch(self.ranks, self._left_behind).stop()
@@ -212,7 +251,11 @@ class Cluster:
         """Writes down what another process must know to list, end or take over this cluster."""
         if self._entry is None or self._processes is None:
             return
-        known: dict[str, Any] = {"leaders": self._processes.leaders}
+        known: dict[str, Any] = {
+            "leaders": self._processes.leaders,
+            "climb": self.climb,
+            "devices": self.devices,
+        }
         if self._ranks is not None:
             seating = self._ranks.seating
             known |= {"seating": seating, "engines": self._entry.engines_with(seating.pids)}
@@ -502,20 +545,26 @@ class Cluster:
             "CUDA_VISIBLE_DEVICES": ",".join(gpus),
             "OMP_NUM_THREADS": str(self.config.threads_for(self.world_size)),
             **({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if self.config.debug else {}),
+            **self._allocator_settings(),
         }
 
-    def _sit_down(self, processes: Processes, seating: Seating) -> Ranks:
-        threads = self.config.threads_for(self.world_size)
-        return Ranks(
-            processes,
-            self._client,
-            self.devices,
-            self.backend,
-            threads,
-            self.config.debug,
-            seating,
-            self._note,
+    def _allocator_settings(self) -> dict[str, str]:
+        """torch reads these once, when it is loaded."""
+        wanted = self.config.allocator
+        theirs = [f"{name}={os.environ[name]}" for name in _ALLOCATOR_VARIABLES if os.environ.get(name)]
+        if wanted and theirs:
+            warnings.warn(
+                f"allocator={wanted!r} is left out, because you have set {' and '.join(theirs)}", stacklevel=4
+            )
+        if not wanted or theirs:
+            return {}
+        newer = (
+            tuple(int(part) for part in metadata.version("torch").split(".")[:2]) >= _TORCH_WITH_ALLOC_CONF
         )
+        return {_ALLOCATOR_VARIABLES[0 if newer else 1]: wanted}
+
+    def _sit_down(self, processes: Processes, seating: Seating) -> Ranks:
+        return Ranks(processes, self._client, self.devices, self.climb.rung, self.config, seating, self._note)
 
     def _chosen(self, ranks: Sequence[int] | None) -> list[int]:
         self.ranks.require_reachable()

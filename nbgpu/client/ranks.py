@@ -12,15 +12,18 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import ipyparallel as ipp
 
 from nbgpu import devices
+from nbgpu.backends import SINGLE, Rung
 from nbgpu.client import process_id
 from nbgpu.client.processes import Processes
 from nbgpu.client.results import collect, failures
 from nbgpu.client.seating import Seating
+from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, RankError
 from nbgpu.records import Device
 
@@ -43,9 +46,8 @@ class Ranks:
         processes: the engines' processes, which have been started.
         client: ipyparallel's client, to which as many engines have come as there are ranks and spares.
         chosen: the device of each rank.
-        backend: torch.distributed's.
-        threads: CPU threads for each rank.
-        debug: whether the ranks' collectives are compared.
+        rung: how they talk, if that is known already.
+        config: the cluster's settings.
         seating: who sits where so far.
         note: called when that has changed.
     """
@@ -55,28 +57,36 @@ class Ranks:
         processes: Processes,
         client: Any,
         chosen: Sequence[Device],
-        backend: str,
-        threads: int,
-        debug: bool,
+        rung: Rung,
+        config: ClusterConfig,
         seating: Seating,
         note: Callable[[], None],
     ) -> None:
         self.seating = seating
-        self._debug = debug
+        self._config = config
+        self._chosen = tuple(chosen)
         self._note = note
         self._processes = processes
         self._client = client
         self._views: dict[int, Any] = {}
         """By engine: to make one takes longer than to send a cell."""
-        self._seats = [
+        self._seats = self._seats_for(rung)
+
+    def _seats_for(self, rung: Rung) -> list[dict[str, Any]]:
+        """What each engine is told of its place (engine/boot.py, Seat)."""
+        chosen = self._chosen[:1] if rung.name == SINGLE else self._chosen
+        return [
             {
                 "rank": rank,
                 "world_size": len(chosen),
                 "local_rank": rank,
-                "backend": backend,
-                "device": devices.torch_name(device, tuple(chosen)),
-                "rendezvous": str(processes.folder),
-                "threads": threads,
+                "backend": rung.backend,
+                "rung": rung.name,
+                "device": devices.torch_name(device, self._chosen),
+                "described": asdict(device),
+                "rendezvous": str(self._processes.folder),
+                "threads": self._config.threads_for(len(chosen)),
+                "memory_limit_bytes": devices.memory_limit_bytes(self._config, device, self._chosen),
             }
             for rank, device in enumerate(chosen)
         ]
@@ -101,12 +111,35 @@ class Ranks:
             self._views[engine] = self._client[engine]
         return self._views[engine]
 
-    def join(self, timeout_s: float) -> None:
-        """Forms the first group."""
+    def prepare_for(self, rung: Rung, anew: bool) -> None:
+        """Gives the engines their places for a way to talk.
+
+        Args:
+            anew: the ranks have tried another way, and get new engines: what that left in them is not to be mended.
+        """
+        if anew:
+            self.end(range(len(self)))
+        self._seats = self._seats_for(rung)
+        if anew:
+            self.seating.generation += 1
+            self._give_places({rank: self._processes.new_engine() for rank in range(len(self))})
+            for gone in [rank for rank in self.seating.engines if rank >= len(self)]:
+                for by_rank in (self.seating.engines, self.seating.pids, self.seating.num_severed):
+                    del by_rank[gone]
+
+    def join(self, timeout_s: float) -> list[str]:
+        """Forms the first group; returns the variables that were set for its way to talk, as 'NAME=value'.
+
+        Raises:
+            ClusterError: a rank's process ended, or a rank did not come in time.
+            RankError: a rank failed.
+        """
         self._note()
-        self._meet(self.call("nbgpu.engine.boot:join", seated=True), timeout_s)
+        joining = self.call("nbgpu.engine.boot:join", self.seating.generation, seated=True)
+        told = self._meet(joining, timeout_s)
         for rank in range(len(self)):
             self._wait_for_output_path(rank, timeout_s)
+        return list(dict.fromkeys(setting for settings in told.values() for setting in settings))
 
     def call(
         self, function: str, *args: Any, ranks: Iterable[int] | None = None, seated: bool = False
@@ -150,7 +183,7 @@ class Ranks:
 
     def how_ended(self, rank: int) -> str | None:
         """How the process of a rank ended, in words; None while it lives."""
-        ended = self._processes.how_ended(self.seating.pids[rank], self._debug)
+        ended = self._processes.how_ended(self.seating.pids[rank], self._config.debug)
         return None if ended is None else f"rank {rank} {ended}"
 
     def is_ending(self, rank: int) -> bool:
@@ -223,6 +256,8 @@ class Ranks:
                 severed = True
             if gone:
                 raise ClusterError(f"while the group was formed, {'; '.join(gone.values())}")
+        if late := [str(rank) for rank, result in results.items() if not result.ready()]:
+            raise ClusterError(f"rank {', '.join(late)} did not answer within {timeout_s:g} s")
         return collect(results, _POLL_PERIOD_S)
 
     def replace(self, ranks: Collection[int], rehearse: Callable[[int], None] | None = None) -> list[str]:
@@ -237,11 +272,8 @@ class Ranks:
         """
         self.end(ranks)
         arrived = {rank: self._take_spare() or self._processes.new_engine() for rank in ranks}
-        self._wait_for([engine for _, engine in arrived.values()])
-        for rank, (pid, engine) in arrived.items():
-            self.seating.engines[rank] = engine
-            self.seating.num_severed[rank] = 0
-            self.seating.pids[rank] = pid
+        self._give_places(arrived)
+        for rank in arrived:
             self._wait_for_output_path(rank, _ENGINE_PATIENCE_S)
             if rehearse is not None:
                 collect(
@@ -254,6 +286,14 @@ class Ranks:
                     self.regroup(failed=ranks)
                     raise
         return self.regroup(failed=ranks)
+
+    def _give_places(self, arrived: Mapping[int, tuple[int, int]]) -> None:
+        """Puts new engines, (pid, number) by rank, in the place of those that the ranks had, once they have come."""
+        self._wait_for([engine for _, engine in arrived.values()])
+        for rank, (pid, engine) in arrived.items():
+            self.seating.engines[rank] = engine
+            self.seating.num_severed[rank] = 0
+            self.seating.pids[rank] = pid
 
     def prepare_to_train(self, recipes: Iterable[str]) -> None:
         """Has what training needs imported where a rank's replacement will come from; returns at once."""
@@ -273,7 +313,7 @@ class Ranks:
         """(pid, engine) of a spare that lives, which is one no more."""
         while self.seating.spares:
             spare = self.seating.spares.popitem()
-            if self._processes.how_ended(spare[0], self._debug) is None:
+            if self._processes.how_ended(spare[0], self._config.debug) is None:
                 return spare
         return None
 

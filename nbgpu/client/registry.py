@@ -21,6 +21,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from nbgpu.backends import Climb
 from nbgpu.client.process_id import ProcessId
 from nbgpu.client.seating import Seating
 from nbgpu.config import ClusterConfig
@@ -49,7 +50,8 @@ class Entry(BaseModel):
     config: ClusterConfig
     devices: tuple[Device, ...]
     """By rank."""
-    backend: str
+    climb: Climb
+    """How the ranks talk, and what was tried before."""
     folder: Path
     """The cluster's private one."""
     started_s: float
@@ -119,7 +121,7 @@ def folder() -> Path:
 
 
 def new_entry(
-    config: ClusterConfig, devices: tuple[Device, ...], backend: str, cluster_folder: Path
+    config: ClusterConfig, devices: tuple[Device, ...], climb: Climb, cluster_folder: Path
 ) -> Entry:
     """The entry of a cluster that this process is about to start."""
     return Entry(
@@ -129,7 +131,7 @@ def new_entry(
         notebook=_own_name(),
         config=config,
         devices=devices,
-        backend=backend,
+        climb=climb,
         folder=cluster_folder,
         started_s=time.time(),
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import ipyparallel as ipp
 
 from nbgpu import logbook, manifest, resume, runs
+from nbgpu.backends import Rung
 from nbgpu.client.ranks import Ranks
 from nbgpu.client.results import LeftResult, sentence
 from nbgpu.client.watch import RankWatch
@@ -52,8 +53,13 @@ class Host(Protocol):
 
     config: ClusterConfig
     devices: tuple[Device, ...]
-    backend: str
     news: list[str]
+
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def rung(self) -> Rung: ...
 
     @property
     def ranks(self) -> Ranks: ...
@@ -423,6 +429,7 @@ def _info(folder: Path, config: TrainConfig, host: Host) -> RunInfo:
         recipe=config.recipe,
         devices=host.devices,
         backend=host.backend,
+        rung=host.rung.name,
         total_steps=config.total_steps(steps_per_epoch=0),
         steps_per_epoch=0,
         batch_size=config.batch_size,

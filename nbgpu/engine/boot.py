@@ -14,7 +14,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from nbgpu.backends import NCCL_SAFE, SINGLE
+from nbgpu.devices import is_part
 from nbgpu.engine import interrupts, whereabouts
+from nbgpu.records import Device
 from nbgpu.vigil import Vigil
 
 if TYPE_CHECKING:
@@ -92,20 +95,35 @@ class Seat:
     world_size: int
     local_rank: int
     backend: str
+    rung: str
+    """The way to talk that the cluster took, as `nbgpu.backends` names it."""
     device: str
     """'cuda:N' among the GPUs that the cluster chose, or 'cpu'."""
+    described: Mapping[str, Any]
+    """The fields of that device's `records.Device`."""
     rendezvous: str
     """Folder in which the ranks meet; only the user can enter it."""
     threads: int
     """CPU threads for torch's operators on this rank."""
+    memory_limit_bytes: int | None
+    """The most that the rank may take on its device; None for no limit."""
 
 
-def join(seat: Mapping[str, Any]) -> None:
-    """Makes this engine a rank of the first generation, and gives its cells their names."""
+def join(seat: Mapping[str, Any], generation: int) -> list[str]:
+    """Makes this engine a rank of the first group, and gives its cells their names.
+
+    Args:
+        seat: the rank's place.
+        generation: 0, or how many ways to talk were tried before in vain.
+
+    Returns:
+        The variables that were set for the way to talk, as 'NAME=value'.
+    """
     from nbgpu.engine import group
 
     taken = _take(Seat(**seat))
-    group.form(_membership(taken), Path(taken.rendezvous))
+    group.form(_membership(taken), Path(taken.rendezvous), generation)
+    return _settings_of_rung
 
 
 def rehearse(seat: Mapping[str, Any]) -> None:
@@ -164,6 +182,21 @@ def last_cell_failed() -> bool:
 
 
 _taken: Seat | None = None
+_settings_of_rung: list[str] = []
+
+
+def _settle_variables(seat: Seat) -> None:
+    """Sets the environment of the way to talk, before CUDA, NCCL or gloo read it."""
+    from nbgpu.engine import safe_nccl
+
+    device = Device(**seat.described)
+    if is_part(device):
+        os.environ["CUDA_VISIBLE_DEVICES"] = device.uuid
+    if seat.rung == NCCL_SAFE:
+        _settings_of_rung[:] = safe_nccl.apply()
+    if seat.rung == SINGLE:
+        # It talks to nobody, so that it does not matter which interface the person named for that.
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)
 
 
 def _take(seat: Seat) -> Seat:
@@ -185,6 +218,7 @@ def _take(seat: Seat) -> Seat:
         group,
         habits,
         memory,
+        memory_limit,
         questions,
         quiet,
         replicas,
@@ -192,6 +226,7 @@ def _take(seat: Seat) -> Seat:
     )
 
     _taken = seat
+    _settle_variables(seat)
     torch.set_num_threads(seat.threads)
     assert _sentinel is not None, "only engines that the nursery forked become ranks"
     _sentinel.take_signals()
@@ -213,6 +248,8 @@ def _take(seat: Seat) -> Seat:
     quiet.say_only_what_is_heard(shell.kernel)  # type: ignore[attr-defined]
     memory.watch_cells(shell, seat.rank, torch.device(seat.device))
     debugger.install(shell)
+    if seat.memory_limit_bytes is not None:
+        memory_limit.enforce(seat.memory_limit_bytes, torch.device(seat.device))
     shell.events.register("pre_run_cell", lambda _: group.note_traffic())
     shell.events.register("post_run_cell", _note_end_of_cell)
     given = {
@@ -233,7 +270,15 @@ def _membership(seat: Seat) -> Membership:
 
     from nbgpu.engine.group import Membership
 
-    return Membership(seat.rank, seat.world_size, seat.local_rank, torch.device(seat.device), seat.backend)
+    return Membership(
+        seat.rank,
+        seat.world_size,
+        seat.local_rank,
+        torch.device(seat.device),
+        seat.backend,
+        rung=seat.rung,
+        described=Device(**seat.described),
+    )
 
 
 def _shell() -> InteractiveShell:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from nbgpu.engine import flight, sockets
+from nbgpu.records import Device
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
@@ -36,6 +38,10 @@ class Membership:
     local_rank: int
     device: torch.device
     backend: str
+    rung: str = ""
+    """The way to talk that was found to work, as `nbgpu.backends` names it."""
+    described: Device | None = None
+    """What the device is called, where the cluster has said so."""
 
 
 _membership: Membership | None = None
@@ -108,9 +114,10 @@ def torch_backend(backend: str) -> str:
 
 
 def stay_on_loopback() -> None:
-    """Keeps gloo's and NCCL's sockets on the loopback interface, unless the person named another."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    """Keeps gloo's and NCCL's sockets on the loopback interface, unless the person named another, or there is none."""
+    if any(name == "lo" for _, name in socket.if_nameindex()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
 def note_connections() -> None:

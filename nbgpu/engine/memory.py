@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import math
 import re
 import resource
 import traceback
@@ -27,14 +26,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nbgpu.config import TrainConfig
+from nbgpu.engine import memory_limit
 from nbgpu.engine.frames import is_library
 from nbgpu.engine.tracebacks import undisturbed
 from nbgpu.errors import NbgpuError, OutOfMemoryError
+from nbgpu.sizes import UNITS, in_words
 
 _PACKAGE = str(Path(__file__).parents[1])
 
 _WORDS_OF_OTHER_TYPES = (
     "DefaultCPUAllocator: can't allocate memory",
+    "std::bad_alloc",
     "CUDA error: out of memory",
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -43,7 +45,6 @@ _WORDS_OF_OTHER_TYPES = (
 """In the message of a RuntimeError: neither the CPU's allocator nor CUDA's libraries have a type of their own for it."""
 
 _ASKED = re.compile(r"allocate (?P<number>[\d.]+) (?P<unit>bytes|[KMGTPE]iB)")
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 _NUM_VARIABLES_NAMED = 6
 _NUM_ITEMS_SEEN = 10_000
@@ -70,11 +71,12 @@ class Usage:
         """What is held at this moment; the peak is since `before_run`, or that of the process; on the CPU it is this moment's."""
         if device.type == "cuda":
             free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+            could_have_bytes = torch.cuda.memory_reserved(device) + free_bytes
             return cls(
                 used_bytes=torch.cuda.memory_allocated(device),
                 peak_bytes=torch.cuda.max_memory_allocated(device),
                 reserved_bytes=torch.cuda.max_memory_reserved(device),
-                could_have_bytes=torch.cuda.memory_reserved(device) + free_bytes,
+                could_have_bytes=min(could_have_bytes, memory_limit.of_gpu_bytes() or total_bytes),
                 total_bytes=total_bytes,
             )
         process, host = psutil.Process().memory_info(), psutil.virtual_memory()
@@ -82,6 +84,8 @@ class Usage:
         address_space_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
         if address_space_bytes != resource.RLIM_INFINITY:
             left_bytes = min(left_bytes, max(0, address_space_bytes - process.vms))
+        if (within_limit_bytes := memory_limit.left_bytes()) is not None:
+            left_bytes = min(left_bytes, within_limit_bytes)
         return cls(process.rss, process.rss, process.rss, process.rss + left_bytes, host.total)
 
 
@@ -109,13 +113,7 @@ def _is_of_gpu(root: BaseException) -> bool:
 def asked_bytes(message: str) -> int:
     """What was asked for, read off the message of torch or numpy; 0 where it does not say."""
     found = _ASKED.search(message)
-    return round(float(found["number"]) * 1024 ** _UNITS.index(found["unit"])) if found else 0
-
-
-def in_words(num_bytes: float) -> str:
-    """A size as people say it: '512 bytes', '1.5 GiB'."""
-    power = min(int(math.log(num_bytes, 1024)), len(_UNITS) - 1) if num_bytes >= 1 else 0
-    return f"{num_bytes / 1024**power:.{1 if power else 0}f} {_UNITS[power]}"
+    return round(float(found["number"]) * 1024 ** UNITS.index(found["unit"])) if found else 0
 
 
 # ---- a training run ------------------------------------------------------------------------------------
@@ -369,6 +367,7 @@ def watch_cells(shell: Any, rank: int, device: torch.device) -> None:
                 let_go(error)
                 free()
 
+    shell.events.register("pre_run_cell", lambda _: memory_limit.tighten())
     shell.events.register("post_run_cell", give_back)
 
 

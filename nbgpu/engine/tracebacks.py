@@ -18,6 +18,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
+from nbgpu.engine import memory_limit
 from nbgpu.engine.frames import is_library
 
 full = False
@@ -59,10 +60,11 @@ def called_collective(codes: Iterable[CodeType]) -> str:
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Ignores interrupts while a failure is put into words: the client interrupts again until the rank is back, and
-    that would only spoil the answer. For the main thread."""
+    that would only spoil the answer. Nor does the rank's memory limit hold meanwhile. For the main thread."""
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        yield
+        with memory_limit.lifted():
+            yield
     finally:
         signal.signal(signal.SIGINT, previous)
 

@@ -20,9 +20,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nbgpu import devices, runs
+from nbgpu import backends, devices, runs
 from nbgpu.config import TrainConfig, read_toml
-from nbgpu.engine import debug, debugger, exchange, flight, group, interrupts, memory, precision
+from nbgpu.engine import (
+    debug,
+    debugger,
+    exchange,
+    flight,
+    group,
+    interrupts,
+    memory,
+    memory_limit,
+    precision,
+    safe_nccl,
+)
 from nbgpu.engine.books import Books
 from nbgpu.engine.consensus import together
 from nbgpu.engine.group import Membership
@@ -73,12 +84,16 @@ def _leaving_outcome(folder: Path, rank: int, work: Callable[[], RunState]) -> R
 def _go_on(folder: str, mended: str) -> RunState:
     cluster, config = read_toml(Path(folder) / "run.toml")
     member = group.membership()
-    device = devices.choose(cluster.gpus, member.world_size)[member.rank]
+    device = member.described or devices.choose(cluster.gpus, member.world_size)[member.rank]
     trainer = _interrupted.pop(folder, None)
     if trainer is not None:
         memory.free()  # of the DDP object that it had
     else:
-        trainer = _trainer(config, Path(folder), member, device)
+        # An import that gets no more memory leaves half a module behind, which is of no use ever after.
+        with memory_limit.lifted():
+            import_module("torch._dynamo")  # DDP's constructor would
+            trainer = _trainer(config, Path(folder), member, device)
+    memory_limit.tighten()
     try:
         return train(trainer, mended)
     except BaseException as error:
@@ -203,15 +218,28 @@ def main(arguments: list[str]) -> None:
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     chosen = devices.choose(cluster.gpus, local_world_size)
     config = settled(config, chosen * (world_size // local_world_size))
-    backend = devices.backend(cluster, chosen)
+    # Under torchrun nobody could start the processes anew, so that only the first way is tried.
+    rung = backends.rungs(cluster, chosen)[0]
     device = chosen[local_rank]
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(d.uuid for d in chosen if d.kind == "cuda"))
+    visible = [device] if devices.is_part(device) else [d for d in chosen if d.kind == "cuda"]
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(d.uuid for d in visible))
     torch.set_num_threads(cluster.threads_for(local_world_size))
     if cluster.debug:
         debug.compare_collectives()
     member = Membership(
-        rank, world_size, local_rank, torch.device(devices.torch_name(device, chosen)), backend
+        rank,
+        world_size,
+        local_rank,
+        torch.device(devices.torch_name(device, chosen)),
+        rung.backend,
+        rung.name,
     )
+    if rung.name == backends.NCCL_SAFE:
+        safe_nccl.apply(one_host=world_size == local_world_size)
+    limit_bytes = devices.memory_limit_bytes(cluster, device, chosen)
+    if limit_bytes is not None:
+        memory_limit.enforce(limit_bytes, member.device)
+
     with tempfile.TemporaryDirectory(prefix="nbgpu-") as rendezvous:
         group.form(member, None if world_size > 1 else Path(rendezvous))
         try:

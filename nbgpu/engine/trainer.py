@@ -256,6 +256,7 @@ class Trainer:
             recipe=self.config.recipe,
             devices=tuple(Device(**fields) for fields in gathered),
             backend=self.member.backend,
+            rung=self.member.rung,
             total_steps=self.total_steps,
             steps_per_epoch=self._data.loaders.steps_per_epoch,
             batch_size=self.config.batch_size,

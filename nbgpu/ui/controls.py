@@ -134,7 +134,8 @@ class _Devices:
             layout=_LAYOUT,
         )
         self.gpus.observe(self._follow_choice, "value")
-        made = {"gpus": self.gpus, "ranks": self.ranks}
+        self.memory_limit = control_for("memory_limit", fields["memory_limit"])
+        made = {"gpus": self.gpus, "ranks": self.ranks, "memory_limit": self.memory_limit}
         # A field with a control of its own kind would be missing here, and a KeyError says which.
         (self.box,) = _grouped(ClusterConfig, made)
         if not self._gpus:
@@ -146,7 +147,15 @@ class _Devices:
 
     def values(self) -> dict[str, Any]:
         """The fields of a ClusterConfig."""
-        return {"gpus": ",".join(self.gpus.value) or "none", "ranks": self.ranks.value}
+        return {
+            "gpus": ",".join(self.gpus.value) or "none",
+            "ranks": self.ranks.value,
+            "memory_limit": self.memory_limit.value,
+        }
+
+    def inputs(self) -> list[w.Widget]:
+        """Its controls."""
+        return [self.gpus, self.ranks, self.memory_limit]
 
 
 class _Controls:
@@ -210,7 +219,7 @@ class _Controls:
         return button
 
     def _inputs(self) -> list[w.Widget]:
-        return [self._devices.gpus, self._devices.ranks, *self._settings.values()]
+        return [*self._devices.inputs(), *self._settings.values()]
 
     def _on_start(self) -> None:
         with self._lock:
@@ -321,7 +330,7 @@ class _Controls:
             cluster = self._existing_cluster()
             for name, control in self._settings.items():
                 control.disabled = busy and not (running and name in self._steerable)
-            for control in (self._devices.gpus, self._devices.ranks):
+            for control in self._devices.inputs():
                 control.disabled = busy or cluster is not None
             self._start.disabled = busy
             self._pause.disabled = self._stop.disabled = not running

@@ -60,7 +60,7 @@ def test_a_value_outside_its_bounds_names_field_value_bounds_and_default(
     [
         (TrainConfig, "amp", "half", "'off', 'bf16' or 'fp16'"),
         (TrainConfig, "schedule", "linear", "'constant', 'cosine', 'step' or 'plateau'"),
-        (ClusterConfig, "backend", "mpi", "'auto', 'nccl' or 'gloo'"),
+        (ClusterConfig, "backend", "mpi", "'auto', 'nccl', 'gloo' or 'hierarchical_copy'"),
         (AutoencoderConfig, "recon_loss", "huber", "'l1' or 'l2'"),
         (TrainConfig, "steps", "many", "1 to 10000000"),
         (TrainConfig, "batch_size", 1.5, "1 to 4096"),

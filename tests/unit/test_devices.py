@@ -8,9 +8,11 @@ from typing import Any
 import pynvml
 import pytest
 
-from nbgpu import devices
+import nbgpu
+from nbgpu import backends, devices
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError
+from nbgpu.records import Device
 
 UUIDS = ("GPU-aaaa1111-0000", "GPU-bbbb2222-0000", "GPU-cccc3333-0000")
 
@@ -26,6 +28,7 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         "nvmlDeviceGetName": lambda handle: f"Pretend {handle}",
         "nvmlDeviceGetUUID": lambda handle: UUIDS[handle].encode(),  # older bindings answer in bytes
         "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
+        "nvmlDeviceGetMigMode": lambda handle: [pynvml.NVML_DEVICE_MIG_DISABLE] * 2,
         "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=80 * 2**30),
     }
     for name, answer in answers.items():
@@ -68,14 +71,71 @@ def test_gpus_are_chosen_by_number_and_uuid_in_the_order_asked_for() -> None:
 
 @pytest.mark.usefixtures("three_gpus")
 def test_an_unknown_gpu_is_named_with_those_that_are_there() -> None:
-    with pytest.raises(ConfigError, match=r"there is no GPU 7, GPU-dddd\. GPUs: 0 = Pretend 0 GPU-aaaa1111"):
-        devices.choose("0,7,GPU-dddd", None)
+    with pytest.raises(ConfigError) as caught:
+        devices.choose("0,7,GPU-dddd,1,1,,GPU-", None)
+    lines = str(caught.value).splitlines()
+    assert [line.partition(": ")[2].partition(".")[0].partition(";")[0] for line in lines] == [
+        "there is no GPU 7",
+        "there is no GPU GPU-dddd",
+        "1 is named twice",
+        "a name is empty",
+        "there is no GPU GPU-",
+    ]
+    assert "GPUs: 0 = Pretend 0 GPU-aaaa1111" in lines[-1]
+
+
+@pytest.mark.usefixtures("three_gpus")
+def test_the_beginning_of_a_uuid_must_be_one_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda handle: f"GPU-aaaa{handle}")
+    with pytest.raises(ConfigError, match="GPU-aaaa may be GPU-aaaa0 or GPU-aaaa1 or GPU-aaaa2"):
+        devices.choose("GPU-aaaa", None)
+    assert chosen_uuids("GPU-aaaa1") == ["GPU-aaaa1"]
+
+
+@pytest.mark.usefixtures("three_gpus")
+def test_parts_of_a_gpu_that_is_split_stand_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPU 1 has two parts of seven that it could have."""
+
+    def part(handle: int, slot: int) -> int:
+        if slot not in (0, 3):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return 10 * handle + slot
+
+    def mode(handle: int) -> list[int]:
+        if handle == 0:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [pynvml.NVML_DEVICE_MIG_ENABLE if handle == 1 else pynvml.NVML_DEVICE_MIG_DISABLE] * 2
+
+    def uuid(handle: int) -> str:
+        return UUIDS[handle] if handle < 3 else f"MIG-{handle}-4ae0"
+
+    for name, answer in {
+        "nvmlDeviceGetMigMode": mode,
+        "nvmlDeviceGetMaxMigDeviceCount": lambda handle: 7,
+        "nvmlDeviceGetMigDeviceHandleByIndex": part,
+        "nvmlDeviceGetUUID": uuid,
+    }.items():
+        monkeypatch.setattr(pynvml, name, answer)
+    assert chosen_uuids("auto") == [UUIDS[0], "MIG-10-4ae0", "MIG-13-4ae0", UUIDS[2]]
+    assert chosen_uuids("MIG-13,0") == ["MIG-13-4ae0", UUIDS[0]]
+    with pytest.raises(ConfigError, match="1 may be MIG-10-4ae0 or MIG-13-4ae0: say which by its UUID"):
+        devices.choose("1", None)
+    parts = devices.choose("MIG-10,MIG-13", None)
+    # CUDA shows a process one part at most, and NCCL does not talk between parts.
+    assert [devices.torch_name(d, parts) for d in parts] == ["cuda:0", "cuda:0"]
+    assert [rung.name for rung in backends.rungs(ClusterConfig(), parts)] == ["gloo", "single"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-13-4ae0")
+    assert chosen_uuids("auto") == ["MIG-13-4ae0"]
 
 
 @pytest.mark.usefixtures("three_gpus")
 def test_cuda_visible_devices_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1")
     assert chosen_uuids("auto") == [UUIDS[2], UUIDS[1]]
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=2,1 hides all others"):
+        devices.choose("0", None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,7,2")  # CUDA stops at what it does not know
+    assert chosen_uuids("auto") == [UUIDS[1]]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert devices.inventory() == ()
 
@@ -89,9 +149,62 @@ def test_torchs_names_count_the_chosen_gpus_and_ranks_may_share_one() -> None:
 
 @pytest.mark.usefixtures("three_gpus")
 def test_nccl_only_where_each_rank_has_a_gpu_of_its_own() -> None:
-    assert devices.backend(ClusterConfig(), devices.choose("auto", None)) == "nccl"
-    assert devices.backend(ClusterConfig(), devices.choose("0", 2)) == "gloo"
-    assert devices.backend(ClusterConfig(), devices.choose("none", 2)) == "gloo"
-    assert devices.backend(ClusterConfig(backend="gloo"), devices.choose("auto", None)) == "gloo"
+    assert ladder() == ["nccl", "nccl in safe mode", "gloo", "single"]
+    assert ladder(nccl_safe=True) == ["nccl in safe mode", "gloo", "single"]
+    assert ladder(devices.choose("0", 2)) == ["gloo", "single"]
+    assert ladder(devices.choose("none", 2), nccl_safe=True) == ["gloo", "single"]
+
+
+@pytest.mark.usefixtures("three_gpus")
+def test_a_backend_that_is_named_is_the_only_one() -> None:
+    assert ladder(backend="nccl") == ["nccl"]
+    assert ladder(backend="nccl", nccl_safe=True) == ["nccl in safe mode"]
+    assert ladder(backend="gloo") == ["gloo"]
+    assert ladder(backend="hierarchical_copy") == ["gloo"]
     with pytest.raises(ConfigError, match=r"2 rank\(s\) have 1 GPU\(s\)"):
-        devices.backend(ClusterConfig(backend="nccl"), devices.choose("0", 2))
+        ladder(devices.choose("0", 2), backend="nccl")
+    with pytest.raises(ConfigError, match=r"2 rank\(s\) have 0 GPU\(s\)"):
+        ladder(devices.choose("none", 2), backend="nccl")
+
+
+def ladder(chosen: tuple[Device, ...] | None = None, **settings: Any) -> list[str]:
+    return [
+        rung.name
+        for rung in backends.rungs(ClusterConfig(**settings), chosen or devices.choose("auto", None))
+    ]
+
+
+@pytest.mark.usefixtures("three_gpus")
+@pytest.mark.parametrize(
+    ("limit", "gpus", "ranks", "expected"),
+    [
+        ("", "auto", None, None),
+        ("4GiB", "auto", None, 4 * 2**30),
+        ("4096 MiB", "0", 2, 4 * 2**30),
+        (4294967296, "none", 2, 4 * 2**30),
+        (0.5, "auto", None, 40 * 2**30),
+        ("0.5", "0", 2, 20 * 2**30),
+    ],
+)
+def test_a_memory_limit_in_bytes_of_each_rank(
+    limit: object, gpus: str, ranks: int | None, expected: int | None
+) -> None:
+    chosen = devices.choose(gpus, ranks)
+    config = ClusterConfig.checked(memory_limit=limit)
+    assert [devices.memory_limit_bytes(config, d, chosen) for d in chosen] == [expected] * len(chosen)
+
+
+@pytest.mark.usefixtures("three_gpus")
+def test_a_memory_limit_that_cannot_be() -> None:
+    for text in ("lots", "-1", "0", "4 GB", "1.5", "GiB"):
+        with pytest.raises(ConfigError, match="is no amount of memory"):
+            ClusterConfig.checked(memory_limit=text)
+    with pytest.raises(ConfigError, match=r"is more than GPU 0 Pretend 0 has, 80\.0 GiB"):
+        nbgpu.Cluster(gpus="0", memory_limit="81GiB")
+
+
+def test_gpus_and_allocator_settings_as_people_write_them() -> None:
+    assert ClusterConfig.checked(gpus=[2, "GPU-aaaa"]).gpus == "2,GPU-aaaa"
+    assert ClusterConfig.checked(allocator="expandable_segments:True").allocator == "expandable_segments:True"
+    with pytest.raises(ConfigError, match="allocator = 'expandable_segments' is not valid"):
+        ClusterConfig.checked(allocator="expandable_segments")

@@ -16,9 +16,9 @@ import nbgpu
 
 PACKAGE = Path(__file__).resolve().parents[2] / "nbgpu"
 
-BASE = {"errors", "records", "settings", "config", "palette"}
+BASE = {"errors", "records", "settings", "config", "palette", "sizes"}
 MIDDLE = {"devices", "telemetry", "runs", "flags", "manifest", "resume", "signals", "vigil", "suitability"}
-MIDDLE |= {"obstacles", "shared_memory", "extras", "ledger", "logbook"}
+MIDDLE |= {"obstacles", "shared_memory", "extras", "ledger", "logbook", "backends"}
 
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from nbgpu.backends import Climb, Rung
 from nbgpu.client import registry
 from nbgpu.client.process_id import ProcessId
 from nbgpu.client.registry import Entry
@@ -37,7 +38,7 @@ def engine() -> Iterator[subprocess.Popen[bytes]]:
 
 def cluster_on(*gpus: Device, share_gpus: bool = False, engine_pid: int | None = None) -> Entry:
     config = ClusterConfig(share_gpus=share_gpus)
-    entry = registry.new_entry(config, gpus, "nccl", Path("/nonexistent/nbgpu-x"))
+    entry = registry.new_entry(config, gpus, Climb(Rung("nccl", "nccl")), Path("/nonexistent/nbgpu-x"))
     engines = {} if engine_pid is None else {0: ProcessId.of(engine_pid)}
     return entry.model_copy(update={"engines": engines})
 
@@ -79,11 +80,12 @@ def test_cpu_ranks_need_no_lease() -> None:
 _TAKE = """
 import sys
 from pathlib import Path
+from nbgpu.backends import Climb, Rung
 from nbgpu.client import registry
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
 from nbgpu.records import Device
-entry = registry.new_entry(ClusterConfig(), (Device("cuda", "Pretend", "GPU-0000", 0, 1),), "nccl", Path("/none/nbgpu-x"))
+entry = registry.new_entry(ClusterConfig(), (Device("cuda", "Pretend", "GPU-0000", 0, 1),), Climb(Rung("nccl", "nccl")), Path("/none/nbgpu-x"))
 print("ready", flush=True)
 sys.stdin.readline()
 try:

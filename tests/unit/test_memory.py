@@ -11,11 +11,11 @@ from nbgpu.engine.memory import (
     Usage,
     asked_bytes,
     batch_size_that_fits,
-    in_words,
     is_exhausted,
     largest,
 )
 from nbgpu.errors import RunError
+from nbgpu.sizes import in_words
 
 CPU = torch.device("cpu")
 GIB = 2**30

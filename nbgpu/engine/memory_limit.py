@@ -1,0 +1,127 @@
+"""A bound on what a rank may take, really enforced: an allocation beyond it is refused where it is asked for.
+
+On a GPU torch's caching allocator refuses. What does not go through it, such as CUDA's own context, NCCL's buffers and
+other libraries' memory, is not bounded. On the CPU the kernel refuses (RLIMIT_DATA): private memory that can be written,
+of torch, NumPy and Python alike. Memory that is shared with other processes and files that are mapped are not bounded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+
+from nbgpu.errors import ConfigError
+from nbgpu.sizes import in_words
+
+_RESERVE_BYTES = 64 * 2**20
+
+_M_MMAP_THRESHOLD = -3
+"""Of malloc.h."""
+_LARGEST_KEPT_BYTES = 2**18
+_STACK_BYTES = 8 * 2**20
+
+_num_threads = 0
+_of_gpu_bytes: int | None = None
+_most_data_bytes: int | None = None
+"""What Linux may count as this process's data, where a CPU rank has a limit."""
+
+
+def of_gpu_bytes() -> int | None:
+    """The limit that was set for this process's GPU; None where there is none."""
+    return _of_gpu_bytes
+
+
+def enforce(limit_bytes: int, device: torch.device) -> None:
+    """From now on this process gets no more on the device.
+
+    Args:
+        limit_bytes: of a CPU rank's resident memory, Python and its libraries included; of what torch allocates on a GPU.
+
+    Raises:
+        ConfigError: a CPU rank has more than that already.
+    """
+    if device.type == "cuda":
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
+        global _of_gpu_bytes
+        _of_gpu_bytes = limit_bytes
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
+        return
+    resident_bytes = _of_process("VmRSS")
+    if limit_bytes <= resident_bytes:
+        raise ConfigError(
+            f"memory_limit = {in_words(limit_bytes)} is less than a CPU rank has when it has just started, "
+            f"{in_words(resident_bytes)} for Python and torch. Give more"
+        )
+    # The kernel counts what is reserved, which is more than what is resident, such as the stacks of threads. What is
+    # reserved and not used now is not held against the rank.
+    global _most_data_bytes, _num_threads
+    # Else glibc keeps what was freed in pieces of up to 32 MiB, and the kernel counts it on. (Other C libraries have no
+    # such call, and keep less.)
+    with suppress(AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
+    _most_data_bytes = _of_process("VmData") + limit_bytes - resident_bytes
+    _num_threads = _threads()
+    tighten()
+
+
+def tighten() -> None:
+    """The limit holds again as it was given: called before a person's code runs."""
+    if _most_data_bytes is not None:
+        _allow(_most())
+
+
+@contextmanager
+def lifted() -> Iterator[None]:
+    """No limit meanwhile, and a little beyond it until `tighten`: a failure has to be put into words, and reach the
+    client, while the rank still holds all that it may."""
+    if _most_data_bytes is None:
+        yield
+        return
+    _allow(resource.RLIM_INFINITY)
+    try:
+        yield
+    finally:
+        _allow(_most() + _RESERVE_BYTES)
+
+
+def _most() -> int:
+    assert _most_data_bytes is not None, "there is a limit"
+    # A thread's stack counts as a whole, and is hardly used.
+    stack_bytes, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    if stack_bytes == resource.RLIM_INFINITY:
+        stack_bytes = _STACK_BYTES
+    return _most_data_bytes + max(0, _threads() - _num_threads) * stack_bytes
+
+
+def _allow(most_bytes: int) -> None:
+    _, hard_bytes = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard_bytes != resource.RLIM_INFINITY:
+        most_bytes = hard_bytes if most_bytes == resource.RLIM_INFINITY else min(most_bytes, hard_bytes)
+    resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, hard_bytes))
+
+
+def left_bytes() -> int | None:
+    """What this process would still get under its limit on the CPU; None where there is none."""
+    return None if _most_data_bytes is None else max(0, _most() - _of_process("VmData"))
+
+
+def _of_process(name: str) -> int:
+    """One of Linux's counts of this process's memory, in bytes."""
+    return _status(name) * 1024
+
+
+def _threads() -> int:
+    """The threads of this process, also those that Python does not know."""
+    return _status("Threads")
+
+
+def _status(name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None, f"Linux counts {name} of every process"
+    return int(found[1])

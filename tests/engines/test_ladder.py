@@ -1,0 +1,95 @@
+"""A way to talk that does not work is stepped down from, aloud. What fails here really fails: an interface that does not
+exist, and NCCL in a torch that is built without it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+import nbgpu
+from nbgpu.backends import NCCL_SAFE, SINGLE, Rung
+
+SETTINGS = {"data": "phantoms", "patch_size": 16, "num_phantoms": 16, "steps": 2, "val_every": 0}
+
+
+@contextmanager
+def stopping(cluster: nbgpu.Cluster) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        cluster.stop()
+
+
+def test_down_to_a_rank_alone_and_up_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nbgpu-none")
+    cluster = nbgpu.Cluster(gpus="none", ranks=2, memory_limit="4GiB")
+    with pytest.warns(UserWarning, match=r"one rank, alone, .*\n?gloo failed: .*nbgpu-none"):
+        cluster.start()
+    with stopping(cluster):
+        assert cluster.describe() == "no GPU used: 1 CPU rank, single (gloo failed)"
+        assert (cluster.world_size, cluster.rung.name, cluster.backend) == (1, SINGLE, "gloo")
+        assert cluster.status().startswith(cluster.describe())
+        said = cluster.execute("x = torch.ones(3); dist.all_reduce(x); print(world_size, x.tolist())")
+        assert said == {0: "1 [1.0, 1.0, 1.0]\n"}
+        run = cluster.train("autoencoder", **SETTINGS, runs_dir=str(tmp_path)).wait(60)
+        assert json.loads((run.folder / "run_info.json").read_text())["rung"] == SINGLE
+        assert run.info.rung == SINGLE
+        monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+        cluster.restart()
+        assert cluster.describe() == "no GPU used: 2 CPU ranks, gloo"
+        assert cluster.execute("print(world_size)") == {0: "2\n", 1: "2\n"}
+
+
+def test_a_backend_that_is_named_is_taken_at_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nbgpu-none")
+    cluster = nbgpu.Cluster(gpus="none", ranks=2, backend="gloo")
+    with pytest.raises(
+        nbgpu.ClusterError, match=r"(?s)cannot talk.*gloo: ranks 0, 1: .*nbgpu-none.*backend='auto' tries"
+    ):
+        cluster.start()
+    assert not cluster.running
+
+
+@pytest.mark.skipif(dist.is_nccl_available(), reason="this torch has NCCL, which CPU ranks would not use")
+def test_two_ways_that_fail_and_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engines of a way that failed are gone: what it left in them is nobody's concern."""
+    ways = (Rung("nccl", "nccl"), Rung(NCCL_SAFE, "nccl"), Rung("gloo", "gloo"))
+    monkeypatch.setattr("nbgpu.backends.rungs", lambda config, chosen: ways)
+    cluster = nbgpu.Cluster(gpus="none", ranks=2, spare=1)
+    with pytest.warns(UserWarning, match=r"(?s)nccl failed: .*nccl in safe mode failed: "):
+        cluster.start()
+    with stopping(cluster):
+        assert cluster.describe() == "no GPU used: 2 CPU ranks, gloo (nccl and nccl in safe mode failed)"
+        said = cluster.execute("import os\nx = torch.ones(1); dist.all_reduce(x); print(int(x), os.getpid())")
+        assert {rank: text.split() for rank, text in said.items()} == {
+            rank: ["2", str(pid)] for rank, pid in cluster.pids.items()
+        }
+        assert cluster.execute("print(os.environ.get('NCCL_P2P_DISABLE'))") == {0: "None\n", 1: "None\n"}
+
+
+def test_safe_mode_sets_what_nobody_has_set() -> None:
+    code = "import os, json; from nbgpu.engine import safe_nccl; print(json.dumps([safe_nccl.apply(), dict(os.environ)]))"
+    environment = {"PATH": "", "NCCL_IB_DISABLE": "0", "PYTHONPATH": str(Path(nbgpu.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    told, now = json.loads(done.stdout)
+    assert now["NCCL_IB_DISABLE"] == "0"
+    assert {"NCCL_P2P_DISABLE=1", "NCCL_CUMEM_HOST_ENABLE=0", "NCCL_SOCKET_IFNAME=lo"} <= set(told)
+    assert all(f"{name}={now[name]}" in told for name in now if name.startswith("NCCL_P"))
+    assert not [line for line in told if line.startswith("NCCL_IB")]
+
+
+@pytest.mark.gpu
+def test_safe_mode_on_gpus() -> None:
+    with nbgpu.Cluster(backend="nccl", nccl_safe=True) as cluster:
+        assert "nccl in safe mode (with NCCL_P2P_DISABLE=1" in cluster.describe()
+        said = cluster.execute("x = torch.ones(1, device=device); dist.all_reduce(x); print(int(x))")
+        assert said[0] == f"{cluster.world_size}\n"

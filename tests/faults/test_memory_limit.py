@@ -1,0 +1,103 @@
+"""A rank gets no more than its memory_limit, and ends its cell or run as one does for which there is no more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import nbgpu
+
+LIMIT_MIB = 1000
+SETTINGS = {"data": "phantoms", "num_phantoms": 64, "val_every": 0, "channels": (16, 32)}
+
+
+@pytest.fixture(scope="module")
+def limited() -> Iterator[nbgpu.Cluster]:
+    with nbgpu.Cluster(gpus="none", ranks=2, memory_limit=f"{LIMIT_MIB}MiB") as cluster:
+        yield cluster
+
+
+def resident_mib(cluster: nbgpu.Cluster) -> list[float]:
+    said = cluster.execute("import psutil; print(psutil.Process().memory_info().rss / 2**20)")
+    return [float(text) for text in said.values()]
+
+
+def well(cluster: nbgpu.Cluster) -> bool:
+    said = cluster.execute("total = torch.ones(1); dist.all_reduce(total); print(int(total))")
+    return said == {0: "2\n", 1: "2\n"}
+
+
+def test_what_is_below_the_limit_is_given_and_what_is_above_is_refused(limited: nbgpu.Cluster) -> None:
+    pids = limited.pids
+    # A quarter of a GiB is fine, and four more are too much: really written to, and not only reserved.
+    limited.execute("kept = torch.ones(2**26)")
+    with pytest.raises(nbgpu.RankError) as caught:
+        limited.execute("more = [torch.ones(2**26) for _ in range(4)]", ranks=[1])
+    (failure,) = caught.value.failures
+    assert (failure.rank, failure.error_type) == (1, "OutOfMemoryError")
+    assert "asked for: 256.0 MiB" in failure.message
+    assert "kept: 67108864, float32, 256.0 MiB" in failure.message
+    left = re.search(r"of which ([\d.]+) MiB were left for this rank", failure.message)
+    assert left is not None
+    assert float(left[1]) < LIMIT_MIB - 256
+    assert limited.pids == pids
+    assert well(limited)
+    assert max(resident_mib(limited)) < LIMIT_MIB
+    limited.execute("del kept")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "many = []\nwhile True: many.append(torch.ones(2**18))",
+        "import numpy\nmany = []\nwhile True: many.append(numpy.ones(2**17))",
+        "many = []\nwhile True: many.append(bytearray(2**20))",
+    ],
+    ids=["torch", "numpy", "python"],
+)
+def test_many_small_pieces_stop_at_the_limit(limited: nbgpu.Cluster, code: str) -> None:
+    with pytest.raises(nbgpu.RankError) as caught:
+        limited.execute(f"{code}", ranks=[0])
+    (failure,) = caught.value.failures
+    assert failure.error_type == "OutOfMemoryError"
+    peak = re.search(r"peak: ([\d.]+) MiB resident", failure.message)
+    assert peak is not None
+    assert LIMIT_MIB / 2 < float(peak[1]) < LIMIT_MIB * 1.02
+    limited.execute("del many", ranks=[0])
+    assert well(limited)
+
+
+def test_a_run_that_needs_more_ends_and_one_that_needs_less_trains(
+    limited: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    pids = limited.pids
+    settings = {**SETTINGS, "patch_size": 32, "runs_dir": str(tmp_path)}
+    run = limited.train("autoencoder", **settings, steps=3, batch_size=32)
+    with pytest.raises(nbgpu.RankError, match="ran out of memory in step 1, with batch_size=32") as caught:
+        run.wait(90)
+    assert {failure.error_type for failure in caught.value.failures} == {"OutOfMemoryError"}
+    assert run.status == "failed"
+    assert limited.pids == pids
+    assert (
+        limited.train("autoencoder", **settings, steps=2, batch_size=1, accumulate=2).wait(90).status
+        == "finished"
+    )
+
+
+def test_a_rank_that_is_replaced_has_the_limit_too(limited: nbgpu.Cluster) -> None:
+    limited.restart(rank=1)
+    with pytest.raises(nbgpu.RankError, match="OutOfMemoryError: rank 1 ran out of memory"):
+        limited.execute("torch.ones(2**28)", ranks=[1])
+    assert well(limited)
+
+
+@pytest.mark.gpu
+def test_torch_refuses_on_a_gpu() -> None:
+    nbgpu.current().stop()
+    with nbgpu.Cluster(gpus="0", memory_limit="1GiB") as cluster:
+        cluster.execute("kept = torch.ones(2**27, device=device)")
+        with pytest.raises(nbgpu.RankError, match="OutOfMemoryError: rank 0 ran out of memory"):
+            cluster.execute("more = torch.ones(2**27, device=device)")
