@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import leaks
+import psutil
 import pytest
 
 import nbgpu
@@ -16,7 +18,10 @@ SETTINGS = {"data": "phantoms", "num_phantoms": 64, "val_every": 0, "channels": 
 
 @pytest.fixture(scope="module")
 def limited() -> Iterator[nbgpu.Cluster]:
-    with nbgpu.Cluster(gpus="none", ranks=2, memory_limit=f"{LIMIT_MIB}MiB") as cluster:
+    with (
+        nbgpu.Cluster(gpus="none", ranks=2, memory_limit=f"{LIMIT_MIB}MiB") as cluster,
+        leaks.holding_family_of(psutil.Process(cluster.pids[0]).ppid()),
+    ):
         yield cluster
 
 
