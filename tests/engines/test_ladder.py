@@ -51,7 +51,7 @@ def test_a_backend_that_is_named_is_taken_at_its_word(monkeypatch: pytest.Monkey
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nbgpu-none")
     cluster = nbgpu.Cluster(gpus="none", ranks=2, backend="gloo")
     with pytest.raises(
-        nbgpu.ClusterError, match=r"(?s)cannot talk.*gloo: ranks 0, 1: .*nbgpu-none.*backend='auto' tries"
+        nbgpu.ClusterError, match=r"(?s)cannot talk.*gloo: ranks? .*nbgpu-none.*backend='auto' tries"
     ):
         cluster.start()
     assert not cluster.running
