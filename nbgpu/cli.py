@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from nbgpu import extras, flags, resume, ui
 from nbgpu.client import doctor, listing
 from nbgpu.client import run as client_run
 from nbgpu.client.cluster import Cluster
-from nbgpu.client.run import Run
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, read_toml, train_config
 from nbgpu.errors import NbgpuError
-from nbgpu.records import Event
+from nbgpu.ui import terminal
 
 _USAGE = """\
 nbgpu train RECIPE [flags] [--config run.toml]   train on all GPUs, or on CPU ranks where there is none
@@ -39,7 +28,6 @@ Recipes: {recipes}
 The same training under torchrun, with no notebook and no cluster:
 torchrun --nproc-per-node=N -m nbgpu.engine.train run.toml
 """
-_REFRESH_PERIOD_S = 0.25
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -97,7 +85,7 @@ def _train(arguments: list[str]) -> None:
         run = started.train(recipe, **settings)
         console.print(f"writes to {run.folder}")
         try:
-            _follow(run, console)
+            terminal.follow(run, console)
             run.wait()
         finally:
             console.print(f"{run.status} at step {max(s.step for s in run.statuses())}: {run.folder}")
@@ -150,58 +138,6 @@ def _take_config_file(arguments: list[str]) -> tuple[list[str], Path | None]:
     """Takes `--config FILE` out of the arguments: its values are the defaults of all other flags."""
     rest, file = _take_value(arguments, "--config", "a file, such as run.toml")
     return rest, None if file is None else Path(file)
-
-
-def _follow(run: Run, console: Console) -> None:
-    """Shows a progress bar until the run is over. Ctrl-C stops the run, a second one leaves at once."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(run.status, total=run.info.total_steps)
-        cursor = 0
-        try:
-            while not run.over:
-                _update(progress, bar, run)
-                cursor = _print_notes(console, run, cursor)
-                time.sleep(_REFRESH_PERIOD_S)
-        except KeyboardInterrupt:
-            run.stop()
-            console.print("stopping after this step, with a checkpoint")
-            while not run.over:
-                time.sleep(_REFRESH_PERIOD_S)
-        _update(progress, bar, run)
-        _print_notes(console, run, cursor)
-
-
-def _print_notes(console: Console, run: Run, cursor: int) -> int:
-    """Prints what the ranks want a person to know since `cursor`; returns where to go on."""
-    records, cursor = run.reader.since(cursor)
-    told_at_the_start = resume.Beginning.read(run.folder).notes
-    for record in records:
-        if not isinstance(record, Event):
-            continue
-        if record.kind == "note" and record.text not in told_at_the_start:
-            console.print(record.text, highlight=False)
-        elif record.kind == "profile":
-            console.print(f"rank {record.rank}, {record.text}", highlight=False)
-    return cursor
-
-
-def _update(progress: Progress, bar: TaskID, run: Run) -> None:
-    statuses = run.statuses()
-    losses = [s.values["loss"] for s in statuses if "loss" in s.values]
-    loss = f", loss {sum(losses) / len(losses):.4g}" if losses else ""
-    progress.update(
-        bar,
-        description=run.status + loss,
-        completed=min(s.step for s in statuses),
-        total=run.info.total_steps,
-    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,85 @@
+"""What a terminal shows of a run, and what a pipe gets instead."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pytest
+from recorded import RecordedRun
+from rich.console import Console
+
+from nbgpu.ui import terminal
+
+
+def shown(run: Any, is_terminal: bool) -> str:
+    """All that was written, without what moves the cursor and colours."""
+    file = io.StringIO()
+    terminal.follow(run, Console(file=file, force_terminal=is_terminal, width=140, height=40))
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
+
+
+def test_a_terminal_has_a_table_of_the_ranks(tmp_path: Path) -> None:
+    run: Any = RecordedRun(tmp_path, steps=60, step_s=0.01)
+    text = shown(run, is_terminal=True)
+    run.wait(30)
+    assert "step 60 of 60" in text
+    assert "epoch 3 of 3" in text
+    assert "validation loss" in text
+    assert re.search(
+        r"0\s+GPU 0 NVIDIA H200\s+finished\s+60\s+0\.\d+\s+\d+\.\d\s+\S+\s+4\d\.\d/139 GiB\s+\d+ %", text
+    )
+    assert "Rank 1 is the slowest" in text
+    # What happened stands above it, once.
+    assert text.count("step 40: checkpoint: step-40") == 1
+    # The result, as a table.
+    assert re.search(r"trilinear\s+21\.9\s+0\.8", text)
+
+
+def test_a_pipe_gets_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "LINE_PERIOD_S", 0.1)
+    run: Any = RecordedRun(tmp_path, steps=60, step_s=0.02)
+    lines = shown(run, is_terminal=False).splitlines()
+    run.wait(30)
+    assert sum("autoencoder: training, step" in line for line in lines) >= 2
+    assert lines[-1].startswith("autoencoder: finished, step 60 of 60")
+    assert any(line == "step 40: checkpoint: step-40" for line in lines)
+
+
+def test_ctrl_c_in_a_real_terminal_stops_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    settings = {
+        "--gpus": "none",
+        "--data": "phantoms",
+        "--patch-size": "16",
+        "--num-phantoms": "16",
+        "--steps": "100000",
+        "--val-every": "0",
+        "--threads": "1",
+        "--runs-dir": str(tmp_path),
+    }
+    flags = [part for flag in settings.items() for part in flag]
+    process = pexpect.spawn(
+        sys.executable,
+        ["-m", "nbgpu.cli", "train", "autoencoder", *flags],
+        # The narrowest window that people have: nothing is cut off in it.
+        dimensions=(24, 80),
+        env={**os.environ, "COLUMNS": "80"},
+        timeout=90,
+    )
+    try:
+        process.expect(r"CPU rank 1 +training +[1-9]\d* +0\.\d+ +\d+\.\d +\S+ +\d+\.\d/\d+ GiB +\d+ %")
+        process.sendintr()
+        process.expect("stopping after this step, with a checkpoint")
+        process.expect("stopped at step ")
+        process.expect(pexpect.EOF)
+    finally:
+        process.close(force=True)
+    assert process.exitstatus == 0
+    (run,) = tmp_path.iterdir()
+    assert list((run / "checkpoints").iterdir())
+    assert (run / "report.html").exists()
