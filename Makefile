@@ -48,7 +48,7 @@ bench: $(FOR_DEVELOPMENT) ## measure against peers in the same run
 	@$(RUN) tests/bench
 
 bench-peers: $(FOR_PEERS) ## measure against other notebook tools, in an environment of their own
-	@$(RUN) tests/bench peers
+	@$(RUN) tests/bench peers loops
 
 docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md anew from the settings
 	@$(RUN) docs/generate.py
@@ -106,5 +106,6 @@ $(FOR_PEERS): constraints.txt | $(FOR_DEVELOPMENT)
 	$(PEERS_VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt \
 		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 	$(PEERS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt \
-		numpy nbdistributed==0.1.0 jupyter-distributed==0.1.1
+		numpy monai nbdistributed==0.1.0 jupyter-distributed==0.1.1 \
+		lightning-fabric==2.6.6 accelerate==1.15.0
 	@touch $@

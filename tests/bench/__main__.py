@@ -1,6 +1,6 @@
 """Measures nbgpu against its peers, each pair in one run and in turns, and writes docs/benchmarks.md.
 
-    python tests/bench [start] [cell] [train] [telemetry] [transfer] [peers]
+    python tests/bench [start] [cell] [train] [scaling] [telemetry] [transfer] [peers] [loops]
 
 Seconds depend on the machine and on what else it does; a ratio of two things measured in turns does so much
 less. Nothing here is an assertion.
@@ -25,6 +25,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
 import peers  # noqa: E402
+import training  # noqa: E402
 from kernel import Kernel, kernel  # noqa: E402 - it stands beside the tests
 
 import nbgpu  # noqa: E402
@@ -75,29 +76,43 @@ def cell() -> str:
 
 
 def train() -> str:
-    """Steps per second from the notebook, with the panel's kernel side at work, against plain torch."""
+    """Steps per second of the trainer under torchrun against the same loop in plain torch, two ranks with one thread each."""
     plain, ours = [], []
-    with tempfile.TemporaryDirectory() as folder, kernel() as notebook:
-        _must(notebook, "%load_ext nbgpu")
-        for _ in range(5):
-            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-            script = [str(BENCH / "plain_torchrun.py"), str(STEPS), str(BATCH_SIZE)]
-            plain.append(float(_output([*torchrun, *script])))
-            settings = {**TRAINING, "steps": STEPS, "batch_size": BATCH_SIZE, "runs_dir": folder}
-            # A cluster of its own for each run, because torchrun too starts new processes each time.
-            _must(notebook, "%nbgpu start --gpus none --ranks 2")
-            _must(notebook, "import nbgpu")
-            _must(notebook, f"run = nbgpu.current().train('autoencoder', **{settings!r}); run.panel()")
-            _must(notebook, "run.wait()")
-            _must(
-                notebook,
-                "m = run.metrics(); t = m[(m['rank'] == 0) & m.loss.notna()].set_index('step').step_s",
-            )
-            done = notebook.run(f"float({STEPS - WARM_UP_STEPS} / t.loc[{WARM_UP_STEPS + 1}:].sum())")
-            ours.append(float(done.value))
-            _must(notebook, "%nbgpu stop")
-    rows = [("plain torch under torchrun", plain), ("nbgpu, from the notebook, panel on", ours)]
-    return _table("steps/s", rows) + _ratio("nbgpu / plain torch", ours, plain, "at least 0.97")
+    with training.volumes() as file:
+        for turn in range(6):
+            # Turn about: the second of a pair was seen to be a few per cent slower.
+            for is_ours in (True, False) if turn % 2 else (False, True):
+                if is_ours:
+                    ours.append(training.ours())
+                else:
+                    plain.append(training.by_hand("plain", file))
+    rows = [("plain torch", plain), ("nbgpu", ours)]
+    return _table("steps/s", rows) + _ratio("nbgpu / plain torch", ours, plain, "at least 0.99")
+
+
+def scaling() -> str:
+    """Samples per second of the autoencoder on two ranks against one, one thread each, patches of 32^3."""
+    settings = {"patch_size": 32, "steps": 60}
+    one, two = [], []
+    for _ in range(5):
+        one.append(training.BATCH_SIZE * training.ours(1, **settings))
+        two.append(2 * training.BATCH_SIZE * training.ours(2, **settings))
+    rows = [("one rank", one), ("two ranks", two)]
+    return _table("samples/s", rows) + _ratio("two / one", two, one, "at least 1.85")
+
+
+def loops() -> str:
+    """Steps per second of the trainer and of the same loop with Lightning Fabric, accelerate and plain torch."""
+    peers.require_environment()
+    names = ("plain", "fabric", "accelerate")
+    times: dict[str, list[float]] = {name: [] for name in ("nbgpu", *names)}
+    with training.volumes() as file:
+        for turn in range(4):
+            for name in list(times)[:: -1 if turn % 2 else 1]:
+                taken = training.ours() if name == "nbgpu" else training.by_hand(name, file)
+                times[name].append(taken)
+    ratios = [_ratio(f"nbgpu / {name}", times["nbgpu"], times[name]) for name in names]
+    return _table("steps/s", list(times.items())) + "".join(ratios)
 
 
 def telemetry() -> str:
@@ -242,10 +257,11 @@ BENCHMARKS: dict[str, Callable[[], str]] = {
     "start": start,
     "cell": cell,
     "train": train,
+    "scaling": scaling,
     "telemetry": telemetry,
     "transfer": transfer,
 }
-BY_NAME_ONLY: dict[str, Callable[[], str]] = {"peers": peers_}
+BY_NAME_ONLY: dict[str, Callable[[], str]] = {"peers": peers_, "loops": loops}
 """Those that need more than the tests do."""
 
 
