@@ -32,9 +32,19 @@ def main() -> None:
     threading.Thread(target=end_with_the_others, name="nbgpu-vigil", daemon=True).start()
     multiprocessing.set_start_method("fork")
     os.register_at_fork(after_in_child=_end_with_parent)
-    from ipyparallel.controller.app import main as run_controller
+    from ipyparallel.controller.app import IPController
 
-    run_controller()
+    class Controller(IPController):  # type: ignore[misc]
+        """Does not read along: the hub has a copy of each message otherwise, to keep it in its database, of which
+        there is none here, and takes each apart on the cores that the ranks need for the cell."""
+
+        def init_hub(self) -> None:
+            super().init_hub()
+            copies = self.hub.monitor.socket
+            copies.unsubscribe(b"")
+            copies.subscribe(b"heartmonitor")
+
+    Controller.launch_instance()
 
 
 def _end_with_parent() -> None:

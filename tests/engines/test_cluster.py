@@ -115,3 +115,12 @@ def test_curve_is_on(cluster2: nbgpu.Cluster) -> None:
     connection = cluster2.connection_file.read_text()
     assert '"curve_serverkey": "' in connection
     assert cluster2.connection_file.stat().st_mode & 0o077 == 0
+
+
+def test_the_controller_reads_no_messages(cluster2: nbgpu.Cluster) -> None:
+    """Its hub would take a copy of each apart, on the cores that the ranks need."""
+    cluster2.execute("1")
+    counts = [
+        counted for engine, counted in cluster2._client.queue_status().items() if engine != "unassigned"
+    ]
+    assert [counted["completed"] for counted in counts] == [0, 0]
