@@ -1,15 +1,13 @@
 """Cells with an `await` of their own.
 
 To choose who hears an interrupt of such a cell, ipykernel 7 asks for the thread of its subshells. An engine of
-ipyparallel has no subshells: the request ends in an AttributeError and is never answered. Here the cell has run
-in a task on the engine's event loop when ipykernel is given the request, and only the answer is left to it.
+ipyparallel has no subshells: the request ends in an AttributeError and is never answered. Here the cell runs in a
+task on the engine's event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -20,19 +18,10 @@ _cell: asyncio.Task[Any] | None = None
 _was_interrupted = False
 
 
-def let_cells_await(kernel: Any) -> None:
-    """From now on cells of this engine may have a top-level `await`."""
-    shell, answer = kernel.shell, kernel.do_execute
-
-    async def do_execute(code: str, silent: bool, store_history: bool = True, **options: Any) -> Any:
-        transformed = _to_be_awaited(shell, code)
-        if transformed is None:
-            return await answer(code, silent, store_history=store_history, **options)
-        result = await _run(shell, code, transformed, silent, store_history)
-        with _as_if_run_now(shell, result):
-            return await answer(code, silent, store_history=store_history, **options)
-
-    kernel.do_execute = do_execute
+async def run(shell: Any, code: str, silent: bool, store_history: bool) -> Any:
+    """Runs a cell that awaits something, and returns IPython's result; None for any other cell, which is not run."""
+    transformed = _to_be_awaited(shell, code)
+    return None if transformed is None else await _run(shell, code, transformed, silent, store_history)
 
 
 def _to_be_awaited(shell: Any, code: str) -> str | None:
@@ -41,7 +30,7 @@ def _to_be_awaited(shell: Any, code: str) -> str | None:
         return None
     try:
         transformed: str = shell.transform_cell(code)
-    except Exception:  # noqa: BLE001 - it comes up again where ipykernel runs the cell, and is shown there
+    except Exception:  # noqa: BLE001 - it comes up again where IPython runs the cell, and is shown there
         return None
     return transformed if shell.should_run_async(code, transformed_cell=transformed) else None
 
@@ -64,17 +53,6 @@ async def _run(shell: Any, code: str, transformed: str, silent: bool, store_hist
     if not silent:
         shell.events.trigger("post_run_cell", result)
     return result
-
-
-@contextmanager
-def _as_if_run_now(shell: Any, result: Any) -> Iterator[None]:
-    """While this is open, running any cell gives this result at once."""
-    shell.run_cell = lambda *_, **__: result
-    shell.should_run_async = lambda *_, **__: False
-    try:
-        yield
-    finally:
-        del shell.run_cell, shell.should_run_async
 
 
 def interrupt() -> None:

@@ -209,7 +209,7 @@ def _take(seat: Seat) -> Seat:
     import torch.distributed as dist
 
     from nbgpu.engine import (
-        awaiting,
+        answers,
         bars,
         cell_options,
         clearing,
@@ -238,7 +238,7 @@ def _take(seat: Seat) -> Seat:
     habits.take_over(shell)
     clearing.clear_only_own_displays(shell)
     questions.go_to_the_notebook(shell, Path(seat.rendezvous), seat.rank)
-    awaiting.let_cells_await(shell.kernel)  # type: ignore[attr-defined]
+    answers.answer_cells(shell.kernel)  # type: ignore[attr-defined]
     cell_options.follow(shell.kernel)  # type: ignore[attr-defined]
     bars.draw_as_text()
     interrupts.reach_only_the_persons_code(shell.kernel)  # type: ignore[attr-defined]
