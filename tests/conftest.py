@@ -15,6 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("KMP_DUPLICATE_LIB_OK", "True")
 os.environ.setdefault("KMP_INIT_AT_FORK", "FALSE")
 
+import ipykernel
 import leaks
 import psutil
 import pytest
@@ -37,6 +38,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(reason)
     if item.get_closest_marker("browser") and chromium() is None:
         _skip_unless_ci("no Chromium on this machine: apt-get install chromium")
+    if item.get_closest_marker("subshells") and ipykernel.version_info < (7, 1):
+        pytest.skip(f"ipykernel {ipykernel.__version__} has no subshells, which came with 7.1")
     if item.get_closest_marker("requires_shared_data") and not SHARED_DATA.is_dir():
         _skip_unless_ci(f"no real files to try: {SHARED_DATA} is not there")
 

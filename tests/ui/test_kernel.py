@@ -50,8 +50,9 @@ def run_cell(kernel: BlockingKernelClient, code: str) -> list[dict[str, Any]]:
 
 def new_subshell(kernel: BlockingKernelClient) -> str:
     info = kernel.kernel_info(reply=True, timeout=60)
-    if "kernel subshells" not in info["content"].get("supported_features", []):
-        pytest.skip("this ipykernel has no subshells, which came with 7.1")
+    assert "kernel subshells" in info["content"]["supported_features"], (
+        "the marker 'subshells' skips where there are none"
+    )
     request = kernel.session.msg("create_subshell_request")
     kernel.control_channel.send(request)
     while True:
@@ -89,6 +90,7 @@ def wait_for(kernel: BlockingKernelClient, comm_id: str, wanted: Any, timeout_s:
     raise AssertionError(f"the kernel said nothing of the kind within {timeout_s} s")
 
 
+@pytest.mark.subshells
 def test_the_panel_answers_while_a_cell_blocks(kernel: BlockingKernelClient, tmp_path: Path) -> None:
     comm_id = widget_id(run_cell(kernel, start_code(tmp_path)))
     subshell_id = new_subshell(kernel)
@@ -120,6 +122,7 @@ def test_the_panel_answers_while_a_cell_blocks(kernel: BlockingKernelClient, tmp
     wait_for(kernel, comm_id, lambda c: c.get("type") == "end", timeout_s=WHILE_THE_CELL_RUNS_S)
 
 
+@pytest.mark.subshells
 def test_the_buttons_of_the_controls_answer_while_a_cell_blocks(
     kernel: BlockingKernelClient,
 ) -> None:
@@ -145,6 +148,7 @@ def test_the_buttons_of_the_controls_answer_while_a_cell_blocks(
     assert time.monotonic() - started_s < WHILE_THE_CELL_RUNS_S
 
 
+@pytest.mark.subshells
 def test_a_page_that_comes_late_gets_the_whole_history(kernel: BlockingKernelClient, tmp_path: Path) -> None:
     comm_id = widget_id(run_cell(kernel, start_code(tmp_path)))
     time.sleep(1.5)

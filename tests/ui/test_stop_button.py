@@ -43,6 +43,7 @@ def messages_until(client: BlockingKernelClient, wanted: str) -> list[dict[str, 
     raise AssertionError(f"no {wanted} within {BOUND_S} s")
 
 
+@pytest.mark.subshells
 @row("Stop with the button under a cell", "as with the kernel's interrupt, and the button goes", bound_s=1)
 def test_the_button_stops_the_cell_and_goes(notebook: Kernel, measured: Measured) -> None:
     client = notebook.client
@@ -85,6 +86,7 @@ def test_a_short_cell_gets_none(notebook: Kernel) -> None:
     assert not {"comm_open", "display_data"} & set(kinds)
 
 
+@pytest.mark.subshells
 @pytest.mark.browser
 @pytest.mark.slow
 def test_the_button_in_a_page(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def told_to_page(message: dict[str, Any], comm_id: str) -> dict[str, Any]:
     return {}
 
 
+@pytest.mark.subshells
 def test_a_page_gets_what_is_new_and_the_notebook_keeps_all(notebook: Kernel) -> None:
     subshell_id = new_subshell(notebook.client)
     num_bytes: dict[int, int] = {}
@@ -100,6 +101,7 @@ def test_a_page_gets_what_is_new_and_the_notebook_keeps_all(notebook: Kernel) ->
     assert num_bytes[400] / num_bytes[100] < 6, num_bytes
 
 
+@pytest.mark.subshells
 def test_a_page_that_knows_no_widgets_gets_the_text_in_streams(notebook: Kernel) -> None:
     text, opened, closed, displays = "", [], [], []
     for message in messages(notebook.client, f"%%distributed\n{SLOW.format(n=32, pause_s=0.2)}"):
@@ -118,6 +120,7 @@ def test_a_page_that_knows_no_widgets_gets_the_text_in_streams(notebook: Kernel)
         assert [f"line {i} of {rank}" in text for i in range(32)] == [True] * 32
 
 
+@pytest.mark.subshells
 def test_a_cell_that_ends_before_the_page_is_ready_leaves_no_widget(notebook: Kernel) -> None:
     displays, opened, closed = [], [], []
     for message in messages(notebook.client, f"%%distributed\n{SLOW.format(n=10, pause_s=0.15)}\n1/0"):
@@ -132,6 +135,7 @@ def test_a_cell_that_ends_before_the_page_is_ready_leaves_no_widget(notebook: Ke
     assert displays[-1]["text/plain"].endswith("[1] line 9 of 1")
 
 
+@pytest.mark.subshells
 def test_a_display_that_changes_leaves_the_text_in_one_piece(notebook: Kernel) -> None:
     code = (
         "import time\nfrom IPython.display import HTML, display\nshown = display(HTML('0'), display_id=True)\n"
@@ -180,6 +184,7 @@ def shot(page: Page, name: str) -> None:
     page.screenshot(path=ARTIFACTS / f"{name}.png")
 
 
+@pytest.mark.subshells
 @pytest.mark.browser
 @pytest.mark.slow
 @pytest.mark.timeout(240)
