@@ -151,6 +151,17 @@ class CellOptions:
     """The notebook's own, as in `In [12]`; 0 where there is none, and the rank counts."""
     full: bool = False
     """Tracebacks show libraries' frames too."""
+    are_answered: bool = False
+    """Somebody is there whom `input()` can ask."""
+
+
+class CellOutputs:
+    """What a cell publishes, and how a rank says that there is no more of it."""
+
+    KINDS: ClassVar[tuple[str, ...]] = ("stream", "display_data", "update_display_data", "execute_result")
+    """Types of message of the Jupyter protocol; they come on another socket than the answer, in their order."""
+    NUM: ClassVar[str] = "nbgpu_num_outputs"
+    """Under this name the metadata of the answer says how many of them there were in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +169,7 @@ class Question:
     """What a rank asks the person with `input()`."""
 
     SOCKET: ClassVar[str] = "questions"
-    """In the cluster's folder, while a cell runs that somebody can answer in: one line of JSON each way."""
+    """In the cluster's folder: one line of JSON each way."""
     NEWEST: ClassVar[str] = "nbgpu question"
     """Under this name the rank publishes a question's number when all that it printed before is on its way."""
 

@@ -10,21 +10,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import ipyparallel as ipp
+from tornado.ioloop import IOLoop
+from tornado.platform.asyncio import AsyncIOLoop
 
-from nbgpu.records import CellOptions
+from nbgpu.records import CellOptions, CellOutputs
 
 Message = dict[str, Any]
 """A message of the Jupyter protocol, as it came on iopub."""
-
-_KINDS = ("stream", "display_data", "update_display_data", "execute_result")
 
 
 class Arrivals:
@@ -34,6 +35,9 @@ class Arrivals:
         self._came: deque[tuple[int, Message]] = deque()
         self._quiet = threading.Condition()
         self._ends: dict[int, Future[None]] = {}
+        self._num_came: dict[int, int] = {}
+        self._num_in_all: dict[int, int] = {}
+        """By rank, once it has answered."""
 
     def take(self) -> list[tuple[int, Message]]:
         """(rank, message) of all that came since the last call."""
@@ -63,63 +67,149 @@ class Arrivals:
 
     def _expect(self, rank: int) -> Future[None]:
         self._ends[rank] = Future()
+        self._num_came[rank] = 0
         return self._ends[rank]
 
     def _receive(self, rank: int, message: Message) -> None:
         kind = message["header"]["msg_type"]
-        if kind in _KINDS:
+        if kind in CellOutputs.KINDS:
             self._came.append((rank, message))
+            self._num_came[rank] += 1
+            self._end_if_all_came(rank)
         elif kind == "status" and message["content"]["execution_state"] == "idle":
-            with self._quiet:
-                _resolve(self._ends[rank])
-                self._quiet.notify_all()
+            self._end(rank)
+
+    def _is_answered(self, rank: int, answer: Message) -> None:
+        # A rank that refused the cell says no number, and that it is idle.
+        if CellOutputs.NUM in answer["metadata"]:
+            self._num_in_all[rank] = answer["metadata"][CellOutputs.NUM]
+            self._end_if_all_came(rank)
+
+    def _end_if_all_came(self, rank: int) -> None:
+        if rank in self._num_in_all and self._num_came[rank] >= self._num_in_all[rank]:
+            self._end(rank)
+
+    def _end(self, rank: int) -> None:
+        with self._quiet:
+            _resolve(self._ends[rank])
+            self._quiet.notify_all()
 
 
 _listener: ContextVar[tuple[Arrivals, int] | None] = ContextVar("nbgpu_listener", default=None)
 
 
-@contextmanager
-def listening(arrivals: Arrivals | None, rank: int) -> Iterator[None]:
-    """The output of what is sent meanwhile goes to `arrivals`, as the rank's; None changes nothing."""
-    token = _listener.set(None if arrivals is None else (arrivals, rank))
-    try:
-        yield
-    finally:
-        _listener.reset(token)
+class _Loop(AsyncIOLoop):
+    """The loop of ipyparallel's thread. Woken for the first of several requests, the thread would hold up the one that
+    prepares the others, and the last rank would begin late."""
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """What the calling thread hands to the loop meanwhile is done in the end, without a pause; nothing of it after an
+        exception."""
+        held: list[Callable[[], object]] = []
+        token = _held.set(held)
+        try:
+            yield
+        finally:
+            _held.reset(token)
+        super().add_callback(lambda: [callback() for callback in held])
+
+    def add_callback(self, callback: Callable[..., object], *args: Any, **options: Any) -> None:
+        """Called by ipyparallel and pyzmq."""
+        held = _held.get()
+        if held is None:
+            super().add_callback(callback, *args, **options)
+        else:
+            held.append(partial(callback, *args, **options))
 
 
-_sent_along: ContextVar[CellOptions | None] = ContextVar("nbgpu_sent_along", default=None)
+_held: ContextVar[list[Callable[[], object]] | None] = ContextVar("nbgpu_held", default=None)
 
 
-@contextmanager
-def sent_along(options: CellOptions) -> Iterator[None]:
-    """Cells that are sent meanwhile go with these options."""
-    token = _sent_along.set(options)
-    try:
-        yield
-    finally:
-        _sent_along.reset(token)
+class Answer:
+    """What a rank answers to a cell, once it does: as much of ipyparallel's AsyncResult as cells need.
+
+    An AsyncResult has seven locks, and takes longer to make than the request takes to send.
+    """
+
+    def __init__(self, future: Any, gathered: Message) -> None:
+        self._future = future
+        self.metadata = gathered
+
+    def ready(self) -> bool:
+        """Whether the rank has answered."""
+        return bool(self._future.done())
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits for the answer, at most so long; returns whether it came."""
+        return bool(self._future.wait(timeout_s))
+
+    def result(self) -> Any:
+        """ipyparallel's reply; raises what the cell raised."""
+        answer = self._future.result()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def exception(self) -> Exception | None:
+        """What the cell raised; waits for the answer."""
+        answer = self._future.result()
+        return answer if isinstance(answer, Exception) else None
+
+    def add_done_callback(self, tell: Callable[[Answer], None]) -> None:
+        """Calls `tell` when the answer is there, on ipyparallel's thread; at once where it is."""
+        self._future.add_done_callback(lambda _: tell(self))
 
 
 class Client(ipp.Client):  # type: ignore[misc]
     """ipyparallel's client, in which a cell's output can be listened to from before the cell is sent."""
 
-    def send_execute_request(
-        self, socket: Any, code: str, silent: bool = True, metadata: Message | None = None, **how: Any
-    ) -> Any:
-        """Called by ipyparallel's views."""
-        if (options := _sent_along.get()) is not None:
-            metadata = {**(metadata or {}), CellOptions.METADATA: asdict(options)}
-        return super().send_execute_request(socket, code, silent=silent, metadata=metadata, **how)
+    def send_cell(
+        self, engines: Mapping[int, int], code: str, options: CellOptions, arrivals: Arrivals
+    ) -> dict[int, Answer]:
+        """Sends a cell to engines as `view.execute` does, to all or to none, and returns at once.
+
+        Args:
+            engines: by rank, ipyparallel's number of its engine.
+            code: the cell's text.
+            options: sent along.
+            arrivals: gets what the engines publish.
+
+        Returns:
+            By rank, what will hold its end.
+        """
+        metadata = {CellOptions.METADATA: asdict(options)}
+        idents, _ = self._build_targets(list(engines.values()))
+        answers = {}
+        with self._io_loop.at_once():
+            for rank, ident in zip(engines, idents, strict=True):
+                token = _listener.set((arrivals, rank))
+                try:
+                    future = self.send_execute_request(
+                        self._mux_stream, code, silent=False, metadata=metadata, ident=ident
+                    )
+                finally:
+                    _listener.reset(token)
+                answers[rank] = Answer(future, self.metadata[future.msg_id])
+        return answers
+
+    def _make_io_loop(self) -> IOLoop:
+        """Called by ipyparallel for the loop of its thread."""
+        loop: IOLoop = _Loop(make_current=False)
+        return loop
 
     def create_message_futures(
-        self, msg_id: str, header: Message, *args: Any, **kwargs: Any
+        self, msg_id: str, header: Message, async_result: bool = False, **options: Any
     ) -> list[Future[Any]]:
         """Called by ipyparallel for each request, just before that is sent."""
-        futures: list[Future[Any]] = super().create_message_futures(msg_id, header, *args, **kwargs)
-        if (listener := _listener.get()) is None:
+        listener = _listener.get()
+        # The second future of an AsyncResult, which waits for 'idle', is replaced by the listener's own.
+        futures: list[Future[Any]] = super().create_message_futures(
+            msg_id, header, async_result=async_result and listener is None, **options
+        )
+        if listener is None:
             return futures
-        arrivals, rank = listener
+        futures[0].listener = arrivals, rank = listener  # type: ignore[attr-defined]
         gathered = self.metadata[msg_id]
 
         def receive(message: Message) -> None:
@@ -131,6 +221,14 @@ class Client(ipp.Client):  # type: ignore[misc]
         futures[0].iopub_callbacks.append(receive)  # type: ignore[attr-defined]
         # ipyparallel goes on listening until all of these are done.
         return [*futures, arrivals._expect(rank)]
+
+    def _handle_execute_reply(self, msg: Message) -> None:
+        """Called by ipyparallel's thread with each answer; the name is ipyparallel's."""
+        future = self._futures.get(msg["parent_header"]["msg_id"])
+        if (listener := getattr(future, "listener", None)) is not None:
+            arrivals, rank = listener
+            arrivals._is_answered(rank, msg)
+        super()._handle_execute_reply(msg)
 
 
 def _resolve(end: Future[None]) -> None:

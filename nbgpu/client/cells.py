@@ -14,7 +14,7 @@ from IPython.core.getipython import get_ipython
 
 from nbgpu.client import queue
 from nbgpu.client import run as client_run
-from nbgpu.client.arrivals import Arrivals, sent_along
+from nbgpu.client.arrivals import Answer, Arrivals
 from nbgpu.client.cluster import Cluster
 from nbgpu.client.hangs import HangWatch
 from nbgpu.client.notice import Notice
@@ -55,8 +55,8 @@ class DistributedCell:
         arrivals = Arrivals()
         self._questions = cluster.questions()
         try:
-            with sent_along(CellOptions(_number(), full)):
-                self._results = cluster.submit(code, ranks, arrivals)
+            options = CellOptions(_number(), full, self._questions.are_answered)
+            self._results = cluster.send_cell(code, ranks, options, arrivals)
         except BaseException:
             self._questions.close()
             raise
@@ -90,10 +90,12 @@ class DistributedCell:
         loop = asyncio.get_running_loop()
         returned = asyncio.Event()
 
-        def wake(_: ipp.AsyncResult) -> None:
-            # The loop is gone if the cell was cancelled before the rank returned.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(returned.set)
+        def wake(answer: Answer) -> None:
+            # One that is back can wait for the others, unless they have to be freed from waiting for it.
+            if answer.exception() is not None or not self._watch.pending():
+                # The loop is gone if the cell was cancelled before the rank returned.
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(returned.set)
 
         def stop() -> None:
             self._stop_was_pressed = True

@@ -15,10 +15,13 @@ import psutil
 _TERM_PATIENCE_S = 2.0
 _KILL_PATIENCE_S = 5.0
 _POLL_S = 0.01
+_STAT_BYTES = 4096
+"""More than the line in /proc/PID/stat can have."""
 _ENDED = "ZX"
 """States of a process of which only its number and how it ended are left."""
 _EXITING, _SIGNALED = 0x4, 0x400
 """PF_EXITING and PF_SIGNALED of the kernel's include/linux/sched.h."""
+_NUM_FIELDS_TO_FLAGS = 7
 
 
 class ProcessId(NamedTuple):
@@ -63,10 +66,38 @@ class ProcessId(NamedTuple):
 def is_ending(pid: int) -> bool:
     """Whether a process is on its way out, which takes a while where the host is busy or the process was large."""
     try:
-        fields = _stat(pid)
+        return _says_ending(_stat(pid))
     except ProcessLookupError:
         return True
-    return fields[0] in _ENDED or bool(int(fields[6]) & (_EXITING | _SIGNALED))
+
+
+class Glance:
+    """Answers again and again whether one process is on its way out, in a third of the time of `is_ending`: every rank is
+    looked at before each cell, and that took as long as to send it."""
+
+    def __init__(self, pid: int) -> None:
+        self._file: int | None = None
+        with suppress(FileNotFoundError):  # it is gone
+            # The main thread's own: for the whole process the kernel sums up all threads.
+            self._file = os.open(f"/proc/{pid}/task/{pid}/stat", os.O_RDONLY)
+
+    def is_ending(self) -> bool:
+        """As `is_ending`, of the process that had the number when this was made."""
+        if self._file is None:
+            return True
+        try:
+            return _says_ending(_fields(os.pread(self._file, _STAT_BYTES, 0), num=_NUM_FIELDS_TO_FLAGS))
+        except ProcessLookupError:
+            return True
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _says_ending(fields: list[str]) -> bool:
+    return fields[0] in _ENDED or bool(int(fields[_NUM_FIELDS_TO_FLAGS - 1]) & (_EXITING | _SIGNALED))
 
 
 def wait_status(pid: int) -> int | None:
@@ -125,11 +156,15 @@ def core_use(pid: int) -> CoreUse | None:
 def _stat(pid: int) -> list[str]:
     """What the kernel says of a process in /proc/PID/stat, from its third field on (man 5 proc_pid_stat)."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return _fields(Path(f"/proc/{pid}/stat").read_bytes())
     except OSError:
         raise ProcessLookupError(f"there is no process {pid}") from None
+
+
+def _fields(stat: bytes, num: int = -1) -> list[str]:
+    """All fields from the third on, or at least so many."""
     # The second field is the program's name in brackets, and may itself hold blanks and brackets.
-    return stat.rpartition(")")[2].split()
+    return stat[stat.rindex(b")") + 1 :].decode().split(maxsplit=num)
 
 
 def end(leaders: Iterable[ProcessId], others: Iterable[ProcessId] = ()) -> list[ProcessId]:

@@ -41,33 +41,60 @@ class _Asker:
     """None until all of it has come."""
 
 
+class Listener:
+    """The socket on which the ranks of a cluster come with their questions, from the first cell that somebody can answer in.
+
+    Args:
+        folder: the cluster's own.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / Question.SOCKET
+        self._path.unlink(missing_ok=True)  # a kernel that was killed leaves its own
+        self._socket = socket.socket(socket.AF_UNIX)
+        # Through the descriptor, because the path of a socket may have no more than 107 characters.
+        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._socket.bind(f"/proc/self/fd/{directory}/{Question.SOCKET}")
+        finally:
+            os.close(directory)
+        self._socket.listen(_MOST_AT_ONCE)
+        self._socket.setblocking(False)
+
+    def take(self) -> list[socket.socket]:
+        """The connections of ranks that have come since the last call."""
+        connections: list[socket.socket] = []
+        if self._socket.fileno() == -1:  # closed, because a rank of the cell was given up on
+            return connections
+        with suppress(BlockingIOError):
+            while True:
+                connections.append(self._socket.accept()[0])
+        return connections
+
+    def close(self) -> None:
+        """From now on a question is an error on its rank."""
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+
 class Questions:
     """The ranks' questions in one cell. Nothing here waits, so that the cell goes on being watched meanwhile.
 
     Args:
-        folder: the cluster's own, where the ranks come with their questions. With nobody to answer nothing listens
-            there, and `input()` on a rank raises StdinNotImplementedError as it does in a notebook's own kernel.
+        listen: gives where the ranks come with their questions. With nobody to answer it is not called, and `input()` on a
+            rank raises StdinNotImplementedError as it does in a notebook's own kernel.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, listen: Callable[[], Listener]) -> None:
         self._askers: list[_Asker] = []
         self._asked: _Asker | None = None
         self._person = _person()
-        self._listener = None if self._person is None else self._listen()
+        self._listener = None if self._person is None else listen()
 
-    def _listen(self) -> socket.socket:
-        self._remove()  # a kernel that was killed leaves its own
-        listener = socket.socket(socket.AF_UNIX)
-        # Through the descriptor, because the path of a socket may have no more than 107 characters.
-        directory = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            listener.bind(f"/proc/self/fd/{directory}/{Question.SOCKET}")
-        finally:
-            os.close(directory)
-        listener.listen(_MOST_AT_ONCE)
-        listener.setblocking(False)
-        return listener
+    @property
+    def are_answered(self) -> bool:
+        """Whether there is somebody who could."""
+        return self._person is not None
 
     def check(self, results: Mapping[int, ipp.AsyncResult], show_above: Callable[[int], None]) -> None:
         """Takes new questions, asks the next one, passes an answer on. Called about ten times a second.
@@ -78,11 +105,9 @@ class Questions:
         """
         if self._listener is None or self._person is None:
             return
-        with suppress(BlockingIOError):
-            while True:
-                connection, _ = self._listener.accept()
-                connection.setblocking(False)
-                self._askers.append(_Asker(connection))
+        for connection in self._listener.take():
+            connection.setblocking(False)
+            self._askers.append(_Asker(connection))
         self._askers = [asker for asker in self._askers if self._still_asks(asker)]
         if self._asked is not None and (answer := self._person.answer()) is not None:
             asker, self._asked = self._asked, None
@@ -133,15 +158,10 @@ class Questions:
     def close(self) -> None:
         """No question is taken any more; those that are open end with an EOFError on their ranks."""
         if self._listener is not None:
-            self._listener.close()
+            for connection in [*self._listener.take(), *(asker.connection for asker in self._askers)]:
+                connection.close()
             self._listener = None
-            self._remove()
-        for asker in self._askers:
-            asker.connection.close()
         self._askers.clear()
-
-    def _remove(self) -> None:
-        (self._folder / Question.SOCKET).unlink(missing_ok=True)
 
 
 def _person() -> _Person | None:

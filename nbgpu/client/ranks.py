@@ -20,12 +20,13 @@ import ipyparallel as ipp
 from nbgpu import devices
 from nbgpu.backends import SINGLE, Rung
 from nbgpu.client import process_id
+from nbgpu.client.arrivals import Answer, Arrivals, Client
 from nbgpu.client.processes import Processes
 from nbgpu.client.results import collect, failures
 from nbgpu.client.seating import Seating
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, RankError
-from nbgpu.records import Device
+from nbgpu.records import CellOptions, Device
 
 _log = logging.getLogger("nbgpu.cluster")
 
@@ -55,7 +56,7 @@ class Ranks:
     def __init__(
         self,
         processes: Processes,
-        client: Any,
+        client: Client,
         chosen: Sequence[Device],
         rung: Rung,
         config: ClusterConfig,
@@ -70,6 +71,8 @@ class Ranks:
         self._client = client
         self._views: dict[int, Any] = {}
         """By engine: to make one takes longer than to send a cell."""
+        self._glances: dict[int, process_id.Glance] = {}
+        """By process."""
         self._seats = self._seats_for(rung)
 
     def _seats_for(self, rung: Rung) -> list[dict[str, Any]]:
@@ -101,15 +104,25 @@ class Ranks:
 
     def __getitem__(self, rank: int) -> Any:
         """ipyparallel's view of a rank's engine."""
+        engine = self._engine(rank)
+        if engine not in self._views:
+            self._views[engine] = self._client[engine]
+        return self._views[engine]
+
+    def _engine(self, rank: int) -> int:
         engine = self.seating.engines[rank]
         if engine not in self._client.ids:
             raise ClusterError(
                 f"rank {rank} is not reachable: it was silent for so long that the controller gave it up, or it has "
                 f"ended. %nbgpu restart --rank {rank} puts a new process in its place"
             )
-        if engine not in self._views:
-            self._views[engine] = self._client[engine]
-        return self._views[engine]
+        return engine
+
+    def send_cell(
+        self, ranks: Iterable[int], code: str, options: CellOptions, arrivals: Arrivals
+    ) -> dict[int, Answer]:
+        """Sends a cell to ranks and returns at once; `arrivals` gets what they print."""
+        return self._client.send_cell({rank: self._engine(rank) for rank in ranks}, code, options, arrivals)
 
     def prepare_for(self, rung: Rung, anew: bool) -> None:
         """Gives the engines their places for a way to talk.
@@ -196,8 +209,22 @@ class Ranks:
 
     def gone(self) -> dict[int, str]:
         """The ranks whose processes have ended, and how."""
-        ended = {rank: self.how_ended(rank) for rank in range(len(self))}
-        return {rank: how for rank, how in ended.items() if how is not None}
+        ending = [rank for rank in range(len(self)) if self._glance(rank).is_ending()]
+        return {rank: how for rank in ending if (how := self.how_ended(rank)) is not None}
+
+    def _glance(self, rank: int) -> process_id.Glance:
+        pid = self.seating.pids[rank]
+        if pid not in self._glances:
+            for replaced in set(self._glances) - set(self.seating.pids.values()):
+                self._glances.pop(replaced).close()
+            self._glances[pid] = process_id.Glance(pid)
+        return self._glances[pid]
+
+    def close(self) -> None:
+        """Called when the cluster has ended."""
+        for glance in self._glances.values():
+            glance.close()
+        self._glances.clear()
 
     def regroup(self, failed: Collection[int] = ()) -> list[str]:
         """Forms the process group anew on all ranks, and starts their DDP objects anew on it.

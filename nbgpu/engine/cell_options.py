@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbgpu.engine import tracebacks
+from nbgpu.engine import questions, tracebacks
 from nbgpu.records import CellOptions
 
 
@@ -17,9 +17,13 @@ def follow(kernel: Any) -> None:
     async def do_execute_with_options(*args: Any, **kwargs: Any) -> Any:
         options = CellOptions(**kernel.get_parent("shell")["metadata"].get(CellOptions.METADATA, {}))
         tracebacks.full = options.full
+        questions.are_answered = options.are_answered
         if options.number:
             _count_on_from(shell, options.number)
-        return await do_execute(*args, **kwargs)
+        try:
+            return await do_execute(*args, **kwargs)
+        finally:
+            questions.are_answered = False
 
     kernel.do_execute = do_execute_with_options
 

@@ -1,7 +1,7 @@
 """`input()` on a rank: the notebook asks the person, and the answer comes back to this rank.
 
-ipyparallel has no way from an engine to a person. The notebook listens in the cluster's private folder while a
-cell runs, if somebody sits in front of it.
+ipyparallel has no way from an engine to a person. The notebook listens in the cluster's private folder, and says with
+each cell whether somebody sits in front of it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from IPython.core.error import StdinNotImplementedError
 from nbgpu.records import Question
 
 _END_OF_INPUT = "\x04"
+
+are_answered = False
+"""Whether there is somebody who can be asked, in the cell that runs."""
 
 
 def go_to_the_notebook(shell: Any, folder: Path, rank: int) -> None:
@@ -48,16 +51,15 @@ def go_to_the_notebook(shell: Any, folder: Path, rank: int) -> None:
 def _ask(shell: Any, folder: Path, question: Question) -> str:
     sys.stdout.flush()
     sys.stderr.flush()
+    if not are_answered:
+        raise _nobody(question.rank)
     # Takes the same way as what was printed, so that the notebook does not ask before it has shown that.
     shell.data_pub.publish_data({Question.NEWEST: question.number})
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             _connect(connection, folder)
         except OSError:
-            raise StdinNotImplementedError(
-                f"rank {question.rank} called input(), and there is nobody to answer: it works in a cell that runs in a "
-                "notebook's page"
-            ) from None
+            raise _nobody(question.rank) from None
         connection.sendall(json.dumps(asdict(question)).encode() + b"\n")
         with connection.makefile("rb") as answers:
             line = answers.readline()
@@ -67,6 +69,12 @@ def _ask(shell: Any, folder: Path, question: Question) -> str:
     if answer == _END_OF_INPUT:
         raise EOFError
     return answer
+
+
+def _nobody(rank: int) -> StdinNotImplementedError:
+    return StdinNotImplementedError(
+        f"rank {rank} called input(), and there is nobody to answer: it works in a cell that runs in a notebook's page"
+    )
 
 
 def _connect(connection: socket.socket, folder: Path) -> None:

@@ -150,12 +150,50 @@ def test_a_cell_that_says_too_much_goes_on_in_files(notebook: Kernel) -> None:
         ]
 
 
+def test_the_end_of_a_cell_is_known_whatever_it_publishes(notebook: Kernel) -> None:
+    code = """
+import sys, threading
+from IPython.display import display, update_display
+thread = threading.Thread(target=print, args=['from a thread'])
+thread.start(); thread.join()
+print('out'); print('err', file=sys.stderr)
+display(1, display_id='one'); update_display(2, display_id='one')
+if rank: 1 / 0
+'last'
+"""
+    done = notebook.run(
+        f"""
+import nbgpu
+from nbgpu.client.arrivals import Arrivals
+from nbgpu.records import CellOptions
+def kinds(code):
+    came = Arrivals()
+    nbgpu.current().send_cell(code, None, CellOptions(), came)
+    came.wait_for_ends([0, 1], 30)
+    messages = came.take()
+    of_ranks = [sorted({{m["header"]["msg_type"] for r, m in messages if r == rank}}) for rank in (0, 1)]
+    return [came.has_ended(rank) for rank in (0, 1)], of_ranks
+kinds({code!r}), kinds('pass'), kinds('await __import__("asyncio").sleep(0.1, 5)'), kinds('syntax error')
+"""
+    )
+    assert done.status == "ok", done.error
+    raised, last = ["display_data", "stream", "update_display_data"], ["execute_result"]
+    ended = [True, True]
+    assert eval(done.value) == (
+        (ended, [sorted(raised + last), raised]),
+        (ended, [[], []]),
+        (ended, [last, last]),
+        (ended, [[], []]),
+    )
+
+
 def test_what_was_shown_is_not_kept(notebook: Kernel) -> None:
     code = """
 import nbgpu
 from nbgpu.client.arrivals import Arrivals
+from nbgpu.records import CellOptions
 came = Arrivals()
-(result,) = nbgpu.current().submit("print('y' * 1_000_000)", [0], came).values()
+(result,) = nbgpu.current().send_cell("print('y' * 1_000_000)", [0], CellOptions(), came).values()
 came.wait_for_ends([0], 20)
 sum(len(m['content']['text']) for _, m in came.take()), result.metadata['stdout'], len(came.take())
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from kernel import Kernel
 
 BOUND_S = 30
@@ -75,3 +77,24 @@ def test_with_nobody_to_answer_it_is_an_error(notebook: Kernel) -> None:
     notebook.run("import nbgpu")
     done = notebook.run("nbgpu.current().execute('input()')", timeout_s=BOUND_S)
     assert "there is nobody to answer" in done.error
+
+
+def test_between_cells_nobody_answers(notebook: Kernel, tmp_path: Path) -> None:
+    may_ask = tmp_path / "may_ask"
+    code = f"""%%distributed --ranks 0
+import os, threading, time
+def ask():
+    global told
+    while not os.path.exists({str(may_ask)!r}):
+        time.sleep(0.01)
+    try:
+        told = input('late? ')
+    except Exception as error:
+        told = type(error).__name__
+asking = threading.Thread(target=ask)
+asking.start()
+"""
+    assert notebook.run(code, allow_stdin=True, timeout_s=BOUND_S).status == "ok"
+    may_ask.touch()
+    done = notebook.run("%%distributed --ranks 0\nasking.join(20)\ntold", timeout_s=BOUND_S)
+    assert done.stdout == "[0] 'StdinNotImplementedError'\n"
