@@ -30,6 +30,10 @@ class TensorBoardLog:
     def __init__(self, folder: Path, known_step: int, histograms: Histograms) -> None:
         self._histograms = histograms
         self._writer = SummaryWriter(str(folder / FOLDER), purge_step=known_step + 1)
+        if not known_step:
+            # Four spaces make it a block of code in Markdown.
+            lines = (folder / "run.toml").read_text().splitlines()
+            self._writer.add_text("settings", "\n".join(f"    {line}" for line in lines))
 
     def take(self, rows: Sequence[Row], epochs: Sequence[Epoch]) -> None:
         for step, of_step in steps_of(rows):

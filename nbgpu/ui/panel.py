@@ -300,7 +300,7 @@ def _mark(event: Event) -> dict[str, Any]:
 
 
 class _TextLine:
-    """Follows a run where there is no page: one line of text every few seconds, then the picture."""
+    """Follows a run where there is no page: a few lines of text every few seconds, then the picture."""
 
     def __init__(self, run: Run, handle: DisplayHandle) -> None:
         self._run = run
@@ -310,8 +310,11 @@ class _TextLine:
 
     def _tell(self, new: dict[SeriesKey, Series], marks: list[Event], last: bool) -> None:
         history = self._follower.history
-        data = bundle(self._run, history) if last else {"text/plain": summary(self._run, history)}
-        self._handle.update(data, raw=True)
+        if last:
+            self._handle.update(bundle(self._run, history), raw=True)
+            return
+        lines = [summary(self._run, history), *words.recent(history)]
+        self._handle.update({"text/plain": "\n".join(lines)}, raw=True)
 
 
 def show(run: Run) -> None:

@@ -107,6 +107,14 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def recent(history: History, num_marks: int = 3) -> list[str]:
+    """The last things that happened, a line each."""
+    return [
+        f"step {mark.step}: {mark.text if mark.kind == 'note' else f'{mark.kind} {mark.text}'}"
+        for mark in history.marks[-num_marks:]
+    ]
+
+
 def summary(info: RunInfo, state: str, statuses: Sequence[RankStatus], history: History) -> str:
     """One line that says where a run is, for a notebook with no front end and for the saved output."""
     now = progress(info, state, statuses)

@@ -1,6 +1,6 @@
 """Measures nbgpu against its peers, each pair in one run and in turns, and writes docs/benchmarks.md.
 
-    python tests/bench [start] [cell] [train] [scaling] [telemetry] [transfer] [peers] [loops]
+    python tests/bench [start] [cell] [train] [scaling] [telemetry] [logs] [transfer] [peers] [loops]
 
 Seconds depend on the machine and on what else it does; a ratio of two things measured in turns does so much
 less. Nothing here is an assertion.
@@ -25,6 +25,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
 import peers  # noqa: E402
+import psutil  # noqa: E402
 import training  # noqa: E402
 from kernel import Kernel, kernel  # noqa: E402 - it stands beside the tests
 
@@ -34,6 +35,7 @@ BENCH = Path(__file__).parent
 DOCUMENT = REPOSITORY / "docs" / "benchmarks.md"
 TRAINING = {"data": "phantoms", "patch_size": 16, "num_phantoms": 128, "val_every": 0, "threads": 1}
 STEPS, BATCH_SIZE, WARM_UP_STEPS = 300, 4, 20
+NUM_LOG_TURNS = 4
 
 
 def start() -> str:
@@ -136,6 +138,41 @@ def telemetry() -> str:
                     taken.append(STEPS / train_s)
     rows = [("telemetry off", times[False]), ("telemetry on", times[True])]
     return _table("steps/s", rows) + _ratio("on / off", times[True], times[False], "at least 0.98")
+
+
+def logs() -> str:
+    """The same run with no log at all, and with every log: metrics.csv, epochs.jsonl, TensorBoard, W&B offline."""
+    steps = 2 * STEPS
+    every = {"tensorboard": True, "histograms_every": 50, "wandb": "offline"}
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    cpu_s: dict[bool, list[float]] = {True: [], False: []}
+    with tempfile.TemporaryDirectory() as folder, nbgpu.Cluster(gpus="none", ranks=2) as cluster:
+        for turn in range(NUM_LOG_TURNS + 1):
+            for is_on in (True, False) if turn % 2 else (False, True):
+                settings = {**TRAINING, "steps": steps, "batch_size": BATCH_SIZE, "runs_dir": folder}
+                before_s = _cpu_s(cluster)
+                run = cluster.train(
+                    "autoencoder", **settings, **(every if is_on else {"telemetry": False})
+                ).wait()
+                used_s = _cpu_s(cluster) - before_s
+                train_s = json.loads((run.checkpoint() / "state.json").read_text())["train_s"]
+                if turn:  # the first of each warms up
+                    rates[is_on].append(steps / train_s)
+                    cpu_s[is_on].append(used_s)
+    rows = [("no log", rates[False]), ("every log", rates[True])]
+    used = [("no log", cpu_s[False]), ("every log", cpu_s[True])]
+    return (
+        _table("steps/s", rows)
+        + _ratio("every log / no log, steps per second", rates[True], rates[False], "at least 0.95")
+        + f"CPU time of the ranks and of the processes that they started, for {steps} steps and the end of the run.\n\n"
+        + _table("s", used)
+        + _ratio("every log / no log, CPU time", cpu_s[True], cpu_s[False])
+    )
+
+
+def _cpu_s(cluster: nbgpu.Cluster) -> float:
+    """What the ranks have had of the cores so far, and their children that have ended."""
+    return sum(sum(psutil.Process(pid).cpu_times()[:4]) for pid in cluster.pids.values())
 
 
 def transfer() -> str:
@@ -259,6 +296,7 @@ BENCHMARKS: dict[str, Callable[[], str]] = {
     "train": train,
     "scaling": scaling,
     "telemetry": telemetry,
+    "logs": logs,
     "transfer": transfer,
 }
 BY_NAME_ONLY: dict[str, Callable[[], str]] = {"peers": peers_, "loops": loops}

@@ -107,6 +107,8 @@ def test_tensorboard_reads_scalars_and_histograms(run: Run) -> None:
     assert [e.step for e in events.Scalars("val/loss")] == [4, 8]
     assert len(events.Scalars("rank1/samples_per_s")) == 8
     assert len(events.Scalars("epoch/straggler_ratio")) == len(epochs(run.folder))
+    (settings,) = events.Tensors("settings/text_summary")
+    assert b"batch_size = 2" in settings.tensor_proto.string_val[0]
     names = events.Tags()["histograms"]
     weights, gradients = ({n for n in names if n.startswith(kind)} for kind in ("weights/", "gradients/"))
     assert {n.removeprefix("weights/") for n in weights} == {n.removeprefix("gradients/") for n in gradients}

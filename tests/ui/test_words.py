@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from nbgpu.records import Device, RankStatus, RunInfo, RunState, Sample
+from nbgpu.records import Device, Event, RankStatus, RunInfo, RunState, Sample
 from nbgpu.ui.history import History
-from nbgpu.ui.words import duration, pace, progress, summary, warning
+from nbgpu.ui.words import duration, pace, progress, recent, summary, warning
 
 GIB = 2**30
 GPU = Device("cuda", "NVIDIA H200", "GPU-1", 0, 100 * GIB)
@@ -84,3 +84,15 @@ def test_the_summary_is_one_line() -> None:
 )
 def test_durations_are_said_as_people_say_them(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+def test_the_last_things_that_happened_are_told() -> None:
+    history = History()
+    for step in range(1, 6):
+        history.add([Event(0, step, 0.0, step, "checkpoint", f"step-{step}")])
+    history.add([Event(0, 6, 0.0, 6, "note", "the disk is full")])
+    assert recent(history) == [
+        "step 4: checkpoint step-4",
+        "step 5: checkpoint step-5",
+        "step 6: the disk is full",
+    ]
