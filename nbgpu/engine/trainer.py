@@ -376,9 +376,9 @@ class Trainer:
                 self._pause()
             if self.command == "stop" or self.step == self.total_steps:
                 return
+            self._steer()
             with self._profiler.step(self.step + 1):
-                self._steer()
-            self._train_step()
+                self._train_step()
 
     def _steer(self) -> None:
         """Takes the settings that the person asked for, at the same step on all ranks; those of the data with the next epoch."""
