@@ -13,7 +13,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import tomli_w
 from pydantic import Field, field_validator
@@ -226,6 +226,14 @@ class OptimizerSettings(Settings):
         description="largest absolute value of each element of the gradient, cut before clip_norm; 0 leaves them",
         json_schema_extra=steered("step"),
     )
+    ema_decay: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="what each step leaves of an average of the weights over the steps, such as 0.999; validation and result "
+        "are then those of the average, and checkpoints have both; 0 for no average",
+        json_schema_extra=control("Optimizer"),
+    )
     schedule: Literal["constant", "cosine", "step", "plateau"] = Field(
         "cosine",
         description="how the learning rate goes after the warm-up; cosine falls to min_lr at the last step, step and "
@@ -399,7 +407,7 @@ class DataSettings(Settings):
 
 
 class CheckpointSettings(Settings):
-    """What is kept on the disk to go on from."""
+    """What is kept on the disk to go on from, and when a run ends early."""
 
     checkpoint_every: int = Field(
         0,
@@ -408,15 +416,43 @@ class CheckpointSettings(Settings):
         description="steps between checkpoints; 0 for one at the end only",
         json_schema_extra=control("Run") | steered("step"),
     )
+    checkpoint_every_epochs: int = Field(
+        0, ge=0, le=1_000_000, description="epochs between checkpoints, beside those of checkpoint_every"
+    )
     keep_checkpoints: int = Field(
         3, ge=1, le=10_000, description="how many of the run's newest whole checkpoints stay on the disk"
     )
-    resume: str = Field(
+    best_metric: str = Field(
         "",
-        description="where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir, a run's "
-        "folder, or a checkpoint's; empty to start from the beginning",
+        description="validation value, such as 'loss', whose best checkpoint is kept beside the newest ones; empty for none",
         json_schema_extra=control("Run"),
     )
+    best_mode: Literal["min", "max"] = Field(
+        "min", description="whether the best value of best_metric is the smallest or the largest"
+    )
+    early_stop_patience: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description="the run ends after so many validations in a row in which best_metric was not better; 0 for never",
+        json_schema_extra=control("Run"),
+    )
+    early_stop_min_delta: float = Field(
+        0.0, ge=0, le=1e9, description="by how much a value must be better to count for early_stop_patience"
+    )
+    resume: str = Field(
+        "",
+        description="where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir, a run's folder, "
+        "that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning",
+        json_schema_extra=control("Run"),
+    )
+
+    def problems(self) -> Iterator[str]:
+        if self.early_stop_patience and not self.best_metric:
+            yield (
+                f"early_stop_patience={self.early_stop_patience} watches best_metric, which is empty. "
+                "Give the validation value to watch, such as best_metric='loss'"
+            )
 
 
 class LogSettings(Settings):
@@ -489,6 +525,9 @@ class TrainConfig(
 ):
     """What every training run has, whatever it trains."""
 
+    VALIDATION_VALUES: ClassVar[tuple[str, ...]] = ("loss",)
+    """What the recipe's `validate` gives, by name."""
+
     def problems(self) -> Iterator[str]:
         if self.epochs is None and self.num_warmup_steps(self.steps) >= self.steps:
             yield f"warmup_steps={self.warmup_steps} must be smaller than steps={self.steps}"
@@ -505,6 +544,13 @@ class TrainConfig(
             yield f"amp={self.amp!r} does not go with dtype='float64'. Set one of them"
         if self.schedule == "plateau" and not self.val_every:
             yield "schedule='plateau' looks at the validation loss, and val_every=0 makes none"
+        if self.best_metric and not self.val_every:
+            yield f"best_metric={self.best_metric!r} is a value of validations, and val_every=0 makes none"
+        if self.best_metric and self.best_metric not in self.VALIDATION_VALUES:
+            yield (
+                f"best_metric={self.best_metric!r} is no value of this recipe's validation. Values: "
+                f"{', '.join(self.VALIDATION_VALUES)}"
+            )
         if self.epochs is None and self.profiled_steps and self.profiled_steps[-1] > self.steps:
             yield f"profile={self.profile!r} goes beyond the last step; give steps up to steps={self.steps}"
 
@@ -515,6 +561,8 @@ class TrainConfig(
 
 class AutoencoderConfig(TrainConfig):
     """MONAI's 3D AutoencoderKL on random patches of volumes."""
+
+    VALIDATION_VALUES = ("loss", "psnr_db")
 
     recipe: Literal["autoencoder"] = Field("autoencoder", description="the workload")
     lr: float = Field(

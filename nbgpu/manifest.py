@@ -1,7 +1,9 @@
 """What a checkpoint is on disk, and whether it is whole. Needs no torch, so that the notebook can ask, too.
 
-    checkpoints/step-00000010/    model.safetensors, optimizer.safetensors, state.json
+    checkpoints/step-00000010/    model.safetensors, optimizer.safetensors, state.json, and average.safetensors if
+                                  the run averages its weights
                                   manifest.json: size and sha256 of each of them, and of itself
+    best.json                     which of them had the best validation, if the run follows one
 
 A folder of that name was renamed into place when all of it was on the disk. What ends in `.unfinished` was
 left by a save that was killed, and is no checkpoint. Nothing here or in the engine unpickles.
@@ -11,22 +13,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors
 
-MODEL, OPTIMIZER, STATE, MANIFEST = (
+MODEL, OPTIMIZER, AVERAGE, STATE, MANIFEST = (
     "model.safetensors",
     "optimizer.safetensors",
+    "average.safetensors",
     "state.json",
     "manifest.json",
 )
 FILES = (MODEL, OPTIMIZER, STATE)
+"""What every checkpoint has."""
 UNFINISHED = ".unfinished"
+BEST = "best.json"
 
 _FORMAT = 1
 _READ_BYTES = 2**20
@@ -49,6 +55,25 @@ class Manifest:
     """When it was written, in seconds since the epoch."""
     seals: Mapping[str, Seal]
     """By the file's name."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The value that one validation gave."""
+
+    step: int
+    """Optimizer steps that were done then."""
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Best:
+    """What a run's `best.json` says."""
+
+    checkpoint: Path
+    """In the run's folder, or in that of an earlier run that it goes on from."""
+    score: Score
 
 
 @dataclass(frozen=True)
@@ -113,7 +138,7 @@ def read(checkpoint: Path) -> Manifest:
         raise ValueError(f"is not JSON ({error})") from None
     except (AttributeError, KeyError, TypeError, OverflowError, RecursionError):
         raise ValueError("is not what nbgpu writes") from None
-    if set(manifest.seals) != set(FILES) or text(manifest) != content:
+    if set(manifest.seals) - {AVERAGE} != set(FILES) or text(manifest) != content:
         raise ValueError("is not what nbgpu writes")
     return manifest
 
@@ -153,6 +178,34 @@ def first_whole(candidates: Sequence[Path], contents: bool = True) -> Newest:
             return Newest(checkpoint, damaged)
         damaged.append((checkpoint, what))
     return Newest(None, damaged)
+
+
+def best(run_folder: Path) -> Best | None:
+    """The checkpoint with the best validation, whole or not; None where the run has none.
+
+    Raises:
+        ValueError: `best.json` is not what nbgpu writes.
+    """
+    path = run_folder / BEST
+    try:
+        fields = json.loads(path.read_text())
+        score = Score(fields["step"], fields["metric"], fields["value"])
+        return Best(Path(os.path.normpath(run_folder / fields["checkpoint"])), score)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path} is not what nbgpu writes") from None
+
+
+def point_to_best(run_folder: Path, checkpoint: Path, score: Score) -> None:
+    """Writes `best.json`, whole or not at all. The path in it is relative: runs may be moved together."""
+    fields = {"checkpoint": os.path.relpath(checkpoint, run_folder), **asdict(score)}
+    unfinished = run_folder / (BEST + UNFINISHED)
+    with unfinished.open("w") as file:
+        file.write(json.dumps(fields, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.rename(run_folder / BEST)
 
 
 def state(checkpoint: Path) -> dict[str, Any]:

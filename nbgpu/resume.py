@@ -14,10 +14,22 @@ from nbgpu.errors import ConfigError, RunError
 from nbgpu.settings import shapes_the_model
 
 AUTO = "auto"
+BEST = "best"
+"""Behind a run's folder: not its newest checkpoint, but the one with the best validation."""
 
 _FILE = "resume.json"
 _CHANGE_NO_RESULT = frozenset(
-    {"resume", "runs_dir", "checkpoint_every", "keep_checkpoints", "telemetry", "val_every"}
+    {
+        "resume",
+        "runs_dir",
+        "checkpoint_every",
+        "checkpoint_every_epochs",
+        "keep_checkpoints",
+        "best_metric",
+        "best_mode",
+        "telemetry",
+        "val_every",
+    }
 )
 
 
@@ -81,6 +93,8 @@ def find(config: TrainConfig, contents: bool = True) -> Beginning:
 
 def _in_folder(folder: Path) -> list[Path]:
     """The checkpoints that a path stands for: one, or those of a run, the newest first."""
+    if folder.name == BEST and not folder.exists() and folder.parent.is_dir():
+        return [_best_of(folder.parent)]
     if not folder.is_dir():
         raise ConfigError(
             f"resume = {str(folder)!r}: there is no such folder. Give a run's folder or a checkpoint's, "
@@ -92,6 +106,18 @@ def _in_folder(folder: Path) -> list[Path]:
     if not found:
         raise ConfigError(f"resume = {str(folder)!r}: there is no checkpoint in this folder")
     return found
+
+
+def _best_of(run_folder: Path) -> Path:
+    try:
+        best = manifest.best(run_folder)
+    except ValueError as error:
+        raise RunError(str(error)) from None
+    if best is None:
+        raise ConfigError(
+            f"resume = {str(run_folder / BEST)!r}: this run has no best checkpoint. One is kept where best_metric is set"
+        )
+    return best.checkpoint
 
 
 def _all_of(runs_dir: Path, recipe: str) -> list[Path]:
@@ -151,7 +177,9 @@ def _refuse_what_does_not_fit(checkpoint: Path, about: dict[str, Any], config: T
 
 def _changed_settings(about: dict[str, Any], config: TrainConfig) -> list[str]:
     """A note if the settings are others than the checkpoint's: the run is then no exact continuation."""
-    then, now = about.get("config", {}), config.model_dump(mode="json")
+    # A setting that an older version did not know was what its default does.
+    then = type(config)().model_dump(mode="json") | about.get("config", {})
+    now = config.model_dump(mode="json")
     changed = [
         f"{name} was {then.get(name)!r}, is {value!r}"
         for name, value in now.items()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import ipyparallel as ipp
 
@@ -279,8 +279,14 @@ class Run:
             raise self._lost
         return self
 
-    def checkpoint(self) -> Path:
-        """The newest checkpoint with nothing wrong; RunError where there is none, with what is damaged."""
+    def checkpoint(self, which: Literal["newest", "best"] = "newest") -> Path:
+        """The newest checkpoint with nothing wrong, or the one with the best validation (`best_metric`).
+
+        Raises:
+            RunError: there is none; what is damaged is named.
+        """
+        if which == "best":
+            return self._best_checkpoint()
         newest = manifest.newest_whole(self.folder)
         damaged = "; ".join(f"{path.name} is damaged ({what})" for path, what in newest.damaged)
         if newest.checkpoint is None:
@@ -293,6 +299,25 @@ class Run:
         if damaged:
             _log.warning("%s; the newest whole checkpoint is %s", damaged, newest.checkpoint.name)
         return newest.checkpoint
+
+    def _best_checkpoint(self) -> Path:
+        try:
+            best = manifest.best(self.folder)
+        except ValueError as error:
+            raise RunError(str(error)) from None
+        if best is None:
+            why = (
+                "none was validated yet"
+                if self.config.best_metric
+                else "it follows no validation value. Set best_metric='loss' before a run"
+            )
+            raise RunError(f"{self.folder.name} has no best checkpoint: {why}")
+        if what := manifest.damage(best.checkpoint):
+            raise RunError(
+                f"the best checkpoint of {self.folder.name}, {best.checkpoint}, is damaged ({what}). "
+                "run.checkpoint() is the newest whole one"
+            )
+        return best.checkpoint
 
     def on_end(self, callback: Callable[[Run], None]) -> None:
         """Calls back once when the run is over, before `wait` returns; at once where it is over already."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,9 @@ from torch import Tensor
 
 from nbgpu import manifest
 from nbgpu.errors import RunError
-from nbgpu.manifest import MANIFEST, MODEL, OPTIMIZER, STATE, UNFINISHED, Manifest
+from nbgpu.manifest import AVERAGE, MANIFEST, MODEL, OPTIMIZER, STATE, UNFINISHED, Manifest, Score
 
-_FILE_BY_PREFIX = {"model": MODEL, "optimizer": OPTIMIZER}
+_FILE_BY_PREFIX = {"model": MODEL, "optimizer": OPTIMIZER, "average": AVERAGE}
 """A tensor called `model.conv.weight` stands as `conv.weight` in the model's file, where plain safetensors finds it."""
 
 
@@ -32,7 +34,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], about: Mapping[
     Args:
         folder: the run's folder.
         step: optimizer steps done.
-        tensors: by name, which begins with `model.` or `optimizer.`.
+        tensors: by name, which begins with `model.`, `optimizer.` or, where there is one, `average.`.
         about: JSON to keep beside the tensors, such as the settings and the schedule's state.
 
     Returns:
@@ -48,12 +50,42 @@ def load(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """(tensors, about) as they were given to `save`, with the step in `about`; RunError where anything is wrong with the checkpoint."""
     if what := manifest.damage(checkpoint):
         raise RunError(f"checkpoint {checkpoint} is damaged ({what}). Resume from an older one")
+    files = manifest.read(checkpoint).seals
     tensors = {
         f"{prefix}.{name}": tensor
         for prefix, file in _FILE_BY_PREFIX.items()
+        if file in files
         for name, tensor in load_file(checkpoint / file).items()
     }
     return tensors, manifest.state(checkpoint)
+
+
+def point_to_earlier_best(folder: Path, resumed_from: Path, score: Score) -> str | None:
+    """Lets a run that goes on from a checkpoint know the best one before it, which may be in an earlier run's folder.
+
+    Args:
+        folder: the run's.
+        resumed_from: the checkpoint that it goes on from.
+        score: of the best validation up to there.
+
+    Returns:
+        What to tell where the best checkpoint is gone; None where all is well.
+    """
+    candidates = [resumed_from.with_name(manifest.checkpoint_name(score.step))]
+    try:
+        earlier = manifest.best(resumed_from.parents[1])
+    except ValueError as error:
+        return str(error)
+    if earlier is not None and earlier.score == score:
+        candidates.append(earlier.checkpoint)
+    for candidate in candidates:
+        if not manifest.damage(candidate, contents=False):
+            manifest.point_to_best(folder, candidate, score)
+            return None
+    return (
+        f"the best checkpoint so far, of step {score.step} with {score.metric} {score.value:.4g}, is not on the disk any "
+        "more; the next one that is better is kept"
+    )
 
 
 class Writer:
@@ -64,7 +96,7 @@ class Writer:
 
     Args:
         folder: the run's folder.
-        keep: how many of the newest whole checkpoints stay.
+        keep: how many of the newest whole checkpoints stay; the best one stays besides.
         tell: is called with (kind of event, text, step), also on the writing thread.
     """
 
@@ -75,10 +107,21 @@ class Writer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nbgpu-checkpoint")
         self._writing: Future[None] | None = None
         self._step = 0
+        self._best: tuple[int, Mapping[str, bytes], Score] | None = None
+        """The best so far, while it waits for another one to be written."""
+        self._best_lock = threading.Lock()
 
-    def begin(self, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """Copies the state and begins to write it; what goes wrong is told, and not raised."""
-        if self._writing is not None and not self._writing.done():
+    def begin(
+        self, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any], score: Score | None = None
+    ) -> None:
+        """Copies the state and begins to write it; what goes wrong is told, and not raised.
+
+        Args:
+            step, tensors, about: as for `save`.
+            score: of the validation, where it is the best so far: then it takes its turn if another one is still being
+                written, in place of a best one that waits. Without it, it is left out, with a note.
+        """
+        if score is None and self._writing is not None and not self._writing.done():
             text = f"no checkpoint at step {step}: the one of step {self._step} is still being written"
             self._tell("note", text, step)
             return
@@ -88,32 +131,54 @@ class Writer:
             self._tell("note", self._failure(step, error), step)
             return
         self._step = step
-        self._writing = self._thread.submit(self._write_or_tell, step, files)
+        if score is None:
+            self._writing = self._thread.submit(self._write_or_tell, step, files)
+            return
+        with self._best_lock:
+            self._best = step, files, score
+        self._writing = self._thread.submit(self._write_best)
 
-    def finish(self, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """Writes the last checkpoint and waits for it; RunError where it cannot be written."""
+    def finish(
+        self, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any], score: Score | None = None
+    ) -> None:
+        """Writes the last checkpoint and waits for it; RunError where it cannot be written. `score` as in `begin`."""
         try:
             files = _as_bytes(step, tensors, about)
-            self._thread.submit(self._write, step, files).result()
+            self._writing = self._thread.submit(self._write, step, files, score)
+            self._writing.result()
         except Exception as error:
             raise RunError(self._failure(step, error)) from error
+
+    def wait(self) -> None:
+        """Waits until nothing is being written any more."""
+        if self._writing is not None:
+            futures.wait([self._writing])
 
     def close(self) -> None:
         """Lets the thread end with what it is writing; does not wait for it."""
         self._thread.shutdown(wait=False)
 
-    def _write_or_tell(self, step: int, files: Mapping[str, bytes]) -> None:
+    def _write_best(self) -> None:
+        with self._best_lock:
+            best, self._best = self._best, None
+        if best is not None:
+            self._write_or_tell(*best)
+
+    def _write_or_tell(self, step: int, files: Mapping[str, bytes], score: Score | None = None) -> None:
         try:
-            self._write(step, files)
+            self._write(step, files, score)
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on and the person learns of it
             self._tell("note", self._failure(step, error), step)
 
-    def _write(self, step: int, files: Mapping[str, bytes]) -> None:
+    def _write(self, step: int, files: Mapping[str, bytes], score: Score | None) -> None:
         path = _write(self._folder, step, files)
-        self._tell("checkpoint", path.name, step)
+        if score is not None:
+            manifest.point_to_best(self._folder, path, score)
+        best = f", the best so far: {score.metric} {score.value:.4g}" if score is not None else ""
+        self._tell("checkpoint", path.name + best, step)
         try:
             _remove_old(self._folder, self._keep)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._tell("note", f"an old checkpoint could not be removed: {error}", step)
 
     def _failure(self, step: int, error: Exception) -> str:
@@ -125,14 +190,16 @@ class Writer:
 
 def _as_bytes(step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> dict[str, bytes]:
     """The contents of each file. A copy: the tensors may change while it is written."""
-    by_file: dict[str, dict[str, Tensor]] = {file: {} for file in _FILE_BY_PREFIX.values()}
+    by_file: dict[str, dict[str, Tensor]] = {MODEL: {}, OPTIMIZER: {}}
     storages = set()
     for full_name, tensor in tensors.items():
         prefix, name = full_name.split(".", 1)
         on_cpu = tensor.detach().cpu().contiguous()
         # Tied weights: safetensors has no notion of two names for the same numbers.
         storage = on_cpu.untyped_storage().data_ptr()
-        by_file[_FILE_BY_PREFIX[prefix]][name] = on_cpu.clone() if storage in storages else on_cpu
+        by_file.setdefault(_FILE_BY_PREFIX[prefix], {})[name] = (
+            on_cpu.clone() if storage in storages else on_cpu
+        )
         storages.add(storage)
     # As bytes and not with save_file, which keeps Python's lock for as long as the disk takes.
     files = {file: to_safetensors(named) for file, named in by_file.items()}
@@ -183,9 +250,12 @@ def _sync_folder(path: Path) -> None:
 
 
 def _remove_old(folder: Path, keep: int) -> None:
-    """Removes what is older than the newest `keep` checkpoints whose files have the right sizes."""
+    """Removes what is older than the newest `keep` checkpoints whose files have the right sizes, but the best."""
+    best = manifest.best(folder)
     num_whole = 0
     for checkpoint in manifest.checkpoints(folder):
+        if num_whole == keep and best is not None and checkpoint == best.checkpoint:
+            continue
         if num_whole == keep:
             # Renamed first, so that one that is half removed is never taken for a damaged one.
             shutil.rmtree(checkpoint.rename(checkpoint.with_name(checkpoint.name + UNFINISHED)))

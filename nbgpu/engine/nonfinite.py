@@ -106,6 +106,11 @@ class Guard:
         return inputs
 
     @property
+    def has_left_out(self) -> Tensor:
+        """Whether the newest step was left out, as a bool on the device."""
+        return self._num_left_out > 0
+
+    @property
     def num_left_out(self) -> int:
         """Steps that were left out since the weights moved last. Waits for the device."""
         return int(self._num_left_out)

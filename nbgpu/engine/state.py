@@ -1,4 +1,4 @@
-"""What training goes on from: model, optimizer, loss scaler and learning rate, on a rank and on the disk."""
+"""What training goes on from: model, optimizer, average, loss scaler and learning rate, on a rank and on the disk."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine import optimizers
+from nbgpu.engine.averaging import Average
 from nbgpu.engine.schedule import LearningRate
 from nbgpu.engine.strategy import gathered, shared_out
 
@@ -32,6 +33,7 @@ class State:
         self.learning_rate = learning_rate
         self._device = device
         self.scaler = self._new_scaler(config)
+        self.average = Average(model, config.ema_decay) if config.ema_decay else None
         self._weight_decay = config.weight_decay
 
     def _new_scaler(self, config: TrainConfig) -> torch.amp.GradScaler:
@@ -48,10 +50,15 @@ class State:
             self.scaler = self._new_scaler(config)
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors by name, 'model.*' and 'optimizer.*', each whole; the rest as JSON). A collective with fsdp."""
+        """(tensors by name, 'model.*', 'optimizer.*' and, where there is one, 'average.*', each whole; the rest as JSON).
+
+        A collective with fsdp.
+        """
         moments, groups = optimizers.state_of(self.optimizer)
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         tensors |= {f"optimizer.{name}": tensor for name, tensor in moments.items()}
+        if self.average is not None:
+            tensors |= {f"average.{name}": tensor for name, tensor in self.average.state_dict().items()}
         return gathered(tensors), {
             "optimizer": groups,
             "schedule": self.learning_rate.state(),
@@ -61,9 +68,10 @@ class State:
     def load(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Goes on from what `parts` gave on this or another rank; every rank loads the same.
 
-        Rates and weight decay are the own settings': those of another run do not come with its state.
+        Rates and weight decay are the own settings': those of another run do not come with its state. An average that
+        it did not have begins with its weights.
         """
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}}
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")
             parts[part][rest] = tensor
@@ -78,6 +86,8 @@ class State:
         }
         groups = [{**group, "weight_decay": self._weight_decay} for group in about["optimizer"]]
         optimizers.load_state(self.optimizer, moments, groups)
+        if self.average is not None:
+            self.average.load_state_dict(parts["average"] or parts["model"])
         self.learning_rate.load_state(about["schedule"])
         # Empty where the other run had none: it keeps its own beginning.
         self.scaler.load_state_dict(about["scaler"] or self.scaler.state_dict())

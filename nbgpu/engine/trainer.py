@@ -9,7 +9,7 @@ import math
 import random
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from nbgpu.engine.feed import Feed
 from nbgpu.engine.group import Membership
 from nbgpu.engine.nonfinite import Guard
 from nbgpu.engine.profiler import Profiler
+from nbgpu.engine.progress import Progress
 from nbgpu.engine.readings import Readings
 from nbgpu.engine.schedule import LearningRate
 from nbgpu.engine.state import State
@@ -109,6 +110,9 @@ class Trainer:
         self._feed: Feed | None = None
         self._buffers_before_step: list[Tensor] = []
         self._guard = Guard(config, self.device)
+        self._progress = Progress(config)
+        self._lost_step = 0
+        """What training had got to when the state was lost, with a rank that had a part of it."""
         self._profiler = Profiler(config.profiled_steps, folder, self.rank, self.device, self._event)
         self._before_bytes: int | None = None
         """What the process held beside the run; None before the first step."""
@@ -119,7 +123,9 @@ class Trainer:
         self._unrecorded: tuple[int, Readings, dict[str, float], Readings] | None = None
 
     def run(self, mended: str = "") -> RunState:
-        """Trains to the last step, or until the person stops it; returns 'finished' or 'stopped'.
+        """Trains to the last step, or until the person or a validation that gets no better stops it.
+
+        Returns 'finished', also where it stopped early, or 'stopped' by the person.
 
         After a failure that is mended (a rank was replaced, the group formed anew) every rank calls it again,
         and training goes on with the state of the rank that had got furthest.
@@ -134,7 +140,7 @@ class Trainer:
         self._consensus = Consensus(CommandWatch(self.folder) if self.rank == 0 else None)
         self._gather_ranks()
         if mended:
-            self._event("heal", f"{mended} It was replaced, and training goes on after step {self.step}.")
+            self._event("heal", f"{mended} {self._healed_in_words()}")
         self._enter("training")
         started_s = time.perf_counter()
         try:
@@ -142,6 +148,9 @@ class Trainer:
         finally:
             self._train_s += time.perf_counter() - started_s
         self._flush()
+        ended_early = self._progress.is_over and self.command != "stop" and self.step < self.total_steps
+        if ended_early and self.rank == 0:
+            self._event("note", self._progress.end_in_words(self.step))
         self._conclude()
         ended: RunState = "stopped" if self.command == "stop" else "finished"
         self._enter(ended)
@@ -158,6 +167,8 @@ class Trainer:
             self._begin_anew()
             return
         if self._state is not None:
+            if self._built.average is not None:
+                self._built.average.out_of_the_model()
             # Views into DDP's buckets, and with it half of a sum.
             self._model.zero_grad(set_to_none=True)
             for buffer, before in zip(self._model.buffers(), self._buffers_before_step, strict=False):
@@ -167,11 +178,13 @@ class Trainer:
 
     def _begin_anew(self) -> None:
         """Forgets the state: each rank has a part of it only, and one of them is gone."""
+        self._lost_step = max(self._lost_step, self.step)
         self._state = None
         self._begun = False
         self.step = self._validated_step = 0
         self._buffers_before_step = []
         self._guard.restore(0)
+        self._progress.load_state(None)
         if self._feed is not None:
             # A cache that replaces its volumes cannot go back.
             self._feed.loaders.close()
@@ -203,7 +216,10 @@ class Trainer:
 
     def _gather_ranks(self) -> None:
         """Makes every rank ready for the same step: the furthest rank's, a checkpoint's, or the first."""
-        standings = exchange.gather({"ready": self._begun, "step": self.step, "steered": self._steered()})
+        standings = exchange.gather(
+            {"ready": self._begun, "step": self.step, "lost": self._lost_step, "steered": self._steered()}
+        )
+        self._lost_step = max(s["lost"] for s in standings)
         ready = {rank: s["step"] for rank, s in enumerate(standings) if s["ready"]}
         source = max(ready, key=ready.__getitem__, default=None)
         # Of a rank that was there from the beginning: one that has just come knows the run's first settings only.
@@ -224,11 +240,13 @@ class Trainer:
         self._strategy = spread(self.config, model, self.recipe.blocks(model), self.device)
         if self._state is None:
             self._state = State(self.config, model, self._learning_rate(), self.device)
+            if self.config.ema_decay and self.rank == 0:
+                self._event("note", "ema_decay: validation and result are those of the averaged weights")
         self._saved_step = 0
         if source is not None:
             self._take_state(source)
         else:
-            together(self._resume)
+            self._resume()
         self._begun = True
         self._before_bytes = memory.before_run(self.device, self._model, self._state.optimizer)
         self.command = self._consensus.newest_command()
@@ -291,7 +309,7 @@ class Trainer:
         return LearningRate(self.config, self.member.world_size, self.total_steps)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All that training goes on from: tensors by name ('model.*', 'optimizer.*'), and the rest as JSON.
+        """All that training goes on from: tensors by name (as `State.parts`), and the rest as JSON.
 
         A collective where the strategy shares out the weights.
         """
@@ -303,27 +321,40 @@ class Trainer:
             "train_s": self._train_s,
             "left_out": self._guard.num_left_out,
             "data_began": self._data.began,
+            "progress": self._progress.state(),
         }
 
     def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Goes on from what `state` gave on this or another rank; every rank loads the same."""
         self._built.load(tensors, about)
         self._guard.restore(about["left_out"])
+        # Not in checkpoints of older versions.
+        self._progress.load_state(about.get("progress"))
         self.step = about["step"]
         self._validated_step = about["validated_step"]
         self._train_s = about["train_s"]
 
     def _resume(self) -> None:
         """Goes on from the checkpoint that the run begins with, if it does, under this run's own settings."""
+        # Found by one rank: what is still being written would be there for some of them, and not for others.
+        found: str = exchange.broadcast(together(self._checkpoint_to_begin_with), source=0)
+        if found:
+            together(lambda: self._load_checkpoint(Path(found)))
+
+    def _checkpoint_to_begin_with(self) -> str:
+        """A checkpoint's folder, on rank 0; empty for the first step."""
+        if self._checkpoints is None:
+            return ""
+        self._checkpoints.wait()
         beginning = resume.Beginning.read(self.folder)
-        if self.rank == 0:
-            for note in beginning.notes:
-                self._event("note", note)
         # Its own is newer, where the run begins again because no rank has the whole state any more.
-        own = manifest.newest_whole(self.folder).checkpoint
-        path = own or (Path(beginning.checkpoint) if beginning.checkpoint else None)
-        if path is None:
-            return
+        if (own := manifest.newest_whole(self.folder).checkpoint) is not None:
+            return str(own)
+        for note in beginning.notes:
+            self._event("note", note)
+        return beginning.checkpoint
+
+    def _load_checkpoint(self, path: Path) -> None:
         tensors, about = checkpoint.load(path)
         if self.rank == 0 and about["world_size"] != self.member.world_size:
             ranks = f"{about['world_size']} ranks then, {self.member.world_size} now"
@@ -335,6 +366,24 @@ class Trainer:
         self._saved_step = self.step
         if all(about["config"][name] == getattr(self.config, name) for name in ("batch_size", "accumulate")):
             self._begin_data_at(*about.get("data_began", (0, 0)))
+        if self.rank == 0 and self._progress.best is not None:
+            gone = checkpoint.point_to_earlier_best(self.folder, path, self._progress.best)
+            if gone is not None:
+                self._event("note", gone)
+
+    def _healed_in_words(self) -> str:
+        if not self._lost_step:
+            return f"It was replaced, and training goes on after step {self.step}."
+        lost, self._lost_step = self._lost_step, 0
+        where = (
+            f"goes on from the newest whole checkpoint, after step {self.step}"
+            if self.step
+            else "begins again with the first step, because there is no checkpoint"
+        )
+        return (
+            f"It was replaced. Its part of the weights, which no other rank has with strategy={self.config.strategy!r}, is "
+            f"lost: training had done {lost} steps and {where}."
+        )
 
     def _take_state(self, source: int) -> None:
         """Gives every rank the state of one of them, over the process group."""
@@ -368,13 +417,14 @@ class Trainer:
     def _train(self) -> None:
         """Steps until the last one, or until the person stops it; saves and validates in between."""
         while True:
-            if self._due(self.config.checkpoint_every) and self._saved_step < self.step < self.total_steps:
-                self._save()
             if self._due(self.config.val_every) and self._validated_step != self.step:
                 self._validate()
+            ends = self.step == self.total_steps or self._progress.is_over
+            if self._saved_step < self.step and not ends and self._is_worth_a_checkpoint():
+                self._save()
             if self.command == "pause":
                 self._pause()
-            if self.command == "stop" or self.step == self.total_steps:
+            if self.command == "stop" or ends:
                 return
             self._steer()
             with self._profiler.step(self.step + 1):
@@ -497,12 +547,20 @@ class Trainer:
             group["lr"] = lr
         buffers = list(self._model.buffers())
         inputs = self._guard.update(state.optimizer, grad_norm, buffers, self._buffers_before_step)
+        if state.average is not None:
+            state.average.update(self.step, self._guard.has_left_out)
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=not self._spread.keeps_gradients)
         self.step += 1
         self._data.done()
         self._buffers_before_step = []
         return inputs
+
+    def _is_worth_a_checkpoint(self) -> bool:
+        epoch, steps_into_epoch = self._data.epoch_at(self.step)
+        every = self.config.checkpoint_every_epochs
+        epoch_is_due = every > 0 and steps_into_epoch == 0 and epoch % every == 0
+        return epoch_is_due or self._due(self.config.checkpoint_every) or self._progress.is_best(self.step)
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.step > 0 and (self.step % every == 0 or self.step == self.total_steps)
@@ -511,27 +569,29 @@ class Trainer:
         """Averages the recipe's held-out values over the samples of all ranks."""
         self._flush()
         self._enter("validating")
-        with self._spread.whole(), self._evaluating():
+        with self._evaluating():
             sums, num_samples = together(self._validate_own_share)
         # A rank may have had no sample, and so not know the names.
         gathered: list[tuple[dict[str, float], int]] = exchange.gather((sums, num_samples))
         total = sum(count for _, count in gathered)
-        if total:
-            names = dict.fromkeys(name for rank_sums, _ in gathered for name in rank_sums)
-            means = {
-                name: sum(rank_sums.get(name, 0.0) for rank_sums, _ in gathered) / total for name in names
-            }
+        names = dict.fromkeys(name for rank_sums, _ in gathered for name in rank_sums)
+        means = {name: sum(rank_sums.get(name, 0.0) for rank_sums, _ in gathered) / total for name in names}
+        if means:
             self._validated(means)
+        self._progress.validated(self.step, means)
         self._validated_step = self.step
         self._enter("training")
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        self._model.eval()
-        try:
-            yield
-        finally:
-            self._model.train()
+        """In it each rank can use the whole model with no other, with the averaged weights if there are any."""
+        average = self._built.average
+        with nullcontext() if average is None else average.in_the_model(), self._spread.whole():
+            self._model.eval()
+            try:
+                yield
+            finally:
+                self._model.train()
 
     def _validated(self, means: Mapping[str, float]) -> None:
         """What follows from a validation: every rank has the same values."""
@@ -571,27 +631,32 @@ class Trainer:
         self._saved_step = self.step
         whole_state = self._whole_state()
         if self._checkpoints is not None:
-            self._checkpoints.begin(self.step, *whole_state)
+            self._checkpoints.begin(self.step, *whole_state, score=self._score())
 
     def _save_last(self, whole_state: WholeState) -> RunError | None:
         """Writes a checkpoint on rank 0 and waits for it; returns why it could not be written."""
         if self._checkpoints is None:
             return None
         try:
-            self._checkpoints.finish(self.step, *whole_state)
+            self._checkpoints.finish(self.step, *whole_state, score=self._score())
         except RunError as error:
             return error
         return None
 
+    def _score(self) -> manifest.Score | None:
+        """Of the validation of this step, if it is the best so far."""
+        return self._progress.best if self._progress.is_best(self.step) else None
+
     def _conclude(self) -> None:
         """Writes the last checkpoint, and says what the trained model is worth. Rank 0 does both."""
         whole_state = self._whole_state()
-        with self._spread.whole(), self._evaluating():
-            together(lambda: self._tell_the_end(whole_state))
+        # Before the averaged weights are put in their place: they are no copies.
+        failure = together(lambda: self._save_last(whole_state))
+        with self._evaluating():
+            together(lambda: self._tell_the_end(failure))
 
-    def _tell_the_end(self, whole_state: WholeState) -> None:
-        failure = self._save_last(whole_state)
-        # The result is worth having all the same.
+    def _tell_the_end(self, failure: RunError | None) -> None:
+        # The result is worth having also where the checkpoint could not be written.
         if self.rank == 0 and self.command != "stop":
             self._enter("validating")
             self._event("result", self.config.recipe, **self.recipe.result(self._model, self.device))

@@ -41,8 +41,9 @@ def numbers(run: Run, from_step: int) -> pd.DataFrame:
 
 
 def same_tensors(a: Path, b: Path) -> bool:
-    return all(
-        (a / name).read_bytes() == (b / name).read_bytes() for name in (manifest.MODEL, manifest.OPTIMIZER)
+    names = sorted(path.name for path in a.glob("*.safetensors"))
+    return names == sorted(path.name for path in b.glob("*.safetensors")) and all(
+        (a / name).read_bytes() == (b / name).read_bytes() for name in names
     )
 
 
@@ -50,7 +51,7 @@ def same_tensors(a: Path, b: Path) -> bool:
     "settings",
     [
         {},
-        {"accumulate": 2, "schedule": "constant", "warmup_steps": 7},
+        {"accumulate": 2, "schedule": "constant", "warmup_steps": 7, "ema_decay": 0.9},
         {"amp": "fp16", "patch_size": 8},
         {"cache_rate": 0.5, "replace_rate": 0.5},
     ],

@@ -25,6 +25,7 @@ SETTINGS: dict[str, Any] = {
     "schedule": "constant",
     "warmup_steps": 0,
     "val_every": 0,
+    "ema_decay": 0.9,
 }
 BAD_STEP = 4
 
@@ -50,7 +51,7 @@ def before_the_bad_step(
 
 
 def state(run: Run) -> dict[str, bytes]:
-    """Weights and the optimizer's state of a run's newest checkpoint."""
+    """Weights, their average and the optimizer's state of a run's newest checkpoint."""
     return {path.name: path.read_bytes() for path in run.checkpoint().glob("*.safetensors")}
 
 

@@ -16,6 +16,7 @@ import pytest
 from rows import Measured, row
 
 import nbgpu
+from nbgpu import manifest
 from nbgpu.client.run import Run
 from nbgpu.records import Event
 
@@ -27,6 +28,7 @@ SETTINGS: dict[str, Any] = {
     "accumulate": 2,
     "steps": 24,
     "val_every": 10,
+    "ema_decay": 0.9,
     "threads": 1,
 }
 
@@ -109,9 +111,8 @@ def test_training_goes_on_as_if_nothing_had_happened(
     # What the killed rank had not written when it died is all that is missing, and none of it is the others'.
     assert all(rank == dies and step < 14 for rank, step in set(expected) - set(found))
     assert recorded(run, "val_psnr_db") == recorded(unhurt, "val_psnr_db")
-    assert (run.checkpoint() / "model.safetensors").read_bytes() == (
-        unhurt.checkpoint() / "model.safetensors"
-    ).read_bytes()
+    for name in (manifest.MODEL, manifest.AVERAGE):
+        assert (run.checkpoint() / name).read_bytes() == (unhurt.checkpoint() / name).read_bytes(), name
     assert {(event.rank, event.step) for event in heals(run)} == {(0, 13), (1, 13)}
     assert all(f"rank {dies} was killed by SIGKILL" in event.text for event in heals(run))
 

@@ -24,6 +24,7 @@ from nbgpu import manifest
 from nbgpu.engine import checkpoint
 from nbgpu.engine.checkpoint import Writer
 from nbgpu.errors import RunError
+from nbgpu.manifest import Score
 
 TENSORS = {
     "model.weight": torch.arange(12.0).reshape(3, 4),
@@ -56,6 +57,19 @@ def test_what_is_saved_is_loaded_to_the_last_bit(tmp_path: Path) -> None:
 
 def test_the_model_is_a_plain_safetensors_file(tmp_path: Path) -> None:
     assert set(load_file(save(tmp_path, 5) / "model.safetensors")) == {"weight", "half"}
+
+
+def test_the_average_is_a_file_of_its_own_and_as_well_guarded(tmp_path: Path) -> None:
+    average = {"average.weight": torch.full((3, 4), 1 / 7)}
+    path = checkpoint.save(tmp_path, 5, TENSORS | average, ABOUT)
+    assert torch.equal(load_file(path / "average.safetensors")["weight"], average["average.weight"])
+    tensors, _ = checkpoint.load(path)
+    assert set(tensors) == {*TENSORS, *average}
+    flip_a_bit(path / "average.safetensors")
+    assert manifest.damage(path).startswith("average.safetensors: ")
+    (path / "average.safetensors").unlink()
+    with pytest.raises(RunError, match=r"average\.safetensors: is missing"):
+        checkpoint.load(path)
 
 
 def test_tied_and_transposed_weights_are_saved_too(tmp_path: Path) -> None:
@@ -275,6 +289,71 @@ def test_the_newest_whole_ones_stay(tmp_path: Path) -> None:
     writer.close()
     # The damaged one does not count.
     assert names(tmp_path) == ["step-00000002", "step-00000003", "step-00000004"]
+
+
+def test_the_best_one_stays_beside_the_newest_and_is_found_again(tmp_path: Path) -> None:
+    told: list[tuple[str, str, int]] = []
+    writer = Writer(tmp_path, 2, lambda *event: told.append(event))
+    assert manifest.best(tmp_path) is None
+    for step, score in ((1, 0.5), (2, 0.25), (3, None), (4, None), (5, None)):
+        writer.finish(step, TENSORS, ABOUT, None if score is None else Score(step, "loss", score))
+    assert names(tmp_path) == ["step-00000002", "step-00000004", "step-00000005"]
+    assert ("checkpoint", "step-00000002, the best so far: loss 0.25", 2) in told
+    best = manifest.best(tmp_path)
+    assert best == manifest.Best(tmp_path / "checkpoints" / "step-00000002", Score(2, "loss", 0.25))
+    assert manifest.newest_whole(tmp_path).checkpoint == tmp_path / "checkpoints" / "step-00000005"
+    # A better one takes its place.
+    writer.finish(6, TENSORS, ABOUT, Score(6, "loss", 0.125))
+    writer.close()
+    assert names(tmp_path) == ["step-00000005", "step-00000006"]
+    # What is written there by others is not believed.
+    (tmp_path / manifest.BEST).write_text("[]")
+    with pytest.raises(ValueError, match=r"best\.json is not what nbgpu writes"):
+        manifest.best(tmp_path)
+
+
+def test_a_best_one_waits_for_a_slow_disk_and_only_the_newest_of_them_does(tmp_path: Path) -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def tell(kind: str, text: str, step: int) -> None:
+        if step == 1:
+            begun.set()
+            assert release.wait(60)
+
+    writer = Writer(tmp_path, 9, tell)
+    writer.begin(1, TENSORS, ABOUT)
+    assert begun.wait(60)
+    for step in (2, 3):
+        writer.begin(step, TENSORS, ABOUT, Score(step, "loss", 1 / step))
+    release.set()
+    writer.wait()
+    writer.close()
+    assert names(tmp_path) == ["step-00000001", "step-00000003"]
+    best = manifest.best(tmp_path)
+    assert best is not None
+    assert best.score.step == 3
+
+
+def test_the_best_of_an_earlier_run_is_found_unless_it_is_gone(tmp_path: Path) -> None:
+    score = Score(2, "loss", 0.25)
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    for folder in (first, second, third):
+        folder.mkdir()
+    best = save(first, 2)
+    assert checkpoint.point_to_earlier_best(second, save(first, 4), score) is None
+    assert checkpoint.point_to_earlier_best(third, save(second, 6), score) is None
+    found = manifest.best(third)
+    assert found == manifest.Best(best, score)
+    # Runs may be moved together.
+    moved = tmp_path.with_name(tmp_path.name + "-moved")
+    shutil.copytree(tmp_path, moved)
+    found = manifest.best(moved / "third")
+    assert found is not None
+    assert found.checkpoint == moved / "first" / "checkpoints" / "step-00000002"
+    shutil.rmtree(best)
+    told = checkpoint.point_to_earlier_best(third, save(second, 6), score)
+    assert told is not None
+    assert "of step 2 with loss 0.25, is not on the disk any more" in told
 
 
 def test_what_changes_while_it_is_written_is_written_as_it_was(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from nbgpu import resume, runs
+from nbgpu import manifest, resume, runs
 from nbgpu.config import ClusterConfig, TrainConfig, train_config
 from nbgpu.engine import checkpoint
 from nbgpu.errors import ConfigError, RunError
@@ -86,6 +86,18 @@ def test_a_run_or_one_of_its_checkpoints_can_be_named(tmp_path: Path) -> None:
     assert resume.find(settings(tmp_path, resume=str(path))).checkpoint == str(path)
 
 
+def test_the_best_of_a_run_can_be_named(tmp_path: Path) -> None:
+    folder = run_with_checkpoints(tmp_path, 5, 10)
+    with pytest.raises(ConfigError, match="this run has no best checkpoint"):
+        resume.find(settings(tmp_path, resume=str(folder / "best")))
+    best = folder / "checkpoints" / "step-00000005"
+    manifest.point_to_best(folder, best, manifest.Score(5, "loss", 0.5))
+    assert resume.find(settings(tmp_path, resume=str(folder / "best"))).checkpoint == str(best)
+    damage(best)
+    with pytest.raises(RunError, match=rf"damaged[\s\S]*resume='{re.escape(str(folder))}.*step-00000010'"):
+        resume.find(settings(tmp_path, resume=str(folder / "best")))
+
+
 def test_a_damaged_checkpoint_that_was_named_is_refused_with_a_whole_one_to_take(tmp_path: Path) -> None:
     folder = run_with_checkpoints(tmp_path, 5, 10)
     bad = folder / "checkpoints" / "step-00000010"
@@ -125,6 +137,14 @@ def test_other_settings_are_said(tmp_path: Path) -> None:
     assert resume.find(changed).notes[1:] == (
         "goes on with other settings: seed was 0, is 3; lr was 0.001, is 0.0001",
     )
+
+
+def test_settings_that_an_older_version_did_not_know_are_not_said_to_differ(tmp_path: Path) -> None:
+    config = settings(tmp_path)
+    known = config.model_dump(mode="json", exclude={"ema_decay", "seed"})
+    checkpoint.save(runs.create(config, ClusterConfig()), 5, TENSORS, {"config": known})
+    notes = resume.find(settings(tmp_path, resume="auto", seed=3)).notes
+    assert notes[1:] == ("goes on with other settings: seed was 0, is 3",)
 
 
 def test_a_runs_folder_keeps_where_the_run_began(tmp_path: Path) -> None:
