@@ -27,7 +27,7 @@ class Average:
         self._model = model
         self._decay = decay
         self._weights = list(model.parameters())
-        self._averages = [weight.detach().clone() for weight in self._weights]
+        self.tensors = [weight.detach().clone() for weight in self._weights]
         place = {id(weight): index for index, weight in enumerate(self._weights)}
         # Tied weights have several names. Noted now: fsdp puts others in their place while it gathers them.
         self._places = {name: place[id(w)] for name, w in model.named_parameters(remove_duplicate=False)}
@@ -45,9 +45,9 @@ class Average:
             left_out: a bool on the device: this step changed nothing.
         """
         share = 1 - min(self._decay, (1 + step) / (10 + step))
-        like = own_part(self._averages[0])
+        like = own_part(self.tensors[0])
         share_now = (~left_out).to(like.device, like.dtype) * share
-        for average, weight in zip(self._averages, self._weights, strict=True):
+        for average, weight in zip(self.tensors, self._weights, strict=True):
             own_part(average).lerp_(own_part(weight), share_now)
 
     @contextmanager
@@ -69,7 +69,7 @@ class Average:
             return
         # An interrupt in the middle would leave a model of both.
         with uninterrupted():
-            for average, weight in zip(self._averages, self._weights, strict=True):
+            for average, weight in zip(self.tensors, self._weights, strict=True):
                 kept = own_part(weight).clone()
                 own_part(weight).copy_(own_part(average))
                 own_part(average).copy_(kept)
@@ -79,7 +79,7 @@ class Average:
         """What `model.load_state_dict` takes: averaged weights, and the model's buffers."""
         assert not self._in_the_model, "a state belongs to the end of a step"
         return {
-            name: self._averages[self._places[name]] if name in self._places else tensor
+            name: self.tensors[self._places[name]] if name in self._places else tensor
             for name, tensor in self._model.state_dict().items()
         }
 
@@ -87,5 +87,5 @@ class Average:
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Goes on from whole tensors by name, which every rank has."""
         for name, place in self._places.items():
-            average = self._averages[place]
+            average = self.tensors[place]
             own_part(average).copy_(own_part(shared_out(tensors[name], average)))

@@ -128,9 +128,13 @@ class Static:
     parameters_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
+    average_bytes: int = 0
+    """Of averaged weights (`ema_decay`)."""
 
     @classmethod
-    def of(cls, model: nn.Module, optimizer: Optimizer, before_bytes: int) -> Static:
+    def of(
+        cls, model: nn.Module, optimizer: Optimizer, before_bytes: int, average: Iterable[Tensor] = ()
+    ) -> Static:
         """As the tensors say it. Gradients stand in DDP's buckets from the start; the optimizer's state appears with
         the first step. `before_bytes` is what `before_run` gave."""
         state = (value for values in optimizer.state.values() for value in values.values())
@@ -139,18 +143,24 @@ class Static:
             parameters_bytes=_num_bytes([*model.parameters(), *model.buffers()]),
             gradients_bytes=_num_bytes(p for p in model.parameters() if p.requires_grad),
             optimizer_bytes=_num_bytes(value for value in state if isinstance(value, Tensor)),
+            average_bytes=_num_bytes(average),
         )
 
     @property
     def total_bytes(self) -> int:
-        return self.before_bytes + self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
+        during_bytes = (
+            self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.average_bytes
+        )
+        return self.before_bytes + during_bytes
 
 
-def before_run(device: torch.device, model: nn.Module, optimizer: Optimizer) -> int:
+def before_run(
+    device: torch.device, model: nn.Module, optimizer: Optimizer, average: Iterable[Tensor] = ()
+) -> int:
     """What the process holds on the device beside a run that is about to step, in bytes; the peak begins anew."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    return max(0, Usage.of(device).used_bytes - Static.of(model, optimizer, 0).total_bytes)
+    return max(0, Usage.of(device).used_bytes - Static.of(model, optimizer, 0, average).total_bytes)
 
 
 def batch_size_that_fits(batch_size: int, asked: int, usage: Usage, static: Static, had_fitted: bool) -> int:
@@ -204,7 +214,9 @@ def explain_run(
         rest_bytes = max(0, usage.peak_bytes - static.total_bytes)
         lines.append(
             f"held by: parameters {in_words(static.parameters_bytes)}, gradients {in_words(static.gradients_bytes)}, "
-            f"optimizer state {in_words(static.optimizer_bytes)}, activations and the rest {in_words(rest_bytes)}; "
+            f"optimizer state {in_words(static.optimizer_bytes)}, "
+            + (f"averaged weights {in_words(static.average_bytes)}, " if static.average_bytes else "")
+            + f"activations and the rest {in_words(rest_bytes)}; "
             f"before the run {in_words(static.before_bytes)}"
         )
         fits = batch_size_that_fits(config.batch_size, asked, usage, static, had_fitted=step > 0)

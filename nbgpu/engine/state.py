@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,11 @@ class State:
             group["weight_decay"] = config.weight_decay
         if self.scaler.is_enabled() != (config.amp == "fp16"):
             self.scaler = self._new_scaler(config)
+
+    @property
+    def averages(self) -> Sequence[Tensor]:
+        """The averaged weights; none without `ema_decay`."""
+        return self.average.tensors if self.average is not None else ()
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """(tensors by name, 'model.*', 'optimizer.*' and, where there is one, 'average.*', each whole; the rest as JSON).

@@ -194,7 +194,9 @@ class Trainer:
         """What to say of a run in which this rank got no more memory."""
         static = None
         if self._state is not None and self._before_bytes is not None:
-            static = memory.Static.of(self._state.model, self._state.optimizer, self._before_bytes)
+            static = memory.Static.of(
+                self._state.model, self._state.optimizer, self._before_bytes, self._state.averages
+            )
         batch = self._feed.in_hand() if self._feed is not None else {}
         shapes = {name: tuple(values.shape) for name, values in batch.items()}
         return memory.explain_run(error, self.rank, self.step, shapes, self.config, self.device, static)
@@ -248,7 +250,9 @@ class Trainer:
         else:
             self._resume()
         self._begun = True
-        self._before_bytes = memory.before_run(self.device, self._model, self._state.optimizer)
+        self._before_bytes = memory.before_run(
+            self.device, self._model, self._state.optimizer, self._state.averages
+        )
         self.command = self._consensus.newest_command()
 
     def _load(self) -> None:

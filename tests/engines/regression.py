@@ -1,8 +1,8 @@
 """Trains small networks of this file's own on so many processes, and prints each run's losses over all ranks by step.
 
-    python regression.py NUM_RANKS '[[{"batch_size": 4, ...}, "group"], ...]'
+    python regression.py NUM_RANKS '[[{"batch_size": 4, ...}, "group"], ...]' [FOLDER]
 
-The samples of step s are always the same: rank r takes its share of them, whatever their number is.
+With FOLDER the runs' folders stay there, as 0, 1, 2, ..., so that later ones can go on from them (`resume`). The samples of step s are always the same: rank r takes its share of them, whatever their number is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, multiprocessing, nn
 
-from nbgpu import devices
+from nbgpu import devices, resume
 from nbgpu.config import TrainConfig
 from nbgpu.engine import group, train
 from nbgpu.engine.group import Membership
@@ -39,12 +39,9 @@ class Regression:
         self.norm = norm
 
     def build_loaders(self, rank: int, world_size: int) -> Loaders:
-        return Loaders(
-            train=_Epochs(self.config, rank, world_size),
-            val=[],
-            steps_per_epoch=NUM_SAMPLES // SAMPLES_PER_STEP,
-            seek=lambda step: None,
-        )
+        epochs = _Epochs(self.config, rank, world_size)
+        steps_per_epoch = NUM_SAMPLES // SAMPLES_PER_STEP
+        return Loaders(train=epochs, val=[], steps_per_epoch=steps_per_epoch, seek=epochs.seek)
 
     def build_model(self) -> nn.Module:
         def block(channels_in: int, channels_out: int) -> nn.Sequential:
@@ -75,16 +72,18 @@ class _Epochs:
         generator = torch.Generator().manual_seed(1)
         self._images = torch.randn(NUM_SAMPLES, 1, 6, 6, 6, generator=generator, dtype=torch.float64)
         self._targets = self._images.square().mean(dim=(1, 2, 3, 4))[:, None]
+        self._first = 0
+
+    def seek(self, step: int) -> None:
+        self._first = step * SAMPLES_PER_STEP % NUM_SAMPLES
 
     def __iter__(self) -> Iterator[Batch]:
         size = self._config.batch_size
-        for first in range(0, NUM_SAMPLES, SAMPLES_PER_STEP):
+        begin, self._first = self._first, 0
+        for first in range(begin, NUM_SAMPLES, SAMPLES_PER_STEP):
             for part in range(self._config.accumulate):
-                begin = first + (part * self._world_size + self._rank) * size
-                yield {
-                    "image": self._images[begin : begin + size],
-                    "target": self._targets[begin : begin + size],
-                }
+                own = first + (part * self._world_size + self._rank) * size
+                yield {"image": self._images[own : own + size], "target": self._targets[own : own + size]}
 
 
 def work(rank: int, world_size: int, folder: str, runs: Sequence[tuple[Mapping[str, Any], str]]) -> None:
@@ -96,6 +95,8 @@ def work(rank: int, world_size: int, folder: str, runs: Sequence[tuple[Mapping[s
         config = settled(TrainConfig.checked(**settings), cpu)
         run_folder = Path(folder, str(index))
         run_folder.mkdir(exist_ok=True)
+        if rank == 0:
+            resume.find(config).write(run_folder)
         recorder = Recorder(run_folder, rank)
         recipe: Recipe = Regression(config, norm)
         train.train(Trainer(config, recipe, run_folder, member, cpu[rank], recorder))
@@ -111,11 +112,11 @@ def losses(folder: Path, num_ranks: int) -> list[float]:
     return [sum(of_ranks) / len(of_ranks) for _, of_ranks in sorted(by_step.items())]
 
 
-def main(num_ranks: int, runs: Sequence[tuple[Mapping[str, Any], str]]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(work, (num_ranks, folder, runs), nprocs=num_ranks)
-        print(json.dumps([losses(Path(folder, str(index)), num_ranks) for index in range(len(runs))]))
+def main(num_ranks: int, runs: Sequence[tuple[Mapping[str, Any], str]], folder: str) -> None:
+    multiprocessing.spawn(work, (num_ranks, folder, runs), nprocs=num_ranks)
+    print(json.dumps([losses(Path(folder, str(index)), num_ranks) for index in range(len(runs))]))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), json.loads(sys.argv[2]))
+    with tempfile.TemporaryDirectory() as temporary:
+        main(int(sys.argv[1]), json.loads(sys.argv[2]), *(sys.argv[3:] or [temporary]))

@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import REPOSITORY
+from safetensors.torch import load_file
+
+from nbgpu import manifest
 
 COMMON: dict[str, Any] = {"steps": 20, "dtype": "float64", "lr": 1e-2, "val_every": 0, "clip_norm": 0.5}
 ONE_RANK: dict[str, tuple[dict[str, Any], str]] = {
@@ -52,9 +56,17 @@ TWO_RANKS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def _losses(num_ranks: int, runs: dict[str, tuple[dict[str, Any], str]]) -> dict[str, list[float]]:
+def _losses(
+    num_ranks: int, runs: dict[str, tuple[dict[str, Any], str]], *folder: str
+) -> dict[str, list[float]]:
     argument = json.dumps([({**COMMON, **settings}, norm) for settings, norm in runs.values()])
-    command = [sys.executable, str(Path(__file__).with_name("regression.py")), str(num_ranks), argument]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("regression.py")),
+        str(num_ranks),
+        argument,
+        *folder,
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert done.returncode == 0, done.stderr
@@ -99,6 +111,49 @@ def test_two_ranks_lose_what_one_does(
 @pytest.mark.parametrize("strategy", ["single", "dp"])
 def test_one_rank_needs_no_group(on_one_rank: dict[str, list[float]], strategy: str) -> None:
     assert on_one_rank[strategy] == pytest.approx(on_one_rank["group"], rel=0, abs=1e-10)
+
+
+def test_a_run_goes_on_with_other_ranks_and_strategies_as_if_it_were_one(tmp_path: Path) -> None:
+    """2 ranks with ddp, with fsdp, with ddp; 1 rank alone; 2 ranks with fsdp: 4 steps each."""
+    common = {"schedule": "constant", "warmup_steps": 0, "ema_decay": 0.8}
+    folders = {name: tmp_path / name for name in ("two", "one", "two again")}
+    for folder in folders.values():
+        folder.mkdir()
+
+    def part(steps: int, strategy: str, batch_size: int, after: Path | None) -> tuple[dict[str, Any], str]:
+        beginning = {"resume": str(after)} if after else {}
+        return {
+            **common,
+            **beginning,
+            "steps": steps,
+            "strategy": strategy,
+            "batch_size": batch_size,
+        }, "group"
+
+    two, one, two_again = folders.values()
+    on_two = {
+        "ddp": part(4, "ddp", 4, after=None),
+        "fsdp": part(8, "fsdp", 4, after=two / "0"),
+        "ddp again": part(12, "ddp", 4, after=two / "1"),
+    }
+    on_one = {"straight": part(20, "single", 8, after=None), "single": part(16, "single", 8, after=two / "2")}
+    done = _losses(2, on_two, str(two)) | _losses(1, on_one, str(one))
+    done |= _losses(2, {"fsdp again": part(20, "fsdp", 4, after=one / "1")}, str(two_again))
+    straight = done.pop("straight")
+    assert [len(losses) for losses in done.values()] == [4] * 5
+    assert [loss for losses in done.values() for loss in losses] == pytest.approx(straight, rel=0, abs=1e-10)
+    ended, expected = (
+        {
+            f"{file.name}: {name}": tensor
+            for file in manifest.checkpoints(run)[0].glob("*.safetensors")
+            for name, tensor in load_file(file).items()
+        }
+        for run in (two_again / "0", one / "0")
+    )
+    assert {name.split(":")[0] for name in ended} == {manifest.MODEL, manifest.OPTIMIZER, manifest.AVERAGE}
+    assert set(ended) == set(expected)
+    for name, tensor in ended.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-10, msg=name)
 
 
 def test_batchnorm_that_is_not_synchronised_is_seen(

@@ -122,6 +122,39 @@ def test_training_goes_on_as_if_nothing_had_happened(
     assert cluster.execute(total) == {0: "2\n", 1: "2\n"}
 
 
+@row(
+    "rank 0, and later rank 1, is killed in a step of a run with fsdp",
+    "it is replaced; the run goes back to the first step, or to its newest checkpoint, and says so; the end is that of a run "
+    "that was never hurt",
+    bound_s=None,
+)
+@pytest.mark.parametrize("cluster", [0], ids=["no spare"], indirect=True)
+def test_with_fsdp_a_run_goes_back_to_its_newest_checkpoint(cluster: nbgpu.Cluster, tmp_path: Path) -> None:
+    settings = {**SETTINGS, "strategy": "fsdp", "checkpoint_every": 5, "runs_dir": str(tmp_path)}
+    unhurt = cluster.train("autoencoder", **settings).wait(120)
+    # In step 3, when there is no checkpoint; the other one has made 6 micro-batches by then, and dies in step 12.
+    cluster.execute(
+        faults.in_training(0, step=2 * 3, action="kill")
+        + faults.in_training(1, step=6 + 2 * 12, action="kill")
+    )
+    run = cluster.train("autoencoder", **settings).wait(120)
+    assert run.status == "finished"
+    told: dict[int, list[str]] = {0: [], 1: []}
+    for event in heals(run):
+        told[event.rank].append(event.text)
+    assert told[0] == told[1]
+    first, second = told[0]
+    assert "rank 0 was killed by SIGKILL" in first
+    assert first.endswith("begins again with the first step, because there is no checkpoint.")
+    assert "rank 1 was killed by SIGKILL" in second
+    assert second.endswith("goes on from the newest whole checkpoint, after step 10.")
+    assert "Its part of the weights, which no other rank has with strategy='fsdp', is lost" in second
+    for name in (manifest.MODEL, manifest.OPTIMIZER, manifest.AVERAGE):
+        assert (run.checkpoint() / name).read_bytes() == (unhurt.checkpoint() / name).read_bytes(), name
+    assert run.result() == unhurt.result()
+    cluster.news.clear()
+
+
 def test_a_rank_that_dies_while_the_run_is_paused_does_not_make_it_go_on(
     cluster: nbgpu.Cluster, tmp_path: Path
 ) -> None:
