@@ -168,6 +168,12 @@ class LoopSettings(Settings):
         le=512,
         description="CPU threads for each rank in this run; left out: as the cluster set them",
     )
+    smoke_test: bool = Field(
+        False,
+        description="before a long run: two samples a rank, three steps, a validation and a checkpoint, with all checks on "
+        "(docs/training.md); it takes the place of steps, batch_size and what else would make it long",
+        json_schema_extra=control("Run"),
+    )
 
     def samples_per_step(self, world_size: int) -> int:
         """Samples that go into one optimizer step over all ranks."""

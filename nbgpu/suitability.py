@@ -10,7 +10,8 @@ from nbgpu.records import Device
 
 
 def settled(config: TrainConfig, devices: Sequence[Device]) -> TrainConfig:
-    """The settings for these ranks: `batch_size` follows from `global_batch_size` where that is given.
+    """The settings for these ranks: `batch_size` follows from `global_batch_size` where that is given, and all that makes
+    a run long is cut down for a smoke test.
 
     Args:
         config: as the person gave it.
@@ -21,9 +22,30 @@ def settled(config: TrainConfig, devices: Sequence[Device]) -> TrainConfig:
     """
     if problems := list(_problems(config, devices)):
         raise ConfigError("\n".join(problems))
+    if config.smoke_test:
+        return _smaller(config)
     if config.global_batch_size is None:
         return config
     return config.changed(batch_size=config.global_batch_size // (len(devices) * config.accumulate))
+
+
+def _smaller(config: TrainConfig) -> TrainConfig:
+    accumulate = min(config.accumulate, 2)
+    return config.changed(
+        steps=3,
+        epochs=None,
+        warmup_steps=0,
+        batch_size=2 // accumulate,
+        accumulate=accumulate,
+        global_batch_size=None,
+        val_every=3 if config.val_every else 0,
+        on_nonfinite="stop",
+        resume="",
+        profile="",
+        # Volumes are read when they are needed: few are.
+        cache_rate=0.0,
+        replace_rate=0.0,
+    )
 
 
 def _problems(config: TrainConfig, devices: Sequence[Device]) -> Iterator[str]:

@@ -33,6 +33,7 @@ from nbgpu.engine import (
     memory_limit,
     precision,
     safe_nccl,
+    smoke,
 )
 from nbgpu.engine.books import Books
 from nbgpu.engine.consensus import together
@@ -135,6 +136,7 @@ def train(trainer: Trainer, mended: str = "") -> RunState:
             flight.kept_in(trainer.folder, trainer.rank),
             _own_randomness_and_threads(trainer.config),
             precision.kernels(trainer.config),
+            smoke.anomalies(trainer.config),
         ):
             state = trainer.run(mended)
     except Exception as error:

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 
 from nbgpu import manifest, resume, runs
 from nbgpu.config import TrainConfig
-from nbgpu.engine import batchnorm, checkpoint, exchange, memory, precision
+from nbgpu.engine import batchnorm, checkpoint, exchange, memory, precision, smoke
 from nbgpu.engine.books import Books
 from nbgpu.engine.consensus import Consensus, together
 from nbgpu.engine.feed import Feed
@@ -31,6 +31,7 @@ from nbgpu.engine.profiler import Profiler
 from nbgpu.engine.progress import Progress
 from nbgpu.engine.readings import Readings
 from nbgpu.engine.schedule import LearningRate
+from nbgpu.engine.smoke import SmokeTest
 from nbgpu.engine.state import State
 from nbgpu.engine.strategy import Strategy, spread, whole
 from nbgpu.errors import OutOfMemoryError, RunError
@@ -111,6 +112,7 @@ class Trainer:
         self._buffers_before_step: list[Tensor] = []
         self._guard = Guard(config, self.device)
         self._progress = Progress(config)
+        self._smoke = SmokeTest(config) if config.smoke_test else None
         self._lost_step = 0
         """What training had got to when the state was lost, with a rank that had a part of it."""
         self._profiler = Profiler(config.profiled_steps, folder, self.rank, self.device, self._event)
@@ -152,6 +154,8 @@ class Trainer:
         if ended_early and self.rank == 0:
             self._event("note", self._progress.end_in_words(self.step))
         self._conclude()
+        if self._smoke is not None and self.command != "stop":
+            self._look_back(self._smoke)
         ended: RunState = "stopped" if self.command == "stop" else "finished"
         self._enter(ended)
         return ended
@@ -249,6 +253,8 @@ class Trainer:
             self._take_state(source)
         else:
             self._resume()
+        if self._smoke is not None and not self._begun:
+            self._smoke.begins(self._model)
         self._begun = True
         self._before_bytes = memory.before_run(
             self.device, self._model, self._state.optimizer, self._state.averages
@@ -258,6 +264,8 @@ class Trainer:
     def _load(self) -> None:
         if self._feed is None:
             loaders = self.recipe.build_loaders(self.rank, self.member.world_size)
+            if self._smoke is not None:
+                loaders = self._smoke.few_of(loaders)
             self._feed = Feed(loaders, self.config, self.device)
             self._begin_data_at(0, 0)
 
@@ -583,6 +591,8 @@ class Trainer:
         if means:
             self._validated(means)
         self._progress.validated(self.step, means)
+        if self._smoke is not None:
+            self._smoke.validation = means
         self._validated_step = self.step
         self._enter("training")
 
@@ -672,6 +682,18 @@ class Trainer:
         tensors, about = self.state()
         config = self.config.model_dump(mode="json")
         return tensors, {**about, "config": config, "world_size": self.member.world_size}
+
+    def _look_back(self, smoke_test: SmokeTest) -> None:
+        """Says how a smoke test went, which includes going on from its checkpoint."""
+        path = self.folder / "checkpoints" / manifest.checkpoint_name(self.step)
+        loaded, about = together(lambda: checkpoint.load(path))
+        well, wrong = smoke_test.verdict(self._model, loaded, self.state()[0], path.name)
+        if wrong:
+            raise RunError("\n".join(["the smoke test failed:", *wrong]))
+        together(lambda: self.load_state(loaded, about))
+        if self.rank == 0:
+            for line in smoke.in_words(self.config, self.member.world_size, well):
+                self._event("note", line)
 
     def _record(
         self, tensors: dict[str, Tensor], numbers: dict[str, float], inputs: Mapping[str, Tensor]

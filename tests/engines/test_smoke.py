@@ -1,0 +1,85 @@
+"""A smoke test before a long run: what it cuts down, what it says, and what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nbgpu
+from nbgpu import manifest
+
+LONG: dict[str, Any] = {
+    "smoke_test": True,
+    "data": "phantoms",
+    "patch_size": 8,
+    "num_phantoms": 20,
+    "steps": 1_000_000,
+    "warmup_steps": 1000,
+    "batch_size": 64,
+    "checkpoint_every": 1000,
+    "cache_rate": 0.5,
+    "replace_rate": 0.5,
+}
+
+PATCH = """
+from nbgpu.recipes.autoencoder import Autoencoder
+_good = Autoencoder.loss, Autoencoder.validate
+anomalies = []
+def _loss(self, model, batch):
+    anomalies.append(torch.is_anomaly_enabled())
+    {in_loss}
+    return _good[0](self, model, batch)
+def _validate(self, model, batch):
+    return {{name: value * ({times}) for name, value in _good[1](self, model, batch).items()}}
+Autoencoder.loss, Autoencoder.validate = _loss, _validate
+"""
+DRIFT = "[p.data.add_(1e-6 * rank) for p in list(model.parameters())[:1]]"
+
+
+@pytest.fixture
+def patched(cluster2: nbgpu.Cluster) -> Iterator[Any]:
+    """Makes the recipe on the ranks another one for a test."""
+    yield lambda in_loss="pass", times="1": cluster2.execute(PATCH.format(in_loss=in_loss, times=times))
+    cluster2.execute("Autoencoder.loss, Autoencoder.validate = _good")
+
+
+def test_it_is_short_and_says_what_it_looked_at(
+    cluster2: nbgpu.Cluster, patched: Any, tmp_path: Path
+) -> None:
+    patched()
+    settings = {**LONG, "accumulate": 4, "ema_decay": 0.99, "best_metric": "loss"}
+    run = cluster2.train("autoencoder", **settings, runs_dir=str(tmp_path)).wait(120)
+    assert run.status == "finished"
+    assert (run.config.steps, run.config.batch_size, run.config.accumulate) == (3, 1, 2)
+    note, passed, batches, validation, moved, weights, saved = run.notes()
+    assert note.startswith("ema_decay: ")
+    assert passed == ("smoke test passed: 3 steps of 2 samples on each of 2 ranks, strategy='ddp', amp='off'")
+    assert batches == "batches are image (1, 1, 8, 8, 8) float32 on every rank, with no NaN or Inf"
+    assert validation.startswith("validation gives loss ")
+    assert moved.startswith("each of the ")
+    assert weights == "weights are the same on all 2 ranks, to the last bit"
+    assert saved == "step-00000003 was written and read back, to the last bit"
+    assert not manifest.damage(run.checkpoint("best"))
+    assert cluster2.pull("anomalies", rank=1) == [True] * 6
+    assert cluster2.execute("print(torch.is_anomaly_enabled())")[1] == "False\n"
+
+
+def test_it_goes_with_shared_out_weights_too(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    settings = {**LONG, "strategy": "fsdp", "val_every": 0, "amp": "bf16"}
+    notes = cluster2.train("autoencoder", **settings, runs_dir=str(tmp_path)).wait(120).notes()
+    assert notes[0].endswith("strategy='fsdp', amp='bf16'")
+    assert "there was no validation, because val_every=0 or no sample is held out" in notes
+    assert "weights are shared out over the ranks: there is nothing to compare" in notes
+
+
+def test_what_it_finds_fails_it(cluster2: nbgpu.Cluster, patched: Any, tmp_path: Path) -> None:
+    patched(in_loss=DRIFT, times="float('nan') if rank == 1 else 1")
+    with pytest.raises(nbgpu.RankError) as caught:
+        cluster2.train("autoencoder", **LONG, runs_dir=str(tmp_path)).wait(120)
+    told = str(caught.value)
+    assert "the smoke test failed:" in told
+    assert "validation gives NaN or Inf: loss nan, psnr_db nan" in told
+    assert "weights differ between the ranks, in encoder." in told
