@@ -200,6 +200,8 @@ class RunInfo:
     """The checkpoint's folder that the run began with; empty where it began with the first step."""
     rung: str = ""
     """The way to talk that the ranks took, such as 'nccl in safe mode' (`nbgpu/backends.py`)."""
+    data: tuple[str, ...] = ()
+    """How the data come to the ranks, a sentence each: shards, dataset, steps of an epoch, workers."""
 
     @property
     def world_size(self) -> int:
@@ -210,7 +212,8 @@ class RunInfo:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> RunInfo:
-        return cls(**{**fields, "devices": tuple(Device(**d) for d in fields["devices"])})
+        devices = tuple(Device(**d) for d in fields["devices"])
+        return cls(**{**fields, "devices": devices, "data": tuple(fields.get("data", ()))})
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ class Run:
 
     @property
     def info(self) -> RunInfo:
-        """What a reader needs to know of the run; `steps_per_epoch` is 0 until the ranks have looked at the data."""
+        """What a reader needs to know of the run; of the data nothing is known until the ranks have looked at them."""
         path = self.folder / "run_info.json"
         try:
             written_ns = path.stat().st_mtime_ns

@@ -1,6 +1,10 @@
-"""From volumes to batches: share them out, decode, cache, crop and prefetch.
+"""From volumes to batches: share them out, decode, cache, crop, augment and prefetch.
 
-    find_volumes -> check_headers (volumes.py) -> hold_out -> shard -> PatchLoader
+    find_volumes -> check_headers (volumes.py) -> hold_out -> SampleLoader
+
+A SampleLoader needs three things of a recipe: items (decoding.py), the steps that decode one, and what a decoded
+volume gives (draws.py). Its other parts are epochs.py (how the volumes come out over ranks and steps), datasets.py
+(which of MONAI's datasets keeps them) and data_workers.py (processes that do the work ahead of time).
 
 Everything is checked as early as it can be. Names, headers and file sizes are read for every file before
 training; voxels (NaN, a constant volume, damage inside the compressed data) when a volume is decoded, which
@@ -8,95 +12,38 @@ for the cached ones is before training too. A volume that is decoded later and t
 run at that step with a DataError that names it: it is never skipped, because ranks that skip different
 volumes train on something that nobody asked for.
 
-All randomness comes from (seed, rank, epoch). Neither the global random states nor the timing of the
-prefetching thread have any influence, so the same settings give the same batches to the last bit.
+All randomness comes from (seed, rank, epoch), and within an epoch from the number of the visit to a volume. Neither
+the global random states nor the timing of threads and processes have any influence, and neither has the dataset or
+the number of workers: the same settings give the same batches to the last bit. Only SmartCacheDataset has epochs of
+its own, because it changes what they are made of.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from itertools import islice
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from monai.data import (
-    CacheDataset,
-    IterableDataset,
-    ShuffleBuffer,
-    SmartCacheDataset,
-    ThreadDataLoader,
-    partition_dataset,
-)
-from monai.transforms import Compose, RandCropByPosNegLabel, Transform
-from monai.utils import convert_to_tensor
+from monai.data import IterableDataset, ShuffleBuffer, ThreadDataLoader, partition_dataset
+from monai.transforms import Compose
 from torch import Tensor
 from torch.nn.functional import avg_pool3d
+from torch.utils.data import default_collate
 
-from nbgpu.engine.volumes import READ_ERRORS, first_line
-from nbgpu.errors import DataError
+from nbgpu import workers
+from nbgpu.config import TrainConfig
+from nbgpu.engine import data_workers
+from nbgpu.engine.data_workers import Visit, Visits, WorkerProcesses
+from nbgpu.engine.datasets import Shard
+from nbgpu.engine.decoding import Item
+from nbgpu.engine.draws import Draw, Sample
+from nbgpu.epochs import epoch_of
+from nbgpu.recipes import CPU, Batch, Loaders
 
-Item = Mapping[str, Any]
-"""One volume to be decoded: `name` for messages, `image` (a path, or a tensor), and what the recipe adds."""
-
-# ---- decoding ------------------------------------------------------------------------------------------
-
-
-class Decode(Transform):
-    """Turns an Item into a decoded volume with the recipe's steps, and a failure into an item, too.
-
-    Volumes are decoded in threads that belong to MONAI: an exception there would end the replacing thread of
-    SmartCacheDataset unheard, and its `update_cache` would wait for it for ever. So a failure travels as
-    {"failure": exception} and is raised where a batch is asked for. `failures` keeps all of them, so that
-    those which happen while the cache is filled can be reported together.
-    """
-
-    def __init__(self, steps: Compose) -> None:
-        self.steps = steps
-        self.failures: list[Exception] = []
-
-    def __call__(self, item: Item) -> dict[str, Any]:
-        try:
-            decoded: dict[str, Any] = self.steps(dict(item))
-        except Exception as error:  # noqa: BLE001  it is raised later, by `opened`
-            failure = _named(error, str(item["name"]))
-            self.failures.append(failure)
-            return {"failure": failure}
-        return decoded
-
-
-def _named(error: Exception, name: str) -> Exception:
-    """The DataError inside MONAI's chain of RuntimeErrors, or one that names the unreadable file."""
-    root: BaseException = error
-    while root.__cause__ is not None:
-        root = root.__cause__
-    if isinstance(root, DataError):
-        return root
-    if isinstance(root, READ_ERRORS):
-        return DataError(
-            f"{name}: cannot be decoded ({type(root).__name__}: {first_line(root)}). The file is damaged or "
-            "gone: copy it again, or leave it out"
-        )
-    return error  # a defect, not a bad file: it keeps its whole chain
-
-
-def opened(decoded: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The decoded volume; raises what went wrong when it was decoded."""
-    if "failure" in decoded:
-        raise decoded["failure"]
-    return decoded
-
-
-def raise_together(failures: Sequence[Exception]) -> None:
-    """Raises all DataErrors as one, a line for each, or the first of other errors; does nothing for none."""
-    for failure in failures:
-        if not isinstance(failure, DataError):
-            raise failure
-    if failures:
-        # sorted: threads decode in any order, and every rank should show the same message
-        raise DataError("\n".join(sorted({str(failure) for failure in failures})))
-
+_NUM_VOLUMES_MIXED = 4
+"""Samples of so many volumes are mixed into batches."""
 
 # ---- sharing out ---------------------------------------------------------------------------------------
 
@@ -114,15 +61,16 @@ def hold_out(items: Sequence[Item], fraction: float, seed: int) -> tuple[list[It
     )
 
 
-def shard(items: Sequence[Item], rank: int, world_size: int, seed: int) -> list[Item]:
-    """The rank's volumes, the same number on every rank (the first ones are used twice to even it out).
+def shard(items: Sequence[Item], rank: int, world_size: int, seed: int, padded: bool) -> list[Item]:
+    """The rank's volumes. `epochs.epoch_of` says how many they are.
 
-    With fewer volumes than ranks each rank takes all of them, and its own random patches.
+    With `padded` all ranks get as many, and the first ones are used twice to even it out; without, each volume is on
+    one rank. With fewer volumes than ranks each rank takes all of them, and its own random samples.
     """
     if len(items) < world_size:
         return list(items)
     parts: list[list[Item]] = partition_dataset(
-        items, num_partitions=world_size, shuffle=True, seed=seed, even_divisible=True
+        items, num_partitions=world_size, shuffle=True, seed=seed, even_divisible=padded
     )
     return parts[rank]
 
@@ -130,92 +78,99 @@ def shard(items: Sequence[Item], rank: int, world_size: int, seed: int) -> list[
 # ---- batches -------------------------------------------------------------------------------------------
 
 
-class PatchLoader:
-    """Batches of random patches of one rank, one epoch each time that it is iterated.
+class SampleLoader:
+    """Batches of one rank, one epoch each time that it is iterated.
 
-    An epoch visits every volume of the rank (with SmartCacheDataset: every cached one) and crops
-    `patches_per_volume` patches around random foreground voxels; patches of about four volumes are mixed. It
-    has exactly `steps_per_epoch * accumulate` batches {"image": (batch_size, C, p, p, p) float32}.
+    An epoch visits every volume of the rank (with SmartCacheDataset: every cached one) and takes what `draw` makes of
+    it; samples of about four volumes are mixed. It has exactly `steps_per_epoch * accumulate` batches: the samples'
+    tensors by name, stacked to (batch_size, ...).
 
-    One thread crops ahead while a batch is trained on. It ends with the iteration, also when that is left in
-    the middle, and `close` ends it in any case.
+    A thread makes batches while one is trained on, or collects what worker processes have made. It ends with the
+    iteration, also when that is left in the middle, and `close` ends all of them in any case.
+
+    Args:
+        items: all volumes that are trained on, on all ranks.
+        steps: takes an Item to its decoded volume: tensors by name, at least those that `draw` needs. Its steps are
+            kept by PersistentDataset and sent to worker processes as a pickle, so that they should have no other
+            fields than what they need.
+        draw: what one volume gives in an epoch.
+        config: the run's settings.
+        rank, world_size: which share.
+        device: the rank's.
+
+    Raises:
+        DataError: all the bad files among those that are cached.
     """
 
     def __init__(
         self,
         items: Sequence[Item],
         steps: Compose,
-        *,
-        patch_size: int,
-        patches_per_volume: int,
-        batch_size: int,
-        accumulate: int,
-        cache_rate: float,
-        replace_rate: float,
-        seed: int,
-        rank: int,
+        draw: Draw,
+        config: TrainConfig,
+        rank: int = 0,
+        world_size: int = 1,
+        device: torch.device = CPU,
     ) -> None:
-        """Decodes what the cache holds; raises one DataError for all the bad files among it.
-
-        `steps` takes an Item to {"image": (C, D, H, W) tensor} with D, H, W >= patch_size and, where patches
-        are to be cropped, "foreground": flat indices of the voxels that patches are centred on.
-        """
-        self.patch_size = patch_size
-        self.patches_per_volume = patches_per_volume
-        self.batch_size = batch_size
-        self._seed = seed
+        self._config = config
         self._rank = rank
+        self._draw = draw
         self._epoch = 0
-        self._num_patches_to_skip = 0
-        self._accumulate = accumulate
+        self._num_samples_to_skip = 0
         self._num_cache_updates = 0
         self._batches: Generator[Any, None, None] | None = None
+        self._pool: WorkerProcesses | None = None
 
-        decode = Decode(steps)
-        # Rounded up, so that one volume with cache_rate=0.5 is not decoded again in every epoch.
-        num_cached = math.ceil(len(items) * cache_rate)
-        self._volumes: CacheDataset
-        self._smart_cache: SmartCacheDataset | None = None
-        if replace_rate > 0 and 0 < num_cached < len(items):
-            self._volumes = self._smart_cache = SmartCacheDataset(
-                items,
-                Compose([decode]),
-                replace_rate=replace_rate,
-                cache_num=num_cached,
-                num_init_workers=torch.get_num_threads(),
-                progress=False,
-                seed=seed,
-                copy_cache=False,
-            )
-        else:
-            self._volumes = CacheDataset(
-                items,
-                Compose([decode]),
-                cache_num=num_cached,
-                num_workers=torch.get_num_threads(),
-                progress=False,
-                copy_cache=False,
-            )
-        raise_together(decode.failures)
+        epoch = epoch_of(config, len(items), draw.samples_per_volume, world_size)
+        self.steps_per_epoch = epoch.num_steps
+        self._num_samples = epoch.num_steps * config.accumulate * config.batch_size
+        self._workers = workers.workers_for(config, workers.this_host(world_size))
+        self.told = (*epoch.words, _words_for_workers(self._workers))
+        self.warnings = tuple(_warnings(config, device))
+        if config.transforms_on == "gpu":
+            draw.on(device)
+        self._pinned = device.type == "cuda" and config.transforms_on == "cpu" and config.pin_memory != "off"
+        if self._workers.count:
+            # Its imports take seconds, in which the cache is filled.
+            self._context = data_workers.prepare(steps)
+        self._shard = Shard(
+            shard(items, rank, world_size, config.seed, padded=config.shards == "padded"),
+            steps,
+            config,
+            num_cached=epoch.num_cached[rank],
+            num_replaced=epoch.num_replaced[rank],
+            seed=config.seed,
+        )
 
-        num_samples = len(self._volumes) * patches_per_volume
-        self.steps_per_epoch = max(1, num_samples // (batch_size * accumulate))
-        self._num_batches = self.steps_per_epoch * accumulate
-        if self._smart_cache is not None:
-            self._smart_cache.start()
+    def loaders(self, val: Iterable[Batch]) -> Loaders:
+        """This, with the rank's held-out batches, as a recipe gives them to the Trainer."""
+        return Loaders(
+            train=self,
+            val=val,
+            steps_per_epoch=self.steps_per_epoch,
+            seek=self.seek,
+            next_epoch=self.next_epoch,
+            close=self.close,
+            told=self.told,
+            warnings=self.warnings,
+        )
 
-    def __iter__(self) -> Iterator[Mapping[str, Tensor]]:
+    def names(self) -> list[str]:
+        """The volumes that an epoch uses now: with SmartCacheDataset those in its cache."""
+        return [str(self._shard[index]["name"]) for index in range(len(self._shard))]
+
+    def __iter__(self) -> Iterator[Batch]:
         self._end_iteration()
         loader = ThreadDataLoader(
-            IterableDataset(_errors_as_items(self._epoch_patches(self._epoch, self._num_patches_to_skip))),  # type: ignore[arg-type]
-            buffer_size=2,
-            batch_size=self.batch_size,
-            collate_fn=_collate,
+            IterableDataset(_errors_as_items(self._samples(self._epoch, self._num_samples_to_skip))),  # type: ignore[arg-type]
+            buffer_size=self._config.prefetch,
+            batch_size=self._config.batch_size,
+            collate_fn=self._collate,
             # its own: the default one is shared with the model's random numbers
-            generator=torch.Generator().manual_seed(self._seed),
+            generator=torch.Generator().manual_seed(self._config.seed),
         )
         self._epoch += 1
-        self._num_patches_to_skip = 0
+        self._num_samples_to_skip = 0
         batches = self._batches = iter(loader)
         try:
             for batch in batches:
@@ -227,9 +182,9 @@ class PatchLoader:
 
     def next_epoch(self) -> None:
         """Puts the volumes into the cache that SmartCacheDataset has decoded meanwhile."""
-        if self._smart_cache is not None:
+        if self._shard.is_replacing:
             self._end_iteration()
-            self._smart_cache.update_cache()
+            self._shard.next_epoch()
             self._num_cache_updates += 1
 
     def seek(self, step: int) -> None:
@@ -240,75 +195,114 @@ class PatchLoader:
         """
         self._end_iteration()
         self._epoch, steps = divmod(step, self.steps_per_epoch)
-        self._num_patches_to_skip = steps * self._accumulate * self.batch_size
-        if self._smart_cache is not None:
+        self._num_samples_to_skip = steps * self._config.accumulate * self._config.batch_size
+        if self._shard.is_replacing:
             assert self._num_cache_updates <= self._epoch, "the cache of an earlier epoch is gone"
             while self._num_cache_updates < self._epoch:
                 self.next_epoch()
 
     def close(self) -> None:
-        """Ends the threads; may be called more than once."""
+        """Ends threads and processes; may be called more than once."""
         self._end_iteration()
-        if self._smart_cache is not None:
-            self._smart_cache.shutdown()
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+        self._shard.close()
 
     def _end_iteration(self) -> None:
         if self._batches is not None:
             self._batches.close()
             self._batches = None
 
-    def _epoch_patches(self, epoch: int, num_to_skip: int) -> Iterator[Tensor]:
-        seeds = np.random.SeedSequence([self._seed, self._rank, epoch]).generate_state(3)
-        crop_seed, order_seed, mix_seed = (int(s) for s in seeds)
-        patches = self._patches_by_volume(crop_seed, np.random.RandomState(order_seed))
+    def _samples(self, epoch: int, num_to_skip: int) -> Iterator[Sample]:
+        """The samples of an epoch, in order, but for the first ones. Only volumes that are still needed are visited."""
+        visits, order = self._plan(epoch)
+        order = order[num_to_skip:]
+        num_wanted = Counter(number for number, _ in order)
+        waiting: dict[int, list[Sample]] = {}
+        arriving = self._visited([visit for visit in visits if num_wanted[visit.number]])
+        for number, index in order:
+            while number not in waiting:
+                visit, samples = next(arriving)
+                waiting[visit.number] = samples
+            yield waiting[number][index]
+            num_wanted[number] -= 1
+            if not num_wanted[number]:
+                del waiting[number]
+        for _ in arriving:  # its end
+            raise AssertionError("a visit was made for nothing")
+
+    def _plan(self, epoch: int) -> tuple[list[Visit], list[tuple[int, int]]]:
+        """(the visits, the order of the samples as (number of the visit, index in it)) of an epoch."""
+        seeds = np.random.SeedSequence([self._config.seed, self._rank, epoch]).generate_state(2)
+        order_seed, mix_seed = (int(seed) for seed in seeds)
+        per_volume = self._draw.samples_per_volume
+        num_visits = -(-self._num_samples // per_volume)
+        rng = np.random.RandomState(order_seed)
+        visits: list[Visit] = []
+        while len(visits) < num_visits:  # the last round may be cut off
+            for volume in rng.permutation(len(self._shard)).tolist():
+                visits.append(Visit(volume, epoch, len(visits)))
         # Cut off before they are mixed: afterwards, volumes of a second round could push out some of the first.
-        patches = islice(patches, self._num_batches * self.batch_size)
-        mixed = ShuffleBuffer(patches, buffer_size=4 * self.patches_per_volume, seed=mix_seed % 2**31)
-        return islice(mixed, num_to_skip, None)
+        samples = [(v.number, index) for v in visits[:num_visits] for index in range(per_volume)]
+        mixed = ShuffleBuffer(
+            samples[: self._num_samples],
+            buffer_size=_NUM_VOLUMES_MIXED * per_volume,
+            seed=mix_seed % 2**31,
+        )
+        return visits[:num_visits], list(mixed)
 
-    def _patches_by_volume(self, crop_seed: int, order: np.random.RandomState) -> Iterator[Tensor]:
-        crop = random_crop(self.patch_size, self.patches_per_volume, crop_seed)
-        while True:
-            for index in order.permutation(len(self._volumes)):
-                yield from crop(opened(self._volumes[int(index)]))
+    def _visited(self, visits: list[Visit]) -> Iterator[tuple[Visit, list[Sample]]]:
+        """Each visit with its samples, made in this thread or by the worker processes."""
+        if not self._workers.count:
+            here = Visits(self._shard, self._draw, self._config.seed, self._rank)
+            yield from ((visit, here[visit]) for visit in visits)
+            return
+        if self._pool is None:
+            self._pool = WorkerProcesses(
+                Visits(self._shard.portable(), self._draw, self._config.seed, self._rank),
+                self._context,
+                num_workers=self._workers.count,
+                prefetch=self._config.prefetch,
+                stay=not self._shard.is_replacing and self._config.persistent_workers != "off",
+                rank=self._rank,
+            )
+        yield from zip(visits, self._pool.samples_of(visits), strict=True)
+        if self._shard.is_replacing:
+            # The next epoch's workers get the next epoch's volumes.
+            self._pool.close()
+            self._pool = None
+
+    def _collate(self, samples: list[Sample | Exception]) -> Batch | Exception:
+        for sample in samples:
+            if isinstance(sample, Exception):
+                return sample
+        batch: dict[str, Tensor] = default_collate(samples)
+        return {name: value.pin_memory() for name, value in batch.items()} if self._pinned else batch
 
 
-def random_crop(patch_size: int, num_patches: int, seed: int) -> Callable[[Mapping[str, Any]], list[Tensor]]:
-    """A function that cuts `num_patches` cubes out of a decoded volume, each (C, p, p, p).
-
-    They are centred on random voxels among the volume's "foreground", as far as they stay inside. A volume
-    with no such indices is a patch itself.
-    """
-    cropper = RandCropByPosNegLabel(patch_size, pos=1, neg=0, num_samples=num_patches)
-    cropper.set_random_state(seed)
-
-    def crop(volume: Mapping[str, Any]) -> list[Tensor]:
-        image, foreground = volume["image"], volume.get("foreground")
-        if foreground is None:
-            return [image]
-        # label gives the shape only, and bg_indices is never drawn from, because neg=0
-        patches = cropper(image, label=image, fg_indices=foreground, bg_indices=foreground)
-        return [convert_to_tensor(patch, track_meta=False) for patch in patches]
-
-    return crop
+def _words_for_workers(chosen: workers.Workers) -> str:
+    if chosen.count == 0:
+        return f"no worker processes: {chosen.reason}"
+    return f"{chosen.count} worker process{'es' if chosen.count > 1 else ''} for each rank: {chosen.reason}"
 
 
-def _errors_as_items(patches: Iterator[Tensor]) -> Iterator[Tensor | Exception]:
-    """The patches, and an exception as the last item: MONAI's prefetching thread would die of it and leave
+def _warnings(config: TrainConfig, device: torch.device) -> Iterator[str]:
+    if device.type == "cuda":
+        return
+    if config.pin_memory == "on":
+        yield "pin_memory='on' does nothing: the ranks have no GPU, and pinned memory is what a GPU reads faster"
+    if config.transforms_on == "gpu":
+        yield "transforms_on='gpu' runs on the CPU: the ranks have no GPU"
+
+
+def _errors_as_items(samples: Iterator[Sample]) -> Iterator[Sample | Exception]:
+    """The samples, and an exception as the last item: MONAI's prefetching thread would die of it and leave
     the epoch looking finished."""
     try:
-        yield from patches
-    except Exception as error:  # noqa: BLE001  PatchLoader raises it in the consumer's thread
+        yield from samples
+    except Exception as error:  # noqa: BLE001  SampleLoader raises it in the consumer's thread
         yield error
-
-
-def _collate(samples: list[Tensor | Exception]) -> dict[str, Tensor] | Exception:
-    patches = []
-    for sample in samples:
-        if isinstance(sample, Exception):
-            return sample
-        patches.append(sample)
-    return {"image": torch.stack(patches)}
 
 
 # ---- held-out patches ----------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ class Feed:
 
     Args:
         loaders: the recipe's, for this rank.
-        config: how many micro-batches a step has, and how volumes stand in memory.
+        config: how many micro-batches a step has, how volumes stand in memory, and whether they are copied beside
+            other work.
         device: where batches go.
     """
 
@@ -30,6 +31,7 @@ class Feed:
         self._accumulate = config.accumulate
         self._dtype = precision.dtype(config)
         self._channels_last = config.channels_last
+        self._non_blocking = config.non_blocking
         self._device = device
         self._batches: Iterator[Batch] | None = None
         self._next_step: int | None = 0
@@ -86,7 +88,7 @@ class Feed:
         dtype = self._dtype if value.is_floating_point() else value.dtype
         is_volume = self._channels_last and value.dim() == 5
         memory_format = torch.channels_last_3d if is_volume else torch.preserve_format
-        return value.to(self._device, dtype, non_blocking=True, memory_format=memory_format)
+        return value.to(self._device, dtype, non_blocking=self._non_blocking, memory_format=memory_format)
 
     def _fetch(self, step: int) -> list[Batch]:
         if self._next_step != step:

@@ -263,10 +263,13 @@ class Trainer:
 
     def _load(self) -> None:
         if self._feed is None:
-            loaders = self.recipe.build_loaders(self.rank, self.member.world_size)
+            loaders = self.recipe.build_loaders(self.rank, self.member.world_size, self.device)
             if self._smoke is not None:
                 loaders = self._smoke.few_of(loaders)
             self._feed = Feed(loaders, self.config, self.device)
+            if self.rank == 0:
+                for warning in loaders.warnings:
+                    self._event("note", warning)
             self._begin_data_at(0, 0)
 
     def _begin_data_at(self, step: int, epoch: int) -> None:
@@ -293,6 +296,7 @@ class Trainer:
             global_batch_size=self.config.samples_per_step(self.member.world_size),
             started_s=started_s,
             resumed_from=resume.Beginning.read(self.folder).checkpoint,
+            data=self._data.loaders.told,
         )
         unfinished = path.with_suffix(".tmp")
         unfinished.write_text(json.dumps(info.to_json(), indent=2) + "\n")

@@ -34,6 +34,13 @@ class Loaders:
     seek: Callable[[int], None]
     next_epoch: Callable[[], None] = lambda: None
     close: Callable[[], None] = lambda: None
+    told: tuple[str, ...] = ()
+    """How the data come to the ranks, a sentence each."""
+    warnings: tuple[str, ...] = ()
+    """Settings that do nothing here, a sentence each."""
+
+
+CPU = torch.device("cpu")
 
 
 class Recipe(Protocol):
@@ -41,8 +48,8 @@ class Recipe(Protocol):
 
     def __init__(self, config: Any) -> None: ...
 
-    def build_loaders(self, rank: int, world_size: int) -> Loaders:
-        """The rank's data; DataError names every bad file. No collective may be called in it."""
+    def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
+        """The rank's data, for its device; DataError names every bad file. No collective may be called in it."""
         ...
 
     def build_model(self) -> nn.Module:

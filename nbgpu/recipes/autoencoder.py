@@ -30,21 +30,14 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.config import AutoencoderConfig
-from nbgpu.engine.data import (
-    Decode,
-    Item,
-    PatchLoader,
-    grid_patches,
-    hold_out,
-    opened,
-    raise_together,
-    random_crop,
-    shard,
-)
+from nbgpu.engine.augmentation import augmentation
+from nbgpu.engine.data import SampleLoader, grid_patches, hold_out
+from nbgpu.engine.decoding import Decode, Item, opened, raise_together
+from nbgpu.engine.draws import FOREGROUND, Draw
 from nbgpu.engine.precision import at_least_float32
 from nbgpu.engine.volumes import check_headers, find_volumes, load_volume, scale_intensity
 from nbgpu.errors import DataError
-from nbgpu.recipes import Batch, Loaders
+from nbgpu.recipes import CPU, Batch, Loaders
 from nbgpu.recipes.phantoms import phantom
 
 MAX_HELD_OUT_VOXELS = 2**21
@@ -73,8 +66,8 @@ class Autoencoder:
 
     # ---- data ----
 
-    def build_loaders(self, rank: int, world_size: int) -> Loaders:
-        """The rank's patches, {"image": (batch_size, 1, p, p, p)} with values from 0 to 1.
+    def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
+        """The rank's patches, {"image": (batch_size, 1, p, p, p)} with values from 0 to 1 before augmentation.
 
         Raises DataError: one line for every file that cannot be used.
         """
@@ -83,25 +76,15 @@ class Autoencoder:
         # Decoded first: it is the smaller part, and a bad file in it should not wait for the cache.
         share = self._held_out_share(held_out, rank, world_size)
         val_batches = [{"image": chunk} for chunk in torch.split(share, config.batch_size) if len(chunk)]
-        patches = PatchLoader(
-            shard(training, rank, world_size, config.seed),
-            self._steps(),
-            patch_size=config.patch_size,
-            patches_per_volume=self._patches_per_volume,
-            batch_size=config.batch_size,
-            accumulate=config.accumulate,
-            cache_rate=config.cache_rate,
-            replace_rate=config.replace_rate,
-            seed=config.seed,
-            rank=rank,
-        )
-        return Loaders(
-            train=patches,
-            val=val_batches,
-            steps_per_epoch=patches.steps_per_epoch,
-            seek=patches.seek,
-            next_epoch=patches.next_epoch,
-            close=patches.close,
+        cube = (config.patch_size,) * 3
+        draw = self._draw(augment=augmentation(config, ["image"], cube, intensity_keys=["image"]))
+        return SampleLoader(
+            training, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
+        ).loaders(val_batches)
+
+    def _draw(self, augment: Compose | None = None) -> Draw:
+        return Draw(
+            patch_size=self.config.patch_size, samples_per_volume=self._patches_per_volume, augment=augment
         )
 
     @property
@@ -132,7 +115,8 @@ class Autoencoder:
         return [{**item, "part": "training"}], [{**item, "part": "held out"}]
 
     def _steps(self) -> Compose:
-        return Compose([_Prepare(self.config)])
+        config = self.config
+        return Compose([_Prepare(config.patch_size, config.seed, config.val_fraction)])
 
     def _held_out_share(self, held_out: Sequence[Item], rank: int, world_size: int) -> Tensor:
         """The rank's held-out patches (N, 1, p, p, p), N >= 0: its volumes', or its share of each volume's."""
@@ -157,7 +141,7 @@ class Autoencoder:
         """Patches that the baselines are fitted on, (N, 1, p, p, p): the same ones for every world size."""
         p = self.config.patch_size
         limit = max(2, min(MAX_BASELINE_PATCHES, MAX_BASELINE_VALUES // p**3))
-        crop = random_crop(p, self._patches_per_volume, self.config.seed)
+        draw = self._draw()
         decode = Decode(self._steps())
         # A few volumes are decoded once more, and each gives several rounds of patches where it has to.
         num_volumes = min(len(training), math.ceil(limit / self._patches_per_volume))
@@ -167,10 +151,11 @@ class Autoencoder:
             else 1
         )
         patches: list[Tensor] = []
-        for item in training[:num_volumes]:
+        for index, item in enumerate(training[:num_volumes]):
             volume = opened(decode(item))
-            for _ in range(rounds):
-                patches += crop(volume)
+            for number in range(rounds):
+                seed = np.random.SeedSequence([self.config.seed, index, number])
+                patches += [sample["image"] for sample in draw(volume, seed)]
         return torch.stack(patches[:limit])
 
     # ---- model and loss ----
@@ -290,26 +275,28 @@ class Autoencoder:
 
 
 class _Prepare(Transform):
-    """The deterministic part, which the cache keeps: an Item to {"image": (1, D, H, W), "foreground"}."""
+    """The deterministic part, which the cache keeps: an Item to {"image": (1, D, H, W), FOREGROUND}."""
 
-    def __init__(self, config: AutoencoderConfig) -> None:
-        self.config = config
+    def __init__(self, patch_size: int, seed: int, val_fraction: float) -> None:
+        self.patch_size = patch_size
+        self.seed = seed
+        self.val_fraction = val_fraction
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
         if "phantom" in item:
-            return {"image": phantom(self.config.patch_size, self.config.seed, item["phantom"])}
+            return {"image": phantom(self.patch_size, self.seed, item["phantom"])}
         source = item["image"]
         image = load_volume(source) if isinstance(source, Path) else source
         # Built for each call, because volumes are decoded in several threads, and these keep state.
-        crop = Compose([CropForeground(), SpatialPad(self.config.patch_size)])
+        crop = Compose([CropForeground(), SpatialPad(self.patch_size)])
         image = convert_to_tensor(crop(scale_intensity(image, item["name"])), track_meta=False)
         if "part" in item:
             image = self._cut(image, item)
-        return {"image": image, "foreground": (image > image.mean()).flatten().nonzero().flatten().int()}
+        return {"image": image, FOREGROUND: (image > image.mean()).flatten().nonzero().flatten().int()}
 
     def _cut(self, image: Tensor, item: Item) -> Tensor:
         """The training or the held-out part of a volume, on either side of a cut across its longest axis."""
-        p = self.config.patch_size
+        p = self.patch_size
         axis = max((1, 2, 3), key=lambda a: image.shape[a])
         length = image.shape[axis]
         if length < 2 * p:
@@ -318,7 +305,7 @@ class _Prepare(Transform):
                 f"too short for a training and a held-out part of {p} voxels each. Lower patch_size, give a "
                 "second volume, or set val_fraction=0"
             )
-        num_held_out = min(max(p, round(self.config.val_fraction * length)), length - p)
+        num_held_out = min(max(p, round(self.val_fraction * length)), length - p)
         parts = torch.split(image, [length - num_held_out, num_held_out], dim=axis)
         part = parts[0 if item["part"] == "training" else 1].contiguous()
         if part.min() == part.max():

@@ -1,6 +1,6 @@
 """Measures nbgpu against its peers, each pair in one run and in turns, and writes docs/benchmarks.md.
 
-    python tests/bench [start] [cell] [train] [scaling] [telemetry] [logs] [transfer] [peers] [loops]
+    python tests/bench [start] [cell] [train] [scaling] [telemetry] [logs] [transfer] [data] [peers] [loops]
 
 Seconds depend on the machine and on what else it does; a ratio of two things measured in turns does so much
 less. Nothing here is an assertion.
@@ -24,6 +24,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
+import epochs  # noqa: E402
 import peers  # noqa: E402
 import psutil  # noqa: E402
 import training  # noqa: E402
@@ -242,6 +243,11 @@ def transfer() -> str:
     return table + "".join(ratios + touched)
 
 
+def data() -> str:
+    """An epoch with cached volumes against one that decodes them."""
+    return epochs.measure(_table, _ratio)
+
+
 def peers_() -> str:
     """Cells of nbgpu and of its peers, two CPU ranks."""
     versions = peers.require_environment()
@@ -298,6 +304,7 @@ BENCHMARKS: dict[str, Callable[[], str]] = {
     "telemetry": telemetry,
     "logs": logs,
     "transfer": transfer,
+    "data": data,
 }
 BY_NAME_ONLY: dict[str, Callable[[], str]] = {"peers": peers_, "loops": loops}
 """Those that need more than the tests do."""

@@ -38,7 +38,7 @@ class Regression:
         self.config = config
         self.norm = norm
 
-    def build_loaders(self, rank: int, world_size: int) -> Loaders:
+    def build_loaders(self, rank: int, world_size: int, device: torch.device) -> Loaders:
         epochs = _Epochs(self.config, rank, world_size)
         steps_per_epoch = NUM_SAMPLES // SAMPLES_PER_STEP
         return Loaders(train=epochs, val=[], steps_per_epoch=steps_per_epoch, seek=epochs.seek)

@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "nbgpu"
 
 BASE = {"errors", "records", "settings", "config", "palette", "sizes"}
 MIDDLE = {"devices", "telemetry", "runs", "flags", "manifest", "resume", "signals", "vigil", "suitability"}
-MIDDLE |= {"obstacles", "shared_memory", "extras", "ledger", "logbook", "backends"}
+MIDDLE |= {"obstacles", "shared_memory", "extras", "ledger", "logbook", "backends", "epochs", "workers"}
 
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),

@@ -1,0 +1,90 @@
+"""What a decoded volume gives in one visit: random patches of it, or all of it, augmented.
+
+A visit's random numbers come from its own seed, so that it gives the same samples wherever and whenever it is made:
+in the rank's thread or in any of its worker processes, from a cache or decoded anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from monai.transforms import Compose, RandCropByPosNegLabeld, ToDeviced
+from monai.utils import convert_to_tensor
+from torch import Tensor
+
+Sample = dict[str, Tensor]
+"""Tensors by name, without the batch's dimension."""
+
+FOREGROUND = "foreground"
+"""Under this name a decoded volume has the flat indices of the voxels that patches may be centred on."""
+
+
+class Draw:
+    """Takes a decoded volume to its samples.
+
+    With a `patch_size` they are `samples_per_volume` cubes of `keys`, all cut out at the same places: centred on
+    random voxels among FOREGROUND, as far as they stay inside. A volume with no such indices is one sample itself.
+    Other tensors of the volume (a label, a time) go into each sample as they are.
+
+    Args:
+        keys: the volume's images, each (C, D, H, W) or (C, H, W) and all of one size.
+        patch_size: edge in voxels; None takes the whole volume.
+        samples_per_volume: with a `patch_size`.
+        augment: random changes of a sample, see `augmentation`.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str] = ("image",),
+        *,
+        patch_size: int | None = None,
+        samples_per_volume: int = 1,
+        augment: Compose | None = None,
+    ) -> None:
+        assert samples_per_volume == 1 or patch_size is not None, "a whole volume is one sample"
+        self.keys = tuple(keys)
+        self.samples_per_volume = samples_per_volume
+        self._augment = augment or Compose([])
+        self._to_device: ToDeviced | None = None
+        self._crop = None
+        if patch_size is not None:
+            # The label gives the shape only, and the background is never drawn from, because neg=0.
+            self._crop = RandCropByPosNegLabeld(
+                self.keys,
+                label_key=self.keys[0],
+                spatial_size=patch_size,
+                pos=1,
+                neg=0,
+                num_samples=samples_per_volume,
+                fg_indices_key=FOREGROUND,
+                bg_indices_key="background",
+            )
+
+    def on(self, device: torch.device) -> None:
+        """From now on the images are moved to this device first, and cropped and augmented there."""
+        self._to_device = ToDeviced(self.keys, device=device)
+
+    def __call__(self, volume: Mapping[str, Any], seed: np.random.SeedSequence) -> list[Sample]:
+        """The samples of one visit, `samples_per_volume` of them or the one volume."""
+        crop_seed, augment_seed = (int(number) for number in seed.generate_state(2))
+        tensors: dict[Hashable, Tensor] = {
+            n: value for n, value in volume.items() if isinstance(value, Tensor)
+        }
+        if self._to_device is not None:
+            tensors = self._to_device(tensors)
+        foreground = tensors.pop(FOREGROUND, None)
+        samples = [tensors]
+        if self._crop is not None and foreground is not None:
+            self._crop.set_random_state(crop_seed)
+            samples = self._crop({**tensors, FOREGROUND: foreground, "background": foreground})
+        self._augment.set_random_state(augment_seed)
+        return [
+            {
+                name: convert_to_tensor(value, track_meta=False)
+                for name, value in self._augment(sample).items()
+            }
+            for sample in samples
+        ]

@@ -1,0 +1,146 @@
+"""What an epoch will be, in numbers and in words, from the settings and the number of volumes alone.
+
+A rank keeps its share of the volumes (its shard) for the whole run, because it may have them decoded in memory.
+All ranks must do the same number of optimizer steps in an epoch, and every step takes the same number of samples,
+so what does not come out even is either used twice or left out. `shards` says which, and `Epoch.words` how many.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from nbgpu.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch of a run. Tuples have a value for each rank."""
+
+    num_volumes: int
+    """Over all ranks, each counted once."""
+    shard_sizes: tuple[int, ...]
+    """Volumes of each rank."""
+    num_cached: tuple[int, ...]
+    """Of these, how many are kept decoded in host memory."""
+    num_replaced: tuple[int, ...]
+    """Cached volumes that give way to others after each epoch; above 0 an epoch uses the cached ones only."""
+    num_steps: int
+    """Optimizer steps, the same on every rank."""
+    num_repeated: int
+    """Samples over all ranks that are there a second time, to fill the shards and the last step."""
+    num_left_out: int
+    """Samples over all ranks that have no place in the epoch's steps."""
+    words: tuple[str, ...]
+    """All that in sentences, for a person."""
+
+
+def share_of(count: int, rate: float) -> int:
+    """`rate` of `count`, rounded up as a person counts: 0.07 of 100 is 7, where a plain ceil gives 8."""
+    return math.ceil(round(count * rate, 6))
+
+
+def epoch_of(config: TrainConfig, num_volumes: int, samples_per_volume: int, world_size: int) -> Epoch:
+    """The epochs of a run.
+
+    Args:
+        config: the run's settings.
+        num_volumes: all that are trained on.
+        samples_per_volume: samples that one volume gives in an epoch, such as patches.
+        world_size: the ranks.
+    """
+    sizes = _shard_sizes(config, num_volumes, world_size)
+    kind = config.dataset_kind
+    in_memory = kind in ("cache", "smart")
+    num_cached = tuple(share_of(size, config.cache_rate) if in_memory else 0 for size in sizes)
+    num_replaced = tuple(
+        min(share_of(cached, config.replace_rate), size - cached) if kind == "smart" else 0
+        for size, cached in zip(sizes, num_cached, strict=True)
+    )
+    if 0 in num_replaced:  # a rank that holds all it has replaces nothing, and epochs are alike on all ranks
+        num_replaced = (0,) * world_size
+    num_used = num_cached if any(num_replaced) else sizes
+
+    per_step = config.batch_size * config.accumulate
+    samples = [num * samples_per_volume for num in num_used]
+    if config.shards == "padded":
+        num_steps = math.ceil(max(samples) / per_step)
+    else:
+        num_steps = max(1, min(samples) // per_step)
+    num_taken = num_steps * per_step
+    num_shared = 0  # volumes that several ranks have
+    if config.shards == "padded" or num_volumes < world_size:
+        num_shared = sum(sizes) - num_volumes
+    fillers = sum(max(0, num_taken - num) for num in samples)
+    num_repeated = fillers + (0 if any(num_replaced) else num_shared * samples_per_volume)
+    num_left_out = sum(max(0, num - num_taken) for num in samples)
+    words = (
+        _words_for_shards(sizes, num_volumes),
+        _words_for_memory(config, sizes, num_cached, num_replaced),
+        _words_for_steps(num_steps, num_taken * world_size, num_repeated, num_left_out, any(num_replaced)),
+    )
+    return Epoch(num_volumes, sizes, num_cached, num_replaced, num_steps, num_repeated, num_left_out, words)
+
+
+def _shard_sizes(config: TrainConfig, num_volumes: int, world_size: int) -> tuple[int, ...]:
+    if num_volumes < world_size:
+        return (num_volumes,) * world_size
+    whole, rest = divmod(num_volumes, world_size)
+    if config.shards == "padded":
+        return (whole + bool(rest),) * world_size
+    return tuple(whole + (rank < rest) for rank in range(world_size))
+
+
+def _words_for_shards(sizes: tuple[int, ...], num_volumes: int) -> str:
+    world_size = len(sizes)
+    if world_size == 1:
+        return f"{_volumes(num_volumes)} on one rank"
+    told = f"{_volumes(num_volumes)} over {world_size} ranks"
+    if num_volumes < world_size:
+        return f"{told}: fewer than ranks, so each rank takes all of them and draws its own samples"
+    if len(set(sizes)) > 1:
+        num_more = sizes.count(max(sizes))
+        more = "1 rank has" if num_more == 1 else f"{num_more} ranks have"
+        return f"{told}: {more} {max(sizes)}, the others {min(sizes)}"
+    num_shared = sum(sizes) - num_volumes
+    shared = f"; {num_shared} of them on two ranks, so that all have as many" if num_shared else ""
+    return f"{told}: {sizes[0]} on each{shared}"
+
+
+def _words_for_memory(
+    config: TrainConfig, sizes: tuple[int, ...], num_cached: tuple[int, ...], num_replaced: tuple[int, ...]
+) -> str:
+    size, cached, replaced = sizes[0], num_cached[0], num_replaced[0]
+    if config.dataset_kind == "persistent":
+        return (
+            f"PersistentDataset: every volume is decoded once, and read from {config.cache_dir} from then on"
+        )
+    if cached == 0:
+        return "Dataset: every volume is decoded anew each time that it is used"
+    if replaced:
+        return (
+            f"SmartCacheDataset: an epoch uses the {cached} of {size} volumes that a rank has in memory; "
+            f"{replaced} of them {'gives' if replaced == 1 else 'give'} way to the next after each epoch"
+        )
+    kept = f"CacheDataset: a rank keeps {cached} of its {_volumes(size)} decoded in host memory"
+    if config.dataset_kind == "smart":
+        return f"{kept}; there is nothing to replace them with"
+    return kept if cached == size else f"{kept}, and decodes the others each time that they are used"
+
+
+def _words_for_steps(
+    num_steps: int, num_taken: int, num_repeated: int, num_left_out: int, only_cached: bool
+) -> str:
+    told = f"an epoch has {num_steps} step{'s' if num_steps != 1 else ''} of {num_taken // num_steps} samples"
+    if not num_repeated and not num_left_out:
+        return f"{told} and uses {'each of these' if only_cached else 'every sample'} exactly once"
+    parts = []
+    if num_repeated:
+        parts.append(f"{num_repeated} of its {num_taken} samples are repeats")
+    if num_left_out:
+        parts.append(f"{num_left_out} are left out, other ones each time")
+    return f"{told}; {', and '.join(parts)}"
+
+
+def _volumes(count: int) -> str:
+    return f"{count} volume{'s' if count != 1 else ''}"
