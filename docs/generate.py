@@ -6,6 +6,7 @@ from pathlib import Path
 
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig
 from nbgpu.settings import markdown_table
+from nbgpu.sweeps import SweepConfig
 
 CONFIGURATION = Path(__file__).with_name("configuration.md")
 
@@ -23,6 +24,7 @@ def configuration() -> str:
     sections = [
         _INTRODUCTION,
         _section("The cluster: `[cluster]` in `run.toml`", ClusterConfig),
+        _section("A sweep: `[sweep]` in `sweep.toml`", SweepConfig),
         *(
             _section(f'A training run: `[train]` with `recipe = "{name}"`', TRAIN_CONFIGS[name])
             for name in sorted(TRAIN_CONFIGS)
@@ -31,7 +33,7 @@ def configuration() -> str:
     return "\n".join(sections)
 
 
-def _section(title: str, model: type[ClusterConfig] | type[TrainConfig]) -> str:
+def _section(title: str, model: type[ClusterConfig | SweepConfig | TrainConfig]) -> str:
     return f"## {title}\n\n{model.__doc__}\n\n{markdown_table(model)}\n"
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from nbgpu.client.cluster import Cluster, current
     from nbgpu.client.kept import attach
     from nbgpu.client.run import Run
+    from nbgpu.client.sweep import Sweep, sweep
     from nbgpu.config import ClusterConfig, TrainConfig
     from nbgpu.errors import (
         ClusterError,
@@ -40,11 +41,13 @@ __all__ = [
     "RankError",
     "Run",
     "RunError",
+    "Sweep",
     "TrainConfig",
     "TransferError",
     "attach",
     "controls",
     "current",
+    "sweep",
 ]
 
 _HOMES = {
@@ -52,6 +55,8 @@ _HOMES = {
     "current": "nbgpu.client.cluster",
     "attach": "nbgpu.client.kept",
     "Run": "nbgpu.client.run",
+    "Sweep": "nbgpu.client.sweep",
+    "sweep": "nbgpu.client.sweep",
     "ClusterConfig": "nbgpu.config",
     "TrainConfig": "nbgpu.config",
     "controls": "nbgpu.ui.controls",
@@ -61,7 +66,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'nbgpu' has no attribute {name!r}")
-    if name in ("Cluster", "Run", "attach", "controls"):
+    if name in ("Cluster", "Run", "Sweep", "attach", "controls", "sweep"):
         _connect_panels()
     return getattr(import_module(_HOMES[name]), name)
 

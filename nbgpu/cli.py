@@ -5,20 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from nbgpu import extras, flags, resume, ui
+from nbgpu import extras, flags, resume, sweeps, ui
 from nbgpu.client import doctor, listing
 from nbgpu.client import run as client_run
+from nbgpu.client import sweep as client_sweep
 from nbgpu.client.cluster import Cluster
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, read_toml, train_config
 from nbgpu.errors import NbgpuError
-from nbgpu.ui import terminal
+from nbgpu.sweeps import SweepConfig
+from nbgpu.ui import sweep_terminal, terminal
 
 _USAGE = """\
 nbgpu train RECIPE [flags] [--config run.toml]   train on all GPUs, or on CPU ranks where there is none
 nbgpu train RECIPE --help                        the recipe's settings
+nbgpu sweep RECIPE --lr 1e-4,1e-3 --seed 0,1     train with every combination, as many side by side as there are GPUs
+nbgpu sweep --resume SWEEP_FOLDER                what of it is not finished
 nbgpu report RUN_FOLDER                          one page that shows a run, from its folder; needs no network
 nbgpu doctor [--json]                            looks at this machine: what works, what does not, what to do
 nbgpu ps                                         your clusters on this host, also those that were left over
@@ -37,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if command == "train":
             _train(list(rest))
+        elif command == "sweep":
+            sys.exit(_sweep(list(rest)))
         elif command == "report":
             _report(list(rest))
         elif command == "ps":
@@ -89,6 +96,54 @@ def _train(arguments: list[str]) -> None:
             run.wait()
         finally:
             console.print(f"{run.status} at step {max(s.step for s in run.statuses())}: {run.folder}")
+
+
+def _sweep(arguments: list[str]) -> int:
+    """Starts a sweep or goes on with one; returns the exit code, 1 where a trial is not finished."""
+    client_run.presenter = ui
+    if arguments and arguments[0] in TRAIN_CONFIGS:
+        sweep = client_sweep.begin(arguments[0], _sweep_settings(arguments[0], arguments[1:]))
+    else:
+        rest, folder = _take_value(arguments, "--resume", "the folder of a sweep")
+        if folder is None:
+            sys.exit(
+                "usage: nbgpu sweep RECIPE [flags], or nbgpu sweep --resume FOLDER [flags]. "
+                f"Recipes: {', '.join(TRAIN_CONFIGS)}"
+            )
+        plan = sweeps.Plan.read(Path(folder))
+        stored = plan.config.model_dump() | plan.cluster.model_dump()
+        values = flags.parse([SweepConfig, ClusterConfig], rest, "nbgpu sweep --resume", defaults=stored)
+        sweep = client_sweep.go_on(folder, **values)
+    console = Console()
+    console.print(
+        f"{len(sweep.trials)} trials, {sweep.num_parallel} side by side; writes to {sweep.folder}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    sweep_terminal.follow(sweep, console)
+    sweep.wait()
+    return 0 if all(trial.state == "finished" for trial in sweep.trials) else 1
+
+
+def _sweep_settings(recipe: str, arguments: list[str]) -> dict[str, Any]:
+    """The flags of a sweep: those of the recipe take several values, `--lr 1e-4,1e-3`, or a range."""
+    rest, file = _take_config_file(arguments)
+    cluster, train = read_toml(file, recipe=recipe) if file else (ClusterConfig(ranks=1), None)
+    values = flags.parse(
+        [SweepConfig, ClusterConfig, TRAIN_CONFIGS[recipe]],
+        rest,
+        prog=f"nbgpu sweep {recipe}",
+        defaults=cluster.model_dump() | (train or train_config(recipe)).model_dump(),
+        hidden=("recipe",),
+        as_text=TRAIN_CONFIGS[recipe],
+    )
+    varied = {
+        name: sweeps.from_text(values.pop(name))
+        for name in TRAIN_CONFIGS[recipe].model_fields
+        if values.get(name) is not None
+    }
+    shared = train.model_dump(exclude={"recipe"}) if train else {}
+    return {n: v for n, v in values.items() if n not in TRAIN_CONFIGS[recipe].model_fields} | shared | varied
 
 
 def _report(arguments: list[str]) -> None:

@@ -18,6 +18,7 @@ def parse(
     prog: str,
     defaults: Mapping[str, Any] | None = None,
     hidden: Sequence[str] = (),
+    as_text: type[BaseModel] | None = None,
 ) -> dict[str, Any]:
     """Reads `--batch-size 4 --amp bf16` into {'batch_size': 4, 'amp': 'bf16', ...}, one value for each field.
 
@@ -31,6 +32,7 @@ def parse(
         prog: the command, as the help shows it.
         defaults: what is taken where a flag is left out, in place of the field's own default.
         hidden: fields that are no flags; they are left out of the answer.
+        as_text: one of the models, whose flags take any text; a flag that is left out gives None.
 
     Raises:
         SystemExit: help was asked for, or a flag is unknown or of the wrong type; tyro has said which.
@@ -43,6 +45,10 @@ def parse(
         allowed = bounds(info)
         help_text = f"{info.description} ({allowed})" if allowed else info.description
         default = (defaults or {}).get(name, info.default)
+        if as_text is not None and name in as_text.model_fields:
+            shown = tyro.conf.arg(help=f"{help_text} (default: {default})", metavar="VALUE[,...]")
+            flags[name] = (name, Annotated[str | None, shown], field(default=None))
+            continue
         flags[name] = (
             name,
             Annotated[info.annotation, tyro.conf.arg(help=help_text)],

@@ -178,6 +178,13 @@ class Cluster:
                 come; the message ends with what the engines said.
         """
         require_none()
+        self.start_beside()
+        self._become_current()
+        return self
+
+    def start_beside(self) -> Self:
+        """As `start`, for one of several clusters that a process has: none of them is `current()`, and whoever started
+        them stops them."""
         self.devices, self.climb = self._wanted, Climb(self._rungs[0])
         self._processes = processes = Processes.prepare()
         try:
@@ -198,7 +205,6 @@ class Cluster:
         except BaseException:
             self.stop()
             raise
-        self._become_current()
         return self
 
     @classmethod

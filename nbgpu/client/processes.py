@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from typing import Any, Self
 import ipyparallel as ipp
 import psutil
 from ipyparallel.cluster.launcher import LocalControllerLauncher, LocalEngineLauncher
+from ipyparallel.serialize.canning import can, uncan
 from traitlets.log import get_logger
 
 from nbgpu.client import process_id
@@ -41,6 +43,7 @@ _LOOK_PERIOD_S = 0.05
 """Who sends a cell every few milliseconds does not look at the processes each time."""
 _NURSERY_PATIENCE_S = 60.0
 _CLUSTER_ID = "nbgpu"
+_serializers_tables = threading.Lock()
 
 
 class _NotesTheEnd:
@@ -166,6 +169,7 @@ class Processes:
         deadline_s = time.monotonic() + timeout_s
         while (connection := self._connection()) is None:
             self._check_start(0, num_engines, deadline_s, timeout_s)
+        _fill_serializers_tables()
         with _no_warning_of_missing_signatures():
             client = Client(connection, timeout=timeout_s)
         try:
@@ -309,6 +313,14 @@ class Processes:
                 f"start_timeout_s. {self.log_tail()}"
             )
         time.sleep(0.01)
+
+
+def _fill_serializers_tables() -> None:
+    """ipyparallel fills the tables of its serializer when one is first used, and two threads that start a cluster each
+    would trip over one another."""
+    with _serializers_tables:
+        can(object())
+        uncan(object())
 
 
 @contextmanager

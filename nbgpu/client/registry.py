@@ -14,7 +14,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Literal
@@ -146,8 +146,14 @@ def claim(entry: Entry) -> None:
     with _locked():
         others = _entries()
         if not entry.config.share_gpus:
-            _refuse_gpus_in_use(entry, others)
+            _refuse_gpus_in_use(entry.devices, others)
         _write(entry)
+
+
+def require_free(devices: Iterable[Device]) -> None:
+    """ClusterError where a cluster has one of these GPUs now; nothing is claimed."""
+    with _locked():
+        _refuse_gpus_in_use(devices, _entries())
 
 
 def update(entry: Entry) -> None:
@@ -212,9 +218,9 @@ def remove_cluster_folder(cluster_folder: Path) -> None:
             shutil.rmtree(cluster_folder, ignore_errors=True)
 
 
-def _refuse_gpus_in_use(entry: Entry, others: list[Entry]) -> None:
+def _refuse_gpus_in_use(devices: Iterable[Device], others: list[Entry]) -> None:
     lines = []
-    for device in dict.fromkeys(d for d in entry.devices if d.kind == "cuda"):
+    for device in dict.fromkeys(d for d in devices if d.kind == "cuda"):
         for other in others:
             if device.uuid in other.gpus():
                 since = time.strftime("%H:%M on %d %B", time.localtime(other.started_s))

@@ -38,6 +38,8 @@ from nbgpu.telemetry import Reader, send_command, send_settings
 if TYPE_CHECKING:
     import pandas as pd
 
+    from nbgpu.client.sweep import Sweep
+
 _log = logging.getLogger("nbgpu.run")
 _RUN_IN_ENGINE = "nbgpu.engine.train:run_in_engine"
 _STOP_PATIENCE_S = 10.0
@@ -82,6 +84,14 @@ class Presenter(Protocol):
 
     def report(self, run: Run) -> None:
         """Writes `report.html` into the folder of a run that is over."""
+        ...
+
+    def show_sweep(self, sweep: Sweep) -> None:
+        """Displays the live panel of a sweep."""
+        ...
+
+    def report_sweep(self, sweep: Sweep) -> None:
+        """Writes `report.html` into the folder of a sweep that is over."""
         ...
 
     def offer_stop(self, stop: Callable[[], None]) -> Callable[[], None]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nbgpu.client.outputs import TextView
     from nbgpu.client.run import Run
+    from nbgpu.client.sweep import Sweep
 
 
 def show(run: Run) -> None:
@@ -31,6 +32,20 @@ def report(run: Run) -> None:
     from nbgpu.ui.snapshot import write_report
 
     write_report(run)
+
+
+def show_sweep(sweep: Sweep) -> None:
+    """Displays the live panel of a sweep, or the table and curves of one that is over."""
+    from nbgpu.ui import sweep_panel
+
+    sweep_panel.show(sweep)
+
+
+def report_sweep(sweep: Sweep) -> None:
+    """Writes `report.html` into the folder of a sweep."""
+    from nbgpu.ui.sweep_report import write_report
+
+    write_report(sweep)
 
 
 def open_text(ranks: Sequence[int], live: bool) -> TextView | None:

@@ -263,16 +263,17 @@ def svg(info: RunInfo, history: History) -> str:
                 ranks.setdefault(curve.rank, line)
         for mark in history.marks:
             axes.axvline(mark.step, color=TEXT_COLOR, linewidth=0.8, linestyle=":")
-        _style(axes, chart.title)
+        style_axes(axes, chart.title)
     if ranks:
         names = ["validation" if rank is None else f"rank {rank}" for rank in ranks]
         legend = figure.legend(list(ranks.values()), names, loc="outside upper left", ncols=8, frameon=False)
         for text in legend.get_texts():
             text.set_color(TEXT_COLOR)
-    return _render(figure, title=f"{info.recipe}, run {info.run_id}")
+    return render_svg(figure, title=f"{info.recipe}, run {info.run_id}")
 
 
-def _style(axes: Axes, title: str) -> None:
+def style_axes(axes: Axes, title: str) -> None:
+    """Gives a chart the look of all others."""
     axes.patch.set_alpha(0)
     axes.set_title(title, loc="left", color=TEXT_COLOR, fontsize=11)
     axes.set_xlabel("step", color=TEXT_COLOR, fontsize=9)
@@ -285,7 +286,8 @@ def _style(axes: Axes, title: str) -> None:
         axes.set_ylim(bottom=0)
 
 
-def _render(figure: Figure, title: str) -> str:
+def render_svg(figure: Figure, title: str) -> str:
+    """A matplotlib figure as SVG, with its text as text."""
     FigureCanvasSVG(figure)
     # matplotlib has this only as a global setting. One key is put back, not all of them, because this may
     # run in a thread while a cell changes others.

@@ -39,7 +39,9 @@ _PAGE_PATIENCE_S = 5.0
 _LONGEST_ROW = 500
 
 
-class _Widget(anywidget.AnyWidget):
+class HtmlWidget(anywidget.AnyWidget):
+    """Shows HTML that the kernel makes, and is replaced in the notebook at the end."""
+
     _esm = STATIC / "text.js"
     key = traitlets.Unicode("").tag(sync=True)
     """Tells this widget from all others of a page."""
@@ -66,7 +68,7 @@ class LiveText:
         self._streams: Streams | None = None
         """Where the text goes if the page does not know the widget."""
         self._slot = new_slot()
-        self._widget = _Widget(key=uuid.uuid4().hex, slot=self._slot)
+        self._widget = HtmlWidget(key=uuid.uuid4().hex, slot=self._slot)
         answer_while_busy(self._widget)
         self._widget.on_msg(self._on_page_message)
         self._cell = RunningCell()

@@ -107,28 +107,46 @@ def report_html(run: Told) -> str:
         if run.status in FINAL_STATES
         else "<p>No rank has said how it ended: the run goes on, or was killed.</p>"
     )
+    return page(
+        title=f"{info.recipe} {info.run_id}",
+        heading=f"{_escape(info.recipe)} <small>{_escape(info.run_id)}</small>",
+        headline=headline,
+        body=f"<p>Started {started} on {info.world_size} rank{'s' if info.world_size > 1 else ''} "
+        f"({_escape(info.backend)}).</p>{unsure}{''.join(sections)}",
+        figure=plotly_figure(info, history),
+    )
+
+
+def page(title: str, heading: str, headline: str, body: str, figure: Mapping[str, Any]) -> str:
+    """A report's page, which opens with no network.
+
+    Args:
+        title: the page's.
+        heading: as HTML.
+        headline: one line on where it is.
+        body: as HTML; in it an element with the id `charts`.
+        figure: what Plotly draws there.
+    """
     # '</' would end the script element in the middle of a string.
-    figure = json.dumps(plotly_figure(info, history)).replace("</", "<\\/")
+    drawn = json.dumps(figure).replace("</", "<\\/")
     plotly = gzip.decompress(PLOTLY_GZ.read_bytes()).decode().replace("</script", "<\\/script")
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{_escape(info.recipe)} {_escape(info.run_id)}</title>
+<title>{_escape(title)}</title>
 <style>{_CSS}</style>
 </head>
 <body>
 <main>
-<h1>{_escape(info.recipe)} <small>{_escape(info.run_id)}</small></h1>
+<h1>{heading}</h1>
 <p class="headline">{_escape(headline)}</p>
-<p>Started {started} on {info.world_size} rank{"s" if info.world_size > 1 else ""} ({_escape(info.backend)}).</p>
-{unsure}
-{"".join(sections)}
+{body}
 </main>
 <script>{plotly}</script>
 <script>
-const figure = {figure};
+const figure = {drawn};
 Plotly.newPlot("charts", figure.data, figure.layout, figure.config);
 </script>
 </body>

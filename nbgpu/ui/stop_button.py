@@ -10,20 +10,21 @@ from IPython.display import display, update_display
 
 from nbgpu.ui.frontend import answer_while_busy, has_frontend, has_subshells
 
+CELL_TOOLTIP = "Stop this cell on all ranks; they keep their variables"
 
-def offer(stop: Callable[[], None]) -> Callable[[], None]:
+
+def offer(stop: Callable[[], None], tooltip: str = CELL_TOOLTIP) -> Callable[[], None]:
     """Shows the button where there is a page to press it; returns what takes it away again.
 
     On kernels older than ipykernel 7.1 a press would be heard after the cell's end: none is shown there.
 
     Args:
         stop: called when it is pressed, on another thread.
+        tooltip: what it does, in words.
     """
     if not has_frontend() or not has_subshells():
         return lambda: None
-    button = ipywidgets.Button(
-        description="Stop", icon="stop", tooltip="Stop this cell on all ranks; they keep their variables"
-    )
+    button = ipywidgets.Button(description="Stop", icon="stop", tooltip=tooltip)
     answer_while_busy(button)
 
     def obey(_: ipywidgets.Button) -> None:

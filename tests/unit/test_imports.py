@@ -18,7 +18,17 @@ PACKAGE = Path(__file__).resolve().parents[2] / "nbgpu"
 
 BASE = {"errors", "records", "settings", "config", "palette", "sizes"}
 MIDDLE = {"devices", "telemetry", "runs", "flags", "manifest", "resume", "signals", "vigil", "suitability"}
-MIDDLE |= {"obstacles", "shared_memory", "extras", "ledger", "logbook", "backends", "epochs", "workers"}
+MIDDLE |= {
+    "obstacles",
+    "shared_memory",
+    "extras",
+    "ledger",
+    "logbook",
+    "backends",
+    "epochs",
+    "workers",
+    "sweeps",
+}
 
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
@@ -232,11 +242,13 @@ def test_the_public_names_are_these() -> None:
         "RankError",
         "Run",
         "RunError",
+        "Sweep",
         "TrainConfig",
         "TransferError",
         "attach",
         "controls",
         "current",
+        "sweep",
     ]
 
 

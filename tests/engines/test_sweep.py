@@ -1,0 +1,191 @@
+"""Sweeps on real ranks: side by side, with trials that fail and die, stopped, killed, and gone on with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pandas as pd
+import pytest
+
+import nbgpu
+from nbgpu import manifest, resume
+from nbgpu.client import registry
+from nbgpu.ui import sweep_view
+
+SMALL: dict[str, Any] = {
+    "gpus": "none",
+    "patch_size": 16,
+    "num_phantoms": 16,
+    "threads": 1,
+    "val_every": 5,
+}
+
+
+def wait_until(what: Callable[[], Any], timeout_s: float = 200) -> Any:
+    give_up_s = time.monotonic() + timeout_s
+    while not (found := what()):
+        assert time.monotonic() < give_up_s, "it did not happen"
+        time.sleep(0.05)
+    return found
+
+
+def write_volumes(folder: Path, whole: bool) -> None:
+    rng = np.random.default_rng(0)
+    folder.mkdir(exist_ok=True)
+    for name in "abcdef":
+        path = folder / f"{name}.nii.gz"
+        nib.save(nib.Nifti1Image(rng.random((24, 24, 24), dtype=np.float32), np.eye(4)), path)
+        if not whole:
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def engine_of(run_folder: Path) -> int:
+    """The process that trains a run."""
+    (entry,) = [entry for entry in registry.entries() if entry.run == run_folder]
+    return entry.engines[0].pid
+
+
+def test_a_failed_trial_takes_no_other_with_it_and_is_tried_again(tmp_path: Path) -> None:
+    volumes = tmp_path / "volumes"
+    write_volumes(volumes, whole=False)
+    settings = {**SMALL, "steps": 40, "runs_dir": str(tmp_path / "runs"), "checkpoint_every": 10}
+    sweep = nbgpu.sweep("autoencoder", data=[str(volumes), "phantoms"], seed=[0, 1], **settings)
+    assert sweep.status == "running"
+    # The clusters of its trials are nobody's current one.
+    with pytest.raises(nbgpu.NoClusterError):
+        nbgpu.current()
+    with pytest.raises(nbgpu.RunError, match=rf"goes on in process {os.getpid()}"):
+        nbgpu.sweep(resume=sweep.folder)
+    killed = sweep.trials[2]
+    wait_until(lambda: manifest.checkpoints(killed.run_folders[0]) if killed.run_folders else [])
+    os.kill(engine_of(killed.run_folders[0]), signal.SIGKILL)
+    sweep.wait(200)
+
+    assert sweep.status == "finished"
+    assert [trial.state for trial in sweep.trials] == ["failed", "failed", "failed", "finished"]
+    assert sweep.best is sweep.trials[3]
+    assert sweep.best.checkpoint().name == "step-00000040"
+    assert f"{volumes}/a.nii.gz" in str(sweep.trials[0].error)
+    assert [f.error_type for f in sweep.trials[0].failures()] == ["DataError"]
+    assert "was killed by SIGKILL" in str(killed.error)
+    table = pd.read_csv(sweep.folder / "table.csv")
+    assert list(table["state"]) == ["finished", "failed", "failed", "failed"]
+    assert {"data", "seed", "best val_loss", "at step", "loss", "error", "folder"} <= set(table.columns)
+    measured = sweep.trials[3].metrics()["val_loss"].dropna()
+    assert len(measured) == 8
+    assert table["best val_loss"][0] == measured.min() == sweep.table()["best val_loss"].iloc[0]
+    for shown in (
+        (sweep.folder / "report.html").read_text(),
+        sweep_view.page(sweep, sweep_view.svg(sweep)),
+        sweep_view.text(sweep),
+    ):
+        assert "DataError" in shown
+        assert "was killed by SIGKILL" in shown
+    assert sweep_view.svg(sweep).startswith("<svg")
+
+    write_volumes(volumes, whole=True)
+    again = nbgpu.sweep(resume=sweep.folder, parallel=3).wait(200)
+    assert [trial.state for trial in again.trials] == ["finished"] * 4
+    assert [len(trial.run_folders) for trial in again.trials] == [2, 2, 2, 1]
+    went_on = again.trials[2]
+    assert resume.Beginning.read(went_on.run_folders[1]).step >= 10
+    # What was done again counts once.
+    assert list(went_on.metrics()["step"][went_on.metrics()["loss"].notna()]) == list(range(1, 41))
+
+
+_FLAGS = [
+    part
+    for name, value in (
+        SMALL | {"data": "phantoms", "steps": 300, "checkpoint_every": 20, "val_every": 50}
+    ).items()
+    for part in (f"--{name.replace('_', '-')}", str(value))
+]
+
+
+def _hear_interrupts() -> None:
+    """A shell has what it starts in the background ignore them, and so would the command."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def start_sweep(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "nbgpu.cli", "sweep", *arguments]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, preexec_fn=_hear_interrupts, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def steps_saved(folder: Path) -> list[int]:
+    """The newest checkpoint of each run in a trial's folder, in the order of the runs."""
+    runs = sorted(folder.glob("*/run.toml"), key=lambda path: path.stat().st_mtime_ns)
+    newest = [manifest.checkpoints(path.parent)[:1] for path in runs]
+    return [int(found[0].name.removeprefix("step-")) if found else 0 for found in newest]
+
+
+def test_a_sweep_goes_on_after_ctrl_c_and_after_it_was_killed(tmp_path: Path) -> None:
+    with start_sweep("autoencoder", *_FLAGS, "--lr", "1e-3,1e-2", "--runs-dir", str(tmp_path)) as process:
+        (folder,) = wait_until(lambda: list(tmp_path.glob("*-sweep-autoencoder-*")))
+        both = [folder / f"trial-00{number}" for number in (0, 1)]
+        wait_until(lambda: all(any(steps_saved(trial)) for trial in both))
+        process.send_signal(signal.SIGINT)
+        told, errors = process.communicate(timeout=120)
+    assert process.returncode == 1, errors
+    assert "stopping all runs" in told
+    assert told.count("stopped") >= 2
+    assert not registry.entries()
+    stopped = [steps_saved(trial)[0] for trial in both]
+    assert all(0 < step < 300 for step in stopped)
+
+    with start_sweep("--resume", str(folder)) as process:
+        wait_until(lambda: all(len(steps_saved(trial)) == 2 and steps_saved(trial)[1] for trial in both))
+    killed = [steps_saved(trial)[1] for trial in both]
+    assert all(before < after for before, after in zip(stopped, killed, strict=True))
+
+    with start_sweep("--resume", str(folder)) as process:
+        told, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors
+    assert "2 of 2 trials finished" in told
+    for trial in both:
+        # One that had got to its end when the sweep was killed is not begun again.
+        assert max(steps_saved(trial)) == 300
+    table = pd.read_csv(folder / "table.csv")
+    assert list(table["state"]) == ["finished"] * 2
+    assert list(table["step"]) == [300] * 2
+    assert sorted(table["lr"]) == [1e-3, 1e-2]
+
+
+def test_a_sweep_that_cannot_get_engines_says_so_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('this torch is broken on purpose')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    sweep = nbgpu.sweep("autoencoder", seed=[0, 1], runs_dir=str(tmp_path / "runs"), **SMALL)
+    with pytest.raises(nbgpu.ClusterError, match="broken on purpose"):
+        sweep.wait(60)
+    assert sweep.status == "failed"
+    assert [trial.state for trial in sweep.trials] == ["waiting", "waiting"]
+
+
+def test_bad_values_start_nothing_and_leave_no_folder(tmp_path: Path) -> None:
+    command = ["autoencoder", "--lr", "1e-3,50", "--batch-size", "0,2", "--runs-dir", str(tmp_path)]
+    with start_sweep(*command) as process:
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "3 of 4 trials cannot run" in errors
+    assert "lr=50 (2 trials): lr = '50' is not valid" in errors
+    assert "batch_size=0 (2 trials): batch_size = '0' is not valid" in errors
+    assert not list(tmp_path.iterdir())
