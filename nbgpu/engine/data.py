@@ -117,7 +117,7 @@ class SampleLoader:
         self._draw = draw
         self._epoch = 0
         self._num_samples_to_skip = 0
-        self._num_cache_updates = 0
+        self._epoch_in_cache = 0
         self._batches: Generator[Any, None, None] | None = None
         self._pool: WorkerProcesses | None = None
 
@@ -182,24 +182,21 @@ class SampleLoader:
 
     def next_epoch(self) -> None:
         """Puts the volumes into the cache that SmartCacheDataset has decoded meanwhile."""
-        if self._shard.is_replacing:
-            self._end_iteration()
-            self._shard.next_epoch()
-            self._num_cache_updates += 1
+        self._end_iteration()
+        self._shard.next_epoch()
+        self._epoch_in_cache += 1
 
     def seek(self, step: int) -> None:
         """The next iteration begins with the batches of this optimizer step, counted from 0 over all epochs.
 
-        It gives what an iteration from the first step on would give there. SmartCacheDataset cannot go back to
-        an earlier epoch: AssertionError.
+        It gives what an iteration from the first step on would give there.
         """
         self._end_iteration()
         self._epoch, steps = divmod(step, self.steps_per_epoch)
         self._num_samples_to_skip = steps * self._config.accumulate * self._config.batch_size
-        if self._shard.is_replacing:
-            assert self._num_cache_updates <= self._epoch, "the cache of an earlier epoch is gone"
-            while self._num_cache_updates < self._epoch:
-                self.next_epoch()
+        if self._epoch_in_cache != self._epoch:
+            self._shard.go_to(self._epoch)
+            self._epoch_in_cache = self._epoch
 
     def close(self) -> None:
         """Ends threads and processes; may be called more than once."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from monai.data import CacheDataset, Dataset, PersistentDataset, SmartCacheDataset
 from monai.transforms import Compose
@@ -61,18 +62,11 @@ class Shard:
         self._smart: SmartCacheDataset | None = None
         self._volumes: Dataset
         transform = Compose([self._decode])
+        self._num_replaced = num_replaced
         if num_replaced > 0:
-            self._volumes = self._smart = SmartCacheDataset(
-                items,
-                transform,
-                # It rounds the number up: half of one less is safe from what the division loses.
-                replace_rate=(num_replaced - 0.5) / num_cached,
-                cache_num=num_cached,
-                num_init_workers=torch.get_num_threads(),
-                progress=False,
-                seed=seed,
-                copy_cache=False,
-            )
+            self._in_turn = list(items)
+            np.random.RandomState(seed).shuffle(self._in_turn)  # type: ignore[arg-type]
+            self._volumes = self._smart = self._smart_cache(epoch=0)
         elif num_cached > 0:
             self._volumes = CacheDataset(
                 items,
@@ -89,6 +83,21 @@ class Shard:
         raise_together(self._decode.failures)
         if self._smart is not None:
             self._smart.start()
+
+    def _smart_cache(self, epoch: int) -> SmartCacheDataset:
+        """As it is in this epoch, counted from 0: the volumes take their turn in a circle."""
+        first = epoch * self._num_replaced % len(self._in_turn)
+        return SmartCacheDataset(
+            self._in_turn[first:] + self._in_turn[:first],
+            Compose([self._decode]),
+            # It rounds the number up: half of one less is safe from what the division loses.
+            replace_rate=(self._num_replaced - 0.5) / self._num_cached,
+            cache_num=self._num_cached,
+            num_init_workers=torch.get_num_threads(),
+            progress=False,
+            shuffle=False,
+            copy_cache=False,
+        )
 
     @property
     def is_replacing(self) -> bool:
@@ -114,6 +123,14 @@ class Shard:
         """Puts the volumes into the cache that SmartCacheDataset has decoded meanwhile."""
         if self._smart is not None:
             self._smart.update_cache()
+
+    def go_to(self, epoch: int) -> None:
+        """Puts the volumes into the cache that SmartCacheDataset has in this epoch, counted from 0, with no other."""
+        if self._smart is not None:
+            self._smart.shutdown()
+            self._volumes = self._smart = self._smart_cache(epoch)
+            raise_together(self._decode.failures)
+            self._smart.start()
 
     def close(self) -> None:
         """Ends the threads; may be called more than once."""

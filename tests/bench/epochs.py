@@ -49,7 +49,7 @@ def measure(
             "runs_dir": str(folder / "runs"),
             "cache_dir": str(folder / "cache"),
         }
-        for turn in range(6):
+        for turn in range(4):
             for dataset, settings in DATASETS.items():
                 run = cluster.train("autoencoder", **SETTINGS, **settings, **places).wait()
                 if not turn:  # the first of each warms up, and fills the folder of PersistentDataset

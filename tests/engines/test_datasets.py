@@ -52,6 +52,33 @@ def test_all_datasets_give_the_same_batches_to_the_last_bit(
     found.close()
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dataset": "plain"},
+        {"dataset": "persistent"},
+        {"cache_rate": 0.5},
+        {"cache_rate": 0.5, "replace_rate": 0.5},
+    ],
+    ids=str,
+)
+def test_a_step_that_is_sought_has_the_batches_that_it_always_had(
+    files: list[Path], settings: dict[str, Any]
+) -> None:
+    straight = loader(files, **AUGMENTED, **settings)
+    batches = []
+    for _ in range(3):
+        batches += list(straight)
+        straight.next_epoch()
+    straight.close()
+    sought = loader(files, **AUGMENTED, **settings)
+    for step in [*range(len(batches)), *reversed(range(len(batches)))]:
+        sought.seek(step)
+        first = next(iter(sought))
+        assert all(torch.equal(first[name], batches[step][name]) for name in first)
+    sought.close()
+
+
 def test_each_dataset_decodes_as_often_as_it_says(files: list[Path]) -> None:
     found = {}
     for name, settings in {
