@@ -8,6 +8,7 @@ The notebook's kernel works in the given folder, so that all it writes, runs inc
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -166,6 +167,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not options.notebook.is_file():
         parser.error(f"there is no notebook {options.notebook}")
+    # Older kernels bring a debugger along that would say here what it could not do, as ipyparallel keeps it from too.
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     return 0 if execute(options.notebook, options.folder, Console()) else 1
 
 

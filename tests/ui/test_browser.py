@@ -107,6 +107,7 @@ def final_output(document: Any) -> Any:
     return outputs[0]
 
 
+@pytest.mark.subshells
 @pytest.mark.timeout(240)
 def test_a_first_run_from_start_to_the_curves_that_stay(lab: Lab, page: Page) -> None:
     lab.write_notebook("first.ipynb", [START_CLUSTER, DISTRIBUTED, CONTROLS, BLOCK, STOP_CLUSTER])
@@ -137,8 +138,10 @@ def test_a_first_run_from_start_to_the_curves_that_stay(lab: Lab, page: Page) ->
     control(page, "amp").select_option("bf16")
     button(page, "Start").click()
     state(page, "training").wait_for(timeout=90_000)
-    for name in ("batch size", "amp", "lr"):
+    for name in ("data", "patch size"):
         expect(control(page, name)).to_be_disabled()
+    for name in ("batch size", "amp", "lr"):  # which a run takes on while it goes on
+        expect(control(page, name)).to_be_enabled()
     expect(button(page, "Start")).to_be_disabled()
     settings = notebook.in_kernel("print(nbgpu.client.cluster.current().run.config)")
     assert "batch_size=4" in settings
@@ -222,6 +225,7 @@ def test_a_reopened_notebook_shows_the_curves_with_no_kernel(lab: Lab, page: Pag
     assert lab.num_kernels() == 0
 
 
+@pytest.mark.subshells
 @pytest.mark.timeout(120)
 def test_a_panel_of_its_own_in_both_themes(lab: Lab, page: Page) -> None:
     lab.write_notebook("panel.ipynb", [_recorded_run(steps=3000), BLOCK])
