@@ -47,7 +47,12 @@ def write(folder: Path) -> list[Path]:
 
 
 def loader(
-    files: Sequence[Path], rank: int = 0, world_size: int = 1, gain: float = 1.0, **settings: Any
+    files: Sequence[Path],
+    rank: int = 0,
+    world_size: int = 1,
+    gain: float = 1.0,
+    device: str = "cpu",
+    **settings: Any,
 ) -> SampleLoader:
     values = {"batch_size": 2, "num_workers": 0, "cache_dir": str(files[0].parent / "cache"), **settings}
     config = train_config("autoencoder", **values)
@@ -59,6 +64,7 @@ def loader(
         config,
         rank=rank,
         world_size=world_size,
+        device=torch.device(device),
     )
 
 

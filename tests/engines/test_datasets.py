@@ -238,3 +238,20 @@ def test_packed_volumes_are_the_same_memory_in_another_process_or_none() -> None
     assert len(pickle.dumps(packed)) < 1000
     copy[0]["x"].zero_()
     assert torch.equal(packed[0]["x"], volumes[0]["x"])
+
+
+@pytest.mark.gpu
+def test_batches_are_pinned_or_made_on_the_gpu(files: list[Path]) -> None:
+    expected = list(loader(files, **AUGMENTED))
+    for settings, pinned, place in (
+        ({}, True, "cpu"),
+        ({"pin_memory": "off"}, False, "cpu"),
+        ({"transforms_on": "gpu"}, False, "cuda"),
+    ):
+        batches = loader(files, device="cuda:0", **AUGMENTED, **settings)
+        assert batches.warnings == ()
+        for batch, same in zip(batches, expected, strict=True):
+            assert batch["image"].is_pinned() == pinned
+            assert batch["image"].device.type == place
+            torch.testing.assert_close(batch["image"].cpu(), same["image"])
+        batches.close()
