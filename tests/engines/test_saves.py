@@ -111,6 +111,10 @@ def test_validation_is_of_the_average_which_is_a_plain_file_for_the_model(
     result = run.result()
     assert result is not None
     assert result["table"]["autoencoder"]["psnr_db"] == pytest.approx(recorded[12], abs=1e-2)
+    # Shared out over the ranks it is the same average.
+    shared = cluster2.train("autoencoder", **settings, strategy="fsdp").wait(120)
+    of_shared = shared.metrics().dropna(subset=["val_psnr_db"]).set_index("step")["val_psnr_db"]
+    assert of_shared.to_dict() == pytest.approx(recorded.to_dict(), abs=1e-3)
     # It changes nothing in the training itself.
     plain = cluster2.train("autoencoder", **{**settings, "ema_decay": 0}).wait(120)
     assert (plain.checkpoint() / manifest.MODEL).read_bytes() == (
