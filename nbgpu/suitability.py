@@ -43,6 +43,7 @@ def _smaller(config: TrainConfig) -> TrainConfig:
         resume="",
         profile="",
         # Volumes are read when they are needed: few are.
+        dataset="plain",
         cache_rate=0.0,
         replace_rate=0.0,
     )
