@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from nbgpu import backends, devices
 from nbgpu.backends import Climb, Rung
 from nbgpu.client import definitions, registry, status, transfer, variables
 from nbgpu.client.arrivals import Answer, Arrivals
+from nbgpu.client.batch_sizes import BatchSizes
 from nbgpu.client.ladder import climb_down
 from nbgpu.client.processes import Processes
 from nbgpu.client.questions import Listener, Questions
@@ -381,12 +383,20 @@ class Cluster:
         self._bring_back(RankWatch(self.ranks, results), results)
         return {rank: result.result() for rank, result in results.items()}
 
-    def _bring_back(self, watch: RankWatch, results: Mapping[int, ipp.AsyncResult]) -> None:
+    def _bring_back(
+        self,
+        watch: RankWatch,
+        results: Mapping[int, ipp.AsyncResult],
+        stop: threading.Event | None = None,
+    ) -> None:
         """Waits for the ranks, frees those that wait for one which failed, and makes the group good again."""
         try:
             while watch.pending() and not watch.stuck():
                 watch.wait(_WATCH_PERIOD_S)
                 watch.check()
+                if stop is not None and stop.is_set():
+                    self._stop(watch, results)
+                    raise RunError("stopped; the ranks keep their variables")
         except KeyboardInterrupt:
             self._stop(watch, results)
             raise
@@ -493,6 +503,35 @@ class Cluster:
         self.run = Run.start(config, self)
         self._note()
         return self.run
+
+    def find_batch_size(
+        self, recipe: str, stop: threading.Event | None = None, **settings: Any
+    ) -> BatchSizes:
+        """Finds the largest batch that fits on all ranks, with real steps on generated batches; prints as a table.
+
+        On CPU ranks `memory_limit` decides, or their share of what the host has free. Variables of the ranks count as
+        held, and stay as they are.
+
+        Args:
+            recipe: the workload.
+            stop: ends the search when it is set, as the notebook's stop button does.
+            settings: as for `train`; `batch_size` and `global_batch_size` do not count.
+
+        Raises:
+            ConfigError: a setting is not valid; nothing was tried.
+            RankError: not even one sample fits, or a step failed otherwise.
+            RunError: a training run has the ranks now, or the search was stopped.
+        """
+        ignored = ("batch_size", "global_batch_size")
+        settings = {name: value for name, value in settings.items() if name not in ignored}
+        config = settled(train_config(recipe, **settings), self.devices)
+        self.ranks.require_reachable()
+        self._refuse_during_run()
+        self._replace_ranks_that_went()
+        self._take_back_ranks_left_behind()
+        results = self.ranks.call("nbgpu.engine.batch_size:find", config.model_dump(mode="json"))
+        self._bring_back(RankWatch(self.ranks, results), results, stop)
+        return BatchSizes(results[0].result())
 
     def replace_gone(self) -> str:
         """Gives ranks whose processes have ended new engines; says what happened."""

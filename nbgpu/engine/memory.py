@@ -89,6 +89,23 @@ class Usage:
         return cls(process.rss, process.rss, process.rss, process.rss + left_bytes, host.total)
 
 
+def begin_peak(device: torch.device) -> None:
+    """From now on `peak_bytes` counts anew."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        # Not every container lets a process do that; the peak is then that of its whole life.
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most that this process held on the device since `begin_peak`."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return memory_limit.peak_resident_bytes()
+
+
 def is_exhausted(error: BaseException) -> bool:
     """Whether an exception, or what it was raised from, says that there is no more memory."""
     return _root(error) is not None

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import re
 import resource
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +28,11 @@ _M_MMAP_THRESHOLD = -3
 _LARGEST_KEPT_BYTES = 2**18
 _STACK_BYTES = 8 * 2**20
 
+_KEEP_PERIOD_S = 0.1
+
+_lock = threading.Lock()
+_keeper: threading.Thread | None = None
+_beyond_bytes: int | None = None
 _num_threads = 0
 _of_gpu_bytes: int | None = None
 _most_data_bytes: int | None = None
@@ -70,10 +77,22 @@ def enforce(limit_bytes: int, device: torch.device) -> None:
     tighten()
 
 
+@contextmanager
+def enforced_meanwhile(limit_bytes: int) -> Iterator[None]:
+    """Bounds a CPU rank that has no limit of its own for a while."""
+    global _most_data_bytes
+    enforce(limit_bytes, torch.device("cpu"))
+    try:
+        yield
+    finally:
+        _follow(None)
+        _most_data_bytes = None
+
+
 def tighten() -> None:
     """The limit holds again as it was given: called before a person's code runs."""
     if _most_data_bytes is not None:
-        _allow(_most())
+        _follow(0)
 
 
 @contextmanager
@@ -83,32 +102,57 @@ def lifted() -> Iterator[None]:
     if _most_data_bytes is None:
         yield
         return
-    _allow(resource.RLIM_INFINITY)
+    _follow(None)
     try:
         yield
     finally:
-        _allow(_most() + _RESERVE_BYTES)
+        _follow(_RESERVE_BYTES)
 
 
-def _most() -> int:
-    assert _most_data_bytes is not None, "there is a limit"
-    # A thread's stack counts as a whole, and is hardly used.
-    stack_bytes, _ = resource.getrlimit(resource.RLIMIT_STACK)
-    if stack_bytes == resource.RLIM_INFINITY:
-        stack_bytes = _STACK_BYTES
-    return _most_data_bytes + max(0, _threads() - _num_threads) * stack_bytes
+def _follow(beyond_bytes: int | None) -> None:
+    """Lets the process have so much beyond its limit from now on; None for all there is."""
+    global _beyond_bytes, _keeper
+    with _lock:
+        _beyond_bytes = beyond_bytes
+        _allow()
+        if _keeper is None:
+            _keeper = threading.Thread(target=_keep, name="nbgpu-memory-limit", daemon=True)
+            _keeper.start()
 
 
-def _allow(most_bytes: int) -> None:
+def _keep() -> None:
+    """Gives threads that have come their stacks: each counts as a whole, and is hardly used."""
+    while True:
+        time.sleep(_KEEP_PERIOD_S)
+        with _lock:
+            if _most_data_bytes is not None and _beyond_bytes is not None:
+                _allow()
+
+
+def _allow() -> None:
+    most_bytes = resource.RLIM_INFINITY if _beyond_bytes is None else _most() + _beyond_bytes
     _, hard_bytes = resource.getrlimit(resource.RLIMIT_DATA)
     if hard_bytes != resource.RLIM_INFINITY:
         most_bytes = hard_bytes if most_bytes == resource.RLIM_INFINITY else min(most_bytes, hard_bytes)
     resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, hard_bytes))
 
 
+def _most() -> int:
+    assert _most_data_bytes is not None, "there is a limit"
+    stack_bytes, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    if stack_bytes == resource.RLIM_INFINITY:
+        stack_bytes = _STACK_BYTES
+    return _most_data_bytes + max(0, _threads() - _num_threads) * stack_bytes
+
+
 def left_bytes() -> int | None:
     """What this process would still get under its limit on the CPU; None where there is none."""
     return None if _most_data_bytes is None else max(0, _most() - _of_process("VmData"))
+
+
+def peak_resident_bytes() -> int:
+    """The most that this process had resident since it began, or since its count was last begun anew."""
+    return _of_process("VmHWM")
 
 
 def _of_process(name: str) -> int:

@@ -134,7 +134,7 @@ def train(trainer: Trainer, mended: str = "") -> RunState:
     try:
         with (
             flight.kept_in(trainer.folder, trainer.rank),
-            _own_randomness_and_threads(trainer.config),
+            own_randomness_and_threads(trainer.config),
             precision.kernels(trainer.config),
             smoke.anomalies(trainer.config),
         ):
@@ -189,7 +189,7 @@ def _probe(device: Device, torch_device: torch.device) -> Callable[[], Mapping[s
 
 
 @contextmanager
-def _own_randomness_and_threads(config: TrainConfig) -> Iterator[None]:
+def own_randomness_and_threads(config: TrainConfig) -> Iterator[None]:
     """Gives the run seeded generators and its number of threads; the cells find theirs as they were."""
     python_state, numpy_state, threads = random.getstate(), np.random.get_state(), torch.get_num_threads()
     random.seed(config.seed)

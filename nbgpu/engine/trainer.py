@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import math
@@ -17,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint as recomputed
 
 from nbgpu import manifest, resume, runs
 from nbgpu.config import TrainConfig
-from nbgpu.engine import batchnorm, checkpoint, exchange, memory, precision, smoke
+from nbgpu.engine import checkpoint, exchange, memory, models, precision, smoke
 from nbgpu.engine.books import Books
 from nbgpu.engine.consensus import Consensus, together
 from nbgpu.engine.feed import Feed
@@ -303,22 +301,11 @@ class Trainer:
         unfinished.rename(path)
 
     def _build(self) -> nn.Module:
-        """The model on the device, with what the settings change in it. Every rank draws the same weights."""
-        config = self.config
-        torch.manual_seed(config.seed)
-        model = self.recipe.build_model()
-        if config.sync_batchnorm:
-            model, num_layers = batchnorm.synchronise(model, self.device)
-            if self.rank == 0:
-                self._event("note", f"sync_batchnorm: {num_layers} BatchNorm layers were converted")
-        model = model.to(self.device, precision.dtype(config))
-        if config.channels_last:
-            model = model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
-        if config.checkpoint_activations:
-            for block in self.recipe.blocks(model):
-                block.forward = functools.partial(recomputed, block.forward, use_reentrant=False)
-        if config.compile:
-            model.compile()
+        """The model on the device. Every rank draws the same weights."""
+        model, notes = models.build(self.config, self.recipe, self.device)
+        if self.rank == 0:
+            for note in notes:
+                self._event("note", note)
         return model
 
     def _learning_rate(self) -> LearningRate:

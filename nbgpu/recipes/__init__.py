@@ -56,6 +56,10 @@ class Recipe(Protocol):
         """The network, on the CPU, in float32. Every rank calls this with the same random state."""
         ...
 
+    def example(self, batch_size: int) -> Batch:
+        """A generated batch with the shapes, types and value ranges of the data, on the CPU; made with torch alone."""
+        ...
+
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         """Parts of the model that follow each other: what fsdp gathers, and `checkpoint_activations` computes again,
         one at a time. None of them is inside another."""

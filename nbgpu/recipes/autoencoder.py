@@ -180,6 +180,11 @@ class Autoencoder:
             with_decoder_nonlocal_attn=False,
         )
 
+    def example(self, batch_size: int) -> Batch:
+        """{"image": (batch_size, 1, p, p, p)} with values from 0 to 1."""
+        p = self.config.patch_size
+        return {"image": torch.rand(batch_size, 1, p, p, p)}
+
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         """The residual blocks, and what halves or doubles the resolution between them."""
         assert isinstance(model, AutoencoderKL)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import leaks
 import psutil
@@ -13,7 +15,13 @@ import pytest
 import nbgpu
 
 LIMIT_MIB = 1000
-SETTINGS = {"data": "phantoms", "num_phantoms": 64, "val_every": 0, "channels": (16, 32)}
+SETTINGS: dict[str, Any] = {
+    "data": "phantoms",
+    "num_phantoms": 16,
+    "patch_size": 16,
+    "val_every": 0,
+    "channels": (32, 64),
+}
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +87,9 @@ def test_a_run_that_needs_more_ends_and_one_that_needs_less_trains(
     limited: nbgpu.Cluster, tmp_path: Path
 ) -> None:
     pids = limited.pids
-    settings = {**SETTINGS, "patch_size": 32, "runs_dir": str(tmp_path)}
-    run = limited.train("autoencoder", **settings, steps=3, batch_size=32)
-    with pytest.raises(nbgpu.RankError, match="ran out of memory in step 1, with batch_size=32") as caught:
+    settings = {**SETTINGS, "runs_dir": str(tmp_path)}
+    run = limited.train("autoencoder", **settings, steps=3, batch_size=256)
+    with pytest.raises(nbgpu.RankError, match="ran out of memory in step 1, with batch_size=256") as caught:
         run.wait(90)
     assert {failure.error_type for failure in caught.value.failures} == {"OutOfMemoryError"}
     assert run.status == "failed"
@@ -90,6 +98,41 @@ def test_a_run_that_needs_more_ends_and_one_that_needs_less_trains(
         limited.train("autoencoder", **settings, steps=2, batch_size=1, accumulate=2).wait(90).status
         == "finished"
     )
+
+
+def test_the_largest_batch_that_fits_is_found_and_trains(limited: nbgpu.Cluster, tmp_path: Path) -> None:
+    limited.execute("kept = torch.ones(2**24); generator = torch.random.get_rng_state()")
+    settings = {**SETTINGS, "runs_dir": str(tmp_path)}
+    found = limited.find_batch_size("autoencoder", **settings)
+    sizes = [t["batch_size"] for t in found.tried]
+    assert sizes[:3] == [1, 2, 4]
+    smallest_too_large = min(t["batch_size"] for t in found.tried if not t["fits"])
+    assert found.largest < smallest_too_large <= found.largest + max(1, found.largest // 16)
+    assert found.batch_size == max(1, int(found.largest * 0.9))
+    assert all(0 < peak < LIMIT_MIB * 2**20 for t in found.tried for peak in t["peak_bytes"])
+    assert f"take batch_size={found.batch_size}" in str(found)
+    # What the person had is as it was, and what the tries held is gone.
+    unchanged = "print(int(kept.sum()) == 2**24, torch.equal(generator, torch.random.get_rng_state()))"
+    assert limited.execute(unchanged) == {0: "True True\n", 1: "True True\n"}
+    assert (
+        limited.train("autoencoder", **settings, steps=2, batch_size=found.batch_size).wait(120).status
+        == "finished"
+    )
+    with pytest.raises(nbgpu.RankError, match="ran out of memory in step 1"):
+        limited.train("autoencoder", **settings, steps=2, batch_size=2 * smallest_too_large).wait(120)
+
+
+def test_a_search_that_is_stopped_and_one_in_vain(limited: nbgpu.Cluster) -> None:
+    stop = threading.Event()
+    timer = threading.Timer(0.5, stop.set)
+    timer.start()
+    with pytest.raises(nbgpu.RunError, match="stopped; the ranks keep their variables"):
+        limited.find_batch_size("autoencoder", stop=stop, **SETTINGS)
+    timer.join()
+    assert well(limited)
+    with pytest.raises(nbgpu.RankError, match=r"not even batch_size=1 fits: rank [01]: asked for"):
+        limited.find_batch_size("autoencoder", data="phantoms", num_phantoms=4, patch_size=128)
+    assert well(limited)
 
 
 def test_a_rank_that_is_replaced_has_the_limit_too(limited: nbgpu.Cluster) -> None:
