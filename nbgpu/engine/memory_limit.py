@@ -89,10 +89,10 @@ def enforced_meanwhile(limit_bytes: int) -> Iterator[None]:
         _most_data_bytes = None
 
 
-def tighten() -> None:
-    """The limit holds again as it was given: called before a person's code runs."""
+def tighten(spare_bytes: int = 0) -> None:
+    """The limit holds again as it was given, or with so much to spare: called before a person's code runs."""
     if _most_data_bytes is not None:
-        _follow(0)
+        _follow(-spare_bytes)
 
 
 @contextmanager

@@ -28,20 +28,27 @@ def rehearsed(config: TrainConfig) -> TrainConfig:
     return config.changed(sync_batchnorm=False, compile=False)
 
 
+def load_recipe(config: TrainConfig) -> Recipe:
+    """The recipe of the settings."""
+    # By name, because recipes are built on the engine and not the other way round.
+    recipe: Recipe = import_module("nbgpu.recipes").load(config)
+    return recipe
+
+
 class Rehearsal:
     """Model and optimizer of a run, as one rank has them.
 
     Args:
         config: the settings, as `rehearsed` gives them; `batch_size` does not count.
         device: the rank's.
+        model: in place of one that is built here.
     """
 
-    def __init__(self, config: TrainConfig, device: torch.device) -> None:
+    def __init__(self, config: TrainConfig, device: torch.device, model: nn.Module | None = None) -> None:
         self._config = config
         self._device = device
-        # By name, because recipes are built on the engine and not the other way round.
-        self.recipe: Recipe = import_module("nbgpu.recipes").load(config)
-        self.model, _ = models.build(config, self.recipe, device)
+        self.recipe = load_recipe(config)
+        self.model = model or models.build(config, self.recipe, device)[0]
         self.optimizer = optimizers.make(config, self.model.parameters())
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
         self._buckets: list[Tensor] = []
