@@ -22,6 +22,8 @@ from nbgpu.ui import sweep_terminal, terminal
 _USAGE = """\
 nbgpu train RECIPE [flags] [--config run.toml]   train on all GPUs, or on CPU ranks where there is none
 nbgpu train RECIPE --help                        the recipe's settings
+nbgpu train RECIPE [flags] --plan                what the run would do and take, and no more
+nbgpu train RECIPE [flags] --find-batch-size     the largest batch that fits, found by trying, and the run with it
 nbgpu sweep RECIPE --lr 1e-4,1e-3 --seed 0,1     train with every combination, as many side by side as there are GPUs
 nbgpu sweep --resume SWEEP_FOLDER                what of it is not finished
 nbgpu report RUN_FOLDER                          one page that shows a run, from its folder; needs no network
@@ -71,7 +73,8 @@ def _train(arguments: list[str]) -> None:
         )
         sys.exit(f"{named}usage: nbgpu train RECIPE [flags]. Recipes: {', '.join(TRAIN_CONFIGS)}")
     recipe, *rest = arguments
-    rest, file = _take_config_file(rest)
+    only_plan, find_batch_size = "--plan" in rest, "--find-batch-size" in rest
+    rest, file = _take_config_file([flag for flag in rest if flag not in ("--plan", "--find-batch-size")])
     cluster, train = read_toml(file, recipe=recipe) if file else (ClusterConfig(), train_config(recipe))
     values = flags.parse(
         [ClusterConfig, TRAIN_CONFIGS[recipe]],
@@ -89,6 +92,13 @@ def _train(arguments: list[str]) -> None:
     client_run.presenter = ui
     with Cluster(**{name: values[name] for name in ClusterConfig.model_fields}) as started:
         console.print(started.describe())
+        if find_batch_size:
+            found = started.find_batch_size(recipe, **settings)
+            console.print(str(found), highlight=False)
+            settings |= {"batch_size": found.batch_size, "global_batch_size": None}
+        console.print(str(started.plan(recipe, **settings)), highlight=False)
+        if only_plan:
+            return
         run = started.train(recipe, **settings)
         console.print(f"writes to {run.folder}")
         try:

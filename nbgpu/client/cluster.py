@@ -22,6 +22,7 @@ from nbgpu.client import definitions, registry, status, transfer, variables
 from nbgpu.client.arrivals import Answer, Arrivals
 from nbgpu.client.batch_sizes import BatchSizes
 from nbgpu.client.ladder import climb_down
+from nbgpu.client.plan import Plan
 from nbgpu.client.processes import Processes
 from nbgpu.client.questions import Listener, Questions
 from nbgpu.client.ranks import Ranks
@@ -503,6 +504,22 @@ class Cluster:
         self.run = Run.start(config, self)
         self._note()
         return self.run
+
+    def plan(self, recipe: str, **settings: Any) -> Plan:
+        """What a run with these settings will do, and an estimate of its memory; nothing is started. Prints as lines.
+
+        Raises:
+            ConfigError: a setting is not valid.
+            RunError: a training run has the ranks now.
+        """
+        config = settled(train_config(recipe, **settings), self.devices)
+        self.ranks.require_reachable()
+        self._refuse_during_run()
+        self._replace_ranks_that_went()
+        self._take_back_ranks_left_behind()
+        results = self.ranks.call("nbgpu.engine.estimate:of_run", config.model_dump(mode="json"), ranks=[0])
+        self._bring_back(RankWatch(self.ranks, results), results)
+        return Plan(self.config, config, self.devices, self.climb, results[0].result())
 
     def find_batch_size(
         self, recipe: str, stop: threading.Event | None = None, **settings: Any

@@ -1,0 +1,74 @@
+"""What a run will do, said before it starts: devices, batches, steps, and what it takes of each rank's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nbgpu import devices
+from nbgpu.backends import Climb
+from nbgpu.config import ClusterConfig, TrainConfig
+from nbgpu.records import Device
+from nbgpu.sizes import in_words
+
+_PARTS = ("parameters", "gradients", "optimizer", "activations", "before")
+_NAMES = {"optimizer": "optimizer state", "activations": "activations and the rest", "before": "held already"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that was not started. Prints as lines."""
+
+    cluster: ClusterConfig
+    config: TrainConfig
+    devices: Sequence[Device]
+    climb: Climb
+    memory: Mapping[str, Any]
+    """An estimate for one rank, in bytes: `parameters`, `gradients`, `optimizer`, `activations`, `before` (what the rank
+    holds already), `peak`; or `unknown`, with the reason."""
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the estimate is below what each rank may take; None where it is not known."""
+        if "peak" not in self.memory:
+            return None
+        return all(self.memory["peak"] <= self._most_bytes(device) for device in self.devices)
+
+    def __str__(self) -> str:
+        config, num_ranks = self.config, len(self.devices)
+        labels = ", ".join(dict.fromkeys(device.label() for device in self.devices))
+        length = f"{config.steps} steps" if config.epochs is None else f"{config.epochs} epochs"
+        rows = [
+            ("devices", labels),
+            ("backend", f"{self.climb.describe()}; strategy {config.strategy}"),
+            (
+                "batch",
+                f"{config.batch_size} samples for each rank and micro-batch, {config.samples_per_step(num_ranks)} in each "
+                f"step (ranks: {num_ranks}, accumulate: {config.accumulate})",
+            ),
+            ("length", f"{length}; how many steps an epoch has is known when the data are read"),
+            ("precision", f"{config.dtype}, amp {config.amp}"),
+            ("memory", self._memory()),
+        ]
+        return "\n".join(f"{name:<10} {told}" for name, told in rows)
+
+    __repr__ = __str__
+
+    def _memory(self) -> str:
+        if "peak" not in self.memory:
+            return f"not known beforehand: {self.memory['unknown']}"
+        parts = ", ".join(f"{_NAMES.get(name, name)} {in_words(self.memory[name])}" for name in _PARTS)
+        told = (
+            f"about {in_words(self.memory['peak'])} at the peak of each rank: {parts}. Scratch memory of the kernels, and "
+            "the data in host memory, come on top"
+        )
+        if self.fits:
+            return told
+        most_bytes = min(self._most_bytes(device) for device in self.devices)
+        return f"{told}. That is more than the {in_words(most_bytes)} that a rank may take: lower batch_size"
+
+    def _most_bytes(self, device: Device) -> int:
+        limit_bytes = devices.memory_limit_bytes(self.cluster, device, self.devices)
+        num_sharing = sum(d.kind == device.kind and d.uuid == device.uuid for d in self.devices)
+        return limit_bytes or device.memory_bytes // num_sharing
