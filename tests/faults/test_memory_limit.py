@@ -14,7 +14,7 @@ import pytest
 
 import nbgpu
 
-LIMIT_MIB = 1200
+LIMIT_MIB = 1000
 SETTINGS: dict[str, Any] = {
     "data": "phantoms",
     "num_phantoms": 16,
