@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbgpu import devices
+from nbgpu import devices, workers
 from nbgpu.backends import Climb
 from nbgpu.config import ClusterConfig, TrainConfig
 from nbgpu.records import Device
@@ -39,6 +39,7 @@ class Plan:
         config, num_ranks = self.config, len(self.devices)
         labels = ", ".join(dict.fromkeys(device.label() for device in self.devices))
         length = f"{config.steps} steps" if config.epochs is None else f"{config.epochs} epochs"
+        data_workers = workers.workers_for(config, workers.this_host(num_ranks))
         rows = [
             ("devices", labels),
             ("backend", f"{self.climb.describe()}; strategy {config.strategy}"),
@@ -48,6 +49,7 @@ class Plan:
                 f"step (ranks: {num_ranks}, accumulate: {config.accumulate})",
             ),
             ("length", f"{length}; how many steps an epoch has is known when the data are read"),
+            ("workers", f"{data_workers.count} for each rank: {data_workers.reason}"),
             ("precision", f"{config.dtype}, amp {config.amp}"),
             ("memory", self._memory()),
         ]
