@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
@@ -167,13 +167,21 @@ class _Controls:
         self._model = TRAIN_CONFIGS[recipe]
         self._lock = threading.RLock()
         self._run: Run | None = None
-        self._starting = False
+        self._busy = False
+        self._search: threading.Event | None = None
+        """Ends the search for a batch size that is under way."""
         self._slot = new_slot()
         self._devices = _Devices()
         self._settings = {name: control_for(name, f) for _, name, f in control_fields(self._model)}
         self._start = self._button("Start", "Start training with these settings", "success", self._on_start)
         self._pause = self._button("Pause", "Pause or resume the run", "", self._on_pause)
         self._stop = self._button("Stop", "End the run after its present step", "danger", self._on_stop)
+        self._plan = self._button(
+            "Plan", "Say what a run with these settings will do and take", "", self._on_plan
+        )
+        self._find = self._button(
+            "Find batch size", "Try on the ranks which is the largest that fits", "", self._on_find
+        )
         self._devices_note = w.HTML()
         self._said = w.HTML()
         self._place = w.VBox(layout={"width": "100%"})
@@ -185,7 +193,7 @@ class _Controls:
             [
                 w.GridBox(columns, layout={"grid_template_columns": _COLUMNS, "width": "100%"}),
                 w.HBox(
-                    [self._start, self._pause, self._stop, self._said],
+                    [*self._buttons(), self._said],
                     layout={"flex_flow": "row wrap", "margin": "10px 0"},
                 ),
                 self._place,
@@ -195,7 +203,7 @@ class _Controls:
         self._steerable = steerable(self._model)
         for name in self._steerable.keys() & self._settings.keys():
             self._settings[name].observe(partial(self._on_setting, name), "value")
-        for widget in (self._start, self._pause, self._stop, *self._inputs()):
+        for widget in (*self._buttons(), *self._inputs()):
             answer_while_busy(widget)
         self._refresh()
 
@@ -218,12 +226,26 @@ class _Controls:
         button.on_click(lambda _: on_click())
         return button
 
+    def _buttons(self) -> list[w.Button]:
+        return [self._start, self._pause, self._stop, self._plan, self._find]
+
     def _inputs(self) -> list[w.Widget]:
         return [*self._devices.inputs(), *self._settings.values()]
 
     def _on_start(self) -> None:
+        self._begin(self._train, "starting …" if self._existing_cluster() else "starting the ranks …")
+
+    def _on_plan(self) -> None:
+        self._begin(self._plan_run, "looking at model and ranks …")
+
+    def _on_find(self) -> None:
+        self._search = threading.Event()
+        self._begin(self._find_batch_size, "trying batch sizes on the ranks …")
+
+    def _begin(self, work: Callable[[Cluster, dict[str, Any]], None], said: str) -> None:
+        """Checks the settings, and does something with them and the ranks, on a thread: the kernel must stay free."""
         with self._lock:
-            if self._starting or self._is_running():
+            if self._busy or self._is_running():
                 return
             values = {name: control.value for name, control in self._settings.items()}
             try:
@@ -232,28 +254,39 @@ class _Controls:
             except ConfigError as error:
                 self._say(str(error), is_error=True)
                 return
-            self._starting = True
-            self._say("starting …" if self._existing_cluster() else "starting the ranks …")
+            self._busy = True
+            self._say(said)
             self._refresh()
-        # The ranks take seconds to start; the kernel must stay free meanwhile.
-        threading.Thread(target=self._start_run, args=(values,), name="nbgpu-controls", daemon=True).start()
+        threading.Thread(target=self._do, args=(work, values), name="nbgpu-controls", daemon=True).start()
 
-    def _start_run(self, values: dict[str, Any]) -> None:
+    def _do(self, work: Callable[[Cluster, dict[str, Any]], None], values: dict[str, Any]) -> None:
         try:
             cluster = self._existing_cluster()
             if cluster is None:
                 cluster = clusters.Cluster(**self._devices.values())
             if not cluster.running:
                 cluster.start()
-            self._show(cluster.train(self._recipe, **values))
+            work(cluster, values)
         except NbgpuError as error:
             self._say(str(error), is_error=True)
         except Exception as error:  # noqa: BLE001 - on a thread nobody would see it
             self._say(f"{type(error).__name__}: {error}", is_error=True)
         finally:
             with self._lock:
-                self._starting = False
+                self._busy = False
+                self._search = None
                 self._refresh()
+
+    def _train(self, cluster: Cluster, values: dict[str, Any]) -> None:
+        self._show(cluster.train(self._recipe, **values))
+
+    def _plan_run(self, cluster: Cluster, values: dict[str, Any]) -> None:
+        self._say(str(cluster.plan(self._recipe, **values)), is_table=True)
+
+    def _find_batch_size(self, cluster: Cluster, values: dict[str, Any]) -> None:
+        found = cluster.find_batch_size(self._recipe, stop=self._search, **values)
+        self._settings["batch_size"].value = found.batch_size
+        self._say(str(found), is_table=True)
 
     def _show(self, run: Run) -> None:
         update_display(
@@ -302,7 +335,10 @@ class _Controls:
                 )
 
     def _on_stop(self) -> None:
-        if self._run is not None:
+        search = self._search
+        if search is not None:
+            search.set()
+        elif self._run is not None:
             self._ask(self._run.stop)
 
     def _ask(self, command: Any) -> None:
@@ -326,14 +362,15 @@ class _Controls:
         """Puts every control into the state that the run and the cluster ask for."""
         with self._lock:
             running = self._is_running()
-            busy = running or self._starting
+            busy = running or self._busy
             cluster = self._existing_cluster()
             for name, control in self._settings.items():
                 control.disabled = busy and not (running and name in self._steerable)
             for control in self._devices.inputs():
                 control.disabled = busy or cluster is not None
-            self._start.disabled = busy
-            self._pause.disabled = self._stop.disabled = not running
+            self._start.disabled = self._plan.disabled = self._find.disabled = busy
+            self._pause.disabled = not running
+            self._stop.disabled = not running and self._search is None
             paused = self._run is not None and self._run.status == "paused"
             self._pause.description = "Resume" if paused else "Pause"
             note = ""
@@ -343,7 +380,11 @@ class _Controls:
                 f'<div style="max-width:290px;line-height:1.4">{html.escape(note)}</div>'
             )
 
-    def _say(self, text: str, is_error: bool = False) -> None:
+    def _say(self, text: str, is_error: bool = False, is_table: bool = False) -> None:
         role = "alert" if is_error else "status"
         color = "var(--jp-error-color1, #d32f2f)" if is_error else "inherit"
-        self._said.value = f'<div role="{role}" style="white-space:pre-wrap;line-height:1.4;color:{color}">{html.escape(text)}</div>'
+        wrapped = (
+            "white-space:pre;overflow-x:auto;font-family:monospace" if is_table else "white-space:pre-wrap"
+        )
+        style = f"{wrapped};line-height:1.4;color:{color}"
+        self._said.value = f'<div role="{role}" style="{style}">{html.escape(text)}</div>'

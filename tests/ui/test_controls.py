@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Literal
 
 import ipywidgets as w
 import pytest
 from pydantic import BaseModel, Field
 
+import nbgpu
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig
 from nbgpu.settings import control, control_fields
 from nbgpu.ui.controls import _Controls, control_for
@@ -79,3 +81,30 @@ def test_a_bad_value_is_said_in_words_and_nothing_is_lost() -> None:
     assert 'role="alert"' in panel._said.value
     assert panel._settings["patch_size"].value == 30
     assert not panel._start.disabled
+
+
+def _wait_until_free(panel: _Controls) -> None:
+    give_up_s = time.monotonic() + 120
+    while panel._busy:
+        assert time.monotonic() < give_up_s, panel._said.value
+        time.sleep(0.05)
+
+
+def test_plan_and_search_speak_below_the_buttons(cluster2: nbgpu.Cluster) -> None:
+    panel = _Controls("autoencoder", cluster2)
+    for name, value in {"data": "phantoms", "patch_size": 16, "batch_size": 3}.items():
+        panel._settings[name].value = value
+    panel._plan.click()
+    assert panel._start.disabled
+    assert panel._stop.disabled
+    _wait_until_free(panel)
+    assert "3 samples for each rank and micro-batch, 6 in each" in panel._said.value
+    assert "monospace" in panel._said.value
+
+    panel._find.click()
+    assert not panel._stop.disabled
+    panel._stop.click()
+    _wait_until_free(panel)
+    assert "stopped" in panel._said.value
+    assert panel._settings["batch_size"].value == 3
+    assert not panel._find.disabled
