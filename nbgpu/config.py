@@ -58,6 +58,13 @@ class ClusterConfig(Settings):
         le=3600,
         description="how long a first all_reduce over nccl may take before backend='auto' tries the next way, in seconds",
     )
+    collective_timeout_s: float = Field(
+        1800.0,
+        gt=0,
+        le=30 * 86_400,
+        description="how long a collective may take before torch gives it up, in seconds; a rank that fails or dies is "
+        "noticed long before",
+    )
     memory_limit: str = Field(
         "",
         description="the most that a rank may take, as bytes ('4294967296'), a size ('4096MiB', '4GiB'), or a share of its "

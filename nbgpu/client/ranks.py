@@ -89,6 +89,7 @@ class Ranks:
                 "described": asdict(device),
                 "rendezvous": str(self._processes.folder),
                 "threads": self._config.threads_for(len(chosen)),
+                "collective_timeout_s": self._config.collective_timeout_s,
                 "memory_limit_bytes": devices.memory_limit_bytes(self._config, device, self._chosen),
             }
             for rank, device in enumerate(chosen)

@@ -105,6 +105,7 @@ class Seat:
     """Folder in which the ranks meet; only the user can enter it."""
     threads: int
     """CPU threads for torch's operators on this rank."""
+    collective_timeout_s: float
     memory_limit_bytes: int | None
     """The most that the rank may take on its device; None for no limit."""
 
@@ -277,6 +278,7 @@ def _membership(seat: Seat) -> Membership:
         torch.device(seat.device),
         seat.backend,
         rung=seat.rung,
+        timeout_s=seat.collective_timeout_s,
         described=Device(**seat.described),
     )
 

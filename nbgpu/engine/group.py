@@ -26,8 +26,6 @@ from torch.distributed import distributed_c10d
 from nbgpu.engine import flight, sockets
 from nbgpu.records import Device
 
-DEFAULT_TIMEOUT = timedelta(minutes=30)
-
 
 @dataclass(frozen=True)
 class Membership:
@@ -40,6 +38,8 @@ class Membership:
     backend: str
     rung: str = ""
     """The way to talk that was found to work, as `nbgpu.backends` names it."""
+    timeout_s: float = 1800.0
+    """How long a collective may take."""
     described: Device | None = None
     """What the device is called, where the cluster has said so."""
 
@@ -55,9 +55,7 @@ def membership() -> Membership:
     return _membership
 
 
-def form(
-    member: Membership, rendezvous: Path | None, generation: int = 0, timeout: timedelta = DEFAULT_TIMEOUT
-) -> None:
+def form(member: Membership, rendezvous: Path | None, generation: int = 0) -> None:
     """Forms the default process group and proves it with a real all_reduce on the rank's device.
 
     Args:
@@ -65,10 +63,9 @@ def form(
         rendezvous: folder in which the ranks meet; only the user can enter it. A FileStore there is used and
             not a TCPStore, which listens on every interface of the host. None: as torchrun's environment says.
         generation: which forming of the group this is.
-        timeout: of the collectives.
 
     Raises:
-        RuntimeError: the all_reduce gave a wrong sum, or a peer did not come within the timeout.
+        RuntimeError: the all_reduce gave a wrong sum, or a peer did not come within `member.timeout_s`.
         ConnectionError: a process of another user took a rank's place.
     """
     global _membership, _store_file
@@ -88,7 +85,7 @@ def form(
         store=store,
         rank=member.rank,
         world_size=member.world_size,
-        timeout=timeout,
+        timeout=timedelta(seconds=member.timeout_s),
     )
     sockets.refuse_other_users()
     prove(member.world_size, member.device)

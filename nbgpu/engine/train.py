@@ -235,6 +235,7 @@ def main(arguments: list[str]) -> None:
         torch.device(devices.torch_name(device, chosen)),
         rung.backend,
         rung.name,
+        cluster.collective_timeout_s,
     )
     if rung.name == backends.NCCL_SAFE:
         safe_nccl.apply(one_host=world_size == local_world_size)
