@@ -31,5 +31,6 @@ def build(config: TrainConfig, recipe: Recipe, device: torch.device) -> tuple[nn
         for block in recipe.blocks(model):
             block.forward = functools.partial(recomputed, block.forward, use_reentrant=False)
     if config.compile:
-        model.compile()
+        # Not `model.compile()`, which does nothing for a Sequential (seen with torch 2.13). Names stay as they are.
+        model.forward = torch.compile(model.forward)
     return model, notes

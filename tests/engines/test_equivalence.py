@@ -57,7 +57,7 @@ TWO_RANKS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def _losses(
-    num_ranks: int, runs: dict[str, tuple[dict[str, Any], str]], *folder: str
+    num_ranks: int, runs: dict[str, tuple[dict[str, Any], str]], *folder: str, **environment: str
 ) -> dict[str, list[float]]:
     argument = json.dumps([({**COMMON, **settings}, norm) for settings, norm in runs.values()])
     command = [
@@ -67,7 +67,7 @@ def _losses(
         argument,
         *folder,
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **environment}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return dict(zip(runs, json.loads(done.stdout), strict=True))
@@ -176,3 +176,10 @@ def test_gradients_that_are_sent_with_fewer_bits_differ_a_little(
 
 def test_the_optimizers_are_not_one_and_the_same(on_one_rank: dict[str, list[float]]) -> None:
     assert len({losses[-1] for name, losses in on_one_rank.items() if name in ("group", "adam", "sgd")}) == 3
+
+
+def test_a_compiled_model_loses_the_same(on_one_rank: dict[str, list[float]], tmp_path: Path) -> None:
+    runs = {"compiled": ({"batch_size": 8, "compile": True}, "group")}
+    losses = _losses(1, runs, TMPDIR=str(tmp_path), TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    assert list(tmp_path.rglob("*.so")), "something was compiled"
+    assert losses["compiled"] == pytest.approx(on_one_rank["group"], rel=0, abs=1e-10)

@@ -30,7 +30,7 @@ def test_start_returns_after_a_real_all_reduce_and_says_what_it_got() -> None:
 
 def test_a_collective_takes_no_longer_than_it_may() -> None:
     with nbgpu.Cluster(gpus="none", ranks=2, collective_timeout_s=2) as cluster:
-        with pytest.raises(nbgpu.RankError, match="(?i)timed out waiting 2000"):
+        with pytest.raises(nbgpu.RankError, match=r"(?i)timed out waiting 2000"):
             cluster.execute("if rank == 0: dist.barrier()")
         # The group that is formed after a failure has the same limit, and works.
         printed = cluster.execute("total = torch.ones(1); dist.all_reduce(total); print(int(total))")
