@@ -82,7 +82,7 @@ def train() -> str:
     """Steps per second of the trainer under torchrun against the same loop in plain torch, two ranks with one thread each."""
     plain, ours = [], []
     with training.volumes() as file:
-        for turn in range(6):
+        for turn in range(4):
             # Turn about: the second of a pair was seen to be a few per cent slower.
             for is_ours in (True, False) if turn % 2 else (False, True):
                 if is_ours:
@@ -95,9 +95,9 @@ def train() -> str:
 
 def scaling() -> str:
     """Samples per second of the autoencoder on two ranks against one, one thread each, patches of 32^3."""
-    settings = {"patch_size": 32, "steps": 60}
+    settings = {"patch_size": 32, "steps": 50}
     one, two = [], []
-    for _ in range(5):
+    for _ in range(3):
         one.append(training.BATCH_SIZE * training.ours(1, **settings))
         two.append(2 * training.BATCH_SIZE * training.ours(2, **settings))
     rows = [("one rank", one), ("two ranks", two)]
