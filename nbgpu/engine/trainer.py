@@ -188,7 +188,7 @@ class Trainer:
         self._guard.restore(0)
         self._progress.load_state(None)
         if self._feed is not None:
-            # A cache that replaces its volumes cannot go back.
+            # It may have begun in the middle of the run, with another batch size.
             self._feed.loaders.close()
             self._feed = None
 

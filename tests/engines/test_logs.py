@@ -10,6 +10,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+import faults
 import pandas as pd
 import pytest
 
@@ -149,21 +150,13 @@ def test_logs_that_are_off_leave_nothing(cluster2: nbgpu.Cluster, tmp_path: Path
 
 
 def test_a_run_that_fails_has_all_that_was_recorded(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
-    cluster2.execute(
-        "from nbgpu.recipes.autoencoder import Autoencoder\n"
-        "_loss, _calls = Autoencoder.loss, []\n"
-        "def faulty(self, model, batch):\n"
-        "    _calls.append(1)\n"
-        "    if len(_calls) == 6 and rank == 1: raise ValueError('on purpose')\n"
-        "    return _loss(self, model, batch)\n"
-        "Autoencoder.loss = faulty"
-    )
+    cluster2.execute(faults.in_training(1, step=6, action="raise"))
     try:
         failing = cluster2.train("autoencoder", **SMALL, runs_dir=str(tmp_path))
         with pytest.raises(nbgpu.RankError, match="on purpose"):
             failing.wait(120)
     finally:
-        cluster2.execute("Autoencoder.loss = _loss")
+        cluster2.execute(faults.MEND)
     table = pd.read_csv(failing.folder / "metrics.csv")
     recorded = failing.metrics().dropna(subset=["loss"])
     assert set(zip(table["step"], table["rank"], strict=True)) == set(

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import faults
 import pytest
 
 import nbgpu
@@ -78,21 +79,13 @@ def test_a_rank_that_waits_for_a_slow_one_spends_its_time_in_communication(
 def test_a_window_that_a_failure_cuts_off_is_dropped_and_the_next_run_profiles(
     cluster2: nbgpu.Cluster, tmp_path: Path
 ) -> None:
-    cluster2.execute(
-        "from nbgpu.recipes.autoencoder import Autoencoder\n"
-        "_loss, _calls = Autoencoder.loss, []\n"
-        "def faulty(self, model, batch):\n"
-        "    _calls.append(1)\n"
-        "    if len(_calls) == 4 and rank == 1: raise ValueError('on purpose')\n"
-        "    return _loss(self, model, batch)\n"
-        "Autoencoder.loss = faulty"
-    )
+    cluster2.execute(faults.in_training(1, step=4, action="raise"))
     try:
         run = cluster2.train("autoencoder", **SMALL, runs_dir=str(tmp_path))
         with pytest.raises(nbgpu.RankError, match="on purpose"):
             run.wait(120)
     finally:
-        cluster2.execute("Autoencoder.loss = _loss")
+        cluster2.execute(faults.MEND)
     assert not profiles(run)
     assert any("was cut off at step 4" in note for note in run.notes())
     again = cluster2.train("autoencoder", **SMALL, runs_dir=str(tmp_path)).wait(120)
