@@ -1,4 +1,4 @@
-"""What a workload is, and where each one lives. One file for each workload."""
+"""What a workload is, and where each one lives. One file, or one folder, for each workload."""
 
 from __future__ import annotations
 

@@ -1,0 +1,87 @@
+"""All descriptors of a field, on one grid or several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+
+from nbgpu.recipes.microstructure.correlations import CORRELATIONS
+from nbgpu.recipes.microstructure.gram import GRAM_MATRICES
+from nbgpu.recipes.microstructure.lineal_path import LINEAL_PATHS
+from nbgpu.recipes.microstructure.measure import Descriptor, Measure, num_levels
+from nbgpu.recipes.microstructure.orientation import ORIENTATIONS
+from nbgpu.recipes.microstructure.simple import SIMPLE
+from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS, slices_along
+
+DESCRIPTORS: Mapping[str, Descriptor] = {
+    descriptor.name: descriptor
+    for descriptor in (*CORRELATIONS, *SIMPLE, *LINEAL_PATHS, *GRAM_MATRICES, *ORIENTATIONS)
+}
+
+_NUM_SLICES_AT_ONCE = 8
+
+
+def pooled(slices: Tensor, level: int) -> Tensor:
+    """(N, P, H, W) averaged over squares of 2^level pixels; what is left over at the far edges is left out."""
+    return slices if level == 0 else avg_pool2d(slices, 2**level)
+
+
+def described(slices: Tensor, descriptor: Descriptor, measure: Measure, levels: int) -> Tensor:
+    """One descriptor of (N, P, H, W), differentiable if it is: (N, P', levels, *shape), P' = P or, for all phases, 1.
+
+    Level n is that of the slices averaged over 2^n pixels.
+    """
+    by_level = []
+    for level in range(levels):
+        x = pooled(slices, level)
+        if descriptor.of == "phase":
+            values = descriptor.compute(x.flatten(0, 1), measure).unflatten(0, x.shape[:2])
+        else:
+            values = descriptor.compute(x, measure)[:, None]
+        by_level.append(values)
+    return torch.stack(by_level, dim=2)
+
+
+@torch.no_grad()
+def characterize(
+    field: Tensor,
+    names: Sequence[str],
+    measure: Measure,
+    *,
+    multigrid: bool = True,
+    isotropic: bool = False,
+) -> dict[str, Tensor]:
+    """The descriptors of a field, by name.
+
+    Args:
+        field: (P, H, W) or (P, D, H, W), float64.
+        names: of `DESCRIPTORS`.
+        measure: how they look at it.
+        multigrid: also of the field averaged over 2, 4 ... pixels, as often as `num_levels` says.
+        isotropic: one mean over the three directions of a volume, in place of one for each.
+
+    Returns:
+        (P', levels, *shape) of a picture, and of a volume where isotropic; else (3, P', levels, *shape), each the mean over
+        the slices across one direction. P' is P, or 1 for descriptors of all phases.
+    """
+    levels = num_levels(tuple(field.shape[1:]), measure.limit_to) if multigrid else 1
+    result = {}
+    for name in names:
+        descriptor = DESCRIPTORS[name]
+        if field.ndim == 3:
+            result[name] = described(field[None], descriptor, measure, levels)[0]
+            continue
+        directions = []
+        for direction in range(NUM_DIRECTIONS):
+            slices = slices_along(field, direction)
+            parts = [
+                described(part, descriptor, measure, levels).sum(dim=0)
+                for part in slices.split(_NUM_SLICES_AT_ONCE)
+            ]
+            directions.append(torch.stack(parts).sum(dim=0) / len(slices))
+        stacked = torch.stack(directions)
+        result[name] = stacked.mean(dim=0) if isotropic else stacked
+    return result

@@ -1,0 +1,120 @@
+"""Gram matrices of a network's features: which of them stand together (Gatys et al. 2015; Li et al. 2018).
+
+The reference takes VGG-19 with weights that have to be downloaded. Here the weights come from a local file, or are
+random: a single layer of random filters of several sizes already keeps much of a texture (Ustyuzhaninov et al., "What does
+it take to generate natural textures?", ICLR 2017). Values of one network compare with values of the same one only.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import avg_pool2d, conv2d, pad, relu
+
+from nbgpu.errors import DataError
+from nbgpu.recipes.microstructure.measure import Descriptor, Measure
+
+_RANDOM_SIZES = (3, 5, 7, 11)
+_NUM_RANDOM = 16
+"""Filters of each size."""
+
+Layer = tuple[Tensor, Tensor]
+"""Weights (out, in, k, k) with an odd k, and biases (out,)."""
+
+
+def _random_layers(num_channels: int) -> list[Layer]:
+    """One layer for each size, side by side: filters of mean 0 and norm 1, the same ones each time."""
+    generator = torch.Generator().manual_seed(0)
+    layers = []
+    for size in _RANDOM_SIZES:
+        weights = torch.randn(_NUM_RANDOM, num_channels, size, size, generator=generator, dtype=torch.float64)
+        weights -= weights.mean(dim=(1, 2, 3), keepdim=True)
+        weights /= weights.flatten(1).norm(dim=1)[:, None, None, None]
+        layers.append((weights, torch.zeros(_NUM_RANDOM, dtype=torch.float64)))
+    return layers
+
+
+@cache
+def _layers_of_file(path: str) -> list[Layer]:
+    """Convolutions one behind the other: `0.weight`, `0.bias`, `1.weight` and so on.
+
+    Raises:
+        DataError: with all that is wrong with the file.
+    """
+    try:
+        tensors = load_file(Path(path))
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path} cannot be read as a safetensors file of network weights: {error}") from None
+    layers: list[Layer] = []
+    problems = []
+    for index in range(len(tensors) // 2):
+        weights, biases = tensors.pop(f"{index}.weight", None), tensors.pop(f"{index}.bias", None)
+        if weights is None or biases is None:
+            problems.append(f"layer {index} needs both {index}.weight and {index}.bias")
+        elif weights.ndim != 4 or weights.shape[2] % 2 == 0 or biases.shape != weights.shape[:1]:
+            problems.append(
+                f"layer {index} has weights {tuple(weights.shape)} and biases {tuple(biases.shape)}; needed are "
+                "(out, in, k, k) with an odd k, and (out,)"
+            )
+        elif layers and weights.shape[1] != len(layers[-1][1]):
+            problems.append(
+                f"layer {index} takes {weights.shape[1]} channels, and the one before gives {len(layers[-1][1])}"
+            )
+        else:
+            layers.append((weights.double(), biases.double()))
+    if tensors:
+        problems.append(f"unexpected names: {', '.join(sorted(tensors))}")
+    if problems or not layers:
+        raise DataError("\n".join(f"{path}: {problem}" for problem in problems or ["it has no layers"]))
+    return layers
+
+
+def _convolved(x: Tensor, layer: Layer, periodic: bool) -> Tensor:
+    weights, biases = (part.to(x.device) for part in layer)
+    half = weights.shape[2] // 2
+    mode = "circular" if periodic else "constant"
+    return relu(conv2d(pad(x, (half,) * 4, mode=mode), weights, biases))
+
+
+def _gram(features: Tensor) -> Tensor:
+    """(N, C (C + 1) / 2): the mean products of each two channels of (N, C, H, W), each pair once."""
+    flat = features.flatten(2)
+    matrix = flat @ flat.transpose(1, 2) / flat.shape[2]
+    rows, columns = torch.triu_indices(matrix.shape[1], matrix.shape[1], device=matrix.device)
+    return matrix[:, rows, columns]
+
+
+def _of_channels(x: Tensor, measure: Measure) -> Tensor:
+    """(N, M): the Gram matrices of all layers of the network on (N, P, H, W)."""
+    if measure.gram_network == "random":
+        layers = _random_layers(x.shape[1])
+        return torch.cat([_gram(_convolved(x, layer, measure.periodic)) for layer in layers], dim=1)
+    layers = _layers_of_file(measure.gram_network)
+    num_taken = layers[0][0].shape[1]
+    if x.shape[1] == 1 and num_taken > 1:
+        x = x.expand(-1, num_taken, -1, -1)  # a grey picture for a network of colours
+    elif x.shape[1] != num_taken:
+        raise DataError(
+            f"{measure.gram_network} takes {num_taken} channels, and the field has {x.shape[1]} phases"
+        )
+    grams = []
+    for index, layer in enumerate(layers):
+        x = _convolved(avg_pool2d(x, 2) if index else x, layer, measure.periodic)
+        grams.append(_gram(x))
+    return torch.cat(grams, dim=1)
+
+
+def _gram_matrices(x: Tensor, measure: Measure) -> Tensor:
+    """(N, M): of each phase alone."""
+    return _of_channels(x[:, None], measure)
+
+
+GRAM_MATRICES = (
+    Descriptor("GramMatrices", _gram_matrices),
+    Descriptor("MultiPhaseGramMatrices", _of_channels, of="phases"),
+)
