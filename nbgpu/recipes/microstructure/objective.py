@@ -1,0 +1,94 @@
+"""The loss of a whole field and its gradient, worked out by all ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nbgpu.recipes.microstructure.losses import Loss
+from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS, share_of, slices_along
+
+_MAX_PIXELS_AT_ONCE = 2**15
+"""Of the slices whose graph is in memory at one time: Correlations with limit_to=16 make 481 numbers of each, three times."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a rank has worked out across one direction: its slices' losses (n,) and their gradients (n, P, H, W)."""
+
+    losses: Tensor
+    gradient: Tensor
+
+
+class Objective:
+    """The sum of a loss over all slices of a volume across its three directions, or the loss of a picture.
+
+    The ranks share the slices. No number is added up over ranks: each gets what the others have worked out, and adds
+    it up in the order of the slices. So value and gradient do not depend on the number of ranks, and what an optimizer makes
+    of them is the same on every rank.
+
+    Args:
+        loss: of a slice.
+        rank, world_size: which share. With more than one rank a call is a collective.
+    """
+
+    def __init__(self, loss: Loss, rank: int = 0, world_size: int = 1) -> None:
+        self._loss = loss
+        self._rank = rank
+        self._world_size = world_size
+
+    def __call__(self, field: Tensor, coarser: int = 0) -> tuple[Tensor, Tensor]:
+        """(loss, gradient): a scalar, and what the field's shape is: (P, H, W) or (P, D, H, W).
+
+        Args:
+            coarser: how often the field was halved, as against the target.
+        """
+        stacks = [field[None]] if field.ndim == 3 else [slices_along(field, d) for d in range(NUM_DIRECTIONS)]
+        own = [self._own_part(stack, direction, coarser) for direction, stack in enumerate(stacks)]
+        parts = own if self._world_size == 1 else self._parts_of_all(own, stacks)
+        loss = torch.cat([part.losses for part in parts]).sum()
+        if field.ndim == 3:
+            return loss, parts[0].gradient[0]
+        gradient = torch.zeros_like(field)
+        for direction, part in enumerate(parts):
+            gradient += part.gradient.movedim(0, direction + 1)
+        return loss, gradient
+
+    def _own_part(self, stack: Tensor, direction: int, coarser: int) -> _Part:
+        share = share_of(len(stack), self._rank, self._world_size)
+        slices = stack[share.start : share.stop].detach().contiguous()
+        at_once = max(1, _MAX_PIXELS_AT_ONCE // slices[0].numel()) if len(slices) else 1
+        losses, gradients = [slices.new_zeros(0)], [slices[:0]]
+        for some in slices.split(at_once) if len(slices) else ():
+            some = some.requires_grad_()
+            with torch.enable_grad():
+                of_each = self._loss(some, direction, coarser)
+            (gradient,) = torch.autograd.grad(of_each.sum(), some)
+            losses.append(of_each.detach())
+            gradients.append(gradient)
+        return _Part(torch.cat(losses), torch.cat(gradients))
+
+    def _parts_of_all(self, own: Sequence[_Part], stacks: Sequence[Tensor]) -> list[_Part]:
+        """The parts of all ranks, put together. One collective."""
+        # Shares may differ in length, and a message may not.
+        lengths = [len(share_of(len(stack), 0, self._world_size)) for stack in stacks]
+        sizes = [length * (1 + stack[0].numel()) for length, stack in zip(lengths, stacks, strict=True)]
+        message = own[0].losses.new_zeros(sum(sizes))
+        for part, room in zip(own, message.split(sizes), strict=True):
+            own_numbers = torch.cat([part.losses[:, None], part.gradient.flatten(1)], dim=1).flatten()
+            room[: len(own_numbers)] = own_numbers
+        on_host = dist.get_backend() == "gloo"
+        sent = message.cpu() if on_host else message
+        received = sent.new_empty(self._world_size * len(sent))
+        dist.all_gather_into_tensor(received, sent)
+        columns = received.to(message.device).unflatten(0, (self._world_size, -1)).split(sizes, dim=1)
+        parts = []
+        for stack, numbers in zip(stacks, columns, strict=True):
+            # A share with room to spare is the last one that is not empty.
+            rows = numbers.reshape(-1, 1 + stack[0].numel())[: len(stack)]
+            parts.append(_Part(rows[:, 0], rows[:, 1:].reshape(stack.shape)))
+        return parts
