@@ -96,16 +96,18 @@ def _train(arguments: list[str]) -> None:
             found = started.find_batch_size(recipe, **settings)
             console.print(str(found), highlight=False)
             settings |= {"batch_size": found.batch_size, "global_batch_size": None}
-        console.print(str(started.plan(recipe, **settings)), highlight=False)
+        plan = started.plan(recipe, **settings)
+        console.print(str(plan), highlight=False, soft_wrap=True)
         if only_plan:
             return
         run = started.train(recipe, **settings)
-        console.print(f"writes to {run.folder}")
+        console.print(f"writes to {run.folder}", soft_wrap=True)
         try:
-            terminal.follow(run, console)
+            terminal.follow(run, console, known=plan.data)
             run.wait()
         finally:
-            console.print(f"{run.status} at step {max(s.step for s in run.statuses())}: {run.folder}")
+            ended = f"{run.status} at step {max(s.step for s in run.statuses())}: {run.folder}"
+            console.print(ended, soft_wrap=True)
 
 
 def _sweep(arguments: list[str]) -> int:

@@ -553,6 +553,10 @@ class CheckpointSettings(Settings):
     best_mode: Literal["min", "max"] = Field(
         "min", description="whether the best value of best_metric is the smallest or the largest"
     )
+    restore_best: bool = Field(
+        False,
+        description="the result is that of the weights with the best validation (best_metric), not of the last step's",
+    )
     early_stop_patience: int = Field(
         0,
         ge=0,
@@ -571,6 +575,11 @@ class CheckpointSettings(Settings):
     )
 
     def problems(self) -> Iterator[str]:
+        if self.restore_best and not self.best_metric:
+            yield (
+                "restore_best=True asks for the best weights by best_metric, which is empty. "
+                "Give the validation value to follow, such as best_metric='loss'"
+            )
         if self.early_stop_patience and not self.best_metric:
             yield (
                 f"early_stop_patience={self.early_stop_patience} watches best_metric, which is empty. "

@@ -22,6 +22,12 @@ class Workers:
     count: int
     reason: str
 
+    def in_words(self) -> str:
+        """A sentence for a person."""
+        if self.count == 0:
+            return f"no worker processes: {self.reason}"
+        return f"{self.count} worker process{'es' if self.count > 1 else ''} for each rank: {self.reason}"
+
 
 @dataclass(frozen=True)
 class Host:

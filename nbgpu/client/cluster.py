@@ -22,7 +22,7 @@ from nbgpu.client import definitions, registry, status, transfer, variables
 from nbgpu.client.arrivals import Answer, Arrivals
 from nbgpu.client.batch_sizes import BatchSizes
 from nbgpu.client.ladder import climb_down
-from nbgpu.client.plan import Plan
+from nbgpu.client.plan import Plan, data_in_words
 from nbgpu.client.processes import Processes
 from nbgpu.client.questions import Listener, Questions
 from nbgpu.client.ranks import Ranks
@@ -100,6 +100,8 @@ class Cluster:
         """How the ranks talk, and what was tried before; before the start what is tried first."""
         self.run: Run | None = None
         """The training run that was started last, which may be over."""
+        self._planned: Plan | None = None
+        """The plan that was made last."""
         self._processes: Processes | None = None
         self._entry: registry.Entry | None = None
         self._client: Any = None
@@ -501,7 +503,8 @@ class Cluster:
         self.ranks.require_reachable()
         self._refuse_during_run()
         self._replace_ranks_that_went()
-        self.run = Run.start(config, self)
+        planned = self._planned if self._planned and self._planned.config == config else None
+        self.run = Run.start(config, self, planned)
         self._note()
         return self.run
 
@@ -519,7 +522,12 @@ class Cluster:
         self._take_back_ranks_left_behind()
         results = self.ranks.call("nbgpu.engine.estimate:of_run", config.model_dump(mode="json"), ranks=[0])
         self._bring_back(RankWatch(self.ranks, results), results)
-        return Plan(self.config, config, self.devices, self.climb, results[0].result())
+        found = results[0].result()
+        data, steps_per_epoch = data_in_words(config, self.world_size, found["data"])
+        self._planned = Plan(
+            self.config, config, self.devices, self.climb, found["memory"], data, steps_per_epoch
+        )
+        return self._planned
 
     def find_batch_size(
         self, recipe: str, stop: threading.Event | None = None, **settings: Any
@@ -535,13 +543,18 @@ class Cluster:
             settings: as for `train`; `batch_size` and `global_batch_size` do not count.
 
         Raises:
-            ConfigError: a setting is not valid; nothing was tried.
+            ConfigError: a setting is not valid, or the strategy is fsdp; nothing was tried.
             RankError: not even one sample fits, or a step failed otherwise.
             RunError: a training run has the ranks now, or the search was stopped.
         """
         ignored = ("batch_size", "global_batch_size")
         settings = {name: value for name, value in settings.items() if name not in ignored}
         config = settled(train_config(recipe, **settings), self.devices)
+        if config.strategy == "fsdp":
+            raise ConfigError(
+                "find_batch_size does not know strategy='fsdp': each rank has the whole model in its tries, and a part of it "
+                "in the run. cluster.plan(..., strategy='fsdp', batch_size=N).fits is an estimate for one size"
+            )
         self.ranks.require_reachable()
         self._refuse_during_run()
         self._replace_ranks_that_went()

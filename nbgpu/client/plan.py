@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbgpu import devices, workers
+from nbgpu import devices, epochs, workers
 from nbgpu.backends import Climb
 from nbgpu.config import ClusterConfig, TrainConfig
 from nbgpu.records import Device
 from nbgpu.sizes import in_words
 
+_WIDTH = 11
 _PARTS = ("parameters", "gradients", "optimizer", "activations", "before")
 _NAMES = {"optimizer": "optimizer state", "activations": "activations and the rest", "before": "held already"}
 
@@ -27,6 +28,20 @@ class Plan:
     memory: Mapping[str, Any]
     """An estimate for one rank, in bytes: `parameters`, `gradients`, `optimizer`, `activations`, `before` (what the rank
     holds already), `peak`; or `unknown`, with the reason."""
+    data: tuple[str, ...]
+    """How the data come to the ranks, a sentence each."""
+    steps_per_epoch: int
+    """0 where it is not known."""
+
+    @classmethod
+    def at_first(
+        cls, cluster: ClusterConfig, config: TrainConfig, devices: Sequence[Device], climb: Climb
+    ) -> Plan:
+        """What is known with no rank asked."""
+        unknown = {"unknown": "it is known when the ranks have looked at the data"}
+        data, _ = data_in_words(config, len(devices), unknown)
+        memory = {"unknown": f"cluster.plan({config.recipe!r}, ...) estimates it"}
+        return cls(cluster, config, devices, climb, memory, data, 0)
 
     @property
     def fits(self) -> bool | None:
@@ -38,8 +53,6 @@ class Plan:
     def __str__(self) -> str:
         config, num_ranks = self.config, len(self.devices)
         labels = ", ".join(dict.fromkeys(device.label() for device in self.devices))
-        length = f"{config.steps} steps" if config.epochs is None else f"{config.epochs} epochs"
-        data_workers = workers.workers_for(config, workers.this_host(num_ranks))
         rows = [
             ("devices", labels),
             ("backend", f"{self.climb.describe()}; strategy {config.strategy}"),
@@ -48,14 +61,22 @@ class Plan:
                 f"{config.batch_size} samples for each rank and micro-batch, {config.samples_per_step(num_ranks)} in each "
                 f"step (ranks: {num_ranks}, accumulate: {config.accumulate})",
             ),
-            ("length", f"{length}; how many steps an epoch has is known when the data are read"),
-            ("workers", f"{data_workers.count} for each rank: {data_workers.reason}"),
+            ("length", self._length()),
+            ("data", f"\n{' ' * _WIDTH}".join(self.data)),
             ("precision", f"{config.dtype}, amp {config.amp}"),
             ("memory", self._memory()),
         ]
-        return "\n".join(f"{name:<10} {told}" for name, told in rows)
+        return "\n".join(f"{name:<{_WIDTH}}{told}" for name, told in rows)
 
     __repr__ = __str__
+
+    def _length(self) -> str:
+        config, per_epoch = self.config, self.steps_per_epoch
+        if not per_epoch:
+            told = f"{config.steps} steps" if config.epochs is None else f"{config.epochs} epochs"
+            return f"{told}; how many steps an epoch has is not known yet"
+        num_steps = config.total_steps(per_epoch)
+        return f"{num_steps} steps, which is {num_steps / per_epoch:.3g} epochs of {per_epoch}"
 
     def _memory(self) -> str:
         if "peak" not in self.memory:
@@ -74,3 +95,19 @@ class Plan:
         limit_bytes = devices.memory_limit_bytes(self.cluster, device, self.devices)
         num_sharing = sum(d.kind == device.kind and d.uuid == device.uuid for d in self.devices)
         return limit_bytes or device.memory_bytes // num_sharing
+
+
+def data_in_words(
+    config: TrainConfig, num_ranks: int, found: Mapping[str, Any]
+) -> tuple[tuple[str, ...], int]:
+    """(how the data come to the ranks, a sentence each; steps of an epoch, 0 where that is not known).
+
+    Args:
+        found: as `nbgpu.engine.estimate:of_run` gives it: `amount`, or `unknown`.
+    """
+    data_workers = workers.workers_for(config, workers.this_host(num_ranks)).in_words()
+    if "amount" not in found:
+        return (*found["unknown"].splitlines(), data_workers), 0
+    num_volumes, samples_per_volume = found["amount"]
+    epoch = epochs.epoch_of(config, num_volumes, samples_per_volume, num_ranks)
+    return (*epoch.words, data_workers), epoch.num_steps

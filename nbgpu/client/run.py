@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import ipyparallel as ipp
 
 from nbgpu import logbook, manifest, resume, runs
-from nbgpu.backends import Rung
+from nbgpu.backends import Climb, Rung
+from nbgpu.client.plan import Plan
 from nbgpu.client.ranks import Ranks
 from nbgpu.client.results import LeftResult, sentence
 from nbgpu.client.watch import RankWatch
@@ -55,6 +56,7 @@ class Host(Protocol):
 
     config: ClusterConfig
     devices: tuple[Device, ...]
+    climb: Climb
     news: list[str]
 
     @property
@@ -120,9 +122,11 @@ class Run:
         info: RunInfo,
         host: Host,
         results: dict[int, ipp.AsyncResult],
+        planned: Plan | None = None,
     ) -> None:
         self.folder = folder
         self.config = config
+        self._planned = planned or Plan.at_first(host.config, config, info.devices, host.climb)
         self.failures: Sequence[RankFailure] = ()
         self.reader = Reader(folder, info.world_size)
         self._info = info
@@ -150,11 +154,11 @@ class Run:
         return f"<Run {self.folder.name}: {self.status}, step {step} of {self.info.total_steps}>"
 
     @classmethod
-    def start(cls, config: TrainConfig, host: Host) -> Run:
-        """Makes the run's folder and starts the trainer on every rank."""
+    def start(cls, config: TrainConfig, host: Host, planned: Plan | None = None) -> Run:
+        """Makes the run's folder and starts the trainer on every rank; `planned` is a plan that was made of it."""
         folder = runs.create(config, host.config)
         results = host.ranks.call(_RUN_IN_ENGINE, str(folder))
-        return cls(folder, config, _info(folder, config, host), host, results)
+        return cls(folder, config, _info(folder, config, host), host, results, planned)
 
     @classmethod
     def rejoin(cls, folder: Path, host: Host) -> Run:
@@ -179,6 +183,14 @@ class Run:
             self._info_written_ns = written_ns
             self._info = RunInfo.from_json(json.loads(path.read_text()))
         return self._info
+
+    @property
+    def plan(self) -> Plan:
+        """What it does and takes, as `cluster.plan` says it; how the data come to the ranks as they found them."""
+        info = self.info
+        if not info.data:
+            return self._planned
+        return replace(self._planned, data=info.data, steps_per_epoch=info.steps_per_epoch)
 
     @property
     def over(self) -> bool:

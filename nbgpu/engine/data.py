@@ -125,7 +125,7 @@ class SampleLoader:
         self.steps_per_epoch = epoch.num_steps
         self._num_samples = epoch.num_steps * config.accumulate * config.batch_size
         self._workers = workers.workers_for(config, workers.this_host(world_size))
-        self.told = (*epoch.words, _words_for_workers(self._workers))
+        self.told = (*epoch.words, self._workers.in_words())
         self.warnings = tuple(_warnings(config, device))
         if config.transforms_on == "gpu":
             draw.on(device)
@@ -276,12 +276,6 @@ class SampleLoader:
                 return sample
         batch: dict[str, Tensor] = default_collate(samples)
         return {name: value.pin_memory() for name, value in batch.items()} if self._pinned else batch
-
-
-def _words_for_workers(chosen: workers.Workers) -> str:
-    if chosen.count == 0:
-        return f"no worker processes: {chosen.reason}"
-    return f"{chosen.count} worker process{'es' if chosen.count > 1 else ''} for each rank: {chosen.reason}"
 
 
 def _warnings(config: TrainConfig, device: torch.device) -> Iterator[str]:

@@ -20,6 +20,7 @@ from nbgpu.config import TrainConfig, train_config
 from nbgpu.engine import group, memory, memory_limit, models
 from nbgpu.engine.rehearsal import Rehearsal, load_recipe, rehearsed
 from nbgpu.engine.train import own_randomness_and_threads
+from nbgpu.errors import DataError
 
 _NUM_STEPS = 2
 """The optimizer's state appears at the end of the first one."""
@@ -59,11 +60,24 @@ def of_run(settings: dict[str, Any]) -> dict[str, Any]:
         settings: all fields of a TrainConfig.
 
     Returns:
-        In bytes `parameters`, `gradients`, `optimizer`, `activations` (and all else that lives in a step), `before` (what
-        the process holds already) and `peak`; `unknown` says why where it cannot be told.
+        `data`: `amount`, as the recipe gives it, or `unknown`, with what is wrong with the data. `memory`: in bytes
+        `parameters`, `gradients`, `optimizer`, `activations` (and all else that lives in a step), `before` (what the
+        process holds already) and `peak`; `unknown` says why where it cannot be told.
     """
+    config = train_config(**settings)
+    return {"data": _data(config), "memory": _memory(config)}
+
+
+def _data(config: TrainConfig) -> dict[str, Any]:
+    try:
+        return {"amount": load_recipe(config).amount()}
+    except DataError as error:
+        return {"unknown": str(error)}
+
+
+def _memory(config: TrainConfig) -> dict[str, Any]:
     member = group.membership()
-    config = rehearsed(train_config(**settings))
+    config = rehearsed(config)
     with memory_limit.lifted(), own_randomness_and_threads(config):
         try:
             parts = _parts(config, member.device)

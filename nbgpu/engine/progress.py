@@ -72,6 +72,18 @@ class Progress:
             f"{self.best.value:.4g}, of step {self.best.step}: run.checkpoint('best')"
         )
 
+    def weights_in_words(self, step: int) -> str:
+        """Which weights a result belongs to that is worked out with those of this step."""
+        told = f"{'averaged, ' if self._config.ema_decay else ''}of step {step}"
+        if self.best is None:
+            return told
+        score = f"{self.best.metric} {self.best.value:.4g}"
+        if self.best.step == step:
+            return f"{told}, which has the best validation ({score})"
+        return (
+            f"{told}; the best validation ({score}) is that of step {self.best.step}: run.checkpoint('best')"
+        )
+
     def state(self) -> dict[str, Any]:
         """As JSON, what decisions to come depend on."""
         return {

@@ -657,14 +657,39 @@ class Trainer:
         whole_state = self._whole_state()
         # Before the averaged weights are put in their place: they are no copies.
         failure = together(lambda: self._save_last(whole_state))
+        if self.config.restore_best and self.command != "stop":
+            self._go_back_to_best()
         with self._evaluating():
             together(lambda: self._tell_the_end(failure))
+
+    def _go_back_to_best(self) -> None:
+        """Takes the state with the best validation, all of it, so that a run that is healed meanwhile is in order."""
+        path, why = exchange.broadcast(together(self._best_checkpoint), source=0)
+        if path:
+            together(lambda: self.load_state(*checkpoint.load(Path(path))))
+        elif why and self.rank == 0:
+            self._event("note", f"the result is that of the last step, and not of the best one: {why}")
+
+    def _best_checkpoint(self) -> tuple[str, str]:
+        """On rank 0 (its folder, empty where the weights are those; why it cannot be used)."""
+        if self.rank != 0 or self._progress.is_best(self.step):
+            return "", ""
+        try:
+            best = manifest.best(self.folder)
+        except ValueError as error:
+            return "", str(error)
+        if best is None:
+            return "", "no validation gave a number"
+        damage = manifest.damage(best.checkpoint)
+        return ("", f"{best.checkpoint} is damaged ({damage})") if damage else (str(best.checkpoint), "")
 
     def _tell_the_end(self, failure: RunError | None) -> None:
         # The result is worth having also where the checkpoint could not be written.
         if self.rank == 0 and self.command != "stop":
             self._enter("validating")
-            self._event("result", self.config.recipe, **self.recipe.result(self._model, self.device))
+            weights = self._progress.weights_in_words(self.step)
+            result = self.recipe.result(self._model, self.device)
+            self._event("result", self.config.recipe, weights=weights, **result)
         if failure is not None:
             raise failure
 

@@ -52,6 +52,11 @@ class Recipe(Protocol):
         """The rank's data, for its device; DataError names every bad file. No collective may be called in it."""
         ...
 
+    def amount(self) -> tuple[int, int]:
+        """(volumes that are trained on, samples that one of them gives in an epoch), with none of them decoded; DataError
+        names every file that cannot be used."""
+        ...
+
     def build_model(self) -> nn.Module:
         """The network, on the CPU, in float32. Every rank calls this with the same random state."""
         ...

@@ -82,6 +82,11 @@ class Autoencoder:
             training, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
         ).loaders(val_batches)
 
+    def amount(self) -> tuple[int, int]:
+        """Of the files only names and headers are read."""
+        training, _ = self._items()
+        return len(training), self._patches_per_volume
+
     def _draw(self, augment: Compose | None = None) -> Draw:
         return Draw(
             patch_size=self.config.patch_size, samples_per_volume=self._patches_per_volume, augment=augment

@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 
 
 def show(run: Run) -> None:
-    """Displays the live panel of a run, or the curves of one that is over."""
+    """Displays the plan of a run, folded, and its live panel; or the curves of one that is over."""
     from nbgpu.ui import panel
+    from nbgpu.ui.plan_view import PlanView
 
-    panel.show(run)
+    if run.over:
+        panel.show(run)
+    else:
+        panel.show(run, PlanView(run).refresh)
 
 
 def prepare() -> None:

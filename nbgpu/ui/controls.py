@@ -25,6 +25,7 @@ from nbgpu.devices import DEFAULT_CPU_RANKS, inventory
 from nbgpu.errors import ConfigError, NbgpuError, NoClusterError
 from nbgpu.records import FINAL_STATES
 from nbgpu.settings import bounds, control_fields, steerable
+from nbgpu.ui import plan_view
 from nbgpu.ui.frontend import answer_while_busy, has_frontend, has_subshells
 from nbgpu.ui.panel import Panel
 from nbgpu.ui.slot import new_slot, slot_metadata
@@ -292,12 +293,16 @@ class _Controls:
         update_display(
             {"text/plain": ""}, raw=True, display_id=self._slot, metadata=slot_metadata(self._slot)
         )
-        panel = Panel(
-            run, self._slot, show_buttons=False, on_state=lambda _: self._refresh(), on_gone=self._clear_place
-        )
+        plan = w.HTML(plan_view.page(run))
+
+        def follow(_: str) -> None:
+            plan.value = plan_view.page(run)
+            self._refresh()
+
+        panel = Panel(run, self._slot, show_buttons=False, on_state=follow, on_gone=self._clear_place)
         with self._lock:
             self._run = run
-            self._place.children = (panel,)
+            self._place.children = (plan, panel)
         self._say("")
         panel.follow()
         run.on_end(self._on_end)

@@ -302,14 +302,16 @@ def _mark(event: Event) -> dict[str, Any]:
 class _TextLine:
     """Follows a run where there is no page: a few lines of text every few seconds, then the picture."""
 
-    def __init__(self, run: Run, handle: DisplayHandle) -> None:
+    def __init__(self, run: Run, handle: DisplayHandle, on_state: Callable[[str], None]) -> None:
         self._run = run
         self._handle = handle
+        self._on_state = on_state
         self._follower = Follower(run, SUMMARY_PERIOD_S, self._tell)
         self._follower.start()
 
     def _tell(self, new: dict[SeriesKey, Series], marks: list[Event], last: bool) -> None:
         history = self._follower.history
+        self._on_state(self._run.status)
         if last:
             self._handle.update(bundle(self._run, history), raw=True)
             return
@@ -317,8 +319,11 @@ class _TextLine:
         self._handle.update({"text/plain": "\n".join(lines)}, raw=True)
 
 
-def show(run: Run) -> None:
+def show(run: Run, on_state: Callable[[str], None] = lambda state: None) -> None:
     """Displays the live panel of a run; of a run that is over, its curves.
+
+    Args:
+        on_state: called with the run's state, on another thread, whenever it may have changed.
 
     Raises:
         RunError: there is no IPython to display anything.
@@ -329,10 +334,10 @@ def show(run: Run) -> None:
     if run.status in FINAL_STATES:
         display(bundle(run), raw=True)
     elif has_frontend():
-        panel = Panel(run, slot)
+        panel = Panel(run, slot, on_state=on_state)
         data, metadata = panel._repr_mimebundle_()
         display(data, metadata={**metadata, **slot_metadata(slot)}, raw=True, display_id=slot)
         panel.follow()
     else:
         handle = display({"text/plain": "starting"}, raw=True, display_id=slot)
-        _TextLine(run, handle)
+        _TextLine(run, handle, on_state)

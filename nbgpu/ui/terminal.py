@@ -6,7 +6,7 @@ Where the output is no terminal (a file, a pipe, a job's log) there is one line 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -31,9 +31,13 @@ _BAR_WIDTH = 30
 _GIB = 2.0**30
 
 
-def follow(run: Run, console: Console) -> None:
-    """Shows a run until it is over. Ctrl-C stops the run, a second one leaves at once."""
-    screen = _Screen(run, console)
+def follow(run: Run, console: Console, known: Sequence[str] = ()) -> None:
+    """Shows a run until it is over. Ctrl-C stops the run, a second one leaves at once.
+
+    Args:
+        known: what the person was told of the data before.
+    """
+    screen = _Screen(run, console, known)
     if not console.is_terminal:
         _wait(run, screen, lambda: None)
         console.print(screen.summary(), highlight=False)
@@ -68,9 +72,10 @@ def _wait(run: Run, screen: _Screen, draw: Any) -> None:
 class _Screen:
     """What is known of a run, and what of it has been printed."""
 
-    def __init__(self, run: Run, console: Console) -> None:
+    def __init__(self, run: Run, console: Console, known: Sequence[str]) -> None:
         self.console = console
         self._run = run
+        self._known_of_data = set(known)
         self._history = History()
         self._cursor = 0
         # These were told when the run was made.
@@ -80,6 +85,10 @@ class _Screen:
 
     def tell_news(self) -> None:
         """Prints what happened since the last call."""
+        for sentence in self._run.info.data:
+            if sentence not in self._known_of_data:
+                self._known_of_data.add(sentence)
+                self.console.print(f"data: {sentence}", highlight=False, soft_wrap=True)
         records, self._cursor = self._run.reader.since(self._cursor)
         _, marks = self._history.add(records)
         for event in marks:
@@ -91,6 +100,8 @@ class _Screen:
                 self.console.print(f"rank {rank}: {event.text}", highlight=False)
         if self._history.result is not None and not self._result_is_told:
             self._result_is_told = True
+            if weights := self._history.result.detail.get("weights"):
+                self.console.print(f"result of the weights {weights}", highlight=False, soft_wrap=True)
             for table in _tables(self._history.result.detail):
                 self.console.print(table)
 

@@ -65,9 +65,16 @@ def test_the_three_ways_give_the_same_losses_to_the_last_bit(cluster2: nbgpu.Clu
 
     flags = [part for name, value in SMALL.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     command = [sys.executable, "-m", "nbgpu.cli", "train", "autoencoder", "--gpus", "none", *flags]
-    subprocess.run(
-        [*command, "--runs-dir", str(tmp_path / "cli")], check=True, capture_output=True, timeout=120
-    )
+    told = subprocess.run(
+        [*command, "--runs-dir", str(tmp_path / "cli")],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    ).stdout
+    assert from_notebook.info.data
+    for sentence in from_notebook.info.data:
+        assert told.count(sentence) == 1, told
 
     toml = tmp_path / "run.toml"
     write_toml(

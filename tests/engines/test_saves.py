@@ -41,13 +41,17 @@ def best_step(run: Run, up_to: int) -> int:
 def test_the_best_checkpoint_is_kept_found_and_gone_on_from(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     # The wrong way round, so that the best one is not the newest.
     settings = {**SMALL, "runs_dir": str(tmp_path), "best_mode": "min"}
-    run = cluster2.train("autoencoder", **settings).wait(120)
+    run = cluster2.train("autoencoder", **settings, restore_best=True).wait(120)
     values = run.metrics().dropna(subset=["val_psnr_db"]).set_index("step")["val_psnr_db"]
     step = int(values.idxmin())
     assert step < 12, "the last validation was the best: this test shows nothing"
     best = run.checkpoint("best")
     assert best == run.folder / "checkpoints" / manifest.checkpoint_name(step)
     assert names(run) == [best.name, "step-00000012"]
+    result = run.result()
+    assert result is not None
+    assert result["weights"] == f"of step {step}, which has the best validation (psnr_db {values[step]:.4g})"
+    assert result["table"]["autoencoder"]["psnr_db"] == pytest.approx(values[step], abs=1e-2)
     again = cluster2.train("autoencoder", **settings, resume=str(run.folder / "best")).wait(120)
     assert again.info.resumed_from == str(best)
     # It was not beaten there: the earlier run's is still the best, and the end is the same to the last bit.
@@ -55,6 +59,10 @@ def test_the_best_checkpoint_is_kept_found_and_gone_on_from(cluster2: nbgpu.Clus
     for name in (manifest.MODEL, manifest.OPTIMIZER):
         assert (again.checkpoint() / name).read_bytes() == (run.checkpoint() / name).read_bytes()
     assert manifest.state(again.checkpoint())["progress"] == manifest.state(run.checkpoint())["progress"]
+    of_last = again.result()
+    assert of_last is not None
+    assert of_last["weights"].startswith("of step 12; the best validation (psnr_db ")
+    assert of_last["table"]["autoencoder"]["psnr_db"] == pytest.approx(values[12], abs=1e-2)
 
 
 def test_a_run_that_gets_no_better_ends_early_on_all_ranks_and_says_so(

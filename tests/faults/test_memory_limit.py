@@ -132,12 +132,42 @@ def test_the_plan_says_what_a_rank_will_take(limited: nbgpu.Cluster, tmp_path: P
     weights = plan.memory["parameters"]
     assert plan.memory["gradients"] == weights
     assert 2 * weights < plan.memory["optimizer"] < 2 * weights + 4096
+    shared_out = limited.plan("autoencoder", **SETTINGS, batch_size=4, strategy="fsdp")
+    assert shared_out.memory["parameters"] == weights // 2
     larger = limited.plan("autoencoder", **SETTINGS, batch_size=8, accumulate=2)
     assert 1.5 < larger.memory["activations"] / plan.memory["activations"] < 2.1
     assert (plan.fits, limited.plan("autoencoder", **SETTINGS, batch_size=4096).fits) == (True, False)
 
 
+def resident_peak_mib(cluster: nbgpu.Cluster) -> float:
+    code = "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+    return max(int(text) / 1024 for text in cluster.execute(code).values())
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_the_plan_is_what_the_run_then_does_and_takes(
+    limited: nbgpu.Cluster, tmp_path: Path, strategy: str
+) -> None:
+    settings = {**SETTINGS, "runs_dir": str(tmp_path), "strategy": strategy, "steps": 3}
+    # What a first run imports is held ever after.
+    limited.train("autoencoder", **settings, batch_size=1).wait(120)
+    held_mib = max(resident_mib(limited))
+    plan = limited.plan("autoencoder", **settings, batch_size=48)
+    limited.execute("open('/proc/self/clear_refs', 'w').write('5')")
+    run = limited.train("autoencoder", **settings, batch_size=48).wait(120)
+
+    assert run.info.data == plan.data
+    assert run.plan == plan
+    assert (plan.steps_per_epoch, run.info.steps_per_epoch) == (1, 1)
+    assert "3 steps, which is 3 epochs of 1" in str(plan)
+    estimated_mib = (plan.memory["peak"] - plan.memory["before"]) / 2**20
+    taken_mib = resident_peak_mib(limited) - held_mib
+    assert 0.7 < taken_mib / estimated_mib < 1.5
+
+
 def test_a_search_that_is_stopped_and_one_in_vain(limited: nbgpu.Cluster) -> None:
+    with pytest.raises(nbgpu.ConfigError, match="each rank has the whole model in its tries"):
+        limited.find_batch_size("autoencoder", strategy="fsdp", **SETTINGS)
     stop = threading.Event()
     timer = threading.Timer(0.5, stop.set)
     timer.start()
