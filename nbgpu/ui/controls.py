@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from nbgpu.client.cluster import Cluster
     from nbgpu.client.run import Run
 
-_STYLE = {"description_width": "118px"}
-_LAYOUT = {"width": "290px"}
-_COLUMNS = "repeat(auto-fill, minmax(300px, 1fr))"
+_STYLE = {"description_width": "136px"}
+_LAYOUT = {"width": "300px"}
+_GRID = {"grid_template_columns": "repeat(auto-fill, minmax(310px, 1fr))", "width": "100%"}
 
 
 def controls(recipe: str = "autoencoder", cluster: Cluster | None = None) -> None:
@@ -109,12 +109,21 @@ def _heading(text: str) -> w.Widget:
     return w.HTML(f'<h4 style="margin:4px 0">{html.escape(text)}</h4>')
 
 
-def _grouped(model: type[BaseModel], made: Mapping[str, w.Widget]) -> list[w.Widget]:
-    """The controls of a model in boxes, one for each heading."""
+def _grouped(model: type[BaseModel], made: Mapping[str, w.Widget]) -> dict[str, list[w.Widget]]:
+    """The controls of a model by their group."""
     groups: dict[str, list[w.Widget]] = {}
     for group, name, _ in control_fields(model):
         groups.setdefault(group, []).append(made[name])
-    return [w.VBox([_heading(group), *members]) for group, members in groups.items()]
+    return groups
+
+
+def _tabs(groups: Mapping[str, list[w.Widget]]) -> w.Tab:
+    """One group at a time; the page changes between them by itself, by a click or with the arrow keys.
+
+    Not an Accordion, whose headings are neither reached with the keyboard nor told to a screen reader.
+    """
+    pages = [w.GridBox(members, layout=_GRID) for members in groups.values()]
+    return w.Tab(pages, titles=list(groups), selected_index=0)
 
 
 class _Devices:
@@ -138,7 +147,9 @@ class _Devices:
         self.memory_limit = control_for("memory_limit", fields["memory_limit"])
         made = {"gpus": self.gpus, "ranks": self.ranks, "memory_limit": self.memory_limit}
         # A field with a control of its own kind would be missing here, and a KeyError says which.
-        (self.box,) = _grouped(ClusterConfig, made)
+        ((heading, members),) = _grouped(ClusterConfig, made).items()
+        self.note = w.HTML()
+        self.box = w.VBox([_heading(heading), w.GridBox(members, layout=_GRID), self.note])
         if not self._gpus:
             self.gpus.layout.display = "none"
             self.ranks.description = "CPU ranks"
@@ -183,16 +194,13 @@ class _Controls:
         self._find = self._button(
             "Find batch size", "Try on the ranks which is the largest that fits", "", self._on_find
         )
-        self._devices_note = w.HTML()
         self._said = w.HTML()
         self._place = w.VBox(layout={"width": "100%"})
-        columns = [
-            w.VBox([*self._devices.box.children, self._devices_note]),
-            *_grouped(self._model, self._settings),
-        ]
+        self._tabs = _tabs(_grouped(self._model, self._settings))
         self.box = w.VBox(
             [
-                w.GridBox(columns, layout={"grid_template_columns": _COLUMNS, "width": "100%"}),
+                self._devices.box,
+                self._tabs,
                 w.HBox(
                     [*self._buttons(), self._said],
                     layout={"flex_flow": "row wrap", "margin": "10px 0"},
@@ -204,7 +212,7 @@ class _Controls:
         self._steerable = steerable(self._model)
         for name in self._steerable.keys() & self._settings.keys():
             self._settings[name].observe(partial(self._on_setting, name), "value")
-        for widget in (*self._buttons(), *self._inputs()):
+        for widget in (*self._buttons(), *self._inputs(), self._tabs):
             answer_while_busy(widget)
         self._refresh()
 
@@ -381,9 +389,7 @@ class _Controls:
             note = ""
             if cluster is not None:
                 note = f"A cluster is in use: {cluster.describe()}. To choose other devices: %nbgpu stop"
-            self._devices_note.value = (
-                f'<div style="max-width:290px;line-height:1.4">{html.escape(note)}</div>'
-            )
+            self._devices.note.value = f'<div style="line-height:1.4">{html.escape(note)}</div>'
 
     def _say(self, text: str, is_error: bool = False, is_table: bool = False) -> None:
         role = "alert" if is_error else "status"

@@ -145,7 +145,8 @@ def table_html(header: Sequence[str], shown: Sequence[Row]) -> str:
         number, *others = (html.escape(cell) for cell in row.cells)
         chip = f'<span style="color:{row.color}" aria-hidden="true">■</span> '
         best = " (best)" if row.is_best else ""
-        body.append(f"<tr><td>{chip}{number}{best}</td>{''.join(f'<td>{cell}</td>' for cell in others)}</tr>")
+        cells = "".join(f"<td>{cell}</td>" for cell in others)
+        body.append(f'<tr><th scope="row">{chip}{number}{best}</th>{cells}</tr>')
         if row.error:
             body.append(
                 f'<tr><td></td><td class="nbgpu-sweep-error" colspan="{len(header) - 1}">{html.escape(row.error)}</td></tr>'
@@ -169,6 +170,7 @@ _CSS = """
 .nbgpu-sweep .nbgpu-sweep-rows { max-height: 420px; overflow: auto; }
 .nbgpu-sweep table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 .nbgpu-sweep th, .nbgpu-sweep td { text-align: left; padding: 3px 14px 3px 0; border-bottom: 1px solid rgba(128,128,128,.3); }
+.nbgpu-sweep tbody th { font-weight: normal; }
 .nbgpu-sweep .nbgpu-sweep-error { background: rgba(255,0,0,.13); white-space: pre-wrap; }
 .nbgpu-sweep .nbgpu-sweep-place { color: #7b7b7b; margin: 6px 0 0; }
 """.strip()

@@ -32,6 +32,12 @@ records, _ = nbgpu.client.cluster.current().run.reader.since(0)
 print(next(r.time_s for r in records if getattr(r, 'text', '') == 'paused'))
 """
 STOP_CLUSTER = "%nbgpu stop"
+SWEEP = """
+import nbgpu
+settings = dict(data="phantoms", num_phantoms=16, patch_size=16, steps=5000, val_every=4, threads=1)
+sweep = nbgpu.sweep("autoencoder", lr=[1e-3, 1e-2], gpus="none", **settings)
+sweep
+""".strip()
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +101,11 @@ def points_of(page: Page, chart: str) -> dict[str, int]:
     return found
 
 
+def open_group(page: Page, name: str) -> None:
+    """Brings a group of the controls to the front."""
+    page.get_by_role("tab", name=name, exact=True).click()
+
+
 def fill(page: Page, name: str, value: str) -> None:
     control(page, name).fill(value)
     control(page, name).press("Tab")
@@ -126,6 +137,9 @@ def test_a_first_run_from_start_to_the_curves_that_stay(lab: Lab, page: Page) ->
     expect(page.get_by_text("A cluster is in use")).to_be_visible()
 
     # A bad value is refused in words, and the other values stay.
+    expect(control(page, "steps")).to_be_visible()
+    open_group(page, "Data")
+    expect(control(page, "steps")).to_be_hidden()
     fill(page, "data", "phantoms")
     fill(page, "patch size", "18")
     button(page, "Start").click()
@@ -133,6 +147,10 @@ def test_a_first_run_from_start_to_the_curves_that_stay(lab: Lab, page: Page) ->
     expect(control(page, "data")).to_have_value("phantoms")
 
     fill(page, "patch size", "16")
+    # With the keyboard to the first group.
+    page.get_by_role("tab", name="Data", exact=True).focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
     fill(page, "steps", "5000")
     fill(page, "batch size", "4")
     control(page, "amp").select_option("bf16")
@@ -156,6 +174,9 @@ def test_a_first_run_from_start_to_the_curves_that_stay(lab: Lab, page: Page) ->
     assert counts["rank 1, smoothed"] > 0
     page.wait_for_timeout(3000)
     screenshot(page, "controls-light")
+    page.get_by_text(re.compile("^Plan: ddp on 2 ranks over gloo, 8 samples a step")).click()
+    expect(page.get_by_text("410 volumes over 2 ranks: 205 on each")).to_be_visible()
+    page.get_by_text(re.compile("^Plan: ddp on 2 ranks")).click()
 
     # The buttons act while a cell is running.
     notebook.run_cell(3)
@@ -322,3 +343,28 @@ def test_tab_completes_and_shift_tab_explains_names_of_the_ranks(lab: Lab, page:
     page.keyboard.press("Escape")
     notebook.run_cell(3)
     notebook.wait_until_idle()
+
+
+@pytest.mark.subshells
+@pytest.mark.timeout(180)
+def test_a_sweep_is_watched_and_stopped(lab: Lab, page: Page) -> None:
+    lab.write_notebook("sweep.ipynb", [SWEEP])
+    notebook = Notebook(page, lab, "sweep.ipynb")
+    notebook.open()
+    notebook.run_cell(0)
+    line = page.locator(".nbgpu-sweep-line")
+    expect(line).to_contain_text("best val_loss", timeout=90_000)
+    expect(line).to_contain_text("running: 0 of 2 trials finished, 2 at work")
+    expect(page.get_by_role("rowheader", name=re.compile(r"^\W*1"))).to_be_visible()
+    page.get_by_role("img", name="Chart of the trials").locator("svg").wait_for()
+    screenshot(page, "sweep")
+
+    page.get_by_role("button", name="Stop", exact=True).click()
+    expect(line).to_contain_text(re.compile("^stop"), timeout=5000)
+    screenshot(page, "sweep-stopping")
+    expect(line).to_contain_text("stopped: 0 of 2 trials finished, 2 stopped", timeout=60_000)
+    expect(page.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
+    screenshot(page, "sweep-stopped")
+    saved = notebook.save()
+    assert "stopped: 0 of 2" in str([o.get("data") for o in saved.cells[0].outputs])
+    assert notebook.in_kernel("print(all(trial.checkpoint() for trial in sweep.trials))") == "True\n"
