@@ -28,7 +28,9 @@ PERIOD_S = 1.0
 OUTPUT_PERIOD_S = 3.0
 PAGE_PATIENCE_S = 5.0
 _DRAWING_SHARE = 0.1
-"""Of the kernel's time, at most, that goes into drawing."""
+"""Of the kernel's time that goes into drawing."""
+_OLDEST_PICTURE_S = 5.0
+"""The first drawing takes seconds of imports, and the next one is not to wait for ten times as long."""
 
 
 def bundle(sweep: Sweep, picture: str | None = None) -> dict[str, Any]:
@@ -60,7 +62,7 @@ class SweepPanel:
         self._html = ""
         self._picture = ""
         self._drawn: Any = None
-        self._drawing_s = 0.0
+        self._next_drawing_mono_s = 0.0
         self._ended = threading.Event()
         self._over = False
         self._thread = threading.Thread(target=self._follow, name="nbgpu-panel", daemon=True)
@@ -72,7 +74,7 @@ class SweepPanel:
         self._sweep.on_end(self._end)
 
     def _follow(self) -> None:
-        while not self._ended.wait(max(self._period_s, self._drawing_s / _DRAWING_SHARE)):
+        while not self._ended.wait(self._period_s):
             self._show()
 
     @property
@@ -94,22 +96,24 @@ class SweepPanel:
                 self._widget.close()
                 self._widget = None
 
-    def _draw(self) -> str:
-        started_s = time.monotonic()
-        title, lines = sweep_view.chart(self._sweep)
-        drawn = (title, [(line.number, line.is_best, line.curve) for line in lines])
-        if drawn != self._drawn:
-            self._picture = sweep_view.svg(self._sweep)
-            self._drawn = drawn
-        page = sweep_view.page(self._sweep, self._picture)
-        self._drawing_s = time.monotonic() - started_s
-        return page
+    def _draw(self, last: bool = False) -> str:
+        """The page as it is now; its chart may be a little older, because it takes long."""
+        begun_mono_s = time.monotonic()
+        if last or begun_mono_s >= self._next_drawing_mono_s:
+            title, lines = sweep_view.chart(self._sweep)
+            drawn = (title, [(line.number, line.is_best, line.curve) for line in lines])
+            if drawn != self._drawn:
+                self._picture = sweep_view.svg(self._sweep)
+                self._drawn = drawn
+                took_s = time.monotonic() - begun_mono_s
+                self._next_drawing_mono_s = begun_mono_s + min(took_s / _DRAWING_SHARE, _OLDEST_PICTURE_S)
+        return sweep_view.page(self._sweep, self._picture)
 
     def _end(self, sweep: Sweep) -> None:
         self._ended.set()
         self._thread.join()
         self._take_button_away()
-        page = self._draw()
+        page = self._draw(last=True)
         with self._lock:
             self._over = True
             self._html = page

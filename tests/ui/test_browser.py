@@ -359,11 +359,11 @@ def test_a_sweep_is_watched_and_stopped(lab: Lab, page: Page) -> None:
     page.get_by_role("img", name="Chart of the trials").locator("svg").wait_for()
     screenshot(page, "sweep")
 
-    page.get_by_role("button", name="Stop", exact=True).click()
+    button(page, "Stop").click()
     expect(line).to_contain_text(re.compile("^stop"), timeout=5000)
     screenshot(page, "sweep-stopping")
     expect(line).to_contain_text("stopped: 0 of 2 trials finished, 2 stopped", timeout=60_000)
-    expect(page.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
+    expect(button(page, "Stop")).to_have_count(0)
     screenshot(page, "sweep-stopped")
     saved = notebook.save()
     assert "stopped: 0 of 2" in str([o.get("data") for o in saved.cells[0].outputs])
