@@ -1,0 +1,164 @@
+"""Takes one tensor downhill with scipy's optimizers, which know bounds, or with torch's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from scipy.optimize import Bounds, OptimizeResult, minimize
+from torch import Tensor
+from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, NAdam, Optimizer, RMSprop
+
+from nbgpu.errors import RunError
+
+Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""From a tensor to (loss, gradient)."""
+
+AfterStep = Callable[[Tensor, float], None]
+"""Is told (tensor, loss) after each step, and may raise to end the descent there."""
+
+_SCIPY: Mapping[str, str] = {"lbfgsb": "L-BFGS-B", "tnc": "TNC"}
+_TORCH: Mapping[str, Callable[..., Optimizer]] = {
+    "adam": Adam,
+    "adamax": Adamax,
+    "nadam": NAdam,
+    "rmsprop": RMSprop,
+    "sgd": SGD,
+    "adagrad": Adagrad,
+    "adadelta": Adadelta,
+}
+OPTIMIZERS = (*_SCIPY, *_TORCH)
+
+_NUM_PAIRS = 20
+"""Pairs of steps and gradients that L-BFGS-B remembers, of the size of the tensor each; scipy's own default is 10."""
+_MAX_EVALUATIONS_PER_STEP = 50
+_ALL_DONE = "all steps were done"
+
+
+class _AllStepsDone(Exception):
+    """TNC knows no largest number of steps."""
+
+
+def bounded(optimizer: str) -> bool:
+    """Whether it keeps to the bounds 0 and 1; the others are held there by the loss alone."""
+    return optimizer in _SCIPY
+
+
+def descend(
+    evaluate: Evaluate,
+    start: Tensor,
+    num_steps: int,
+    after_step: AfterStep,
+    *,
+    optimizer: str = "lbfgsb",
+    lr: Callable[[], float] = lambda: 0.01,
+    tolerance: float = 1e-10,
+) -> str:
+    """Goes downhill until a step gains less than `tolerance` of the loss, or for `num_steps` steps.
+
+    Args:
+        evaluate: the loss and its gradient. With scipy's optimizers a step may need more than one call.
+        start: where to begin; float64 on any device. It stays as it is.
+        num_steps: at most so many.
+        after_step: see there.
+        optimizer: of `OPTIMIZERS`. 'lbfgsb' (Byrd et al. 1995) and 'tnc' keep to 0..1.
+        lr: the learning rate of torch's optimizers, asked for before each step.
+        tolerance: as a share of the loss, or of 1 where that is larger; 0 for never.
+
+    Returns:
+        Why it ended, in words.
+
+    Raises:
+        RunError: loss or gradient are NaN or infinite.
+    """
+    if num_steps < 1:
+        return "no steps were left"
+    checked = _Checked(evaluate)
+    if optimizer in _SCIPY:
+        return _with_scipy(checked, start, num_steps, after_step, optimizer, tolerance)
+    return _with_torch(checked, start, num_steps, after_step, optimizer, lr, tolerance)
+
+
+class _Checked:
+    """Evaluates, and refuses NaN and infinity: no optimizer comes back from them."""
+
+    def __init__(self, evaluate: Evaluate) -> None:
+        self._evaluate = evaluate
+
+    def __call__(self, tensor: Tensor) -> tuple[float, Tensor]:
+        loss, gradient = self._evaluate(tensor)
+        value = float(loss)
+        if not (math.isfinite(value) and bool(gradient.isfinite().all())):
+            raise RunError(f"the loss is {value}, and its gradient holds NaN or infinite values")
+        return value, gradient
+
+
+def _with_scipy(
+    evaluate: _Checked, start: Tensor, num_steps: int, after_step: AfterStep, optimizer: str, tolerance: float
+) -> str:
+    def as_tensor(flat: np.ndarray) -> Tensor:
+        return torch.from_numpy(flat.copy()).view(start.shape).to(start.device)
+
+    newest = math.nan
+
+    def on_host(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        nonlocal newest
+        newest, gradient = evaluate(as_tensor(flat))
+        return newest, gradient.cpu().numpy().ravel()
+
+    def of_result(intermediate_result: OptimizeResult) -> None:
+        after_step(as_tensor(intermediate_result.x), float(intermediate_result.fun))
+
+    num_done = 0
+
+    def of_point(flat: np.ndarray) -> None:
+        nonlocal num_done
+        num_done += 1
+        after_step(as_tensor(flat), newest)
+        if num_done == num_steps:
+            raise _AllStepsDone
+
+    options = {"lbfgsb": {"maxiter": num_steps, "ftol": tolerance, "gtol": 0.0, "maxcor": _NUM_PAIRS}}.get(
+        optimizer, {"ftol": tolerance, "gtol": 0.0, "xtol": 0.0}
+    )
+    try:
+        result = minimize(
+            on_host,
+            start.cpu().numpy().ravel(),
+            jac=True,
+            method=_SCIPY[optimizer],
+            bounds=Bounds(0.0, 1.0),
+            callback=of_result if optimizer == "lbfgsb" else of_point,
+            options=options | {"maxfun": num_steps * _MAX_EVALUATIONS_PER_STEP},
+        )
+    except _AllStepsDone:
+        return _ALL_DONE
+    return (
+        _ALL_DONE if "total no. of iterations" in str(result.message).lower() else str(result.message).lower()
+    )
+
+
+def _with_torch(
+    evaluate: _Checked,
+    start: Tensor,
+    num_steps: int,
+    after_step: AfterStep,
+    optimizer: str,
+    lr: Callable[[], float],
+    tolerance: float,
+) -> str:
+    tensor = start.detach().clone().requires_grad_()
+    steps = _TORCH[optimizer]([tensor], lr=lr())
+    before = math.inf
+    for _ in range(num_steps):
+        for group in steps.param_groups:
+            group["lr"] = lr()
+        loss, tensor.grad = evaluate(tensor.detach())
+        steps.step()
+        after_step(tensor.detach().clone(), loss)
+        if math.isfinite(before) and abs(before - loss) <= tolerance * max(abs(before), abs(loss), 1.0):
+            return "a step gained less than the tolerance"
+        before = loss
+    return _ALL_DONE

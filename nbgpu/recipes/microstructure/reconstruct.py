@@ -1,0 +1,109 @@
+"""Finds a field with given descriptors, in one process. A run on the ranks does the same through nbgpu/engine/minimiser.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nbgpu.engine.descent import descend
+from nbgpu.recipes.microstructure.characterize import characterize
+from nbgpu.recipes.microstructure.grids import (
+    decided,
+    indicated,
+    noise,
+    num_grids,
+    refined,
+    shape_on,
+    steps_on,
+)
+from nbgpu.recipes.microstructure.losses import Loss
+from nbgpu.recipes.microstructure.measure import Measure
+from nbgpu.recipes.microstructure.objective import Objective
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What was found."""
+
+    field: Tensor
+    """(P, *shape), the shares of the phases."""
+    losses: list[list[float]]
+    """After each step, for each grid, coarsest first."""
+    ended: list[str]
+    """Why, on each grid."""
+
+    @property
+    def phases(self) -> Tensor:
+        """The phase of each pixel, int64."""
+        return decided(self.field)
+
+
+def reconstruct(
+    loss: Loss,
+    shape: Sequence[int],
+    *,
+    num_phases: int = 1,
+    levels: int = 1,
+    num_steps: int = 200,
+    optimizer: str = "lbfgsb",
+    lr: float = 0.01,
+    tolerance: float = 1e-10,
+    seed: int = 0,
+) -> Reconstruction:
+    """A picture or a volume that looks like the loss's target.
+
+    Args:
+        loss: to the target.
+        shape: two or three lengths in pixels.
+        num_phases: P of the field: 1 for two phases of which the second one's share is looked for.
+        levels: of the target's descriptors that the search may begin with; 1 for the finest grid alone.
+        num_steps: on all grids together.
+        optimizer, lr, tolerance: as for `descend`.
+        seed: of where it begins.
+    """
+    grids = num_grids(shape, loss.measure.limit_to, levels)
+    objective = Objective(loss)
+    field = noise(num_phases, shape_on(grids - 1, shape), seed)
+    losses, ended = [], []
+    for grid, steps in zip(reversed(range(grids)), steps_on(grids, num_steps), strict=True):
+        field = refined(field, shape_on(grid, shape)) if grid < grids - 1 else field
+        on_grid: list[float] = []
+
+        def after_step(found: Tensor, value: float, on_grid: list[float] = on_grid) -> None:
+            nonlocal field
+            field = found
+            on_grid.append(value)
+
+        ended.append(
+            descend(
+                lambda x, grid=grid: objective(x, coarser=grid),  # type: ignore[misc]
+                field,
+                steps,
+                after_step,
+                optimizer=optimizer,
+                lr=lambda: lr,
+                tolerance=tolerance,
+            )
+        )
+        losses.append(on_grid)
+    return Reconstruction(field, losses, ended)
+
+
+def s2_error(
+    phases: Tensor, target: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]], measure: Measure
+) -> float:
+    """The mean absolute difference of the two-point correlations, over all lags below limit_to, phases and directions.
+
+    Args:
+        phases: of each pixel.
+        target: one set of descriptors, or one for each direction, with 'FFTCorrelations' of one phase or all.
+    """
+    targets = [target] if isinstance(target, Mapping) else target
+    wanted = torch.stack([t["FFTCorrelations"][:, 0] for t in targets])
+    field = indicated(phases, wanted.shape[1])
+    found = characterize(field, ["FFTCorrelations"], measure, multigrid=False)["FFTCorrelations"]
+    found = found[:, :, 0] if phases.ndim == 3 else found[None, :, 0]
+    return float((found - wanted).abs().mean())

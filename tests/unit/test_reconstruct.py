@@ -1,0 +1,171 @@
+"""Finding fields: the optimizers, the grids, and what a reconstruction is worth."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from nbgpu.engine.descent import OPTIMIZERS, bounded, descend
+from nbgpu.errors import RunError
+from nbgpu.recipes.microstructure.characterize import characterize
+from nbgpu.recipes.microstructure.grids import (
+    decided,
+    indicated,
+    noise,
+    num_grids,
+    refined,
+    shape_on,
+    steps_on,
+)
+from nbgpu.recipes.microstructure.losses import Loss
+from nbgpu.recipes.microstructure.measure import Measure
+from nbgpu.recipes.microstructure.reconstruct import reconstruct, s2_error
+from nbgpu.recipes.microstructure.sample import gaussian_field, micrograph
+
+WEIGHTS = {"FFTCorrelations": 1.0, "Variation": 1.0}
+
+
+def _bowl(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Lowest at 0.25 on the left and, out of bounds, at 1.5 on the right."""
+    difference = tensor - torch.tensor([0.25, 1.5], dtype=torch.float64)
+    return difference.square().sum(), 2 * difference
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_goes_downhill_and_tells_each_step(optimizer: str) -> None:
+    start = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    told: list[tuple[Tensor, float]] = []
+    lr = 0.5 if optimizer == "adadelta" else 0.05
+    ended = descend(
+        _bowl,
+        start,
+        60,
+        lambda tensor, loss: told.append((tensor, loss)),
+        optimizer=optimizer,
+        lr=lambda: lr,
+    )
+    assert ended
+    assert 0 < len(told) <= 60
+    assert torch.equal(start, torch.tensor([0.5, 0.5], dtype=torch.float64))
+    assert float(_bowl(told[-1][0])[0]) < float(_bowl(start)[0])
+    if bounded(optimizer):
+        torch.testing.assert_close(told[-1][0], torch.tensor([0.25, 1.0], dtype=torch.float64))
+        assert all(float(tensor.min()) >= 0 and float(tensor.max()) <= 1 for tensor, _ in told)
+
+
+@pytest.mark.parametrize("optimizer", ["lbfgsb", "tnc", "adam"])
+def test_steps_end_where_they_shall(optimizer: str) -> None:
+    start = noise(1, (8, 8), seed=0)
+
+    def quartic(x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x - 0.2).pow(4).sum(), 4 * (x - 0.2).pow(3)
+
+    told: list[float] = []
+    assert (
+        descend(quartic, start, 3, lambda _, loss: told.append(loss), optimizer=optimizer)
+        == "all steps were done"
+    )
+    assert len(told) == 3
+    told.clear()
+    assert "steps" not in descend(
+        quartic, start, 5000, lambda _, loss: told.append(loss), optimizer=optimizer, tolerance=1e-3
+    )
+    assert len(told) < 5000
+
+
+@pytest.mark.parametrize("optimizer", ["lbfgsb", "tnc", "adam"])
+def test_what_is_raised_after_a_step_ends_the_descent_there(optimizer: str) -> None:
+    class EnoughError(Exception):
+        pass
+
+    steps: list[float] = []
+
+    def enough(tensor: Tensor, loss: float) -> None:
+        steps.append(loss)
+        if len(steps) == 2:
+            raise EnoughError
+
+    target = torch.linspace(0, 1, 64, dtype=torch.float64)
+    scale = torch.logspace(0, 3, 64, dtype=torch.float64)
+    with pytest.raises(EnoughError):
+        descend(
+            lambda x: ((x - target).square().mul(scale).sum(), 2 * (x - target) * scale),
+            torch.full((64,), 0.5, dtype=torch.float64),
+            50,
+            enough,
+            optimizer=optimizer,
+        )
+    assert len(steps) == 2
+
+
+@pytest.mark.parametrize("optimizer", ["lbfgsb", "adam"])
+def test_nan_is_refused(optimizer: str) -> None:
+    with pytest.raises(RunError, match="the loss is nan"):
+        descend(
+            lambda x: (x.sum() * math.nan, x),
+            torch.ones(2, dtype=torch.float64),
+            3,
+            lambda *_: None,
+            optimizer=optimizer,
+        )
+
+
+def test_grids_halve_the_field_and_share_the_steps() -> None:
+    assert num_grids((32, 32, 32), 8, levels_of_target=4) == 2
+    assert num_grids((128, 64), 8, levels_of_target=2) == 2
+    assert num_grids((16, 16), 16, levels_of_target=3) == 1
+    assert shape_on(2, (64, 40, 32)) == (16, 10, 8)
+    assert steps_on(3, 200) == [66, 66, 68]
+    flat = refined(torch.full((2, 8, 8, 8), 0.3, dtype=torch.float64), (16, 20, 16))
+    torch.testing.assert_close(flat, torch.full((2, 16, 20, 16), 0.3, dtype=torch.float64))
+
+
+def test_phases_become_shares_and_shares_phases() -> None:
+    phases = torch.randint(0, 3, (6, 7), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(decided(indicated(phases, 3)), phases)
+    assert torch.equal(decided(indicated(phases.clamp(max=1), 1)), phases.clamp(max=1))
+
+
+def test_a_generated_field_has_the_correlation_that_it_should() -> None:
+    """exp(-r^2 / (4 s^2)) for noise that is smoothed with exp(-r^2 / (2 s^2)); and thresholds at the quantiles."""
+    field = gaussian_field((512, 512), 3.0, seed=0)
+    for lag in (1, 3, 6):
+        expected = math.exp(-(lag**2) / 36)
+        assert float((field * field.roll(lag, 0)).mean()) == pytest.approx(expected, abs=0.05)
+    picture = micrograph((64, 64), 2.0, [0.25, 0.35], seed=0)
+    shares = [float((picture == phase).double().mean()) for phase in range(3)]
+    assert shares == pytest.approx([0.4, 0.25, 0.35], abs=1e-3)
+
+
+def test_a_volume_gets_the_two_point_correlations_of_a_picture() -> None:
+    """The gate: at most 0.0034 on average over all lags below 8, in 200 steps. Voxels of the right share at random: 0.03."""
+    measure = Measure(limit_to=8)
+    target = characterize(indicated(micrograph((128, 128), 2.0, [0.35], seed=1), 1), [*WEIGHTS], measure)
+    found = reconstruct(Loss([target], WEIGHTS, measure), (32, 32, 32), levels=3, num_steps=200)
+    assert [len(losses) for losses in found.losses] == [100, 100]
+    at_random = (torch.rand(32, 32, 32, generator=torch.Generator().manual_seed(0)) < 0.35).long()
+    assert s2_error(at_random, target, measure) > 0.025
+    assert s2_error(found.phases, target, measure) <= 0.0034
+
+
+@pytest.mark.requires_shared_data
+def test_a_picture_of_three_phases_gets_the_shares_and_correlations_of_a_real_one(shared_data: Path) -> None:
+    phases = torch.from_numpy(np.load(shared_data / "microstructures" / "composite_resized.npy")).long()
+    measure = Measure(limit_to=8)
+    weights = {"FFTCorrelations": 1.0, "VolumeFractions": 1.0}
+    target = characterize(indicated(phases, 3), [*weights], measure)
+    found = reconstruct(
+        Loss([target], weights, measure), (64, 64), num_phases=3, levels=3, num_steps=120, tolerance=0
+    )
+    torch.testing.assert_close(
+        found.field.sum(dim=0), torch.ones(64, 64, dtype=torch.float64), rtol=0, atol=0.05
+    )
+    wanted = [float((phases == phase).double().mean()) for phase in range(3)]
+    shares = [float((found.phases == phase).double().mean()) for phase in range(3)]
+    assert shares == pytest.approx(wanted, abs=0.02)
+    assert s2_error(found.phases, target, measure) < 0.02
