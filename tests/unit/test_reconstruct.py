@@ -157,15 +157,13 @@ def test_a_volume_gets_the_two_point_correlations_of_a_picture() -> None:
 def test_a_picture_of_three_phases_gets_the_shares_and_correlations_of_a_real_one(shared_data: Path) -> None:
     phases = torch.from_numpy(np.load(shared_data / "microstructures" / "composite_resized.npy")).long()
     measure = Measure(limit_to=8)
-    weights = {"FFTCorrelations": 1.0, "VolumeFractions": 1.0}
-    target = characterize(indicated(phases, 3), [*weights], measure)
+    target = characterize(indicated(phases, 3), [*WEIGHTS], measure)
     found = reconstruct(
-        Loss([target], weights, measure), (64, 64), num_phases=3, levels=3, num_steps=120, tolerance=0
+        Loss([target], WEIGHTS, measure), (64, 64), num_phases=3, levels=3, num_steps=120, tolerance=0
     )
-    torch.testing.assert_close(
-        found.field.sum(dim=0), torch.ones(64, 64, dtype=torch.float64), rtol=0, atol=0.05
-    )
+    sums = found.field.sum(dim=0)
+    torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=0.1)
     wanted = [float((phases == phase).double().mean()) for phase in range(3)]
     shares = [float((found.phases == phase).double().mean()) for phase in range(3)]
     assert shares == pytest.approx(wanted, abs=0.02)
-    assert s2_error(found.phases, target, measure) < 0.02
+    assert s2_error(found.phases, target, measure) < 0.012

@@ -1,0 +1,170 @@
+"""Microstructures as files: .npy in, .npy and VTK out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nbgpu.errors import DataError
+from nbgpu.recipes.microstructure.characterize import DESCRIPTORS
+from nbgpu.recipes.microstructure.grids import indicated
+from nbgpu.recipes.microstructure.measure import Measure
+
+_MIN_GRAM_LIMIT = 16
+
+
+def paths_in(data: str) -> list[Path]:
+    """The files that a setting names: one, or three separated by commas, one for each direction."""
+    return [Path(name.strip()).expanduser() for name in data.split(",")]
+
+
+def load_fields(data: str, names: Sequence[str], measure: Measure, multiphase: bool) -> list[Tensor]:
+    """The fields of one file, or of three pictures across the three directions; (P, H, W) or (P, D, H, W) in float64.
+
+    A file holds phases 0 to n - 1 as integers, or the share of the second phase as floats from 0 to 1. A last axis of length
+    3 in floats that goes with the OrientationDescriptor holds rotation vectors in radians.
+
+    Args:
+        data: see `paths_in`.
+        names: of the descriptors that are to be measured.
+        measure: how.
+        multiphase: a field for each phase; otherwise for the second of two alone.
+
+    Raises:
+        DataError: everything that is wrong with all of the files, a line each.
+    """
+    paths = paths_in(data)
+    problems: list[str] = []
+    fields: list[Tensor] = []
+    if len(paths) not in (1, 3):
+        problems.append(
+            f"data={data!r} names {len(paths)} files; it takes one, or three pictures, one for each direction"
+        )
+    oriented = any(DESCRIPTORS[name].of == "orientations" for name in names)
+    for path in paths:
+        try:
+            values = _read(path)
+        except (OSError, ValueError, EOFError) as error:
+            problems.append(f"{path}: cannot be read as a .npy file of numbers: {error}")
+            continue
+        found = list(_problems(values, names, measure, multiphase, oriented))
+        problems += [f"{path}: {problem}" for problem in found]
+        if not found:
+            fields.append(_as_field(values, multiphase, oriented))
+    shapes = {tuple(field.shape[:1]) + (field.ndim,) for field in fields}
+    if not problems and len(fields) == 3 and (len(shapes) > 1 or fields[0].ndim != 3):
+        told = ", ".join("x".join(map(str, field.shape[1:])) for field in fields)
+        problems.append(
+            f"data={data!r}: three files must be pictures with the same number of phases; they are {told}"
+        )
+    if problems:
+        raise DataError("\n".join(problems))
+    return fields
+
+
+def _read(path: Path) -> np.ndarray:
+    """Never unpickles: a .npy file of objects can run anything."""
+    values = np.load(path, allow_pickle=False)
+    if not isinstance(values, np.ndarray):
+        values.close()
+        raise ValueError("it is an .npz archive; save the array alone with np.save")
+    return values
+
+
+def _problems(
+    values: np.ndarray, names: Sequence[str], measure: Measure, multiphase: bool, oriented: bool
+) -> Iterator[str]:
+    shape = values.shape[:-1] if oriented else values.shape
+    if values.dtype.kind not in "buif":
+        yield f"holds {values.dtype}; it takes integers (phases 0 to n - 1) or floats from 0 to 1"
+        return
+    if oriented and (values.shape[-1:] != (3,) or values.dtype.kind != "f"):
+        yield f"holds no rotation vectors for the OrientationDescriptor: floats with a last axis of 3, not {_words(values)}"
+        return
+    if len(shape) not in (2, 3):
+        more = ". A last axis of 3 is for orientations" if values.ndim == 4 and values.shape[-1] == 3 else ""
+        yield f"has {_words(values)}; it takes (H, W) or (D, H, W){more}"
+        return
+    if min(shape) < 2 * measure.limit_to:
+        yield (
+            f"has {_words(values)}, and each axis needs at least 2 x limit_to = {2 * measure.limit_to} pixels. Lower "
+            "limit_to"
+        )
+    if "GramMatrices" in names and measure.limit_to < _MIN_GRAM_LIMIT:
+        yield f"GramMatrices need limit_to of at least {_MIN_GRAM_LIMIT}, and it is {measure.limit_to}"
+    if values.dtype.kind == "f":
+        if not np.isfinite(values).all():
+            yield f"holds {int((~np.isfinite(values)).sum())} values that are NaN or infinite"
+        elif not oriented:
+            yield from _problems_of_shares(values, multiphase)
+    else:
+        yield from _problems_of_phases(values, names, multiphase)
+
+
+def _problems_of_shares(values: np.ndarray, multiphase: bool) -> Iterator[str]:
+    low, high = float(values.min()), float(values.max())
+    if low < 0 or high > 1:
+        scaled = (
+            ". It looks like a picture with grey values to 255: divide by 255"
+            if 1 < high <= 255 and low >= 0
+            else ""
+        )
+        yield f"holds floats from {low:g} to {high:g}; they must be shares from 0 to 1{scaled}"
+    elif multiphase and not np.isin(values, (0.0, 1.0)).all():
+        yield "holds shares of one phase, and multiphase=True takes phases as integers"
+
+
+def _problems_of_phases(values: np.ndarray, names: Sequence[str], multiphase: bool) -> Iterator[str]:
+    present = np.unique(values)
+    if present[0] < 0:
+        yield f"holds negative phases: {present[0]}"
+    elif len(present) == 2 and present[1] == 255:
+        yield "holds 0 and 255; phases count from 0 in steps of 1: divide by 255"
+    elif missing := sorted(set(range(int(present[-1]) + 1)) - set(present.tolist()))[:5]:
+        kind = f"{len(present)} values to {present[-1]}"
+        yield f"holds {kind}, and phases must be 0 to n - 1 without gaps; missing: {', '.join(map(str, missing))}"
+    elif len(present) == 1:
+        yield "holds one phase only, which has no structure"
+    elif len(present) > 2 and not multiphase:
+        yield f"holds {len(present)} phases, which needs multiphase=True"
+
+
+def _words(values: np.ndarray) -> str:
+    return f"the shape {values.shape} of {values.dtype}"
+
+
+def _as_field(values: np.ndarray, multiphase: bool, oriented: bool) -> Tensor:
+    if oriented:
+        return torch.from_numpy(values.astype(np.float64)).movedim(-1, 0)
+    if values.dtype.kind == "f" and not multiphase:
+        return torch.from_numpy(values.astype(np.float64))[None]
+    phases = torch.from_numpy(values.astype(np.int64))
+    return indicated(phases, int(phases.max()) + 1 if multiphase else 1)
+
+
+def write_vtk(path: Path, phases: Tensor, field: Tensor | None = None) -> None:
+    """Writes a legacy VTK file of structured points, binary, which ParaView and VTK read.
+
+    Args:
+        path: the file.
+        phases: of each pixel, (H, W) or (D, H, W), as the scalars `phase`. The last axis is x.
+        field: (P, *shape), as the scalars `share_0`, `share_1` ... in double precision.
+    """
+    shape = tuple(phases.shape)
+    sizes = [*reversed(shape), *(1,) * (3 - len(shape))]
+    header = (
+        "# vtk DataFile Version 3.0\nnbgpu microstructure\nBINARY\nDATASET STRUCTURED_POINTS\n"
+        f"DIMENSIONS {' '.join(map(str, sizes))}\nORIGIN 0 0 0\nSPACING 1 1 1\nPOINT_DATA {phases.numel()}\n"
+    )
+    # x runs fastest in VTK, and so does the last axis in memory; numbers are big-endian.
+    with path.open("wb") as file:
+        file.write(header.encode())
+        file.write(b"SCALARS phase int 1\nLOOKUP_TABLE default\n")
+        file.write(phases.cpu().numpy().astype(">i4").tobytes() + b"\n")
+        for index, share in enumerate(field if field is not None else ()):
+            file.write(f"SCALARS share_{index} double 1\nLOOKUP_TABLE default\n".encode())
+            file.write(share.cpu().numpy().astype(">f8").tobytes() + b"\n")
