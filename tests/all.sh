@@ -62,7 +62,8 @@ fi
 if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null && ! command -v google-chrome >/dev/null; then
     skip "browser tests" "there is no Chromium here (apt-get install chromium)"
 fi
-part "pytest" "$bin/python" -m pytest
+# Each run says where its time went.
+part "pytest" "$bin/python" -m pytest --durations=40 --durations-min=2
 
 printf '\n=== summary\n'
 printf '%s\n' "${summary[@]}"
