@@ -16,6 +16,7 @@ from nbgpu.client import sweep as client_sweep
 from nbgpu.client.cluster import Cluster
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, read_toml, train_config
 from nbgpu.errors import NbgpuError
+from nbgpu.settings import unused
 from nbgpu.sweeps import SweepConfig
 from nbgpu.ui import sweep_terminal, terminal
 
@@ -81,7 +82,7 @@ def _train(arguments: list[str]) -> None:
         rest,
         prog=f"nbgpu train {recipe}",
         defaults=cluster.model_dump() | train.model_dump(),
-        hidden=("recipe",),
+        hidden=("recipe", *unused(TRAIN_CONFIGS[recipe])),
     )
     settings = {name: value for name, value in values.items() if name not in ClusterConfig.model_fields}
     # A bad value, or a checkpoint that does not fit, is told before any engine starts.
@@ -146,7 +147,7 @@ def _sweep_settings(recipe: str, arguments: list[str]) -> dict[str, Any]:
         rest,
         prog=f"nbgpu sweep {recipe}",
         defaults=cluster.model_dump() | (train or train_config(recipe)).model_dump(),
-        hidden=("recipe",),
+        hidden=("recipe", *unused(TRAIN_CONFIGS[recipe])),
         as_text=TRAIN_CONFIGS[recipe],
     )
     varied = {

@@ -108,8 +108,13 @@ def control_fields(model: type[BaseModel]) -> Iterator[tuple[str, str, FieldInfo
     """(group, name, field) of every field that the control panel shows, in the order of the model."""
     for name, field in model.model_fields.items():
         extra = field.json_schema_extra
-        if isinstance(extra, dict) and "control" in extra:
+        if isinstance(extra, dict) and "control" in extra and name not in unused(model):
             yield str(extra["control"]), name, field
+
+
+def unused(model: type[BaseModel]) -> frozenset[str]:
+    """The fields that mean nothing in a recipe (`UNUSED` of its settings): no flags, no controls, no rows in the docs."""
+    return frozenset(getattr(model, "UNUSED", ()))
 
 
 def shapes_the_model(model: type[BaseModel]) -> list[str]:
@@ -126,7 +131,7 @@ def steerable(model: type[BaseModel]) -> dict[str, Literal["step", "epoch"]]:
     found: dict[str, Literal["step", "epoch"]] = {}
     for name, field in model.model_fields.items():
         extra = field.json_schema_extra
-        if isinstance(extra, dict) and "steered" in extra:
+        if isinstance(extra, dict) and "steered" in extra and name not in unused(model):
             found[name] = "epoch" if extra["steered"] == "epoch" else "step"
     return found
 
@@ -135,6 +140,8 @@ def markdown_table(model: type[BaseModel]) -> str:
     """The docs' table of a model: setting, default, values, meaning."""
     rows = ["| setting | default | values | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
+        if name in unused(model):
+            continue
         values = bounds(field).replace("|", "\\|")
         rows.append(f"| `{name}` | `{field.default!r}` | {values} | {field.description} |")
     return "\n".join(rows)

@@ -550,6 +550,8 @@ class Cluster:
         ignored = ("batch_size", "global_batch_size")
         settings = {name: value for name, value in settings.items() if name not in ignored}
         config = settled(train_config(recipe, **settings), self.devices)
+        if "batch_size" in config.UNUSED:
+            raise ConfigError(f"the recipe {recipe!r} has no batches, and so no largest one that fits")
         if config.strategy == "fsdp":
             raise ConfigError(
                 "find_batch_size does not know strategy='fsdp': each rank has the whole model in its tries, and a part of it "

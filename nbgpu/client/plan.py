@@ -66,9 +66,17 @@ class Plan:
             ("precision", f"{config.dtype}, amp {config.amp}"),
             ("memory", self._memory()),
         ]
+        if not self._trains_a_model:
+            told = {"backend": self.climb.describe(), "length": f"at most {config.steps} steps"}
+            kept = ("devices", "backend", "length", "data", "memory")
+            rows = [(name, told.get(name, row)) for name, row in rows if name in kept]
         return "\n".join(f"{name:<{_WIDTH}}{told}" for name, told in rows)
 
     __repr__ = __str__
+
+    @property
+    def _trains_a_model(self) -> bool:
+        return "batch_size" not in self.config.UNUSED
 
     def _length(self) -> str:
         config, per_epoch = self.config, self.steps_per_epoch
@@ -89,7 +97,8 @@ class Plan:
         if self.fits:
             return told
         most_bytes = min(self._most_bytes(device) for device in self.devices)
-        return f"{told}. That is more than the {in_words(most_bytes)} that a rank may take: lower batch_size"
+        way_out = "lower batch_size" if self._trains_a_model else "take a smaller shape or limit_to"
+        return f"{told}. That is more than the {in_words(most_bytes)} that a rank may take: {way_out}"
 
     def _most_bytes(self, device: Device) -> int:
         limit_bytes = devices.memory_limit_bytes(self.cluster, device, self.devices)
@@ -105,6 +114,8 @@ def data_in_words(
     Args:
         found: as `nbgpu.engine.estimate:of_run` gives it: `amount`, or `unknown`.
     """
+    if "num_workers" in config.UNUSED:
+        return tuple(found.get("unknown", "").splitlines()), 0
     data_workers = workers.workers_for(config, workers.this_host(num_ranks)).in_words()
     if "amount" not in found:
         return (*found["unknown"].splitlines(), data_workers), 0

@@ -31,7 +31,7 @@ _TORCH: Mapping[str, Callable[..., Optimizer]] = {
 }
 OPTIMIZERS = (*_SCIPY, *_TORCH)
 
-_NUM_PAIRS = 20
+NUM_PAIRS = 20
 """Pairs of steps and gradients that L-BFGS-B remembers, of the size of the tensor each; scipy's own default is 10."""
 _MAX_EVALUATIONS_PER_STEP = 50
 _ALL_DONE = "all steps were done"
@@ -120,7 +120,7 @@ def _with_scipy(
         if num_done == num_steps:
             raise _AllStepsDone
 
-    options = {"lbfgsb": {"maxiter": num_steps, "ftol": tolerance, "gtol": 0.0, "maxcor": _NUM_PAIRS}}.get(
+    options = {"lbfgsb": {"maxiter": num_steps, "ftol": tolerance, "gtol": 0.0, "maxcor": NUM_PAIRS}}.get(
         optimizer, {"ftol": tolerance, "gtol": 0.0, "xtol": 0.0}
     )
     try:

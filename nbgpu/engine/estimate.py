@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from nbgpu.config import TrainConfig, train_config
 from nbgpu.engine import group, memory, memory_limit, models
+from nbgpu.engine.minimiser import Problem
 from nbgpu.engine.rehearsal import Rehearsal, load_recipe, rehearsed
 from nbgpu.engine.train import own_randomness_and_threads
 from nbgpu.errors import DataError
@@ -65,7 +66,22 @@ def of_run(settings: dict[str, Any]) -> dict[str, Any]:
         process holds already) and `peak`; `unknown` says why where it cannot be told.
     """
     config = train_config(**settings)
+    recipe: Any = load_recipe(config)
+    if isinstance(recipe, Problem):
+        return _of_problem(recipe)
     return {"data": _data(config), "memory": _memory(config)}
+
+
+def _of_problem(problem: Problem) -> dict[str, Any]:
+    """What is looked for stands in the place of the data, which are no samples."""
+    try:
+        problem.load()
+    except DataError as error:
+        return {"data": {"unknown": str(error)}, "memory": {"unknown": "the data cannot be used"}}
+    member = group.membership()
+    parts = problem.memory_bytes(member.world_size)
+    parts["before"] = memory.Usage.of(member.device).used_bytes
+    return {"data": {"unknown": "\n".join(problem.told)}, "memory": {**parts, "peak": sum(parts.values())}}
 
 
 def _data(config: TrainConfig) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from nbgpu.engine import (
 from nbgpu.engine.books import Books
 from nbgpu.engine.consensus import together
 from nbgpu.engine.group import Membership
+from nbgpu.engine.minimiser import Minimiser, Problem
 from nbgpu.engine.tracebacks import undisturbed
 from nbgpu.engine.trainer import Trainer
 from nbgpu.errors import ConfigError, NbgpuError, RunError
@@ -49,8 +50,10 @@ if TYPE_CHECKING:
     from nbgpu.recipes import Recipe
 
 
-_interrupted: dict[str, Trainer] = {}
-"""By run folder: the trainers of runs that ended here for no reason of this rank's own, and may go on."""
+Loop = Trainer | Minimiser
+
+_interrupted: dict[str, Loop] = {}
+"""By run folder: the loops of runs that ended here for no reason of this rank's own, and may go on."""
 
 _FREED = (dist.DistError, KeyboardInterrupt)
 """What a rank raises that was freed from a collective. gloo raises plain RuntimeErrors besides."""
@@ -122,7 +125,7 @@ def let_go(folder: str) -> None:
         _close(trainer, RunError("the training on this rank was cut off, because another rank failed"))
 
 
-def train(trainer: Trainer, mended: str = "") -> RunState:
+def train(trainer: Loop, mended: str = "") -> RunState:
     """Trains on this rank; every rank of the group calls it. `mended` as in `run_in_engine`.
 
     Returns:
@@ -150,14 +153,16 @@ def train(trainer: Trainer, mended: str = "") -> RunState:
     return state
 
 
-def _trainer(config: TrainConfig, folder: Path, member: Membership, device: Device) -> Trainer:
+def _trainer(config: TrainConfig, folder: Path, member: Membership, device: Device) -> Loop:
     recipe = _load_recipe(config)
     recorder = Recorder(folder, member.rank, _probe(device, member.device)) if config.telemetry else None
     books = Books(config, folder, recorder) if recorder is not None and member.rank == 0 else None
+    if isinstance(recipe, Problem):
+        return Minimiser(config, recipe, folder, member, device, recorder, books)
     return Trainer(config, recipe, folder, member, device, recorder, books)
 
 
-def _close(trainer: Trainer, error: BaseException | None = None) -> None:
+def _close(trainer: Loop, error: BaseException | None = None) -> None:
     """Ends what a trainer has running, and records how it failed, if it did."""
     trainer.close()
     if trainer.recorder is None:

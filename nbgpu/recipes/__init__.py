@@ -83,7 +83,10 @@ class Recipe(Protocol):
         ...
 
 
-_RECIPES = {"autoencoder": "nbgpu.recipes.autoencoder:Autoencoder"}
+_RECIPES = {
+    "autoencoder": "nbgpu.recipes.autoencoder:Autoencoder",
+    "microstructure": "nbgpu.recipes.microstructure.recipe:Microstructure",
+}
 """Where each recipe's class is; imported when it is asked for, because some need libraries of their own."""
 
 

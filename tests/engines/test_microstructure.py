@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
 import pytest
 import torch
 
 import nbgpu
-from nbgpu.recipes.microstructure.characterize import characterize
+from nbgpu.client.run import Run
+from nbgpu.config import DescriptorType, MicrostructureConfig, train_config
+from nbgpu.engine.descent import OPTIMIZERS
+from nbgpu.recipes.microstructure.characterize import DESCRIPTORS, characterize
+from nbgpu.recipes.microstructure.grids import indicated
 from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.measure import Measure
 from nbgpu.recipes.microstructure.objective import Objective
+from nbgpu.recipes.microstructure.reconstruct import reconstruct
+from nbgpu.recipes.microstructure.sample import micrograph
+from nbgpu.records import Event, Sample
 
 WEIGHTS = {"FFTCorrelations": 1.0, "Variation": 100.0}
 
@@ -38,3 +52,150 @@ def test_two_ranks_find_the_loss_and_gradient_of_one(cluster2: nbgpu.Cluster, sh
     assert torch.equal(on_first[1], on_second[1])
     torch.testing.assert_close(on_first[0], loss, rtol=1e-12, atol=0)
     torch.testing.assert_close(on_first[1], gradient, rtol=0, atol=1e-12 * float(gradient.abs().max()))
+
+
+def _settings(tmp_path: Path, **settings: Any) -> dict[str, Any]:
+    return {
+        "limit_to": 4,
+        "shape": (16, 16, 16),
+        "tolerance": 0,
+        "threads": 1,
+        "runs_dir": str(tmp_path),
+    } | settings
+
+
+def _ended(run: Run, status: str = "finished") -> Run:
+    run.wait()
+    assert run.status == status, run.failures
+    return run
+
+
+def _losses(run: Run, rank: int = 0) -> list[float]:
+    records, _ = run.reader.since(0)
+    return [
+        r.values["loss"] for r in records if isinstance(r, Sample) and r.rank == rank and "loss" in r.values
+    ]
+
+
+def _wait_for_steps(run: Run, num_steps: int) -> None:
+    give_up_s = time.monotonic() + 90
+    while len(_losses(run)) < num_steps:
+        assert time.monotonic() < give_up_s, run.status
+        time.sleep(0.02)
+
+
+def test_a_run_finds_what_one_process_finds_and_leaves_files(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    settings = _settings(
+        tmp_path, steps=40, multigrid_reconstruction=True, val_every=20, best_metric="s2_error"
+    )
+    assert "looks for 16 x 16 x 16 pixels on 2 grids with lbfgsb, in float64" in str(
+        cluster2.plan("microstructure", **settings)
+    )
+    run = _ended(cluster2.train("microstructure", **settings))
+
+    target = characterize(indicated(micrograph((128, 128), 2.0, [0.35], seed=0), 1), [*WEIGHTS], Measure(4))
+    alone = reconstruct(
+        Loss([target], {"FFTCorrelations": 1.0, "Variation": 1.0}, Measure(4)),
+        (16, 16, 16),
+        levels=5,
+        num_steps=40,
+        tolerance=0,
+    )
+    expected = [loss for losses in alone.losses for loss in losses]
+    assert _losses(run) == _losses(run, rank=1)
+    assert _losses(run)[:10] == pytest.approx(expected[:10], rel=1e-9)
+    assert len(_losses(run)) == 40
+
+    result = run.result()
+    assert result is not None
+    found, at_random = result["table"].values()
+    assert found["s2_error"] < at_random["s2_error"] / 3
+    assert len(result["images"]) == 3
+    phases = np.load(run.folder / "microstructure.npy")
+    assert phases.shape == (16, 16, 16)
+    assert set(np.unique(phases)) == {0, 1}
+    assert (run.folder / "microstructure.vtk").stat().st_size > phases.size * 12
+    assert (run.folder / "best.json").exists()
+
+    # What was found and what it was found by can be taken up again.
+    again = _settings(
+        tmp_path,
+        steps=3,
+        data=str(run.folder / "descriptors.npz"),
+        initial=str(run.folder / "microstructure.npy"),
+    )
+    assert _losses(_ended(cluster2.train("microstructure", **again)))[0] < expected[0]
+
+
+def test_a_run_can_be_paused_steered_stopped_and_taken_up_again(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    settings = _settings(tmp_path, optimizer_type="adam", val_every=0)
+    run = cluster2.train("microstructure", steps=1_000_000, **settings)
+    _wait_for_steps(run, 5)
+    run.pause()
+    give_up_s = time.monotonic() + 60
+    while run.status != "paused":
+        assert time.monotonic() < give_up_s, run.status
+        time.sleep(0.02)
+    run.set(lr=0.002)
+    run.resume()
+    num_steps = len(_losses(run))
+    _wait_for_steps(run, num_steps + 5)
+    run.stop()
+    _ended(run, "stopped")
+    assert '"lr": 0.002' in (run.folder / "changes.jsonl").read_text()
+    assert (run.folder / "microstructure.npy").exists()
+
+    done = len(_losses(run))
+    more = _ended(cluster2.train("microstructure", steps=done + 4, resume=str(run.folder), **settings))
+    assert len(_losses(more)) == 4
+    assert _losses(more)[0] < _losses(run)[0]
+
+
+def test_a_rank_that_dies_is_replaced_and_the_search_goes_on(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    run = cluster2.train(
+        "microstructure", steps=2000, log_every=1, **_settings(tmp_path, optimizer_type="adam")
+    )
+    _wait_for_steps(run, 20)
+    os.kill(cluster2.pids[1], signal.SIGKILL)
+    give_up_s = time.monotonic() + 90
+    while not any(isinstance(r, Event) and r.kind == "heal" for r in run.reader.since(0)[0]):
+        assert time.monotonic() < give_up_s, run.status
+        time.sleep(0.05)
+    _wait_for_steps(run, len(_losses(run)) + 10)
+    run.stop()
+    _ended(run, "stopped")
+    losses = _losses(run)
+    assert losses[-1] < losses[10]
+
+
+@pytest.mark.requires_shared_data
+def test_three_phases_of_a_real_picture_become_a_volume(
+    cluster2: nbgpu.Cluster, tmp_path: Path, shared_data: Path
+) -> None:
+    data = shared_data / "microstructures" / "composite_resized.npy"
+    settings = _settings(tmp_path, data=str(data), multiphase=True, steps=60, phase_sum_multiplier=10)
+    run = _ended(cluster2.train("microstructure", **settings))
+    result = run.result()
+    assert result is not None
+    found, at_random = result["table"].values()
+    assert found["s2_error"] < at_random["s2_error"] / 2
+    assert set(np.unique(np.load(run.folder / "microstructure.npy"))) == {0, 1, 2}
+
+
+def test_bad_data_are_refused_on_all_ranks_with_the_file(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    np.save(tmp_path / "bad.npy", np.eye(32) * 255)
+    run = cluster2.train("microstructure", **_settings(tmp_path, data=str(tmp_path / "bad.npy"), shape=()))
+    with pytest.raises(nbgpu.RankError, match="divide by 255"):
+        run.wait()
+
+
+def test_settings_that_mean_nothing_here_are_refused_with_the_reason() -> None:
+    with pytest.raises(nbgpu.ConfigError, match=r"amp='bf16' means nothing .* it computes in float64"):
+        train_config("microstructure", amp="bf16")
+    with pytest.raises(nbgpu.ConfigError, match="GramMatrices need limit_to of at least 16"):
+        train_config("microstructure", descriptor_types=("GramMatrices",), descriptor_weights=(), limit_to=8)
+    measured_only = {name for name, d in DESCRIPTORS.items() if not d.differentiable}
+    assert {*DESCRIPTORS} - measured_only == {*get_args(DescriptorType)}
+    assert {*OPTIMIZERS} == {*get_args(MicrostructureConfig.model_fields["optimizer_type"].annotation)}

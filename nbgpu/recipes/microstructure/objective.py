@@ -12,7 +12,7 @@ from torch import Tensor
 from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS, share_of, slices_along
 
-_MAX_PIXELS_AT_ONCE = 2**15
+MAX_PIXELS_AT_ONCE = 2**15
 """Of the slices whose graph is in memory at one time: Correlations with limit_to=16 make 481 numbers of each, three times."""
 
 
@@ -61,7 +61,7 @@ class Objective:
     def _own_part(self, stack: Tensor, direction: int, coarser: int) -> _Part:
         share = share_of(len(stack), self._rank, self._world_size)
         slices = stack[share.start : share.stop].detach().contiguous()
-        at_once = max(1, _MAX_PIXELS_AT_ONCE // slices[0].numel()) if len(slices) else 1
+        at_once = max(1, MAX_PIXELS_AT_ONCE // slices[0].numel()) if len(slices) else 1
         losses, gradients = [slices.new_zeros(0)], [slices[:0]]
         for some in slices.split(at_once) if len(slices) else ():
             some = some.requires_grad_()

@@ -1,0 +1,466 @@
+"""The loop that looks for a tensor rather than trains a model. Launch, telemetry, commands and checkpoints are the Trainer's."""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nbgpu import manifest, resume, runs
+from nbgpu.config import TrainConfig
+from nbgpu.engine import checkpoint, exchange, memory
+from nbgpu.engine.books import Books
+from nbgpu.engine.consensus import Consensus, together
+from nbgpu.engine.descent import descend
+from nbgpu.engine.group import Membership
+from nbgpu.engine.progress import Progress
+from nbgpu.errors import OutOfMemoryError, RunError
+from nbgpu.records import Command, Device, RunInfo, RunState
+from nbgpu.settings import steerable
+from nbgpu.signals import uninterrupted
+from nbgpu.sizes import in_words
+from nbgpu.telemetry import CommandWatch, Recorder
+
+_PAUSE_POLL_S = 0.05
+
+
+class Problem(ABC):
+    """What a Minimiser minimises: a loss of one tensor, in stages, each of which begins with what the one before has found.
+
+    Every rank has the whole tensor, and gets the same values of it to the last bit.
+    """
+
+    optimizer: str
+    """Of `descent.OPTIMIZERS`."""
+    tolerance: float
+    """As for `descent.descend`."""
+
+    @abstractmethod
+    def load(self) -> None:
+        """Reads the data and gets everything ready; DataError names all that is wrong. No collective."""
+
+    @property
+    @abstractmethod
+    def told(self) -> tuple[str, ...]:
+        """What is looked for, and from what, a sentence each."""
+
+    @property
+    @abstractmethod
+    def num_steps(self) -> Sequence[int]:
+        """At most so many steps in each stage."""
+
+    @abstractmethod
+    def begin(self, stage: int, found: Tensor | None) -> Tensor:
+        """Where a stage begins: with what the stage before has found, or, in the first, with None. On the CPU, in float64."""
+
+    @abstractmethod
+    def evaluate(self, tensor: Tensor, stage: int, rank: int, world_size: int) -> tuple[Tensor, Tensor]:
+        """(loss, gradient), the same on every rank. A collective where there are several."""
+
+    @abstractmethod
+    def num_parts(self, stage: int, rank: int, world_size: int) -> int:
+        """How many parts of the loss, slices for instance, are this rank's."""
+
+    @abstractmethod
+    def measure(self, tensor: Tensor) -> dict[str, float]:
+        """What the tensor is worth, by name, `loss` not among them; no collective."""
+
+    @abstractmethod
+    def result(self, tensor: Tensor, folder: Path) -> dict[str, Any]:
+        """What to say of what was found, as JSON; files go into the folder. Rank 0 calls this at the end."""
+
+    @abstractmethod
+    def memory_bytes(self, world_size: int) -> dict[str, int]:
+        """An estimate of what one rank takes, by name of the part."""
+
+
+class _Leave(Exception):
+    """Ends a descent where the person, or a validation, ends the run."""
+
+
+class Minimiser:
+    """Minimises one problem on the ranks of the process group, all of which do the same steps.
+
+    A run that goes on from a checkpoint, or after a rank was replaced, goes on with the tensor; what the optimizer
+    remembered of earlier steps is not kept, so that its next steps are others than they would have been.
+
+    Args: as the Trainer's, with a problem in place of a recipe.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        problem: Problem,
+        folder: Path,
+        member: Membership,
+        device: Device,
+        recorder: Recorder | None,
+        books: Books | None = None,
+    ) -> None:
+        self.config = config
+        self.problem = problem
+        self.folder = folder
+        self.member = member
+        self.rank = member.rank
+        self.device = member.device
+        self._described_device = device
+        self.recorder = recorder
+        self.books = books
+        self.step = 0
+        """Optimizer steps done, over all stages."""
+        self.command: Command | None = None
+        """What the person asked for and all ranks have agreed to follow."""
+        self._loaded = False
+        self._tensor: Tensor | None = None
+        """After `step` steps; None before the run has begun."""
+        self._stage = 0
+        self._steps_in_stage = 0
+        self._validated_step = 0
+        self._saved_step = 0
+        self._train_s = 0.0
+        self._step_began_s = 0.0
+        self._num_evaluations = 0
+        self._grad_norm = 0.0
+        self._is_asking = False
+        """A message of the consensus is on its way."""
+        self._progress = Progress(config)
+        self._checkpoints = (
+            checkpoint.Writer(folder, config.keep_checkpoints, self._tell) if self.rank == 0 else None
+        )
+
+    def run(self, mended: str = "") -> RunState:
+        """Minimises to the last step, the tolerance, or until the person or a validation that gets no better ends it.
+
+        Called again after a failure that is mended, it goes on with the tensor of the rank that had got furthest.
+
+        Returns:
+            'finished' or 'stopped', by the person.
+
+        Raises:
+            DataError: the data cannot be used; every rank raises it.
+            RunError: the loss is NaN or infinite; every rank raises it, after a checkpoint of the step before.
+        """
+        self._consensus = Consensus(CommandWatch(self.folder) if self.rank == 0 else None)
+        self._is_asking = False
+        self._gather_ranks()
+        if mended:
+            self._event("heal", f"{mended} It was replaced, and the search goes on after step {self.step}.")
+        self._enter("training")
+        started_s = time.perf_counter()
+        try:
+            self._minimise()
+        finally:
+            self._train_s += time.perf_counter() - started_s
+        if self._is_asking:
+            self._hear()
+        self._conclude()
+        ended: RunState = "stopped" if self.command == "stop" else "finished"
+        self._enter(ended)
+        return ended
+
+    def interrupted(self) -> None:
+        """`run` may be called again: nothing here belongs to a process group."""
+
+    def out_of_memory(self, error: BaseException) -> OutOfMemoryError:
+        """What to say of a run in which this rank got no more memory."""
+        usage = memory.Usage.of(self.device)
+        return OutOfMemoryError(
+            f"rank {self.rank} ran out of memory after step {self.step}: {error}\n"
+            f"It holds {in_words(usage.used_bytes)}. Take a smaller shape, a smaller limit_to, or more ranks: each has "
+            "its share of the slices"
+        )
+
+    def close(self) -> None:
+        """Ends the thread that writes checkpoints."""
+        if self._checkpoints is not None:
+            self._checkpoints.close()
+
+    # ---- getting ready ----
+
+    def _gather_ranks(self) -> None:
+        standings = exchange.gather({"ready": self._tensor is not None, "step": self.step})
+        ready = {rank: s["step"] for rank, s in enumerate(standings) if s["ready"]}
+        source = max(ready, key=ready.__getitem__, default=None)
+        if not self._loaded:
+            self._enter("loading")
+        together(self._load)
+        self._write_info()
+        if source is not None:
+            tensors, about = self._state() if self.rank == source else ({}, {})
+            received = exchange.broadcast_tensors(tensors, source, self.device)
+            about = exchange.broadcast(about, source)
+            if self.rank != source:
+                self._take_settings(about["steered"])
+                self._load_state(received, about)
+        else:
+            found: str = exchange.broadcast(together(self._checkpoint_to_begin_with), source=0)
+            together(lambda: self._begin(found))
+        self.command = self._consensus.newest_command()
+
+    def _load(self) -> None:
+        if not self._loaded:
+            self.problem.load()
+            self._loaded = True
+
+    def _write_info(self) -> None:
+        gathered = exchange.gather(asdict(self._described_device))
+        path = self.folder / "run_info.json"
+        if self.rank != 0:
+            return
+        started_s = json.loads(path.read_text())["started_s"] if path.exists() else time.time()
+        total_steps = sum(self.problem.num_steps)
+        info = RunInfo(
+            run_id=self.folder.name,
+            recipe=self.config.recipe,
+            devices=tuple(Device(**fields) for fields in gathered),
+            backend=self.member.backend,
+            rung=self.member.rung,
+            total_steps=total_steps,
+            steps_per_epoch=total_steps,
+            batch_size=self.config.batch_size,
+            global_batch_size=self.config.samples_per_step(self.member.world_size),
+            started_s=started_s,
+            resumed_from=resume.Beginning.read(self.folder).checkpoint,
+            data=self.problem.told,
+        )
+        unfinished = path.with_suffix(".tmp")
+        unfinished.write_text(json.dumps(info.to_json(), indent=2) + "\n")
+        unfinished.rename(path)
+
+    def _checkpoint_to_begin_with(self) -> str:
+        """A checkpoint's folder, on rank 0; empty for the first step."""
+        if self._checkpoints is None:
+            return ""
+        self._checkpoints.wait()
+        if (own := manifest.newest_whole(self.folder).checkpoint) is not None:
+            return str(own)
+        beginning = resume.Beginning.read(self.folder)
+        for note in beginning.notes:
+            self._event("note", note)
+        return beginning.checkpoint
+
+    def _begin(self, found: str) -> None:
+        if not found:
+            self._tensor = self.problem.begin(0, None).to(self.device)
+            return
+        tensors, about = checkpoint.load(Path(found))
+        self._load_state(tensors, about)
+        self._saved_step = self.step
+        if self.rank == 0:
+            self._event("note", "the optimizer begins anew: checkpoints have what was found, not how")
+            if self._progress.best is not None:
+                gone = checkpoint.point_to_earlier_best(self.folder, Path(found), self._progress.best)
+                if gone is not None:
+                    self._event("note", gone)
+
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors by name, the rest as JSON) of the last whole step."""
+        return {"model.field": self._found}, {
+            "step": self.step,
+            "stage": self._stage,
+            "steps_in_stage": self._steps_in_stage,
+            "validated_step": self._validated_step,
+            "train_s": self._train_s,
+            "progress": self._progress.state(),
+            "steered": {name: getattr(self.config, name) for name in steerable(type(self.config))},
+        }
+
+    def _load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        self._tensor = tensors["model.field"].to(self.device)
+        self.step = about["step"]
+        self._stage, self._steps_in_stage = about["stage"], about["steps_in_stage"]
+        self._validated_step = about["validated_step"]
+        self._train_s = about["train_s"]
+        self._progress.load_state(about["progress"])
+
+    @property
+    def _found(self) -> Tensor:
+        assert self._tensor is not None, "the ranks are gathered before the first step"
+        return self._tensor
+
+    # ---- steps ----
+
+    def _minimise(self) -> None:
+        """Stage after stage, each until its steps are done or a step gains less than the tolerance."""
+        num_stages = len(self.problem.num_steps)
+        try:
+            self._between_steps()
+            while True:
+                ended = descend(
+                    self._evaluate,
+                    self._found,
+                    self.problem.num_steps[self._stage] - self._steps_in_stage,
+                    self._after_step,
+                    optimizer=self.problem.optimizer,
+                    lr=lambda: self.config.lr,
+                    tolerance=self.problem.tolerance,
+                )
+                if self.rank == 0:
+                    where = f"grid {self._stage + 1} of {num_stages}" if num_stages > 1 else "the search"
+                    self._event("note", f"{where} ended after {self._steps_in_stage} steps: {ended}")
+                if self._stage == num_stages - 1:
+                    return
+                following = self.problem.begin(self._stage + 1, self._found.cpu()).to(self.device)
+                with uninterrupted():
+                    self._tensor, self._stage, self._steps_in_stage = following, self._stage + 1, 0
+        except _Leave:
+            return
+        except RunError:
+            failure = together(lambda: self._save_last())
+            if failure is not None:
+                self._event("note", str(failure))
+            raise
+
+    def _evaluate(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        loss, gradient = self.problem.evaluate(tensor, self._stage, self.rank, self.member.world_size)
+        self._num_evaluations += 1
+        self._grad_norm = float(gradient.norm())
+        return loss, gradient
+
+    def _after_step(self, tensor: Tensor, loss: float) -> None:
+        with uninterrupted():
+            self._tensor = tensor
+            self.step += 1
+            self._steps_in_stage += 1
+        self._record(loss)
+        self._hear()
+        if self._due(self.config.val_every) and self._validated_step != self.step:
+            self._validate()
+        self._between_steps()
+
+    def _between_steps(self) -> None:
+        """What the person asks for, and a checkpoint where one is due; begins the next message of the consensus."""
+        is_best = self._progress.is_best(self.step)
+        if self._saved_step < self.step and (self._due(self.config.checkpoint_every) or is_best):
+            self._save(with_score=is_best)
+        if self.command == "pause":
+            self._pause()
+        if self.command == "stop":
+            raise _Leave
+        if self._progress.is_over:
+            if self.rank == 0:
+                self._event("note", self._progress.end_in_words(self.step))
+            raise _Leave
+        self._steer()
+        self._consensus.begin()
+        self._is_asking = True
+        self._step_began_s = time.perf_counter()
+        self._num_evaluations = 0
+
+    def _hear(self) -> None:
+        self._is_asking = False
+        self.command = self._consensus.finish() or self.command
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.step > 0 and self.step % every == 0
+
+    def _record(self, loss: float) -> None:
+        if self.recorder is None or (self.step % self.config.log_every and self._num_left):
+            return
+        step_s = time.perf_counter() - self._step_began_s
+        num_parts = self.problem.num_parts(self._stage, self.rank, self.member.world_size)
+        self.recorder.sample(
+            self.step,
+            loss=loss,
+            grad_norm=self._grad_norm,
+            step_s=step_s,
+            samples_per_s=num_parts * self._num_evaluations / step_s,
+            num_evaluations=float(self._num_evaluations),
+        )
+
+    @property
+    def _num_left(self) -> int:
+        return self.problem.num_steps[self._stage] - self._steps_in_stage
+
+    def _validate(self) -> None:
+        """Every rank measures the same tensor, and so decides the same."""
+        self._enter("validating")
+        values = self.problem.measure(self._found)
+        if self.rank == 0 and self.recorder is not None:
+            self.recorder.sample(self.step, **{f"val_{name}": value for name, value in values.items()})
+        self._progress.validated(self.step, values)
+        self._validated_step = self.step
+        self._enter("training")
+
+    def _pause(self) -> None:
+        self._enter("paused")
+        while self.command not in ("resume", "stop"):
+            time.sleep(_PAUSE_POLL_S)
+            self._consensus.begin()
+            self.command = self._consensus.finish() or self.command
+        self._enter("training")
+
+    def _steer(self) -> None:
+        """Takes the settings that the person asked for, after the same step on all ranks."""
+        asked = self._consensus.new_settings()
+        now = {name: value for name, value in asked.items() if value != getattr(self.config, name)}
+        if not now:
+            return
+        before = {name: getattr(self.config, name) for name in now}
+        self._take_settings(now)
+        if self.rank == 0:
+            runs.note_change(self.folder, self.step, now)
+            told = ", ".join(f"{name} {before[name]} → {value}" for name, value in now.items())
+            self._event("setting", told, **now)
+
+    def _take_settings(self, settings: Mapping[str, Any]) -> None:
+        self.config = self.config.changed(**settings)
+
+    # ---- what stays ----
+
+    def _save(self, with_score: bool) -> None:
+        self._saved_step = self.step
+        if self._checkpoints is not None:
+            score = self._progress.best if with_score else None
+            self._checkpoints.begin(self.step, *self._whole_state(), score=score)
+
+    def _save_last(self) -> RunError | None:
+        """Writes a checkpoint on rank 0 and waits for it; returns why it could not be written."""
+        if self._checkpoints is None:
+            return None
+        score = self._progress.best if self._progress.is_best(self.step) else None
+        try:
+            self._checkpoints.finish(self.step, *self._whole_state(), score=score)
+        except RunError as error:
+            return error
+        return None
+
+    def _whole_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, about = self._state()
+        config = self.config.model_dump(mode="json")
+        return tensors, {**about, "config": config, "world_size": self.member.world_size}
+
+    def _conclude(self) -> None:
+        """Writes the last checkpoint, measures what was found and says so. Where the person stops early, too: it may be enough."""
+        if self.step and self._validated_step != self.step and self.config.val_every:
+            self._validate()
+        failure = together(self._save_last)
+        together(lambda: self._tell_the_end(failure))
+
+    def _tell_the_end(self, failure: RunError | None) -> None:
+        if self.rank == 0:
+            self._enter("validating")
+            with torch.no_grad():
+                result = self.problem.result(self._found.cpu(), self.folder)
+            self._event("result", self.config.recipe, **result)
+        if failure is not None:
+            raise failure
+
+    def _enter(self, state: RunState) -> None:
+        if self.recorder is not None:
+            self.recorder.state(state, self.step)
+
+    def _tell(self, kind: str, text: str, step: int) -> None:
+        if self.recorder is not None:
+            self.recorder.event(kind, text, step)
+
+    def _event(self, kind: str, text: str, **detail: Any) -> None:
+        if self.recorder is not None:
+            self.recorder.event(kind, text, self.step, **detail)

@@ -1,0 +1,208 @@
+"""The recipe: match a microstructure, that is characterize it and look for a field with the same descriptors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nbgpu.config import MicrostructureConfig
+from nbgpu.engine.descent import NUM_PAIRS, bounded
+from nbgpu.engine.minimiser import Problem
+from nbgpu.errors import DataError
+from nbgpu.recipes.microstructure.characterize import DESCRIPTORS, characterize
+from nbgpu.recipes.microstructure.files import load_fields, write_vtk
+from nbgpu.recipes.microstructure.grids import (
+    decided,
+    indicated,
+    noise,
+    num_grids,
+    refined,
+    shape_on,
+    steps_on,
+)
+from nbgpu.recipes.microstructure.losses import Loss
+from nbgpu.recipes.microstructure.objective import MAX_PIXELS_AT_ONCE, Objective
+from nbgpu.recipes.microstructure.pictures import png, slices_of
+from nbgpu.recipes.microstructure.reconstruct import s2_error
+from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS, share_of
+from nbgpu.recipes.microstructure.target import S2, Target, load_target, save_descriptors
+
+_COPIES_IN_GRAPH = 4
+"""Of the numbers that descriptors make of each pixel, in the forward and the backward pass: measured, not exact."""
+
+
+class Microstructure(Problem):
+    """Looks for a picture or a volume whose slices have the descriptors of the data. Stages are grids, coarsest first."""
+
+    def __init__(self, config: MicrostructureConfig) -> None:
+        self.config = config
+        self.optimizer = config.optimizer_type
+        self.tolerance = config.tolerance
+        self._target: Target | None = None
+        self._initial: Tensor | None = None
+        self._num_grids = 1
+        self._objectives: dict[tuple[int, int], Objective] = {}
+
+    def load(self) -> None:
+        """Measures the data; DataError names everything that is wrong with the files."""
+        config = self.config
+        self._target = load_target(config)
+        if config.multigrid_reconstruction:
+            self._num_grids = num_grids(self._target.shape, config.limit_to, self._target.levels)
+        if config.initial:
+            (self._initial,) = load_fields(config.initial, [], self._target.measure, config.multiphase)
+            wanted = (self._target.num_phases, *self._target.shape)
+            if tuple(self._initial.shape) != wanted:
+                found = f"{len(self._initial)} phases and {tuple(self._initial.shape[1:])} pixels"
+                raise DataError(f"{config.initial}: has {found}; needed are {wanted[0]} and {wanted[1:]}")
+
+    @property
+    def target(self) -> Target:
+        """What the field shall look like."""
+        assert self._target is not None, "the data are loaded before anything else"
+        return self._target
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What is looked for and from what."""
+        target, config = self.target, self.config
+        grids = f" on {self._num_grids} grids" if self._num_grids > 1 else ""
+        lines = [
+            f"target: {target.told}, with limit_to {config.limit_to}",
+            f"looks for {' x '.join(map(str, target.shape))} pixels{grids} with {self.optimizer}, in float64",
+        ]
+        if any("GramMatrices" in name for name in config.descriptor_types):
+            random = "one layer of random filters, no trained network"
+            lines.append(
+                f"Gram matrices of {random if config.gram_network == 'random' else config.gram_network}"
+            )
+        return tuple(lines)
+
+    @property
+    def num_steps(self) -> Sequence[int]:
+        return steps_on(self._num_grids, self.config.steps)
+
+    def begin(self, stage: int, found: Tensor | None) -> Tensor:
+        """Noise from the seed, `initial`, or what the coarser grid has found."""
+        target = self.target
+        shape = shape_on(self._num_grids - 1 - stage, target.shape)
+        if found is not None:
+            return refined(found, shape)
+        if self._initial is not None:
+            return refined(self._initial, shape)
+        return noise(target.num_phases, shape, self.config.seed)
+
+    def evaluate(self, tensor: Tensor, stage: int, rank: int, world_size: int) -> tuple[Tensor, Tensor]:
+        key = (rank, world_size)
+        if key not in self._objectives:
+            self._objectives[key] = Objective(self._loss(), rank, world_size)
+        return self._objectives[key](tensor, coarser=self._num_grids - 1 - stage)
+
+    def _loss(self) -> Loss:
+        config = self.config
+        weights = {n: DESCRIPTORS[n].weight if w is None else w for n, w in config.weights.items()}
+        return Loss(
+            self.target.descriptors,
+            weights,
+            self.target.measure,
+            config.loss_type,
+            config.oor_multiplier,
+            config.phase_sum_multiplier,
+        )
+
+    def num_parts(self, stage: int, rank: int, world_size: int) -> int:
+        shape = shape_on(self._num_grids - 1 - stage, self.target.shape)
+        lengths = shape if len(shape) == NUM_DIRECTIONS else (1,)
+        return sum(len(share_of(length, rank, world_size)) for length in lengths)
+
+    def measure(self, tensor: Tensor) -> dict[str, float]:
+        """Of the field as it comes out, each pixel in one phase: `s2_error` and `volume_fraction_error`.
+
+        Both are mean absolute differences from the target: of the two-point correlations over all lags below limit_to,
+        and of the phases' shares. On a coarse grid the field is brought to the full one first.
+        """
+        field = tensor.cpu()
+        if tuple(field.shape[1:]) != self.target.shape:
+            field = refined(field, self.target.shape)
+        return self._errors(decided(field))
+
+    def _errors(self, phases: Tensor) -> dict[str, float]:
+        middle = self.config.limit_to - 1
+        wanted = torch.stack([t[S2][:, 0, middle, middle] for t in self.target.descriptors]).mean(dim=0)
+        shares = indicated(phases, self.target.num_phases).flatten(1).mean(dim=1)
+        return {
+            "s2_error": s2_error(phases, self.target.descriptors, self.target.measure),
+            "volume_fraction_error": float((shares - wanted).abs().mean()),
+        }
+
+    def result(self, tensor: Tensor, folder: Path) -> dict[str, Any]:
+        """Writes what was found as .npy and VTK and the target's descriptors; the errors beside those of random pixels."""
+        target = self.target
+        field = refined(tensor, target.shape) if tuple(tensor.shape[1:]) != target.shape else tensor
+        phases = decided(field)
+        np.save(folder / "field.npy", field.numpy())
+        np.save(folder / "microstructure.npy", phases.numpy().astype(np.uint8))
+        write_vtk(folder / "microstructure.vtk", phases, field)
+        save_descriptors(folder / "descriptors.npz", target)
+        table = {
+            "found": self._errors(phases),
+            "pixels at random, same shares": self._errors(self._at_random()),
+        }
+        rounded = {name: {key: round(value, 5) for key, value in row.items()} for name, row in table.items()}
+        note = (
+            f"Of {' x '.join(map(str, target.shape))} pixels, as in microstructure.npy and .vtk; field.npy has the shares, "
+            "descriptors.npz the target's descriptors"
+        )
+        return {"table": rounded, "note": note, "images": self._pictures(phases)}
+
+    def _at_random(self) -> Tensor:
+        target = self.target
+        middle = self.config.limit_to - 1
+        shares = target.descriptors[0][S2][:, 0, middle, middle]
+        if target.num_phases == 1:
+            shares = torch.stack([1 - shares[0], shares[0]])
+        generator = torch.Generator().manual_seed(self.config.seed)
+        num_pixels = int(np.prod(target.shape))
+        drawn = torch.multinomial(shares.clamp(min=0), num_pixels, replacement=True, generator=generator)
+        return drawn.view(target.shape)
+
+    def _pictures(self, phases: Tensor) -> dict[str, str]:
+        target = self.target
+        highest = max(1, target.num_phases - 1)
+        pictures = {}
+        if target.phases is not None:
+            pictures["target"] = png(slices_of(target.phases), 0, highest)
+        pictures["found, a slice across each direction" if phases.ndim == 3 else "found"] = png(
+            slices_of(phases), 0, highest
+        )
+        field = indicated(phases, target.num_phases)
+        found = characterize(field, [S2], target.measure, multigrid=False, isotropic=True)[S2][-1, 0]
+        wanted = torch.stack([t[S2][-1, 0] for t in target.descriptors]).mean(dim=0)
+        top = float(wanted.max())
+        pictures["two-point correlation of the last phase: target, found"] = png([wanted, found], 0, top)
+        return pictures
+
+    def memory_bytes(self, world_size: int) -> dict[str, int]:
+        """The field, its gradients, what the optimizer remembers, and the slices that are at work at one time."""
+        target, limit = self.target, self.config.limit_to
+        field = 8 * target.num_phases * int(np.prod(target.shape))
+        remembered = 2 * NUM_PAIRS + 8 if bounded(self.optimizer) else 4
+        numbers_of_pixel = {
+            "Correlations": 2 * limit * limit,
+            "CrossCorrelations": 2 * limit * limit,
+            "TwoPointCorrelations": 2 * limit * limit,
+            "LinealPathApproximation": 2 * limit * limit + 2 * limit + 1,
+        }
+        most = max(numbers_of_pixel.get(name, 64) for name in self.config.descriptor_types)
+        pixels = max(MAX_PIXELS_AT_ONCE, target.num_phases * int(np.prod(target.shape[-2:])))
+        return {
+            "parameters": field,
+            "gradients": 4 * field,
+            "optimizer": remembered * field,
+            "activations": 8 * pixels * most * _COPIES_IN_GRAPH,
+        }

@@ -1,0 +1,173 @@
+"""What a field shall look like: the descriptors of data, measured or from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nbgpu.config import MicrostructureConfig
+from nbgpu.errors import DataError
+from nbgpu.recipes.microstructure.characterize import DESCRIPTORS, characterize
+from nbgpu.recipes.microstructure.files import load_fields
+from nbgpu.recipes.microstructure.grids import decided, indicated
+from nbgpu.recipes.microstructure.measure import Measure
+from nbgpu.recipes.microstructure.sample import micrograph
+
+_GENERATED_SHAPE = (128, 128)
+_SHAPE_FOR_GENERATED = (32, 32, 32)
+S2 = "FFTCorrelations"
+"""Measured of every target, also where it is not what is to be met: it is what a result is judged by."""
+_MEASURE_KEYS = ("limit_to", "periodic")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Descriptors, one set for all directions or one for each, and where they come from."""
+
+    descriptors: Sequence[Mapping[str, Tensor]]
+    """(P', levels, *shape) each; the two-point correlation always among them."""
+    measure: Measure
+    num_phases: int
+    """P of the field that is looked for."""
+    shape: tuple[int, ...]
+    """Of the field that is looked for."""
+    told: str
+    phases: Tensor | None = None
+    """Of the data; None where only descriptors were given."""
+
+    @property
+    def levels(self) -> int:
+        return min(values.shape[1] for values in self.descriptors[0].values())
+
+
+def measure_of(config: MicrostructureConfig) -> Measure:
+    return Measure(config.limit_to, config.periodic, config.gram_network)
+
+
+def load_target(config: MicrostructureConfig) -> Target:
+    """The target that the settings name.
+
+    Raises:
+        DataError: all that is wrong with the files, a line each.
+    """
+    names = list(dict.fromkeys([*config.descriptor_types, S2]))
+    if config.data.endswith(".npz"):
+        return _from_descriptors(config, names)
+    measure = measure_of(config)
+    if config.data == "generated":
+        sizes = tuple(max(length, 2 * config.limit_to) for length in _GENERATED_SHAPE)
+        fractions = config.generated_fractions
+        phases = micrograph(sizes, config.generated_correlation_length, fractions, config.seed)
+        fields = [indicated(phases, len(fractions) + 1 if config.multiphase else 1)]
+        told = (
+            f"a generated picture of {_words(sizes)}, phases {', '.join(f'{f:g}' for f in fractions)} of it"
+        )
+    else:
+        fields = load_fields(config.data, names, measure, config.multiphase)
+        told = (
+            " and ".join(f"{_words(field.shape[1:])} pixels" for field in fields[:1]) + f" from {config.data}"
+        )
+    descriptors = _described(config, fields, names, measure)
+    return Target(
+        descriptors,
+        measure,
+        num_phases=len(fields[0]),
+        shape=_shape(config, tuple(fields[0].shape[1:])),
+        told=f"{told}; descriptors {', '.join(config.descriptor_types)}",
+        phases=decided(fields[0]),
+    )
+
+
+def _described(
+    config: MicrostructureConfig, fields: Sequence[Tensor], names: Sequence[str], measure: Measure
+) -> list[dict[str, Tensor]]:
+    sets = [
+        characterize(field, names, measure, multigrid=config.multigrid_descriptor, isotropic=config.isotropic)
+        for field in fields
+    ]
+    if len(sets) > 1 and config.isotropic:
+        levels = min(s[S2].shape[1] for s in sets)
+        return [{name: torch.stack([s[name][:, :levels] for s in sets]).mean(dim=0) for name in names}]
+    if fields[0].ndim == 4 and not config.isotropic:
+        return [{name: values[direction] for name, values in sets[0].items()} for direction in range(3)]
+    return sets
+
+
+def _shape(config: MicrostructureConfig, of_data: tuple[int, ...]) -> tuple[int, ...]:
+    if config.shape:
+        return config.shape
+    if config.data == "generated":
+        of_data = tuple(max(length, 2 * config.limit_to) for length in _SHAPE_FOR_GENERATED)
+        return of_data if config.add_dimension is None else (*of_data[:2], config.add_dimension)
+    if config.add_dimension is None:
+        return of_data
+    if len(of_data) == 3:
+        raise DataError(
+            f"{config.data}: is a volume already, and add_dimension is for pictures. Leave it out"
+        )
+    return (*of_data, config.add_dimension)
+
+
+def save_descriptors(path: Path, target: Target) -> None:
+    """Writes all descriptors: `direction_0/NAME` and so on, beside limit_to, periodic, num_phases and the shape."""
+    arrays = {
+        f"direction_{direction}/{name}": values.numpy()
+        for direction, of_direction in enumerate(target.descriptors)
+        for name, values in of_direction.items()
+    }
+    np.savez(
+        path,
+        allow_pickle=False,
+        limit_to=np.array(target.measure.limit_to),
+        periodic=np.array(target.measure.periodic),
+        num_phases=np.array(target.num_phases),
+        shape=np.array(target.shape),
+        **arrays,
+    )
+
+
+def _from_descriptors(config: MicrostructureConfig, names: Sequence[str]) -> Target:
+    try:
+        with np.load(config.data, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, BadZipFile) as error:
+        raise DataError(f"{config.data}: cannot be read as descriptors: {error}") from None
+    if lacking := [name for name in (*_MEASURE_KEYS, "num_phases", "shape") if name not in arrays]:
+        raise DataError(f"{config.data}: is no descriptors.npz of a run: it lacks {', '.join(lacking)}")
+    problems = [
+        f"{name} is {arrays[name].item()!r} there, and {getattr(config, name)!r} in the settings"
+        for name in _MEASURE_KEYS
+        if arrays[name].item() != getattr(config, name)
+    ]
+    num_phases = int(arrays["num_phases"])
+    if (num_phases > 1) != config.multiphase:
+        problems.append(f"it has {num_phases} phases, and multiphase is {config.multiphase}")
+    keys = [key.partition("/") for key in arrays if key.startswith("direction_")]
+    num_directions = len({direction for direction, _, _ in keys})
+    known = {name for _, _, name in keys}
+    if lacking := [name for name in names if name not in known]:
+        problems.append(
+            f"it lacks {', '.join(lacking)}, and has {', '.join(sorted(known & set(DESCRIPTORS)))}"
+        )
+    if problems:
+        raise DataError("\n".join(f"{config.data}: {problem}" for problem in problems))
+    return Target(
+        [
+            {name: torch.from_numpy(arrays[f"direction_{direction}/{name}"]) for name in names}
+            for direction in range(num_directions)
+        ],
+        measure_of(config),
+        num_phases,
+        _shape(config, tuple(int(length) for length in arrays["shape"])),
+        told=f"descriptors {', '.join(config.descriptor_types)} from {config.data}",
+    )
+
+
+def _words(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
