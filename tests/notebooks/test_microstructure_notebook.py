@@ -1,0 +1,29 @@
+"""notebooks/14_microstructure.ipynb runs to its end, and what it finds is worth finding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+from conftest import REPOSITORY
+from jupyter_core.utils import ensure_event_loop
+from nbclient import NotebookClient
+
+# nbclient makes one event loop for the life of the process; made here, it is no single test's leftover.
+ensure_event_loop()
+
+
+def test_the_notebook_finds_a_volume_and_draws_it(tmp_path: Path) -> None:
+    content = nbformat.read(REPOSITORY / "notebooks" / "14_microstructure.ipynb", as_version=4)
+    for cell in content.cells:
+        cell.source = cell.source.replace("%nbgpu start", "%nbgpu start --gpus none --ranks 2")
+        cell.source = cell.source.replace("steps=200", "steps=60")
+    NotebookClient(
+        content, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    cells = {cell.source: cell.outputs for cell in content.cells if cell.cell_type == "code"}
+    drawn = [source for source, outputs in cells.items() if any("image/png" in o.get("data", {}) for o in outputs)]
+    assert len(drawn) == 6
+    (table,) = [o for o in cells[next(s for s in cells if "import pandas" in s)] if "data" in o]
+    found, at_random = (float(row.split()[-2]) for row in table.data["text/plain"].splitlines()[1:])
+    assert found < at_random / 4
