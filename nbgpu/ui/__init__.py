@@ -16,14 +16,17 @@ if TYPE_CHECKING:
 
 
 def show(run: Run) -> None:
-    """Displays the plan of a run, folded, and its live panel; or the curves of one that is over."""
+    """Displays the plan of a run, folded, its live panel, and its pictures if it has some; or the curves of one that is over."""
     from nbgpu.ui import panel
+    from nbgpu.ui.picture_view import PictureView
     from nbgpu.ui.plan_view import PlanView
 
     if run.over:
         panel.show(run)
     else:
         panel.show(run, PlanView(run).refresh)
+        if run.config.LIVE_PICTURES:
+            PictureView(run)
 
 
 def prepare() -> None:

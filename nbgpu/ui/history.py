@@ -101,6 +101,8 @@ class History:
         self.series: dict[SeriesKey, Series] = {}
         self.marks: list[Event] = []
         self.result: Event | None = None
+        self.pictures: Event | None = None
+        """What the ranks look for, as it was when they last showed it."""
         self.profiles: dict[int, Event] = {}
         """By rank: where the time of the profiled steps went."""
         self._marked: set[tuple[str, str, int]] = set()
@@ -124,6 +126,9 @@ class History:
     def _is_worth_a_mark(self, event: Event) -> bool:
         if event.kind == "result":
             self.result = event
+            return False
+        if event.kind == "pictures":
+            self.pictures = event
             return False
         if event.kind == "profile":
             self.profiles[event.rank] = event

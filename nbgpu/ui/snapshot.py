@@ -273,7 +273,7 @@ def _result(event: Event) -> str:
     parts = [f"<p>{_escape(event.text)}</p>"] if event.text else []
     for name, value in event.detail.items():
         if name == "images" and isinstance(value, Mapping):
-            parts += [_picture(str(caption), source) for caption, source in value.items()]
+            parts += [picture(str(caption), source) for caption, source in value.items()]
         elif isinstance(value, Mapping) and value and all(isinstance(v, Mapping) for v in value.values()):
             columns = list(dict.fromkeys(column for row in value.values() for column in row))
             rows = [[key, *(row.get(column, "") for column in columns)] for key, row in value.items()]
@@ -283,7 +283,8 @@ def _result(event: Event) -> str:
     return "".join(parts)
 
 
-def _picture(caption: str, source: object) -> str:
+def picture(caption: str, source: object) -> str:
+    """A PNG data URI as a figure with its caption; anything else is told and not shown."""
     prefix = "data:image/png;base64,"
     if not (isinstance(source, str) and source.startswith(prefix)):
         return f"<p>{_escape(caption)}: this picture is not a PNG as a data URL.</p>"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import io
 import math
+from typing import Any
 
+import matplotlib
 import matplotlib.image
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -29,10 +32,43 @@ def png(tiles: list[Tensor], lowest: float, highest: float, colours: str = "viri
     for tile in tiles:
         enlarge = _enlarged(tile)
         big = tile.double().repeat_interleave(enlarge, dim=0).repeat_interleave(enlarge, dim=1)
-        row.append(pad(big, (0, _GAP, 0, height - len(big)), value=highest))
-    buffer = io.BytesIO()
+        # What is no number is left transparent.
+        row.append(pad(big, (0, _GAP, 0, height - len(big)), value=math.nan))
     image = torch.cat(row, dim=1)[:, :-_GAP].numpy()
-    matplotlib.image.imsave(buffer, image, cmap=colours, vmin=lowest, vmax=highest, format="png")
+    return _as_uri(image, cmap=colours, vmin=lowest, vmax=highest)
+
+
+def block(volume: Tensor, lowest: float, highest: float, colours: str = "viridis", width: int = 320) -> str:
+    """A volume (D, H, W) as a block, seen from above one edge: three of its faces, each in a shade of its own."""
+    across, down = math.cos(math.pi / 6), math.sin(math.pi / 6)
+    height = round(width / (2 * across) * (1 + 2 * down))
+    x = np.linspace(-across, across, width)[None, :].repeat(height, axis=0)
+    y = np.linspace(-1, 2 * down, height)[:, None].repeat(width, axis=1)
+    colour_of = matplotlib.colormaps[colours]
+    image = np.zeros((height, width, 4))
+    # A point of the picture is ((a - b) across, (a + b) down - c) for the point (a, b, c) of a block of edge 1, c upwards.
+    total, difference = (y + 1) / down, x / across
+    faces = [
+        ((total + difference) / 2, (total - difference) / 2, np.ones_like(x), 1.0),
+        (np.ones_like(x), 1 - difference, (2 - difference) * down - y, 0.8),
+        (1 + difference, np.ones_like(x), (2 + difference) * down - y, 0.6),
+    ]
+    voxels = volume.double().numpy()
+    for a, b, c, light in faces:
+        seen = (np.minimum(np.minimum(a, b), c) >= 0) & (np.maximum(np.maximum(a, b), c) <= 1)
+        # The first axis goes down, the others along the edges of the top.
+        at = [
+            np.minimum((position[seen] * length).astype(int), length - 1)
+            for position, length in zip((1 - c, a, b), voxels.shape, strict=True)
+        ]
+        shares = (voxels[tuple(at)] - lowest) / (highest - lowest)
+        image[seen] = colour_of(shares) * np.array([light, light, light, 1.0])
+    return _as_uri(image.clip(0, 1))
+
+
+def _as_uri(image: np.ndarray, **colours: Any) -> str:
+    buffer = io.BytesIO()
+    matplotlib.image.imsave(buffer, np.ascontiguousarray(image), format="png", **colours)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 

@@ -27,7 +27,7 @@ from nbgpu.recipes.microstructure.grids import (
 )
 from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.objective import MAX_PIXELS_AT_ONCE, Objective
-from nbgpu.recipes.microstructure.pictures import png, slices_of
+from nbgpu.recipes.microstructure.pictures import block, png, slices_of
 from nbgpu.recipes.microstructure.reconstruct import s2_error
 from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS, share_of
 from nbgpu.recipes.microstructure.target import S2, Target, load_target, save_descriptors
@@ -140,6 +140,15 @@ class Microstructure(Problem):
             "volume_fraction_error": float((shares - wanted).abs().mean()),
         }
 
+    def pictures(self, tensor: Tensor) -> dict[str, str]:
+        """The shares of the last phase: a slice across each direction, and a volume as a block besides."""
+        # In 32 shades, which take a fraction of the bytes.
+        share = (tensor[-1].cpu() * 31).round() / 31
+        captions = {"the share of the last phase": png(slices_of(share), 0, 1)}
+        if share.ndim == NUM_DIRECTIONS:
+            captions["the volume as a block"] = block(share, 0, 1)
+        return captions
+
     def result(self, tensor: Tensor, folder: Path) -> dict[str, Any]:
         """Writes what was found as .npy and VTK and the target's descriptors; the errors beside those of random pixels."""
         target = self.target
@@ -180,6 +189,8 @@ class Microstructure(Problem):
         pictures["found, a slice across each direction" if phases.ndim == 3 else "found"] = png(
             slices_of(phases), 0, highest
         )
+        if phases.ndim == NUM_DIRECTIONS:
+            pictures["found, as a block"] = block(phases, 0, highest)
         field = indicated(phases, target.num_phases)
         found = characterize(field, [S2], target.measure, multigrid=False, isotropic=True)[S2][-1, 0]
         wanted = torch.stack([t[S2][-1, 0] for t in target.descriptors]).mean(dim=0)

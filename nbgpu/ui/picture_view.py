@@ -1,0 +1,46 @@
+"""What a run looks for, as pictures below its panel that change while it goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from IPython.display import display, update_display
+
+from nbgpu.records import Event
+from nbgpu.ui.history import Series, SeriesKey
+from nbgpu.ui.panel import Follower
+from nbgpu.ui.slot import new_slot
+from nbgpu.ui.snapshot import picture
+
+if TYPE_CHECKING:
+    from nbgpu.client.run import Run
+
+_PERIOD_S = 1.0
+
+
+def bundle(event: Event | None) -> dict[str, Any]:
+    """The pictures of an event side by side, and in words what they are."""
+    if event is None:
+        return {"text/html": "", "text/plain": "no pictures yet"}
+    images = event.detail["images"]
+    figures = "".join(picture(f"step {event.step}: {caption}", source) for caption, source in images.items())
+    style = "display:flex;flex-wrap:wrap;gap:8px;align-items:flex-end"
+    told = f"step {event.step}: {', '.join(images)}"
+    return {"text/html": f'<div style="{style}">{figures}</div>', "text/plain": told}
+
+
+class PictureView:
+    """Displays the newest pictures of a run. The last ones stay in the notebook."""
+
+    def __init__(self, run: Run) -> None:
+        self._slot = new_slot()
+        self._shown: Event | None = None
+        self._follower = Follower(run, _PERIOD_S, self._tell)
+        display(bundle(None), raw=True, display_id=self._slot)
+        self._follower.start()
+
+    def _tell(self, new: dict[SeriesKey, Series], marks: list[Event], last: bool) -> None:
+        newest = self._follower.history.pictures
+        if newest is not self._shown:
+            self._shown = newest
+            update_display(bundle(newest), raw=True, display_id=self._slot)
