@@ -16,7 +16,7 @@ import nbgpu
 
 PACKAGE = Path(__file__).resolve().parents[2] / "nbgpu"
 
-BASE = {"errors", "records", "settings", "config", "palette", "sizes"}
+BASE = {"errors", "records", "settings", "config", "palette", "sizes", "symmetry"}
 MIDDLE = {"devices", "telemetry", "runs", "flags", "manifest", "resume", "signals", "vigil", "suitability"}
 MIDDLE |= {
     "obstacles",

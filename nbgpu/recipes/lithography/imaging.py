@@ -1,0 +1,148 @@
+"""Partially coherent imaging: the aerial image of a mask, as a sum of coherent systems.
+
+Abbe: each source point is a coherent system, whose amplitude is the mask's spectrum times the pupil, shifted by the
+direction of the light; intensities add up (Born & Wolf, Principles of Optics, 10.5; Wong, Optical Imaging in Projection
+Microlithography, 2005). SOCS: the same sum in other coordinates, the eigenvectors of Hopkins's transmission cross
+coefficients, of which few have most of the energy (Cobb 1998).
+
+Fields are computed on the coarsest grid that holds the whole image's spectrum, 4 NA / wavelength wide, and the image is
+brought to the mask's grid by its Fourier series. That is exact, and costs the same for all pixel sizes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from scipy.fft import next_fast_len
+from torch import Tensor
+
+from nbgpu.errors import ConfigError
+from nbgpu.recipes.lithography.pupil import Optics
+
+_MAX_VALUES_AT_ONCE = 2**22
+
+
+class Imager:
+    """Takes masks to aerial images; differentiable in the mask, and through Abbe's systems in what the lens was given.
+
+    Args:
+        systems: the transfer function of each coherent system at the frequencies of the coarse grid, in the order of
+            torch.fft.fftfreq: (S, h, w), complex64 or complex128, which says what is computed with. They are scaled so that
+            a clear mask gives 1.
+        shape: of the masks, (H, W).
+        energy: share of all systems' energy that these have.
+    """
+
+    def __init__(self, systems: Tensor, shape: tuple[int, int], energy: float = 1.0) -> None:
+        clear_field = systems[:, 0, 0].abs().square().sum()
+        self.systems = systems / clear_field.sqrt()
+        self.shape = shape
+        self.energy = energy
+
+    def to(self, target: torch.device | torch.dtype) -> Imager:
+        """The same on another device, or with another precision."""
+        return Imager(self.systems.to(target), self.shape, self.energy)
+
+    def __call__(self, mask: Tensor) -> Tensor:
+        """The intensity, 1 where all is clear: (..., H, W) real or complex transmission of the amplitude -> (..., H, W)."""
+        assert tuple(mask.shape[-2:]) == self.shape, f"made for {self.shape}, got {tuple(mask.shape)}"
+        masks = mask.to(self.systems.dtype).reshape(-1, *self.shape)
+        h, w = self.systems.shape[1:]
+        spectrum = _crop(torch.fft.fft2(masks, norm="forward"), h, w)
+        at_once = max(1, _MAX_VALUES_AT_ONCE // (h * w * max(1, len(masks))))
+        intensity = torch.zeros(len(masks), h, w, dtype=self.systems.real.dtype, device=masks.device)
+        for systems in self.systems.split(at_once):
+            fields = torch.fft.ifft2(spectrum[:, None] * systems, norm="forward")
+            intensity = intensity + (fields.real.square() + fields.imag.square()).sum(dim=1)
+        return _refine(intensity, *self.shape).view(mask.shape)
+
+
+def abbe(
+    optics: Optics,
+    points: Tensor,
+    shape: tuple[int, int],
+    pixel_nm: float,
+    dtype: torch.dtype = torch.complex128,
+    weights: Tensor | None = None,
+) -> Imager:
+    """A coherent system for each source point.
+
+    Args:
+        optics: the lens.
+        points: (S, 2), sigma_x and sigma_y, see `Source.points`.
+        shape: pixels of the masks (H, W), which go on periodically.
+        pixel_nm: at the wafer.
+        dtype: complex64 or complex128. Pupils are computed in double precision for both.
+        weights: of the points, (S,); left out: all alike.
+
+    Raises:
+        ConfigError: pixels too large to hold the image's spectrum.
+    """
+    limit_nm = 1 / (4 * optics.cutoff_per_nm)
+    if pixel_nm > limit_nm:
+        raise ConfigError(
+            f"pixel_nm={pixel_nm:g} is too large for NA {optics.na:g} at {optics.wavelength_nm:g} nm: an image needs "
+            f"wavelength / (4 NA) = {limit_nm:.1f} nm or less"
+        )
+    reach = 1 + max(1.0, float(points.norm(dim=1).max()))
+    fy, fx = (
+        torch.fft.fftfreq(n, d=1 / n, dtype=torch.float64, device=points.device) / (pixels * pixel_nm)
+        for pixels in shape
+        for n in [_coarse(pixels, pixels * pixel_nm * reach * optics.cutoff_per_nm)]
+    )
+    shift = points.double() * optics.cutoff_per_nm
+    systems = optics.pupil(
+        fx[None, None, :] + shift[:, 0, None, None], fy[None, :, None] + shift[:, 1, None, None]
+    )
+    if weights is None:
+        weights = torch.full((len(points),), 1 / len(points), dtype=torch.float64, device=points.device)
+    return Imager((systems * weights.double().sqrt()[:, None, None]).to(dtype), shape)
+
+
+@torch.no_grad()
+def socs(imager: Imager, num_kernels: int | None = None) -> Imager:
+    """The same image from fewer systems: the eigenvectors of the transmission cross coefficients with most energy.
+
+    With R the systems as rows, the coefficients are R^T R*, and R R^H, which is as large as the source has points, has
+    the same eigenvalues. Its eigenvectors U turn the rows into U^H R, whose intensities add up to the same sum.
+    `energy` of what comes out is the share of the eigenvalues that was kept. A clear mask gives 1 with any number.
+
+    Args:
+        imager: from `abbe`, in complex128 for full accuracy.
+        num_kernels: how many; left out: all, which is as many as points.
+    """
+    rows = imager.systems.to(torch.complex128).flatten(1)
+    energies, vectors = torch.linalg.eigh(rows @ rows.mH)  # in rising order
+    kept = min(num_kernels or len(rows), len(rows))
+    kernels = (vectors.mH @ rows)[-kept:].flip(0).view(-1, *imager.systems.shape[1:])
+    share = float(energies[-kept:].sum() / energies.sum())
+    return Imager(kernels.to(imager.systems.dtype), imager.shape, share)
+
+
+def _coarse(num_pixels: int, highest: float) -> int:
+    """Points of the coarse grid along an axis that has frequencies up to `highest` periods of the field."""
+    needed: int = next_fast_len(2 * math.floor(highest + 1e-9) + 1)
+    return min(num_pixels, needed)
+
+
+def _places(n: int, num_pixels: int) -> Tensor:
+    """Where the frequencies of a grid of n points are among those of a finer one."""
+    places: Tensor = torch.fft.fftfreq(n, d=1 / n).round().long() % num_pixels
+    return places
+
+
+def _crop(spectrum: Tensor, h: int, w: int) -> Tensor:
+    rows, columns = _places(h, spectrum.shape[-2]), _places(w, spectrum.shape[-1])
+    return spectrum[..., rows[:, None], columns]
+
+
+def _refine(image: Tensor, height: int, width: int) -> Tensor:
+    h, w = image.shape[-2:]
+    if (h, w) == (height, width):
+        return image
+    spectrum = torch.fft.fft2(image, norm="forward")
+    fine: Tensor = spectrum.new_zeros(*image.shape[:-2], height, width)
+    fine[..., _places(h, height)[:, None], _places(w, width)] = spectrum
+    refined: Tensor = torch.fft.ifft2(fine, norm="forward").real
+    return refined

@@ -1,0 +1,47 @@
+"""Which turns and mirrors of a mask turn and mirror its image alike, for a given source and given aberrations.
+
+Source and pupil must both stay as they are, which is enough for any mask and any focus. This is known from their names and numbers alone, so that settings which ask
+for other augmentations are refused before anything starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+NUM_FRINGE = 36
+"""Zernike polynomials that have a Fringe number by the formula below."""
+
+
+def fringe_order(number: int) -> tuple[int, int]:
+    """(n, m) of the Zernike polynomial with this Fringe number, 1 to 36; m < 0 is the one with a sine.
+
+    The number is (1 + (n + |m|) / 2)^2 - 2 |m| + (1 if m < 0 else 0).
+    """
+    assert 1 <= number <= NUM_FRINGE
+    total = 0
+    while (1 + total) ** 2 < number:
+        total += 1
+    twice, is_sine = divmod((1 + total) ** 2 - number + 1, 2)
+    # an even distance from the square is a cosine, the odd one below it the sine of the same order
+    m = twice
+    return 2 * total - m, m if is_sine or m == 0 else -m
+
+
+def broken_by_quarter_turns(source: str, zernikes: Iterable[int]) -> Iterator[str]:
+    """What keeps the image of a mask turned by 90 degrees from being the turned image; nothing where it is."""
+    if source == "dipole":
+        yield "a dipole has an axis"
+    for number in zernikes:
+        if fringe_order(number)[1] % 4:
+            yield f"Zernike {number} changes when it is turned by 90 degrees"
+
+
+def broken_by_mirrors(source: str, angle_deg: float, zernikes: Iterable[int]) -> Iterator[str]:
+    """What keeps the image of a mask that is mirrored along an axis from being the mirrored image; nothing where it is."""
+    period_deg = {"dipole": 90, "quadrupole": 45, "quasar": 45}.get(source)
+    if period_deg and angle_deg % period_deg:
+        yield f"a {source} turned by {angle_deg:g} degrees is not its own mirror image"
+    for number in zernikes:
+        _, m = fringe_order(number)
+        if m < 0 or m % 2:
+            yield f"Zernike {number} changes when it is mirrored"
