@@ -200,7 +200,9 @@ class Cluster:
             processes.start(num_engines, self._engine_environment())
             self._note()
             self._client = processes.connect(num_engines, self.config.start_timeout_s)
-            seating = Seating.at_start(self._client, self.world_size)
+            seating = Seating.at_start(
+                self._client, self.world_size, self.config.start_timeout_s, processes.require_reachable
+            )
             self._ranks = self._sit_down(processes, seating)
             self._take_way(climb_down(self._ranks, self._rungs, self.config))
             if self.config.spare:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import select
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -34,9 +35,18 @@ def main() -> None:
     os.register_at_fork(after_in_child=_end_with_parent)
     from ipyparallel.controller.app import IPController
 
+    held: list[socket.socket] = []
+    """Until the process ends."""
+
     class Controller(IPController):  # type: ignore[misc]
         """Does not read along: the hub has a copy of each message otherwise, to keep it in its database, of which
         there is none here, and takes each apart on the cores that the ranks need for the cell."""
+
+        def next_port(self, pool_name: str = "common") -> int:
+            holder = hold_port()
+            held.append(holder)
+            port: int = holder.getsockname()[1]
+            return port
 
         def init_hub(self) -> None:
             super().init_hub()
@@ -45,6 +55,20 @@ def main() -> None:
             copies.subscribe(b"heartmonitor")
 
     Controller.launch_instance()
+
+
+def hold_port() -> socket.socket:
+    """A free port of the loopback that nobody else gets while this socket is open, but that zmq can bind.
+
+    ipyparallel picks a port, frees it, and binds it a moment later, some on threads that die without a word when
+    another process has got it by then: the cluster's start would hang. Two controllers that start at the same time do that
+    to one another.
+    """
+    holder = socket.socket()
+    holder.bind(("127.0.0.1", 0))
+    # zmq sets it too. Set after the bind: before it, the system might give the same port to two holders.
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return holder
 
 
 def _end_with_parent() -> None:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import ipyparallel as ipp
 import psutil
@@ -170,8 +170,13 @@ class Processes:
         while (connection := self._connection()) is None:
             self._check_start(0, num_engines, deadline_s, timeout_s)
         _fill_serializers_tables()
-        with _no_warning_of_missing_signatures():
-            client = Client(connection, timeout=timeout_s)
+        try:
+            with _no_warning_of_missing_signatures():
+                client = Client(connection, timeout=timeout_s)
+        except TimeoutError:
+            raise ClusterError(
+                f"the controller did not answer within {timeout_s:g} s. {self.log_tail('controller')}"
+            ) from None
         try:
             while len(client.ids) < num_engines:
                 self._check_start(len(client.ids), num_engines, deadline_s, timeout_s)
@@ -288,11 +293,12 @@ class Processes:
             time.sleep(0.005)
         return int(told.read_text()) if status is None else os.waitstatus_to_exitcode(status)
 
-    def log_tail(self) -> str:
-        """The end of what the engines wrote, as sentences for an error message."""
-        logs = sorted((self.folder / "profile" / "log").glob("ipengine*.log"))
+    def log_tail(self, whose: Literal["engines", "controller"] = "engines") -> str:
+        """The end of what the engines or the controller wrote, as sentences for an error message."""
+        pattern = "ipengine*.log" if whose == "engines" else "ipcontroller*.log"
+        logs = sorted((self.folder / "profile" / "log").glob(pattern))
         tail = "\n".join(line for log in logs for line in log.read_text(errors="replace").splitlines()[-20:])
-        return f"The engines' log ends with:\n{tail}" if tail else "The engines' log is empty."
+        return f"The log of the {whose} ends with:\n{tail}" if tail else f"The log of the {whose} is empty."
 
     def _connection(self) -> dict[str, Any] | None:
         """How the controller is reached; None while it has not written that, or is about to."""
@@ -306,7 +312,8 @@ class Processes:
         gone = [name for name, process in self.leaders.items() if not process.alive()]
         gone += ["process of an engine" for _ in self.folder.glob("ended-*")]
         if gone:
-            raise ClusterError(f"the {' and the '.join(gone)} ended during the start. {self.log_tail()}")
+            log = self.log_tail("controller" if gone == ["controller"] else "engines")
+            raise ClusterError(f"the {' and the '.join(gone)} ended during the start. {log}")
         if time.monotonic() > deadline_s:
             raise ClusterError(
                 f"{num_there} of {num_engines} engines came within {timeout_s:g} s; give more with "

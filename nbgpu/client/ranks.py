@@ -366,7 +366,9 @@ class Ranks:
         give_up_s = time.monotonic() + timeout_s
         while not self[rank].execute("", silent=True, block=False).wait_for_output(_ECHO_PATIENCE_S):
             if time.monotonic() > give_up_s:
-                raise ClusterError(f"what rank {rank} prints does not arrive. {self._processes.log_tail()}")
+                raise ClusterError(
+                    f"what rank {rank} prints does not arrive. {self._processes.log_tail('controller')}"
+                )
 
     def _wait_for(self, engines: Collection[int]) -> None:
         give_up_s = time.monotonic() + _ENGINE_PATIENCE_S

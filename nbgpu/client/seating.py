@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from nbgpu.client.results import collect
 
 
 @dataclass
@@ -23,12 +26,16 @@ class Seating:
     """How often each rank's engine was severed."""
 
     @classmethod
-    def at_start(cls, client: Any, world_size: int) -> Seating:
-        """The first engines, in the order of their numbers, are the ranks; the others are spares."""
+    def at_start(cls, client: Any, world_size: int, timeout_s: float, check: Callable[[], None]) -> Seating:
+        """The first engines, in the order of their numbers, are the ranks; the others are spares.
+
+        Raises:
+            ClusterError: an engine does not answer in time; or `check`, which is called meanwhile, raises it.
+        """
         numbers = sorted(client.ids)
         # All asked before one is waited for: this is part of every start.
         asked = {number: client[number].apply_async(os.getpid) for number in numbers}
-        pids = {number: answer.get() for number, answer in asked.items()}
+        pids = collect(asked, timeout_s, check)
         ranks = dict(enumerate(numbers[:world_size]))
         return cls(
             engines=ranks,

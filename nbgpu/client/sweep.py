@@ -235,9 +235,14 @@ class Sweep:
                 try:
                     if not cluster.running:
                         cluster.start_beside()
-                except NbgpuError as error:
+                except Exception as error:  # noqa: BLE001
                     # Another place may still do it.
                     self._left.appendleft(trial)
+                    if not isinstance(error, NbgpuError):
+                        _log.exception("the start of engines for trial %d failed", trial.number)
+                        error = ClusterError(
+                            f"the engines could not be started: {type(error).__name__}: {error}"
+                        )
                     self._lost.append(error)
                     _log.warning("no engines for trial %d: %s", trial.number, error)
                     return
@@ -285,8 +290,12 @@ class Sweep:
             with self._table_lock:
                 self.table().to_csv(unfinished, index=False)
                 unfinished.rename(self.folder / TABLE)
-        except OSError as error:
-            _log.warning("the table of %s could not be written: %s", self.folder.name, error)
+        except Exception as error:  # noqa: BLE001
+            # The trials count for more than a table of them, which can be made at any time.
+            known = isinstance(error, OSError)
+            _log.warning(
+                "the table of %s could not be written: %s", self.folder.name, error, exc_info=not known
+            )
 
     def _abandon(self) -> None:
         """The interpreter ends: so do the engines. What they have not saved is done again with `resume`."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nbgpu.engine.group import Membership
 
 _SEVER_PATIENCE_S = 5.0
+_NO_LIMIT_S = 3600
 
 
 class Sentinel:
@@ -83,7 +84,16 @@ def begin(number: int, vigil: Vigil, cluster_folder: Path) -> NoReturn:
     whereabouts.answer_from(cluster_folder)
     from ipyparallel.engine.app import IPEngine
 
-    IPEngine.launch_instance(argv=["--IPEngine.enable_nanny=False", f"--IPEngine.id={number}"])
+    IPEngine.launch_instance(
+        argv=[
+            "--IPEngine.enable_nanny=False",
+            f"--IPEngine.id={number}",
+            # Whoever starts the cluster gives up in time, and says why; on a busy host the 5 and 10 s that an engine
+            # waits by itself are too few.
+            f"--IPEngine.timeout={_NO_LIMIT_S}",
+            f"--IPEngine.wait_for_url_file={_NO_LIMIT_S}",
+        ]
+    )
     os._exit(0)
 
 

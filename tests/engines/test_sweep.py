@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,12 +32,34 @@ SMALL: dict[str, Any] = {
 }
 
 
-def wait_until(what: Callable[[], Any], timeout_s: float = 200) -> Any:
+def wait_until(
+    what: Callable[[], Any], of: subprocess.Popen[str] | nbgpu.Sweep, timeout_s: float = 200
+) -> Any:
+    """Waits for what a sweep does. Fails at once where the sweep is over, and says what it told."""
     give_up_s = time.monotonic() + timeout_s
     while not (found := what()):
-        assert time.monotonic() < give_up_s, "it did not happen"
+        over = of.poll() is not None if isinstance(of, subprocess.Popen) else of.over
+        if over or time.monotonic() > give_up_s:
+            if found := what():  # it happened just before the end
+                return found
+            pytest.fail(
+                f"{'the sweep is over' if over else f'after {timeout_s:g} s'}, and it did not happen\n{_told(of)}"
+            )
         time.sleep(0.05)
     return found
+
+
+def _told(sweep: subprocess.Popen[str] | nbgpu.Sweep) -> str:
+    if not isinstance(sweep, subprocess.Popen):
+        return sweep.table().to_string()
+    if sweep.poll() is None:
+        sweep.send_signal(signal.SIGINT)  # it then says how far its trials have come
+    try:
+        out, errors = sweep.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        sweep.kill()
+        out, errors = sweep.communicate()
+    return f"it ended with {sweep.returncode}\n{out}\n{errors}"
 
 
 def write_volumes(folder: Path, whole: bool) -> None:
@@ -67,7 +90,7 @@ def test_a_failed_trial_takes_no_other_with_it_and_is_tried_again(tmp_path: Path
     with pytest.raises(nbgpu.RunError, match=rf"goes on in process {os.getpid()}"):
         nbgpu.sweep(resume=sweep.folder)
     killed = sweep.trials[2]
-    wait_until(lambda: manifest.checkpoints(killed.run_folders[0]) if killed.run_folders else [])
+    wait_until(lambda: manifest.checkpoints(killed.run_folders[0]) if killed.run_folders else [], of=sweep)
     os.kill(engine_of(killed.run_folders[0]), signal.SIGKILL)
     sweep.wait(200)
 
@@ -137,9 +160,9 @@ def steps_saved(folder: Path) -> list[int]:
 
 def test_a_sweep_goes_on_after_ctrl_c_and_after_it_was_killed(tmp_path: Path) -> None:
     with start_sweep("autoencoder", *_FLAGS, "--lr", "1e-3,1e-2", "--runs-dir", str(tmp_path)) as process:
-        (folder,) = wait_until(lambda: list(tmp_path.glob("*-sweep-autoencoder-*")))
+        (folder,) = wait_until(lambda: list(tmp_path.glob("*-sweep-autoencoder-*")), of=process)
         both = [folder / f"trial-00{number}" for number in (0, 1)]
-        wait_until(lambda: all(any(steps_saved(trial)) for trial in both))
+        wait_until(lambda: all(any(steps_saved(trial)) for trial in both), of=process)
         process.send_signal(signal.SIGINT)
         told, errors = process.communicate(timeout=120)
     assert process.returncode == 1, errors
@@ -150,7 +173,9 @@ def test_a_sweep_goes_on_after_ctrl_c_and_after_it_was_killed(tmp_path: Path) ->
     assert all(0 < step < 300 for step in stopped)
 
     with start_sweep("--resume", str(folder)) as process:
-        wait_until(lambda: all(len(steps_saved(trial)) == 2 and steps_saved(trial)[1] for trial in both))
+        wait_until(
+            lambda: all(len(steps_saved(trial)) == 2 and steps_saved(trial)[1] for trial in both), of=process
+        )
     killed = [steps_saved(trial)[1] for trial in both]
     assert all(before < after for before, after in zip(stopped, killed, strict=True))
 
@@ -175,6 +200,19 @@ def test_a_sweep_that_cannot_get_engines_says_so_and_loses_nothing(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     sweep = nbgpu.sweep("autoencoder", seed=[0, 1], runs_dir=str(tmp_path / "runs"), **SMALL)
     with pytest.raises(nbgpu.ClusterError, match="broken on purpose"):
+        sweep.wait(60)
+    assert sweep.status == "failed"
+    assert [trial.state for trial in sweep.trials] == ["waiting", "waiting"]
+
+
+def test_a_start_that_fails_outside_of_the_engines_loses_no_trial_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
+    sweep = nbgpu.sweep("autoencoder", seed=[0, 1], runs_dir=str(tmp_path / "runs"), **SMALL)
+    with pytest.raises(
+        nbgpu.ClusterError, match=r"engines could not be started: FileNotFoundError.*not there"
+    ):
         sweep.wait(60)
     assert sweep.status == "failed"
     assert [trial.state for trial in sweep.trials] == ["waiting", "waiting"]
