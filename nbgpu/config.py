@@ -795,7 +795,7 @@ _OF_A_MODEL = {
 class MicrostructureConfig(TrainConfig):
     """Finds a picture or a volume with the statistics of a given one (MCRpy's method)."""
 
-    VALIDATION_VALUES = ("s2_error", "volume_fraction_error")
+    VALIDATION_VALUES = ("loss", "s2_error", "volume_fraction_error")
     LIVE_PICTURES = True
     UNUSED: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(

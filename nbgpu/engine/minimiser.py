@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -72,7 +73,7 @@ class Problem(ABC):
 
     @abstractmethod
     def measure(self, tensor: Tensor) -> dict[str, float]:
-        """What the tensor is worth, by name, `loss` not among them; no collective."""
+        """What the tensor is worth beside its loss, by name; no collective."""
 
     @abstractmethod
     def pictures(self, tensor: Tensor) -> dict[str, str]:
@@ -128,6 +129,8 @@ class Minimiser:
         """After `step` steps; None before the run has begun."""
         self._stage = 0
         self._steps_in_stage = 0
+        self._loss = math.nan
+        """After the last step."""
         self._validated_step = 0
         self._saved_step = 0
         self._train_s = 0.0
@@ -273,6 +276,7 @@ class Minimiser:
             "step": self.step,
             "stage": self._stage,
             "steps_in_stage": self._steps_in_stage,
+            "loss": self._loss,
             "validated_step": self._validated_step,
             "train_s": self._train_s,
             "progress": self._progress.state(),
@@ -283,6 +287,7 @@ class Minimiser:
         self._tensor = tensors["model.field"].to(self.device)
         self.step = about["step"]
         self._stage, self._steps_in_stage = about["stage"], about["steps_in_stage"]
+        self._loss = about["loss"]
         self._validated_step = about["validated_step"]
         self._train_s = about["train_s"]
         self._progress.load_state(about["progress"])
@@ -336,6 +341,7 @@ class Minimiser:
             self._tensor = tensor
             self.step += 1
             self._steps_in_stage += 1
+            self._loss = loss
         self._record(loss)
         self._hear()
         if self._due(self.config.val_every) and self._validated_step != self.step:
@@ -389,7 +395,7 @@ class Minimiser:
     def _validate(self) -> None:
         """Every rank measures the same tensor, and so decides the same."""
         self._enter("validating")
-        values = self.problem.measure(self._found)
+        values = {"loss": self._loss, **self.problem.measure(self._found)}
         if self.rank == 0 and self.recorder is not None:
             self.recorder.sample(self.step, **{f"val_{name}": value for name, value in values.items()})
             now_s = time.monotonic()

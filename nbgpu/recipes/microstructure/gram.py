@@ -27,6 +27,7 @@ Layer = tuple[Tensor, Tensor]
 """Weights (out, in, k, k) with an odd k, and biases (out,)."""
 
 
+@cache
 def _random_layers(num_channels: int) -> list[Layer]:
     """One layer for each size, side by side: filters of mean 0 and norm 1, the same ones each time."""
     generator = torch.Generator().manual_seed(0)

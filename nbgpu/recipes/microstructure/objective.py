@@ -83,12 +83,12 @@ class Objective:
             room[: len(own_numbers)] = own_numbers
         on_host = dist.get_backend() == "gloo"
         sent = message.cpu() if on_host else message
-        received = sent.new_empty(self._world_size * len(sent))
-        dist.all_gather_into_tensor(received, sent)
-        columns = received.to(message.device).unflatten(0, (self._world_size, -1)).split(sizes, dim=1)
+        received = [torch.empty_like(sent) for _ in range(self._world_size)]
+        dist.all_gather(received, sent)
+        by_rank = [numbers.to(message.device).split(sizes) for numbers in received]
         parts = []
-        for stack, numbers in zip(stacks, columns, strict=True):
+        for stack, numbers in zip(stacks, zip(*by_rank, strict=True), strict=True):
             # A share with room to spare is the last one that is not empty.
-            rows = numbers.reshape(-1, 1 + stack[0].numel())[: len(stack)]
+            rows = torch.cat(numbers).view(-1, 1 + stack[0].numel())[: len(stack)]
             parts.append(_Part(rows[:, 0], rows[:, 1:].reshape(stack.shape)))
         return parts
