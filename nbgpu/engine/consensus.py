@@ -1,8 +1,9 @@
 """How all ranks come to the same decision at the same step, at no cost to it.
 
-Each step sends one small message around while the forward pass is being computed: what the person asked for,
-and whether a rank's data failed. The answer is read before the first gradient is exchanged, because a rank
-that stays out of that exchange would leave the others waiting in it.
+Each step sends one small message around while loss and gradients are being computed: what the person asked for,
+and whether a rank's data failed. The answer is read before the weights move, where the exchange of gradients has
+brought all ranks together anyway. A rank whose data failed takes part until there, or it would leave the others
+waiting.
 """
 
 from __future__ import annotations

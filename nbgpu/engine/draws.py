@@ -80,7 +80,8 @@ class Draw:
         if self._crop is not None and foreground is not None:
             self._crop.set_random_state(crop_seed)
             samples = self._crop({**tensors, FOREGROUND: foreground, "background": foreground})
-        self._augment.set_random_state(augment_seed)
+        if self._augment.transforms:
+            self._augment.set_random_state(augment_seed)
         return [
             {
                 name: convert_to_tensor(value, track_meta=False)

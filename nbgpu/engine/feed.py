@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,10 +24,14 @@ class Feed:
         config: how many micro-batches a step has, how volumes stand in memory, and whether they are copied beside
             other work.
         device: where batches go.
+        stand_in: makes a batch on the CPU, shaped as the loaders' are.
     """
 
-    def __init__(self, loaders: Loaders, config: TrainConfig, device: torch.device) -> None:
+    def __init__(
+        self, loaders: Loaders, config: TrainConfig, device: torch.device, stand_in: Callable[[], Batch]
+    ) -> None:
         self.loaders = loaders
+        self._stand_in = stand_in
         self._accumulate = config.accumulate
         self._dtype = precision.dtype(config)
         self._channels_last = config.channels_last
@@ -64,12 +68,16 @@ class Feed:
         return first_step + max(0, config.epochs - first_epoch) * self.loaders.steps_per_epoch
 
     def take(self, step: int) -> tuple[list[Batch], Exception | None]:
-        """The micro-batches of one step, or what went wrong in fetching them."""
+        """The micro-batches of one step, and what went wrong in fetching them.
+
+        After a failure they are stand-ins: the rank computes with the others to where all learn of it, because
+        they would wait for it in whatever the model itself exchanges.
+        """
         if self._taken is None or self._taken[0] != step:
             try:
                 self._taken = step, self._fetch(step)
             except Exception as error:  # noqa: BLE001 - whatever it is, all ranks must learn of it
-                return [], error
+                return [self.to_device(self._stand_in())] * self._accumulate, error
         return self._taken[1], None
 
     def done(self) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,10 +49,13 @@ _log = logging.getLogger("nbgpu.trainer")
 _PAUSE_POLL_S = 0.05
 
 
-def _seed_everything(seed: int, rank: int, step: int) -> None:
-    """Sets torch's, NumPy's and Python's generators to what they are at the beginning of a step."""
+def _seed_everything(seed: int, rank: int, step: int, device: torch.device) -> None:
+    """Sets the generators that a step draws from (torch's, NumPy's, Python's) to what they are at its beginning."""
     torch_seed, numpy_seed, python_seed = np.random.SeedSequence([seed, rank, step]).generate_state(3)
-    torch.manual_seed(int(torch_seed))
+    # Each of them by itself: torch.manual_seed takes a hundred times as long, most of it for devices that are not used.
+    torch.default_generator.manual_seed(int(torch_seed))
+    if device.type == "cuda":
+        torch.cuda.manual_seed(int(torch_seed))
     np.random.seed(numpy_seed)
     random.seed(int(python_seed))
 
@@ -264,7 +268,8 @@ class Trainer:
             loaders = self.recipe.build_loaders(self.rank, self.member.world_size, self.device)
             if self._smoke is not None:
                 loaders = self._smoke.few_of(loaders)
-            self._feed = Feed(loaders, self.config, self.device)
+            stand_in = partial(self.recipe.example, self.config.batch_size)
+            self._feed = Feed(loaders, self.config, self.device, stand_in)
             if self.rank == 0:
                 for warning in loaders.warnings:
                     self._event("note", warning)
@@ -487,9 +492,7 @@ class Trainer:
         fetched_s = time.perf_counter()
         self._profiler.enter("agreement")
         self._consensus.begin(failure)
-        if failure is not None:
-            self._consensus.finish()
-        _seed_everything(self.config.seed, self.rank, self.step)
+        _seed_everything(self.config.seed, self.rank, self.step, self.device)
         self._buffers_before_step = [buffer.clone() for buffer in self._model.buffers()]
         lr = self._built.learning_rate.at(self.step)
         sums: dict[str, Tensor] = {}
@@ -502,14 +505,15 @@ class Trainer:
                     terms = self.recipe.loss(self._spread.replica, batch)
                 if index == 0:
                     own_s = time.perf_counter() - started_s
-                    self._profiler.enter("waiting")
-                    self.command = self._consensus.finish() or self.command
                     self._guard.look_at(batch)
                 self._profiler.enter("backward")
                 loss = self._built.scaler.scale(terms["loss"] / self.config.accumulate)
                 loss.backward(self._guard.start_of_backward(terms["loss"]))
             for name, term in terms.items():
                 sums[name] = sums[name] + term.detach() if name in sums else term.detach()
+        self._profiler.enter("waiting")
+        # Here the gradients have just brought all ranks together, so that nobody waits for it.
+        self.command = self._consensus.finish() or self.command
         self._profiler.enter("optimizer")
         grad_norm = self._clip_gradient()
         if self.books is not None:

@@ -8,13 +8,11 @@ less. Nothing here is an assertion.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +24,6 @@ sys.path.insert(0, str(REPOSITORY / "tests"))
 
 import epochs  # noqa: E402
 import peers  # noqa: E402
-import psutil  # noqa: E402
 import training  # noqa: E402
 from kernel import Kernel, kernel  # noqa: E402 - it stands beside the tests
 
@@ -34,9 +31,6 @@ import nbgpu  # noqa: E402
 
 BENCH = Path(__file__).parent
 DOCUMENT = REPOSITORY / "docs" / "benchmarks.md"
-TRAINING = {"data": "phantoms", "patch_size": 16, "num_phantoms": 128, "val_every": 0, "threads": 1}
-STEPS, BATCH_SIZE, WARM_UP_STEPS = 300, 4, 20
-NUM_LOG_TURNS = 4
 
 
 def start() -> str:
@@ -80,26 +74,18 @@ def cell() -> str:
 
 def train() -> str:
     """Steps per second of the trainer under torchrun against the same loop in plain torch, two ranks with one thread each."""
-    plain, ours = [], []
     with training.volumes() as file:
-        for turn in range(4):
-            # Turn about: the second of a pair was seen to be a few per cent slower.
-            for is_ours in (True, False) if turn % 2 else (False, True):
-                if is_ours:
-                    ours.append(training.ours())
-                else:
-                    plain.append(training.by_hand("plain", file))
-    rows = [("plain torch", plain), ("nbgpu", ours)]
-    return _table("steps/s", rows) + _ratio("nbgpu / plain torch", ours, plain, "at least 0.99")
+        rates = training.in_turns({"plain torch": training.by_hand("plain", file), "nbgpu": training.ours()})
+    ratio = _ratio("nbgpu / plain torch", rates["nbgpu"], rates["plain torch"], "at least 0.99")
+    return _table("steps/s", list(rates.items())) + ratio
 
 
 def scaling() -> str:
     """Samples per second of the autoencoder on two ranks against one, one thread each, patches of 32^3."""
-    settings = {"patch_size": 32, "steps": 50}
-    one, two = [], []
-    for _ in range(3):
-        one.append(training.BATCH_SIZE * training.ours(1, **settings))
-        two.append(2 * training.BATCH_SIZE * training.ours(2, **settings))
+    starts = {num_ranks: training.ours(num_ranks, patch_size=32, batch_size=2) for num_ranks in (1, 2)}
+    rates = training.in_turns({"one rank": starts[1], "two ranks": starts[2]})
+    one = [2 * rate for rate in rates["one rank"]]
+    two = [4 * rate for rate in rates["two ranks"]]
     rows = [("one rank", one), ("two ranks", two)]
     return _table("samples/s", rows) + _ratio("two / one", two, one, "at least 1.85")
 
@@ -108,72 +94,26 @@ def loops() -> str:
     """Steps per second of the trainer and of the same loop with Lightning Fabric, accelerate and plain torch."""
     peers.require_environment()
     names = ("plain", "fabric", "accelerate")
-    times: dict[str, list[float]] = {name: [] for name in ("nbgpu", *names)}
     with training.volumes() as file:
-        for turn in range(4):
-            for name in list(times)[:: -1 if turn % 2 else 1]:
-                taken = training.ours() if name == "nbgpu" else training.by_hand(name, file)
-                times[name].append(taken)
-    ratios = [_ratio(f"nbgpu / {name}", times["nbgpu"], times[name]) for name in names]
-    return _table("steps/s", list(times.items())) + "".join(ratios)
+        starts = {name: training.by_hand(name, file) for name in names}
+        rates = training.in_turns({"nbgpu": training.ours(), **starts})
+    ratios = [_ratio(f"nbgpu / {name}", rates["nbgpu"], rates[name]) for name in names]
+    return _table("steps/s", list(rates.items())) + "".join(ratios)
 
 
 def telemetry() -> str:
     """The same run with telemetry on and off."""
-    times: dict[bool, list[float]] = {True: [], False: []}
-    with tempfile.TemporaryDirectory() as folder, nbgpu.Cluster(gpus="none", ranks=2) as cluster:
-        for turn in range(5):
-            # Turn about, because the second run of a pair was seen to be a few per cent slower.
-            for is_on in (True, False) if turn % 2 else (False, True):
-                taken = times[is_on]
-                run = cluster.train(
-                    "autoencoder",
-                    **TRAINING,
-                    steps=STEPS,
-                    batch_size=BATCH_SIZE,
-                    runs_dir=folder,
-                    telemetry=is_on,
-                ).wait()
-                train_s = json.loads((run.checkpoint() / "state.json").read_text())["train_s"]
-                if turn:  # the first of each warms up
-                    taken.append(STEPS / train_s)
-    rows = [("telemetry off", times[False]), ("telemetry on", times[True])]
-    return _table("steps/s", rows) + _ratio("on / off", times[True], times[False], "at least 0.98")
+    rates = training.in_turns({"off": training.ours(telemetry=False), "on": training.ours()})
+    rows = [(f"telemetry {name}", taken) for name, taken in rates.items()]
+    return _table("steps/s", rows) + _ratio("on / off", rates["on"], rates["off"], "at least 0.98")
 
 
 def logs() -> str:
     """The same run with no log at all, and with every log: metrics.csv, epochs.jsonl, TensorBoard, W&B offline."""
-    steps = 2 * STEPS
     every = {"tensorboard": True, "histograms_every": 50, "wandb": "offline"}
-    rates: dict[bool, list[float]] = {True: [], False: []}
-    cpu_s: dict[bool, list[float]] = {True: [], False: []}
-    with tempfile.TemporaryDirectory() as folder, nbgpu.Cluster(gpus="none", ranks=2) as cluster:
-        for turn in range(NUM_LOG_TURNS + 1):
-            for is_on in (True, False) if turn % 2 else (False, True):
-                settings = {**TRAINING, "steps": steps, "batch_size": BATCH_SIZE, "runs_dir": folder}
-                before_s = _cpu_s(cluster)
-                run = cluster.train(
-                    "autoencoder", **settings, **(every if is_on else {"telemetry": False})
-                ).wait()
-                used_s = _cpu_s(cluster) - before_s
-                train_s = json.loads((run.checkpoint() / "state.json").read_text())["train_s"]
-                if turn:  # the first of each warms up
-                    rates[is_on].append(steps / train_s)
-                    cpu_s[is_on].append(used_s)
-    rows = [("no log", rates[False]), ("every log", rates[True])]
-    used = [("no log", cpu_s[False]), ("every log", cpu_s[True])]
-    return (
-        _table("steps/s", rows)
-        + _ratio("every log / no log, steps per second", rates[True], rates[False], "at least 0.95")
-        + f"CPU time of the ranks and of the processes that they started, for {steps} steps and the end of the run.\n\n"
-        + _table("s", used)
-        + _ratio("every log / no log, CPU time", cpu_s[True], cpu_s[False])
-    )
-
-
-def _cpu_s(cluster: nbgpu.Cluster) -> float:
-    """What the ranks have had of the cores so far, and their children that have ended."""
-    return sum(sum(psutil.Process(pid).cpu_times()[:4]) for pid in cluster.pids.values())
+    rates = training.in_turns({"no log": training.ours(telemetry=False), "every log": training.ours(**every)})
+    ratio = _ratio("every log / no log", rates["every log"], rates["no log"], "at least 0.95")
+    return _table("steps/s", list(rates.items())) + ratio
 
 
 def transfer() -> str:
@@ -275,9 +215,9 @@ def _table(unit: str, rows: Sequence[tuple[str, Sequence[float]]]) -> str:
 
 
 def _ratio(name: str, ours: Sequence[float], theirs: Sequence[float], aim: str = "") -> str:
-    """The ratio of medians, and the spread of the ratios of the pairs that were measured together."""
-    ratio = statistics.median(ours) / statistics.median(theirs)
+    """The median and the spread of the ratios of pairs that were measured one after the other."""
     pairs = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    ratio = statistics.median(pairs)
     quarter = len(pairs) // 4
     spread = f"half of the pairs lie between {pairs[quarter]:.2f} and {pairs[-1 - quarter]:.2f}"
     return f"**{name}: {ratio:.2f}**{f' (aim: {aim})' if aim else ''}; {spread}.\n\n"

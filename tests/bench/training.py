@@ -1,36 +1,124 @@
-"""nbgpu's trainer beside loops that were written by hand, and one rank beside two."""
+"""nbgpu's trainer beside loops that were written by hand: they train at the same time, and one at a time.
+
+All of them are started once, and each is let run for a few seconds while the others are stopped. What the machine
+does besides then falls on neighbours alike, and a ratio of neighbours says more than one of runs that came minutes
+apart.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import torch
 
 from nbgpu.config import ClusterConfig, train_config, write_toml
 from nbgpu.recipes.phantoms import phantom
-from nbgpu.records import Sample
-from nbgpu.telemetry import Reader
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PEERS_PYTHON = REPOSITORY / ".venv-peers" / "bin" / "python"
-LOOPS = Path(__file__).with_name("loops.py")
+LOOPS, TRAINER = (str(Path(__file__).with_name(name)) for name in ("loops.py", "trainer.py"))
 PATCH_SIZE, NUM_PHANTOMS, BATCH_SIZE = 16, 128, 4
-STEPS, WARM_UP_STEPS = 300, 20
+NUM_WARM_UP_STEPS = 20
+NUM_TURNS = 24
+_TURN_S = 3.0
+_SETTLING_S = 0.5
+"""At the beginning of a turn: what was stopped in the middle of a step ends it."""
+_START_PATIENCE_S = 120.0
 SETTINGS: dict[str, Any] = {
     "data": "phantoms",
     "patch_size": PATCH_SIZE,
     "num_phantoms": NUM_PHANTOMS,
+    "batch_size": BATCH_SIZE,
+    "steps": 1_000_000,
     "val_fraction": 0,
     "val_every": 0,
+    "checkpoint_every": 100,
     "threads": 1,
 }
+
+
+@dataclass(frozen=True)
+class Job:
+    """Ranks that train without an end, under torchrun."""
+
+    torchrun: psutil.Process
+    stamps: Path
+    """When rank 0 computed each loss, by the monotonic clock, as float64 after float64."""
+
+    def send(self, number: signal.Signals) -> None:
+        for process in self.torchrun.children(recursive=True):
+            process.send_signal(number)
+
+    def times_s(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        return np.fromfile(self.stamps) if self.stamps.exists() else np.empty(0)
+
+    def warm_up(self) -> None:
+        """Waits for the first steps, and stops it."""
+        give_up_s = time.monotonic() + _START_PATIENCE_S
+        while len(self.times_s()) < NUM_WARM_UP_STEPS:
+            if not self.torchrun.is_running() or time.monotonic() > give_up_s:
+                raise RuntimeError(f"{' '.join(self.torchrun.cmdline())} does not train")
+            time.sleep(0.1)
+        self.send(signal.SIGSTOP)
+
+    def steps_per_second(self, seconds: float) -> float:
+        """Lets it run for a while."""
+        begun_s = time.monotonic()
+        self.send(signal.SIGCONT)
+        time.sleep(seconds)
+        self.send(signal.SIGSTOP)
+        times_s = self.times_s()
+        times_s = times_s[times_s > begun_s + _SETTLING_S]
+        return float((len(times_s) - 1) / (times_s[-1] - times_s[0]))
+
+
+Start = Callable[[Path], Sequence[str]]
+"""Makes what torchrun is given, for a folder that the job has to itself; the stamps go to `stamps` in it."""
+
+
+def in_turns(starts: Mapping[str, Start], num_turns: int = NUM_TURNS) -> dict[str, list[float]]:
+    """Steps per second of each, turn by turn."""
+    rates: dict[str, list[float]] = {name: [] for name in starts}
+    with ExitStack() as stack:
+        jobs = {name: stack.enter_context(_running(start)) for name, start in starts.items()}
+        for turn in range(num_turns):
+            # Forth and back, so that neither is always the first.
+            for name in list(jobs)[:: -1 if turn % 2 else 1]:
+                rates[name].append(jobs[name].steps_per_second(_TURN_S))
+    return rates
+
+
+@contextmanager
+def _running(start: Start) -> Iterator[Job]:
+    with tempfile.TemporaryDirectory() as folder, Path(folder, "output").open("wb") as output:
+        command = start(Path(folder))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+        process = psutil.Popen(
+            command, cwd=REPOSITORY, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+        try:
+            job = Job(process, Path(folder, "stamps"))
+            try:
+                job.warm_up()
+            except RuntimeError as error:
+                raise RuntimeError(f"{error}:\n{Path(folder, 'output').read_text()}") from error
+            yield job
+        finally:
+            for member in (*process.children(recursive=True), process):
+                member.kill()
+            process.wait()
 
 
 @contextmanager
@@ -42,43 +130,24 @@ def volumes() -> Iterator[Path]:
         yield Path(folder, "volumes.pt")
 
 
-def by_hand(who: str, file: Path) -> float:
-    """Steps per second of one of the loops in loops.py; 'fabric' and 'accelerate' are in an environment of their own."""
+def by_hand(who: str, file: Path) -> Start:
+    """One of the loops in loops.py; 'fabric' and 'accelerate' are in an environment of their own."""
     python = sys.executable if who == "plain" else str(PEERS_PYTHON)
-    arguments = [str(LOOPS), who, str(file), str(STEPS), str(BATCH_SIZE)]
-    return float(_torchrun(python, 2, arguments).splitlines()[-1])
+    return lambda folder: _torchrun(python, 2, LOOPS, who, str(file), str(BATCH_SIZE), str(folder / "stamps"))
 
 
-def ours(num_ranks: int = 2, steps: int = STEPS, **settings: Any) -> float:
-    """Steps per second of nbgpu's trainer under torchrun, with everything recorded as always."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = train_config(
-            "autoencoder",
-            **{**SETTINGS, "batch_size": BATCH_SIZE, "steps": steps, "runs_dir": folder, **settings},
-        )
-        write_toml(Path(folder, "run.toml"), ClusterConfig(gpus="none"), config)
-        _torchrun(sys.executable, num_ranks, ["-m", "nbgpu.engine.train", str(Path(folder, "run.toml"))])
-        (run_folder,) = Path(folder).glob("*/")
-        records, _ = Reader(run_folder, num_ranks, live=False).since(0)
-    step_s = [
-        r.values["step_s"]
-        for r in records
-        if isinstance(r, Sample) and r.rank == 0 and "step_s" in r.values and r.step > WARM_UP_STEPS
-    ]
-    return len(step_s) / sum(step_s)
+def ours(num_ranks: int = 2, **settings: Any) -> Start:
+    """nbgpu's trainer, with everything recorded as always."""
+
+    def start(folder: Path) -> Sequence[str]:
+        config = train_config("autoencoder", **{**SETTINGS, "runs_dir": str(folder), **settings})
+        write_toml(folder / "run.toml", ClusterConfig(gpus="none"), config)
+        arguments = (str(folder / "run.toml"), str(folder / "stamps"))
+        return _torchrun(sys.executable, num_ranks, TRAINER, *arguments)
+
+    return start
 
 
-def _torchrun(python: str, num_ranks: int, arguments: Sequence[str]) -> str:
-    command = [
-        python,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={num_ranks}",
-        *arguments,
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(
-        command, check=True, capture_output=True, text=True, timeout=600, cwd=REPOSITORY, env=environment
-    )
-    return done.stdout
+def _torchrun(python: str, num_ranks: int, *arguments: str) -> Sequence[str]:
+    launcher = (python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}")
+    return [*launcher, *arguments]

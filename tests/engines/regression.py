@@ -57,6 +57,9 @@ class Regression:
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return {"loss": (model(batch["image"]) - batch["target"]).square().mean()}
 
+    def example(self, batch_size: int) -> Batch:
+        return {"image": torch.zeros(batch_size, 1, 6, 6, 6), "target": torch.zeros(batch_size, 1)}
+
     def validate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return {"loss": self.loss(model, batch)["loss"][None]}
 
