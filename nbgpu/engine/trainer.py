@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import random
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nbgpu import manifest, resume, runs
+from nbgpu import manifest, runs
 from nbgpu.config import TrainConfig
-from nbgpu.engine import checkpoint, exchange, memory, models, precision, smoke
+from nbgpu.engine import checkpoint, exchange, memory, models, precision, run_info, smoke, validation
 from nbgpu.engine.books import Books
+from nbgpu.engine.clipping import clip
 from nbgpu.engine.consensus import Consensus, together
 from nbgpu.engine.feed import Feed
 from nbgpu.engine.group import Membership
@@ -29,21 +27,19 @@ from nbgpu.engine.nonfinite import Guard
 from nbgpu.engine.profiler import Profiler
 from nbgpu.engine.progress import Progress
 from nbgpu.engine.readings import Readings
+from nbgpu.engine.saves import Saves, WholeState
 from nbgpu.engine.schedule import LearningRate
 from nbgpu.engine.smoke import SmokeTest
 from nbgpu.engine.state import State
-from nbgpu.engine.strategy import Strategy, spread, whole
+from nbgpu.engine.steering import Steering
+from nbgpu.engine.strategy import Strategy, spread
 from nbgpu.errors import OutOfMemoryError, RunError
-from nbgpu.records import Command, Device, RunInfo, RunState
-from nbgpu.settings import steerable
+from nbgpu.records import Command, Device, RunState
 from nbgpu.signals import uninterrupted
 from nbgpu.telemetry import CommandWatch, Recorder
 
 if TYPE_CHECKING:
     from nbgpu.recipes import Recipe
-
-WholeState = tuple[dict[str, Tensor], dict[str, Any]]
-"""A state's tensors by name, and the rest of it as JSON."""
 
 _log = logging.getLogger("nbgpu.trainer")
 _PAUSE_POLL_S = 0.05
@@ -107,9 +103,7 @@ class Trainer:
         """Model and optimizer are those of `step`: as drawn, as a checkpoint or another rank gave them."""
         self._train_s = 0.0
         self._validated_step = 0
-        self._saved_step = 0
-        keep = config.keep_checkpoints
-        self._checkpoints = checkpoint.Writer(folder, keep, self._tell) if self.rank == 0 else None
+        self._saves = Saves(folder, config.keep_checkpoints, self.rank, self._tell)
         self._feed: Feed | None = None
         self._buffers_before_step: list[Tensor] = []
         self._guard = Guard(config, self.device)
@@ -120,10 +114,7 @@ class Trainer:
         self._profiler = Profiler(config.profiled_steps, folder, self.rank, self.device, self._event)
         self._before_bytes: int | None = None
         """What the process held beside the run; None before the first step."""
-        self._asked: dict[str, Any] = {}
-        """Settings that the person has asked for, and that wait for their time."""
-        self._num_changes = 0
-        """How often settings were changed since the run began."""
+        self._steering = Steering()
         self._unrecorded: tuple[int, Readings, dict[str, float], Readings] | None = None
 
     def run(self, mended: str = "") -> RunState:
@@ -210,8 +201,7 @@ class Trainer:
     def close(self) -> None:
         """Ends the threads that read data and write checkpoints."""
         self._let_go_of_strategy()
-        if self._checkpoints is not None:
-            self._checkpoints.close()
+        self._saves.close()
         if self._feed is not None:
             self._feed.loaders.close()
 
@@ -225,21 +215,24 @@ class Trainer:
     def _gather_ranks(self) -> None:
         """Makes every rank ready for the same step: the furthest rank's, a checkpoint's, or the first."""
         standings = exchange.gather(
-            {"ready": self._begun, "step": self.step, "lost": self._lost_step, "steered": self._steered()}
+            {
+                "ready": self._begun,
+                "step": self.step,
+                "lost": self._lost_step,
+                "steering": self._steering.standing(self.config),
+                "data_began": self._data.began if self._feed is not None else (0, 0),
+            }
         )
         self._lost_step = max(s["lost"] for s in standings)
         ready = {rank: s["step"] for rank, s in enumerate(standings) if s["ready"]}
         source = max(ready, key=ready.__getitem__, default=None)
-        # Of a rank that was there from the beginning: one that has just come knows the run's first settings only.
-        steered = max((s["steered"] for s in standings), key=lambda s: s["num_changes"])
-        if self._num_changes < steered["num_changes"]:
-            self._take_settings(steered["settings"])
-        self._asked, self._num_changes = steered["asked"], steered["num_changes"]
+        if missed := self._steering.catch_up([s["steering"] for s in standings]):
+            self._take_settings(missed)
         if self._state is None:
             self._enter("loading")
         together(self._load)
         if source is not None:
-            self._begin_data_at(*standings[source]["steered"]["data_began"])
+            self._begin_data_at(*standings[source]["data_began"])
         self._write_info()
         # Whoever spreads the weights over the ranks does it once the model is the same on all of them.
         model = together(lambda: self._build() if self._state is None else self._state.model)
@@ -250,7 +243,7 @@ class Trainer:
             self._state = State(self.config, model, self._learning_rate(), self.device)
             if self.config.ema_decay and self.rank == 0:
                 self._event("note", "ema_decay: validation and result are those of the averaged weights")
-        self._saved_step = 0
+        self._saves.newest_step = 0
         if source is not None:
             self._take_state(source)
         else:
@@ -281,29 +274,13 @@ class Trainer:
         self.total_steps = self._data.total_steps(self.config)
 
     def _write_info(self) -> None:
-        """Says in `run_info.json` what a reader needs to know of the run; anew where a setting has changed it."""
         gathered = exchange.gather(asdict(self._described_device))
-        path = self.folder / "run_info.json"
-        if self.rank != 0:
-            return
-        started_s = json.loads(path.read_text())["started_s"] if path.exists() else time.time()
-        info = RunInfo(
-            run_id=self.folder.name,
-            recipe=self.config.recipe,
-            devices=tuple(Device(**fields) for fields in gathered),
-            backend=self.member.backend,
-            rung=self.member.rung,
-            total_steps=self.total_steps,
-            steps_per_epoch=self._data.loaders.steps_per_epoch,
-            batch_size=self.config.batch_size,
-            global_batch_size=self.config.samples_per_step(self.member.world_size),
-            started_s=started_s,
-            resumed_from=resume.Beginning.read(self.folder).checkpoint,
-            data=self._data.loaders.told,
-        )
-        unfinished = path.with_suffix(".tmp")
-        unfinished.write_text(json.dumps(info.to_json(), indent=2) + "\n")
-        unfinished.rename(path)
+        if self.rank == 0:
+            devices = [Device(**fields) for fields in gathered]
+            loaders = self._data.loaders
+            data = loaders.told
+            steps = (self.total_steps, loaders.steps_per_epoch)
+            run_info.write(self.folder, self.config, self.member, devices, *steps, data)
 
     def _build(self) -> nn.Module:
         """The model on the device. Every rank draws the same weights."""
@@ -344,23 +321,12 @@ class Trainer:
 
     def _resume(self) -> None:
         """Goes on from the checkpoint that the run begins with, if it does, under this run's own settings."""
-        # Found by one rank: what is still being written would be there for some of them, and not for others.
-        found: str = exchange.broadcast(together(self._checkpoint_to_begin_with), source=0)
-        if found:
-            together(lambda: self._load_checkpoint(Path(found)))
-
-    def _checkpoint_to_begin_with(self) -> str:
-        """A checkpoint's folder, on rank 0; empty for the first step."""
-        if self._checkpoints is None:
-            return ""
-        self._checkpoints.wait()
-        beginning = resume.Beginning.read(self.folder)
-        # Its own is newer, where the run begins again because no rank has the whole state any more.
-        if (own := manifest.newest_whole(self.folder).checkpoint) is not None:
-            return str(own)
-        for note in beginning.notes:
-            self._event("note", note)
-        return beginning.checkpoint
+        path, notes = self._saves.to_begin_with()
+        if self.rank == 0:
+            for note in notes:
+                self._event("note", note)
+        if path is not None:
+            together(lambda: self._load_checkpoint(path))
 
     def _load_checkpoint(self, path: Path) -> None:
         tensors, about = checkpoint.load(path)
@@ -371,13 +337,11 @@ class Trainer:
             self.load_state(tensors, about)
         except (RuntimeError, ValueError) as error:
             raise RunError(f"{path} does not fit the model: {error}") from error
-        self._saved_step = self.step
+        self._saves.newest_step = self.step
         if all(about["config"][name] == getattr(self.config, name) for name in ("batch_size", "accumulate")):
             self._begin_data_at(*about.get("data_began", (0, 0)))
-        if self.rank == 0 and self._progress.best is not None:
-            gone = checkpoint.point_to_earlier_best(self.folder, path, self._progress.best)
-            if gone is not None:
-                self._event("note", gone)
+        if (gone := self._saves.point_to_earlier_best(path, self._progress.best)) is not None:
+            self._event("note", gone)
 
     def _healed_in_words(self) -> str:
         if not self._lost_step:
@@ -428,7 +392,7 @@ class Trainer:
             if self._due(self.config.val_every) and self._validated_step != self.step:
                 self._validate()
             ends = self.step == self.total_steps or self._progress.is_over
-            if self._saved_step < self.step and not ends and self._is_worth_a_checkpoint():
+            if self._saves.newest_step < self.step and not ends and self._is_worth_a_checkpoint():
                 self._save()
             if self.command == "pause":
                 self._pause()
@@ -440,20 +404,16 @@ class Trainer:
 
     def _steer(self) -> None:
         """Takes the settings that the person asked for, at the same step on all ranks; those of the data with the next epoch."""
-        self._asked |= self._consensus.new_settings()
-        if not self._asked:
+        self._steering.asked |= self._consensus.new_settings()
+        if not self._steering.asked:
             return
         epoch, steps_into_epoch = self._data.epoch_at(self.step)
-        due_at = steerable(type(self.config))
-        now = {n: v for n, v in self._asked.items() if due_at[n] == "step" or steps_into_epoch == 0}
-        self._asked = {name: value for name, value in self._asked.items() if name not in now}
-        # A rank that took over has read all that was ever asked for.
-        now = {name: value for name, value in now.items() if value != getattr(self.config, name)}
+        now = self._steering.take_due(self.config, begins_epoch=steps_into_epoch == 0)
         if not now:
             return
         self._flush()
         before = self._take_settings(now)
-        if any(due_at[name] == "epoch" for name in now):
+        if self._steering.changes_data(now, self.config):
             self._data.loaders.close()
             self._feed = None
             together(self._load)
@@ -464,16 +424,7 @@ class Trainer:
             runs.note_change(self.folder, self.step, now)
             told = ", ".join(f"{name} {before[name]} → {value}" for name, value in now.items())
             self._event("setting", told, **now)
-        self._num_changes += 1
-
-    def _steered(self) -> dict[str, Any]:
-        """What this rank's settings and data owe to the person's later wishes, as JSON."""
-        return {
-            "num_changes": self._num_changes,
-            "settings": {name: getattr(self.config, name) for name in steerable(type(self.config))},
-            "asked": self._asked,
-            "data_began": self._data.began if self._feed is not None else (0, 0),
-        }
+        self._steering.changed()
 
     def _take_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Goes on under other settings; returns those that were changed, as they were."""
@@ -515,7 +466,8 @@ class Trainer:
         # Here the gradients have just brought all ranks together, so that nobody waits for it.
         self.command = self._consensus.finish() or self.command
         self._profiler.enter("optimizer")
-        grad_norm = self._clip_gradient()
+        self._built.scaler.unscale_(self._built.optimizer)
+        grad_norm = clip(self._model.parameters(), self.config)
         if self.books is not None:
             self.books.look_at(self.step + 1, self._model)
         with uninterrupted():
@@ -534,18 +486,6 @@ class Trainer:
             numbers["compute_s"] = own_s
         means = {name: total / self.config.accumulate for name, total in sums.items()}
         self._record(means | {"grad_norm": grad_norm}, numbers, inputs)
-
-    def _clip_gradient(self) -> Tensor:
-        """Cuts the gradient down to what the settings allow; returns its norm before, the same on every rank."""
-        self._built.scaler.unscale_(self._built.optimizer)
-        parameters = list(self._model.parameters())
-        limit = self.config.clip_norm or math.inf
-        if not self.config.clip_value:
-            return whole(nn.utils.clip_grad_norm_(parameters, limit))
-        norm = whole(nn.utils.clip_grad_norm_(parameters, math.inf))
-        nn.utils.clip_grad_value_(parameters, self.config.clip_value)
-        nn.utils.clip_grad_norm_(parameters, limit)
-        return norm
 
     def _update(self, lr: float, grad_norm: Tensor) -> Mapping[str, Tensor]:
         """What ends a step. An interrupt in the middle would leave a state that belongs to no step."""
@@ -576,13 +516,9 @@ class Trainer:
         """Averages the recipe's held-out values over the samples of all ranks."""
         self._flush()
         self._enter("validating")
-        with self._evaluating():
-            sums, num_samples = together(self._validate_own_share)
-        # A rank may have had no sample, and so not know the names.
-        gathered: list[tuple[dict[str, float], int]] = exchange.gather((sums, num_samples))
-        total = sum(count for _, count in gathered)
-        names = dict.fromkeys(name for rank_sums, _ in gathered for name in rank_sums)
-        means = {name: sum(rank_sums.get(name, 0.0) for rank_sums, _ in gathered) / total for name in names}
+        means = validation.validate(
+            self.recipe, self._built, self._spread, self._data, self.config, self.device
+        )
         if means:
             self._validated(means)
         self._progress.validated(self.step, means)
@@ -590,17 +526,6 @@ class Trainer:
             self._smoke.validation = means
         self._validated_step = self.step
         self._enter("training")
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """In it each rank can use the whole model with no other, with the averaged weights if there are any."""
-        average = self._built.average
-        with nullcontext() if average is None else average.in_the_model(), self._spread.whole():
-            self._model.eval()
-            try:
-                yield
-            finally:
-                self._model.train()
 
     def _validated(self, means: Mapping[str, float]) -> None:
         """What follows from a validation: every rank has the same values."""
@@ -610,19 +535,6 @@ class Trainer:
         if learning_rate.validated(means["loss"]) and self.rank == 0:
             lr = learning_rate.at(self.step)
             self._event("note", f"the validation loss stays: the learning rate is {lr:.3g} from here on")
-
-    @torch.no_grad()
-    def _validate_own_share(self) -> tuple[dict[str, float], int]:
-        """The sums of the recipe's values over this rank's held-out samples, and how many there are."""
-        sums: dict[str, float] = {}
-        num_samples = 0
-        for batch in self._data.loaders.val:
-            with precision.autocast(self.config, self.device):
-                values = self.recipe.validate(self._model, self._data.to_device(batch))
-            for name, value in values.items():
-                sums[name] = sums.get(name, 0.0) + float(value.double().sum())
-            num_samples += len(next(iter(values.values())))
-        return sums, num_samples
 
     def _pause(self) -> None:
         """Waits until the person says 'resume' or 'stop', which all ranks hear together."""
@@ -637,20 +549,7 @@ class Trainer:
         """Begins a checkpoint on rank 0. No rank waits for it, and training goes on if it fails."""
         # First, whether the step was left out: if the run stops for it, there is another step to save.
         self._flush()
-        self._saved_step = self.step
-        whole_state = self._whole_state()
-        if self._checkpoints is not None:
-            self._checkpoints.begin(self.step, *whole_state, score=self._score())
-
-    def _save_last(self, whole_state: WholeState) -> RunError | None:
-        """Writes a checkpoint on rank 0 and waits for it; returns why it could not be written."""
-        if self._checkpoints is None:
-            return None
-        try:
-            self._checkpoints.finish(self.step, *whole_state, score=self._score())
-        except RunError as error:
-            return error
-        return None
+        self._saves.begin(self.step, self._whole_state(), self._score())
 
     def _score(self) -> manifest.Score | None:
         """Of the validation of this step, if it is the best so far."""
@@ -660,32 +559,19 @@ class Trainer:
         """Writes the last checkpoint, and says what the trained model is worth. Rank 0 does both."""
         whole_state = self._whole_state()
         # Before the averaged weights are put in their place: they are no copies.
-        failure = together(lambda: self._save_last(whole_state))
+        failure = together(lambda: self._saves.finish(self.step, whole_state, self._score()))
         if self.config.restore_best and self.command != "stop":
             self._go_back_to_best()
-        with self._evaluating():
+        with validation.evaluating(self._built, self._spread):
             together(lambda: self._tell_the_end(failure))
 
     def _go_back_to_best(self) -> None:
         """Takes the state with the best validation, all of it, so that a run that is healed meanwhile is in order."""
-        path, why = exchange.broadcast(together(self._best_checkpoint), source=0)
-        if path:
-            together(lambda: self.load_state(*checkpoint.load(Path(path))))
+        path, why = self._saves.best(self.step, self._progress.best)
+        if path is not None:
+            together(lambda: self.load_state(*checkpoint.load(path)))
         elif why and self.rank == 0:
             self._event("note", f"the result is that of the last step, and not of the best one: {why}")
-
-    def _best_checkpoint(self) -> tuple[str, str]:
-        """On rank 0 (its folder, empty where the weights are those; why it cannot be used)."""
-        if self.rank != 0 or self._progress.is_best(self.step):
-            return "", ""
-        try:
-            best = manifest.best(self.folder)
-        except ValueError as error:
-            return "", str(error)
-        if best is None:
-            return "", "no validation gave a number"
-        damage = manifest.damage(best.checkpoint)
-        return ("", f"{best.checkpoint} is damaged ({damage})") if damage else (str(best.checkpoint), "")
 
     def _tell_the_end(self, failure: RunError | None) -> None:
         # The result is worth having also where the checkpoint could not be written.
@@ -739,7 +625,9 @@ class Trainer:
         if verdict.stop:
             self._step_back()
             whole_state = self._whole_state()
-            if (failure := together(lambda: self._save_last(whole_state))) is not None:
+            if (
+                failure := together(lambda: self._saves.finish(self.step, whole_state, self._score()))
+            ) is not None:
                 self._event("note", str(failure))
             raise RunError(verdict.text)
         if verdict.rank == self.rank and self.recorder is not None:

@@ -1,0 +1,54 @@
+"""`run_info.json`: what a reader needs to know of a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from nbgpu import resume
+from nbgpu.config import TrainConfig
+from nbgpu.engine.group import Membership
+from nbgpu.records import Device, RunInfo
+
+
+def write(
+    folder: Path,
+    config: TrainConfig,
+    member: Membership,
+    devices: Sequence[Device],
+    total_steps: int,
+    steps_per_epoch: int,
+    data: Sequence[str],
+) -> None:
+    """Writes it whole, or anew where a setting has changed it. One rank calls this.
+
+    Args:
+        folder: the run's.
+        config: the settings as they are now.
+        member: a rank's place in the group.
+        devices: of all ranks, in their order.
+        total_steps: optimizer steps of the run.
+        steps_per_epoch: of them, those of one pass over the data.
+        data: how the data come to the ranks, a sentence each.
+    """
+    path = folder / "run_info.json"
+    started_s = json.loads(path.read_text())["started_s"] if path.exists() else time.time()
+    info = RunInfo(
+        run_id=folder.name,
+        recipe=config.recipe,
+        devices=tuple(devices),
+        backend=member.backend,
+        rung=member.rung,
+        total_steps=total_steps,
+        steps_per_epoch=steps_per_epoch,
+        batch_size=config.batch_size,
+        global_batch_size=config.samples_per_step(member.world_size),
+        started_s=started_s,
+        resumed_from=resume.Beginning.read(folder).checkpoint,
+        data=tuple(data),
+    )
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(info.to_json(), indent=2) + "\n")
+    unfinished.rename(path)
