@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 def show(run: Run) -> None:
     """Displays the plan of a run, folded, its live panel, and its pictures if it has some; or the curves of one that is over."""
-    from nbgpu.ui import panel
-    from nbgpu.ui.picture_view import PictureView
+    from nbgpu.ui import panel, picture_view
     from nbgpu.ui.plan_view import PlanView
 
     if run.over:
@@ -26,7 +25,7 @@ def show(run: Run) -> None:
     else:
         panel.show(run, PlanView(run).refresh)
         if run.config.LIVE_PICTURES:
-            PictureView(run)
+            picture_view.show(run)
 
 
 def prepare() -> None:

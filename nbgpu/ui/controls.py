@@ -28,6 +28,7 @@ from nbgpu.settings import bounds, control_fields, steerable
 from nbgpu.ui import plan_view
 from nbgpu.ui.frontend import answer_while_busy, has_frontend, has_subshells
 from nbgpu.ui.panel import Panel
+from nbgpu.ui.picture_view import PictureView
 from nbgpu.ui.slot import new_slot, slot_metadata
 
 if TYPE_CHECKING:
@@ -194,6 +195,8 @@ class _Controls:
         self._find = self._button(
             "Find batch size", "Try on the ranks which is the largest that fits", "", self._on_find
         )
+        if "batch_size" not in self._settings:
+            self._find.layout.display = "none"
         self._said = w.HTML()
         self._place = w.VBox(layout={"width": "100%"})
         self._tabs = _tabs(_grouped(self._model, self._settings))
@@ -308,9 +311,12 @@ class _Controls:
             self._refresh()
 
         panel = Panel(run, self._slot, show_buttons=False, on_state=follow, on_gone=self._clear_place)
+        pictures = w.HTML()
+        if run.config.LIVE_PICTURES:
+            PictureView(run, lambda newest: setattr(pictures, "value", newest["text/html"]))
         with self._lock:
             self._run = run
-            self._place.children = (plan, panel)
+            self._place.children = (plan, panel, pictures)
         self._say("")
         panel.follow()
         run.on_end(self._on_end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from IPython.display import display, update_display
@@ -30,17 +31,28 @@ def bundle(event: Event | None) -> dict[str, Any]:
 
 
 class PictureView:
-    """Displays the newest pictures of a run. The last ones stay in the notebook."""
+    """Hands on the newest pictures of a run, on a thread of its own, until the run is over.
 
-    def __init__(self, run: Run) -> None:
-        self._slot = new_slot()
+    Args:
+        run: what is followed.
+        show: gets each as a bundle of HTML and text.
+    """
+
+    def __init__(self, run: Run, show: Callable[[dict[str, Any]], None]) -> None:
+        self._show = show
         self._shown: Event | None = None
         self._follower = Follower(run, _PERIOD_S, self._tell)
-        display(bundle(None), raw=True, display_id=self._slot)
         self._follower.start()
 
     def _tell(self, new: dict[SeriesKey, Series], marks: list[Event], last: bool) -> None:
         newest = self._follower.history.pictures
         if newest is not self._shown:
             self._shown = newest
-            update_display(bundle(newest), raw=True, display_id=self._slot)
+            self._show(bundle(newest))
+
+
+def show(run: Run) -> None:
+    """Displays the newest pictures of a run. The last ones stay in the notebook."""
+    slot = new_slot()
+    display(bundle(None), raw=True, display_id=slot)
+    PictureView(run, lambda pictures: update_display(pictures, raw=True, display_id=slot))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any, Literal
 
 import ipywidgets as w
@@ -108,3 +109,15 @@ def test_plan_and_search_speak_below_the_buttons(cluster2: nbgpu.Cluster) -> Non
     assert "stopped" in panel._said.value
     assert panel._settings["batch_size"].value == 3
     assert not panel._find.disabled
+
+
+def test_a_search_shows_its_pictures_and_has_no_batches(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    panel = _Controls("microstructure", cluster2)
+    assert panel._find.layout.display == "none"
+    settings = {"limit_to": 4, "shape": (8, 8, 8), "steps": 4, "val_every": 2, "runs_dir": str(tmp_path)}
+    run = cluster2.train("microstructure", **settings)
+    panel._show(run)
+    pictures = panel._place.children[2]
+    run.wait()
+    assert "step 4: the volume as a block" in pictures.value
+    assert 'src="data:image/png;base64,' in pictures.value
