@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from abc import ABC, abstractmethod
@@ -14,17 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nbgpu import manifest, resume, runs
+from nbgpu import runs
 from nbgpu.config import TrainConfig
-from nbgpu.engine import checkpoint, exchange, memory
+from nbgpu.engine import checkpoint, exchange, memory, run_info
 from nbgpu.engine.books import Books
 from nbgpu.engine.consensus import Consensus, together
 from nbgpu.engine.descent import descend
 from nbgpu.engine.group import Membership
 from nbgpu.engine.progress import Progress
+from nbgpu.engine.saves import Saves, WholeState
+from nbgpu.engine.steering import Steering
 from nbgpu.errors import OutOfMemoryError, RunError
-from nbgpu.records import Command, Device, RunInfo, RunState
-from nbgpu.settings import steerable
+from nbgpu.manifest import Score
+from nbgpu.records import Command, Device, RunState
 from nbgpu.signals import uninterrupted
 from nbgpu.sizes import in_words
 from nbgpu.telemetry import CommandWatch, Recorder
@@ -132,7 +133,6 @@ class Minimiser:
         self._loss = math.nan
         """After the last step."""
         self._validated_step = 0
-        self._saved_step = 0
         self._train_s = 0.0
         self._step_began_s = 0.0
         self._num_evaluations = 0
@@ -141,9 +141,8 @@ class Minimiser:
         self._is_asking = False
         """A message of the consensus is on its way."""
         self._progress = Progress(config)
-        self._checkpoints = (
-            checkpoint.Writer(folder, config.keep_checkpoints, self._tell) if self.rank == 0 else None
-        )
+        self._steering = Steering()
+        self._saves = Saves(folder, config.keep_checkpoints, self.rank, self._tell)
 
     def run(self, mended: str = "") -> RunState:
         """Minimises to the last step, the tolerance, or until the person or a validation that gets no better ends it.
@@ -189,28 +188,34 @@ class Minimiser:
 
     def close(self) -> None:
         """Ends the thread that writes checkpoints."""
-        if self._checkpoints is not None:
-            self._checkpoints.close()
+        self._saves.close()
 
     # ---- getting ready ----
 
     def _gather_ranks(self) -> None:
-        standings = exchange.gather({"ready": self._tensor is not None, "step": self.step})
+        standings = exchange.gather(
+            {
+                "ready": self._tensor is not None,
+                "step": self.step,
+                "steered": self._steering.standing(self.config),
+                "device": asdict(self._described_device),
+            }
+        )
         ready = {rank: s["step"] for rank, s in enumerate(standings) if s["ready"]}
         source = max(ready, key=ready.__getitem__, default=None)
+        self._take_settings(self._steering.catch_up([s["steered"] for s in standings]))
         if not self._loaded:
             self._enter("loading")
         together(self._load)
-        self._write_info()
+        if self.rank == 0:
+            self._write_info([Device(**s["device"]) for s in standings])
         if source is not None:
-            tensors, about = self._state() if self.rank == source else ({}, {})
-            received = exchange.broadcast_tensors(tensors, source, self.device)
-            about = exchange.broadcast(about, source)
-            if self.rank != source:
-                self._take_settings(about["steered"])
-                self._load_state(received, about)
+            self._take_state(source)
         else:
-            found: str = exchange.broadcast(together(self._checkpoint_to_begin_with), source=0)
+            found, notes = self._saves.to_begin_with()
+            if self.rank == 0:
+                for note in notes:
+                    self._event("note", note)
             together(lambda: self._begin(found))
         self.command = self._consensus.newest_command()
 
@@ -219,58 +224,33 @@ class Minimiser:
             self.problem.load()
             self._loaded = True
 
-    def _write_info(self) -> None:
-        gathered = exchange.gather(asdict(self._described_device))
-        path = self.folder / "run_info.json"
-        if self.rank != 0:
-            return
-        started_s = json.loads(path.read_text())["started_s"] if path.exists() else time.time()
+    def _write_info(self, devices: Sequence[Device]) -> None:
         total_steps = sum(self.problem.num_steps)
-        info = RunInfo(
-            run_id=self.folder.name,
-            recipe=self.config.recipe,
-            devices=tuple(Device(**fields) for fields in gathered),
-            backend=self.member.backend,
-            rung=self.member.rung,
-            total_steps=total_steps,
-            steps_per_epoch=total_steps,
-            batch_size=self.config.batch_size,
-            global_batch_size=self.config.samples_per_step(self.member.world_size),
-            started_s=started_s,
-            resumed_from=resume.Beginning.read(self.folder).checkpoint,
-            data=self.problem.told,
-        )
-        unfinished = path.with_suffix(".tmp")
-        unfinished.write_text(json.dumps(info.to_json(), indent=2) + "\n")
-        unfinished.rename(path)
+        told = self.problem.told
+        run_info.write(self.folder, self.config, self.member, devices, total_steps, total_steps, told)
 
-    def _checkpoint_to_begin_with(self) -> str:
-        """A checkpoint's folder, on rank 0; empty for the first step."""
-        if self._checkpoints is None:
-            return ""
-        self._checkpoints.wait()
-        if (own := manifest.newest_whole(self.folder).checkpoint) is not None:
-            return str(own)
-        beginning = resume.Beginning.read(self.folder)
-        for note in beginning.notes:
-            self._event("note", note)
-        return beginning.checkpoint
+    def _take_state(self, source: int) -> None:
+        """Gives every rank the state of one of them."""
+        tensors, about = self._state() if self.rank == source else ({}, {})
+        received = exchange.broadcast_tensors(tensors, source, self.device)
+        about = exchange.broadcast(about, source)
+        if self.rank != source:
+            self._load_state(received, about)
 
-    def _begin(self, found: str) -> None:
-        if not found:
+    def _begin(self, found: Path | None) -> None:
+        if found is None:
             self._tensor = self.problem.begin(0, None).to(self.device)
             return
-        tensors, about = checkpoint.load(Path(found))
+        tensors, about = checkpoint.load(found)
         self._load_state(tensors, about)
-        self._saved_step = self.step
+        self._saves.newest_step = self.step
         if self.rank == 0:
             self._event("note", "the optimizer begins anew: checkpoints have what was found, not how")
-            if self._progress.best is not None:
-                gone = checkpoint.point_to_earlier_best(self.folder, Path(found), self._progress.best)
-                if gone is not None:
-                    self._event("note", gone)
+            gone = self._saves.point_to_earlier_best(found, self._progress.best)
+            if gone is not None:
+                self._event("note", gone)
 
-    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _state(self) -> WholeState:
         """(tensors by name, the rest as JSON) of the last whole step."""
         return {"model.field": self._found}, {
             "step": self.step,
@@ -280,7 +260,6 @@ class Minimiser:
             "validated_step": self._validated_step,
             "train_s": self._train_s,
             "progress": self._progress.state(),
-            "steered": {name: getattr(self.config, name) for name in steerable(type(self.config))},
         }
 
     def _load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -325,7 +304,7 @@ class Minimiser:
         except _Leave:
             return
         except RunError:
-            failure = together(lambda: self._save_last())
+            failure = together(self._save_last)
             if failure is not None:
                 self._event("note", str(failure))
             raise
@@ -351,8 +330,8 @@ class Minimiser:
     def _between_steps(self) -> None:
         """What the person asks for, and a checkpoint where one is due; begins the next message of the consensus."""
         is_best = self._progress.is_best(self.step)
-        if self._saved_step < self.step and (self._due(self.config.checkpoint_every) or is_best):
-            self._save(with_score=is_best)
+        if self._saves.newest_step < self.step and (self._due(self.config.checkpoint_every) or is_best):
+            self._saves.begin(self.step, self._whole_state(), self._score())
         if self.command == "pause":
             self._pause()
         if self.command == "stop":
@@ -417,40 +396,33 @@ class Minimiser:
 
     def _steer(self) -> None:
         """Takes the settings that the person asked for, after the same step on all ranks."""
-        asked = self._consensus.new_settings()
-        now = {name: value for name, value in asked.items() if value != getattr(self.config, name)}
+        self._steering.asked |= self._consensus.new_settings()
+        now = self._steering.take_due(self.config, begins_epoch=True)
         if not now:
             return
         before = {name: getattr(self.config, name) for name in now}
         self._take_settings(now)
+        self._steering.changed()
         if self.rank == 0:
             runs.note_change(self.folder, self.step, now)
             told = ", ".join(f"{name} {before[name]} → {value}" for name, value in now.items())
             self._event("setting", told, **now)
 
     def _take_settings(self, settings: Mapping[str, Any]) -> None:
-        self.config = self.config.changed(**settings)
+        if settings:
+            self.config = self.config.changed(**settings)
 
     # ---- what stays ----
 
-    def _save(self, with_score: bool) -> None:
-        self._saved_step = self.step
-        if self._checkpoints is not None:
-            score = self._progress.best if with_score else None
-            self._checkpoints.begin(self.step, *self._whole_state(), score=score)
+    def _score(self) -> Score | None:
+        """Of the validation of this step, if it is the best so far."""
+        return self._progress.best if self._progress.is_best(self.step) else None
 
     def _save_last(self) -> RunError | None:
         """Writes a checkpoint on rank 0 and waits for it; returns why it could not be written."""
-        if self._checkpoints is None:
-            return None
-        score = self._progress.best if self._progress.is_best(self.step) else None
-        try:
-            self._checkpoints.finish(self.step, *self._whole_state(), score=score)
-        except RunError as error:
-            return error
-        return None
+        return self._saves.finish(self.step, self._whole_state(), self._score())
 
-    def _whole_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _whole_state(self) -> WholeState:
         tensors, about = self._state()
         config = self.config.model_dump(mode="json")
         return tensors, {**about, "config": config, "world_size": self.member.world_size}
