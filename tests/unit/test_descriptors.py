@@ -165,6 +165,15 @@ def test_slices_are_described_each_for_itself(name: str) -> None:
     torch.testing.assert_close(values[1:2], alone)
 
 
+@pytest.mark.parametrize("periodic", [True, False])
+def test_the_smallest_field_that_is_taken_has_every_descriptor(periodic: bool) -> None:
+    """2 x limit_to pixels, which the longest lines are longer than."""
+    found = characterize(_binary(2, 8, 8), [*PHASE, *PHASES], Measure(4, periodic))
+    assert all(values.isfinite().all() and values.shape[1] == 1 for values in found.values())
+    # The first line is one pixel, the last ones are the longest.
+    assert found["LinealPath"][0, 0, 0] > found["LinealPath"][0, 0, -1] >= 0
+
+
 def test_a_volume_is_described_by_the_mean_over_its_slices() -> None:
     volume = _binary(1, 8, 10, 12)
     measure = Measure(4)

@@ -66,6 +66,9 @@ def _shares(x: Tensor, lines: Tensor, periodic: bool) -> Tensor:
         # Where a line is longer than the field, it does not begin everywhere: as in the reference.
         below, right = min(height, x.shape[2]) - 1, min(width, x.shape[3]) - 1
         x = pad(x, (0, right, 0, below), mode="circular")
+    else:
+        # Where the longest line is longer than the field, what is beyond is in no phase.
+        x = pad(x, (0, max(0, width - x.shape[3]), 0, max(0, height - x.shape[2])))
     return conv2d(x, lines[:, None].to(x))
 
 
