@@ -116,7 +116,13 @@ def losses(folder: Path, num_ranks: int) -> list[float]:
 
 
 def main(num_ranks: int, runs: Sequence[tuple[Mapping[str, Any], str]], folder: str) -> None:
-    multiprocessing.spawn(work, (num_ranks, folder, runs), nprocs=num_ranks)
+    if num_ranks == 1:
+        work(0, 1, folder, runs)
+    else:
+        # Forked, as a cluster's engines are: each that is spawned would import torch anew, which takes longer than it trains.
+        multiprocessing.start_processes(
+            work, (num_ranks, folder, runs), nprocs=num_ranks, start_method="fork"
+        )
     print(json.dumps([losses(Path(folder, str(index)), num_ranks) for index in range(len(runs))]))
 
 
