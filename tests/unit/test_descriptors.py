@@ -170,8 +170,24 @@ def test_the_smallest_field_that_is_taken_has_every_descriptor(periodic: bool) -
     """2 x limit_to pixels, which the longest lines are longer than."""
     found = characterize(_binary(2, 8, 8), [*PHASE, *PHASES], Measure(4, periodic))
     assert all(values.isfinite().all() and values.shape[1] == 1 for values in found.values())
-    # The first line is one pixel, the last ones are the longest.
-    assert found["LinealPath"][0, 0, 0] > found["LinealPath"][0, 0, -1] >= 0
+    # One pixel first; lines of 9 pixels do not fit into 8.
+    first, last = found["LinealPath"][0, 0, [0, -1]]
+    if not periodic:
+        assert first == found["VolumeFractions"][0, 0]
+        assert last == 0
+
+
+def test_a_lineal_path_inside_a_field_counts_the_places_where_the_line_fits() -> None:
+    x = torch.zeros(1, 16, 16, dtype=torch.float64)
+    x[:, :, 8:] = 1
+    values = _of("LinealPath", x, Measure(3, periodic=False))[0]
+    across, down = values[3], values[4]
+    assert (across.item(), down.item()) == (6 / 14, 8 / 16)
+    soft = _of("LinealPathApproximation", x, Measure(3, periodic=False))[0]
+    assert soft[4] == pytest.approx(8 / 16, abs=1e-6)
+    # Two places at the border have one or two of three pixels in the phase.
+    partly = (0.0153 - 0.00055) / 0.9236 + (0.3029 - 0.00055) / 0.9236
+    assert soft[3] == pytest.approx((6 + partly) / 14, abs=1e-3)
 
 
 def test_a_volume_is_described_by_the_mean_over_its_slices() -> None:

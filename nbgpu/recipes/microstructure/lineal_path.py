@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import torch
@@ -13,6 +13,9 @@ from nbgpu.recipes.microstructure.measure import Descriptor, Measure, soft_step
 
 _TIE = 0.1
 """A line that passes two pixels' border so closely counts half of each."""
+
+_WHOLE = 0.999
+"""A share that is all, but for rounding."""
 
 
 def _slanted(half: int, rise: int) -> Tensor:
@@ -45,31 +48,45 @@ def _lines_of_length(half: int) -> Iterator[Tensor]:
 
 
 @cache
-def _lines(limit_to: int) -> Tensor:
-    """(C, 2L + 1, 2L + 1): the lines over 1, 3, ... 2L + 1 pixels; a pixel counts 1, or 0.5 where two share it."""
+def _lines(limit_to: int, periodic: bool) -> Tensor:
+    """(C, 2L + 1, 2L + 1): the lines over 1, 3, ... 2L + 1 pixels; a pixel counts 1, or 0.5 where two share it.
+
+    Each stands in the upper left corner: itself where the field is not periodic, else, as in the reference, the square around it.
+    """
     size = 2 * limit_to + 1
-    lines = torch.zeros(1, size, size, dtype=torch.float64)
-    lines[0, 0, 0] = 1
-    padded = [
-        pad(line, (0, size - len(line), 0, size - len(line)))
-        for half in range(1, limit_to + 1)
-        for line in _lines_of_length(half)
-    ]
-    return torch.cat([lines, torch.stack(padded)])
+    lines = [torch.ones(1, 1, dtype=torch.float64)]
+    lines += [line for half in range(1, limit_to + 1) for line in _lines_of_length(half)]
+    if not periodic:
+        lines = [line[line.any(dim=1)][:, line.any(dim=0)] for line in lines]
+    return torch.stack([pad(line, (0, size - line.shape[1], 0, size - line.shape[0])) for line in lines])
 
 
-def _shares(x: Tensor, lines: Tensor, periodic: bool) -> Tensor:
-    """(N, C, H', W'): the share of each line (C, h, w) that is in the phase, wherever it begins."""
+def _means(x: Tensor, lines: Tensor, step: Callable[[Tensor], Tensor], periodic: bool) -> Tensor:
+    """(N, C): the mean of step(share of the line that is in the phase) over the places where a line can begin.
+
+    Args:
+        lines: (C, h, w), each in the upper left corner.
+        periodic: they begin everywhere; where the longest line is longer than the field, a row and a column less, as in the
+            reference. Otherwise each begins where it ends inside; one that fits nowhere gives 0.
+    """
     height, width = lines.shape[1:]
-    x = x[:, None]
+    rows, columns = x.shape[1:]
     if periodic:
-        # Where a line is longer than the field, it does not begin everywhere: as in the reference.
-        below, right = min(height, x.shape[2]) - 1, min(width, x.shape[3]) - 1
-        x = pad(x, (0, right, 0, below), mode="circular")
-    else:
-        # Where the longest line is longer than the field, what is beyond is in no phase.
-        x = pad(x, (0, max(0, width - x.shape[3]), 0, max(0, height - x.shape[2])))
-    return conv2d(x, lines[:, None].to(x))
+        below, right = min(height, rows) - 1, min(width, columns) - 1
+        x = pad(x[:, None], (0, right, 0, below), mode="circular")
+        return step(conv2d(x, lines[:, None].to(x))).mean(dim=(2, 3))
+    values = step(conv2d(pad(x[:, None], (0, width - 1, 0, height - 1)), lines[:, None].to(x)))
+    begins = [
+        torch.arange(length)[None] < length - _reach(lines.sum(dim=other))[:, None]
+        for length, other in ((rows, 2), (columns, 1))
+    ]
+    inside = (begins[0][:, :, None] & begins[1][:, None, :]).to(x)
+    return (values * inside).sum(dim=(2, 3)) / inside.sum(dim=(1, 2)).clamp(min=1)
+
+
+def _reach(profile: Tensor) -> Tensor:
+    """(C,): the index of the last pixel that is not 0 of each (C, n)."""
+    return ((profile > 0) * torch.arange(profile.shape[1])).amax(dim=1)
 
 
 def _lineal_path_approximation(x: Tensor, measure: Measure) -> Tensor:
@@ -77,10 +94,10 @@ def _lineal_path_approximation(x: Tensor, measure: Measure) -> Tensor:
 
     As in the reference, the share is of 1, 3, ... pixels also for slanted lines, which have one less, and is rounded to float32.
     """
-    lines = _lines(measure.limit_to)
+    lines = _lines(measure.limit_to, measure.periodic)
     num_pixels = lines.sum(dim=(1, 2), keepdim=True)
     num_pixels = num_pixels + (1 - num_pixels % 2)
-    return soft_step(_shares(x, (lines / num_pixels).float().double(), measure.periodic)).mean(dim=(2, 3))
+    return _means(x, (lines / num_pixels).float().double(), soft_step, measure.periodic)
 
 
 def _lineal_path(x: Tensor, measure: Measure) -> Tensor:
@@ -88,9 +105,9 @@ def _lineal_path(x: Tensor, measure: Measure) -> Tensor:
 
     The reference computes this and then overwrites it with the approximation; here it is what the name says.
     """
-    lines = _lines(measure.limit_to)
-    whole = _shares(x, lines / lines.sum(dim=(1, 2), keepdim=True), measure.periodic) > 0.99
-    return whole.double().mean(dim=(2, 3))
+    lines = _lines(measure.limit_to, measure.periodic)
+    shares = lines / lines.sum(dim=(1, 2), keepdim=True)
+    return _means(x, shares, lambda share: (share > _WHOLE).double(), measure.periodic)
 
 
 def _line_lineal_path_approximation(x: Tensor, measure: Measure) -> Tensor:
@@ -101,8 +118,8 @@ def _line_lineal_path_approximation(x: Tensor, measure: Measure) -> Tensor:
     for index, length in enumerate(lengths, start=1):
         lines[index, :length] = 1 / length
     lines = lines.float().double()
-    down = soft_step(_shares(x, lines[1:, :, None], measure.periodic)).mean(dim=(2, 3))
-    across = soft_step(_shares(x, lines[:, None, :], measure.periodic)).mean(dim=(2, 3))
+    down = _means(x, lines[1:, :, None], soft_step, measure.periodic)
+    across = _means(x, lines[:, None, :], soft_step, measure.periodic)
     return torch.cat([down, across], dim=1)
 
 
