@@ -9,12 +9,14 @@ nobody gets a byte, stands in `rankN.endpoint.json` in the run's folder, which o
 
 from __future__ import annotations
 
+import heapq
 import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -30,8 +32,18 @@ PROBE_PERIOD_S = 1.0
 HEARTBEAT_PERIOD_S = 0.5
 _POLL_PERIOD_MS = 100
 _HEARTBEAT = b"\n"
+_READ_BYTES = 2**22
+
+WINDOW = 4096
+"""Records of each rank that a Reader keeps in memory, the newest ones; those before them are read from the files again. A
+record takes about 700 bytes there, and a week of eight ranks would have ten million of them."""
 
 Record = Sample | Event
+
+Cursor = tuple[int, ...]
+"""How many records of each rank somebody has taken from a Reader."""
+START: Cursor = ()
+"""The cursor of who has none."""
 
 
 def record_path(folder: Path, rank: int) -> Path:
@@ -224,6 +236,10 @@ class _RankSource:
     path: Path
     offset_bytes: int = 0
     next_seq: int = 0
+    newest: deque[Record] = field(default_factory=deque)
+    """Those before `next_seq`, without a gap."""
+    places_bytes: list[int] = field(default_factory=list)
+    """Where each WINDOWth record begins in the file."""
     socket: zmq.Socket[bytes] | None = None
     endpoint: bytes = b""
     """Where the socket is connected to; a rank that is replaced has another one."""
@@ -233,6 +249,9 @@ class _RankSource:
 
 class Reader:
     """Follows every rank of a run, or reads a run that is over.
+
+    Of the samples it keeps the newest in memory (WINDOW), of the events all. What is older is read from the files when
+    somebody asks for it.
 
     Args:
         folder: the run's folder.
@@ -244,7 +263,7 @@ class Reader:
         self._folder = folder
         self._sources = [_RankSource(rank, record_path(folder, rank)) for rank in range(world_size)]
         self._lock = threading.Lock()
-        self._records: list[Record] = []
+        self._events: list[Event] = []
         self._states: list[RunState] = ["starting"] * world_size
         self._steps = [0] * world_size
         self._values: list[dict[str, float]] = [{} for _ in range(world_size)]
@@ -256,10 +275,53 @@ class Reader:
             self._thread = threading.Thread(target=self._follow, name="nbgpu-reader", daemon=True)
             self._thread.start()
 
-    def since(self, cursor: int) -> tuple[list[Record], int]:
-        """The records that arrived after `cursor` (0 at first), and the cursor for the next call."""
+    def since(self, cursor: Cursor = START) -> tuple[list[Record], Cursor]:
+        """All records that arrived after `cursor`, in the order of their times, and the cursor for the next call. Of a long
+        run they may be more than there is memory for; `batches` gives them piece by piece."""
+        records: list[Record] = []
+        behind = cursor or (0,) * len(self._sources)
+        for batch, now in self.batches(cursor):
+            records += batch
+            behind = now
+        return records, behind
+
+    def batches(self, cursor: Cursor = START) -> Iterator[tuple[list[Record], Cursor]]:
+        """The records that arrived after `cursor`, at most WINDOW of each rank at a time, each time with the cursor for the
+        next call. In a batch they are in the order of their times."""
+        taken = list(cursor or (0,) * len(self._sources))
+        while True:
+            by_rank = [self._after(source, taken[source.rank]) for source in self._sources]
+            if not any(by_rank):
+                return
+            for rank, records in enumerate(by_rank):
+                taken[rank] += len(records)
+            yield list(heapq.merge(*by_rank, key=lambda record: record.time_s)), tuple(taken)
+
+    def records(self) -> Iterator[Record]:
+        """All records so far, as `batches` gives them, one by one."""
+        return (record for batch, _ in self.batches() for record in batch)
+
+    def events(self) -> list[Event]:
+        """All that has happened on the ranks so far, in the order in which it was heard of."""
         with self._lock:
-            return self._records[cursor:], len(self._records)
+            return list(self._events)
+
+    def _after(self, source: _RankSource, count: int) -> list[Record]:
+        """At most WINDOW records of a rank, from the one with this number on."""
+        with self._lock:
+            num_behind = source.next_seq - count
+            if num_behind <= len(source.newest):
+                first = len(source.newest) - num_behind
+                last = min(len(source.newest), first + WINDOW)
+                return [source.newest[i] for i in range(first, last)]
+            index = count // WINDOW
+            begin_bytes = source.places_bytes[index]
+            is_last = index + 1 == len(source.places_bytes)
+            end_bytes = source.offset_bytes if is_last else source.places_bytes[index + 1]
+        with source.path.open("rb") as file:
+            file.seek(begin_bytes)
+            lines = file.read(end_bytes - begin_bytes).splitlines()
+        return [parse(source.rank, line) for line in lines[count - index * WINDOW :]]
 
     def statuses(self, devices: tuple[Device, ...]) -> list[RankStatus]:
         """The last known of every rank, in order."""
@@ -345,27 +407,45 @@ class Reader:
         if not source.path.exists():
             return
         with source.path.open("rb") as file:
-            file.seek(source.offset_bytes)
-            batch = file.read()
-        # The rank may be in the middle of a write: its last line counts once it is whole.
-        self._take(source, batch[: batch.rfind(b"\n") + 1])
+            while True:
+                file.seek(source.offset_bytes)
+                batch = file.read(_READ_BYTES)
+                # The rank may be in the middle of a write: its last line counts once it is whole.
+                if b"\n" not in batch and len(batch) == _READ_BYTES:
+                    batch += file.readline()
+                begin_bytes = source.offset_bytes
+                self._take(source, batch[: batch.rfind(b"\n") + 1])
+                # While the disk is full, what was heard does not stand in the file.
+                if source.offset_bytes <= os.fstat(file.fileno()).st_size:
+                    with self._lock:
+                        while len(source.newest) > WINDOW:
+                            source.newest.popleft()
+                if source.offset_bytes == begin_bytes:
+                    return
 
     def _take(self, source: _RankSource, batch: bytes) -> bool:
         """Takes the records that are next in turn; False if one before them is missing."""
         taken: list[Record] = []
+        places_bytes: list[int] = []
+        next_seq, offset_bytes = source.next_seq, source.offset_bytes
         complete = True
         for line in batch.splitlines(keepends=True):
             record = parse(source.rank, line)
-            if record.seq < source.next_seq:
+            if record.seq < next_seq:
                 continue
-            if record.seq > source.next_seq:
+            if record.seq > next_seq:
                 complete = False
                 break
-            source.next_seq += 1
-            source.offset_bytes += len(line)
+            if record.seq % WINDOW == 0:
+                places_bytes.append(offset_bytes)
+            next_seq += 1
+            offset_bytes += len(line)
             taken.append(record)
         with self._lock:
-            self._records.extend(taken)
+            source.next_seq, source.offset_bytes = next_seq, offset_bytes
+            source.places_bytes += places_bytes
+            source.newest.extend(taken)
+            self._events += [record for record in taken if isinstance(record, Event)]
             for record in taken:
                 self._steps[source.rank] = max(self._steps[source.rank], record.step)
                 if isinstance(record, Sample):

@@ -15,6 +15,7 @@ import ipyparallel as ipp
 
 from nbgpu import logbook, manifest, resume, runs
 from nbgpu.backends import Climb, Rung
+from nbgpu.client.frames import frame_of
 from nbgpu.client.plan import Plan
 from nbgpu.client.ranks import Ranks
 from nbgpu.client.results import LeftResult, sentence
@@ -25,12 +26,10 @@ from nbgpu.records import (
     FINAL_STATES,
     Command,
     Device,
-    Event,
     RankFailure,
     RankStatus,
     RunInfo,
     RunState,
-    Sample,
 )
 from nbgpu.settings import steerable
 from nbgpu.suitability import settled
@@ -211,27 +210,16 @@ class Run:
 
     def metrics(self) -> pd.DataFrame:
         """Every number that the ranks recorded: one row for each sample, with rank, step, time_s and the series."""
-        # Here, because it takes a third of a second, which every start of a cluster would pay.
-        import pandas as pd
-
-        records, _ = self.reader.since(0)
-        rows = [
-            {"rank": r.rank, "step": r.step, "time_s": r.time_s, **r.values}
-            for r in records
-            if isinstance(r, Sample)
-        ]
-        return pd.DataFrame(rows, columns=None if rows else ["rank", "step", "time_s"])
+        return frame_of(self.reader)
 
     def result(self) -> Mapping[str, Any] | None:
         """What the recipe says of the trained model, beside its baselines; None until the run has finished."""
-        records, _ = self.reader.since(0)
-        results = [r.detail for r in records if isinstance(r, Event) and r.kind == "result"]
+        results = [event.detail for event in self.reader.events() if event.kind == "result"]
         return results[-1] if results else None
 
     def notes(self) -> list[str]:
         """What the ranks want a person to know, such as a checkpoint that could not be written; oldest first."""
-        records, _ = self.reader.since(0)
-        return [r.text for r in records if isinstance(r, Event) and r.kind == "note"]
+        return [event.text for event in self.reader.events() if event.kind == "note"]
 
     def panel(self) -> None:
         """Displays the live panel: loss, memory, utilization and throughput of every rank."""

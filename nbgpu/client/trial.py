@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from nbgpu import manifest, resume, runs, sweeps
+from nbgpu.client.frames import frame_of
 from nbgpu.client.run import Run
 from nbgpu.config import TrainConfig
 from nbgpu.errors import NbgpuError, RankError, RunError
 from nbgpu.records import Event, RankFailure, RunState, Sample
-from nbgpu.telemetry import Reader
+from nbgpu.telemetry import START, Reader
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,7 +97,7 @@ class Trial:
         self._step = 0
         self._state: TrialState = "waiting"
         self._run: Run | None = None
-        self._cursor = 0
+        self._cursor = START
         self._started_s = 0.0
         self._seconds_before = 0.0
         self._lock = threading.Lock()
@@ -162,14 +163,8 @@ class Trial:
 
         frame = pd.DataFrame(columns=["rank", "step", "time_s"])
         for folder in self.run_folders:
-            records = _records_in(folder)
-            rows = [
-                {"rank": r.rank, "step": r.step, "time_s": r.time_s, **r.values}
-                for r in records
-                if isinstance(r, Sample)
-            ]
             kept = frame[frame["step"] <= resume.Beginning.read(folder).step]
-            pieces = [piece for piece in (kept, pd.DataFrame(rows)) if not piece.empty]
+            pieces = [piece for piece in (kept, frame_of(_reader_of(folder))) if not piece.empty]
             frame = pd.concat(pieces, ignore_index=True) if pieces else frame
         return frame
 
@@ -188,7 +183,7 @@ class Trial:
         folders = self.run_folders
         for folder in folders:
             self._begin(folder, _world_size(folder))
-            self._take(_records_in(folder))
+            self._take(_reader_of(folder).records())
         outcomes = [runs.outcome(folders[-1], rank) for rank in range(self._num_ranks)] if folders else []
         # One that was killed behind its last checkpoint has nothing left to do.
         if (outcomes and set(map(str, outcomes)) == {"finished"}) or self._has_last_checkpoint():
@@ -205,7 +200,7 @@ class Trial:
         with self._lock:
             self.error = None
             self._begin(run.folder, run.info.world_size)
-            self._cursor = 0
+            self._cursor = START
             self._run = run
 
     def ended(self, state: TrialState, error: NbgpuError | None = None) -> None:
@@ -248,8 +243,9 @@ class Trial:
     def _refresh(self) -> None:
         with self._lock:
             if self._run is not None:
-                records, self._cursor = self._run.reader.since(self._cursor)
-                self._take(records)
+                for records, cursor in self._run.reader.batches(self._cursor):
+                    self._cursor = cursor
+                    self._take(records)
 
     def _take(self, records: Iterable[Sample | Event]) -> None:
         for record in records:
@@ -272,8 +268,8 @@ def _world_size(run_folder: Path) -> int:
     return len(json.loads(path.read_text())["devices"]) if path.exists() else 1
 
 
-def _records_in(run_folder: Path) -> list[Sample | Event]:
-    return Reader(run_folder, _world_size(run_folder), live=False).since(0)[0]
+def _reader_of(run_folder: Path) -> Reader:
+    return Reader(run_folder, _world_size(run_folder), live=False)
 
 
 def _made_ns(folder: Path) -> int:

@@ -69,6 +69,10 @@ class Series:
             half = self.thinned(CAPACITY // 2)
             self.times_s, self.steps, self.values = half.times_s, half.steps, half.values
 
+    def extend(self, other: Series) -> None:
+        for point in zip(other.times_s, other.steps, other.values, strict=True):
+            self.append(*point)
+
     def thinned(self, max_points: int) -> Series:
         """A copy with at most `max_points` points and the same extremes."""
         kept = keep_extremes(np.asarray(self.values, dtype=np.float64), max_points)
@@ -112,9 +116,7 @@ class History:
         records = list(records)
         new_series = collect(records)
         for key, new in new_series.items():
-            known = self.series.setdefault(key, Series())
-            for point in zip(new.times_s, new.steps, new.values, strict=True):
-                known.append(*point)
+            self.series.setdefault(key, Series()).extend(new)
         new_marks = [r for r in records if isinstance(r, Event) and self._is_worth_a_mark(r)]
         self.marks.extend(new_marks)
         return new_series, new_marks

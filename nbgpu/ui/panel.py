@@ -30,6 +30,7 @@ from IPython.display import DisplayHandle, display, update_display
 from nbgpu.errors import NbgpuError, RunError
 from nbgpu.palette import rank_color
 from nbgpu.records import FINAL_STATES, Event
+from nbgpu.telemetry import START
 from nbgpu.ui import words
 from nbgpu.ui.frontend import answer_while_busy, has_frontend, has_subshells
 from nbgpu.ui.history import History, Series, SeriesKey
@@ -67,7 +68,7 @@ class Follower:
         self._run = run
         self._feed = feed
         self._period_s = period_s
-        self._cursor = 0
+        self._cursor = START
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="nbgpu-panel", daemon=True)
 
@@ -80,8 +81,20 @@ class Follower:
             self._take(last=False)
 
     def _take(self, last: bool) -> None:
-        records, self._cursor = self._run.reader.since(self._cursor)
-        self._feed(*self.history.add(records), last)
+        news, marks = self._catch_up()
+        self._feed(news, marks, last)
+
+    def _catch_up(self) -> tuple[dict[SeriesKey, Series], list[Event]]:
+        """What is new; of a long run's past, at first, as much as the history keeps of it."""
+        news: dict[SeriesKey, Series] = {}
+        marks: list[Event] = []
+        for records, cursor in self._run.reader.batches(self._cursor):
+            self._cursor = cursor
+            series, marked = self.history.add(records)
+            for key, points in series.items():
+                news.setdefault(key, Series()).extend(points)
+            marks += marked
+        return news, marks
 
     def _end(self, run: Run) -> None:
         self._ended.set()

@@ -47,8 +47,8 @@ MAX_EPOCHS = 200
 def history_of(run: Told) -> History:
     """Everything that was recorded of a run so far."""
     history = History()
-    records, _ = run.reader.since(0)
-    history.add(records)
+    for records, _ in run.reader.batches():
+        history.add(records)
     return history
 
 
@@ -88,7 +88,7 @@ def report_html(run: Told) -> str:
     history = history_of(run)
     info = run.info
     headline = summary(run, history)
-    epochs = epochs_of(run.reader.since(0)[0], info.world_size, info.steps_per_epoch)
+    epochs = epochs_of(run.reader.records(), info.world_size, info.steps_per_epoch)
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.started_s))
     sections = [
         _section("Result", _result(history.result)) if history.result else "",

@@ -10,7 +10,7 @@ from pathlib import Path
 from nbgpu import logbook, runs
 from nbgpu.config import read_toml
 from nbgpu.errors import RunError
-from nbgpu.records import FINAL_STATES, Event, RankFailure, RankStatus, RunInfo, RunState
+from nbgpu.records import FINAL_STATES, RankFailure, RankStatus, RunInfo, RunState
 from nbgpu.telemetry import Reader
 
 
@@ -40,11 +40,7 @@ class StoredRun:
         self.info = RunInfo.from_json(json.loads(path.read_text()))
         self.reader = Reader(folder, self.info.world_size, live=False)
         outcomes = {rank: runs.outcome(folder, rank) for rank in range(self.info.world_size)}
-        failed_s = {
-            record.rank: record.time_s
-            for record in self.reader.since(0)[0]
-            if isinstance(record, Event) and record.kind == "failure"
-        }
+        failed_s = {event.rank: event.time_s for event in self.reader.events() if event.kind == "failure"}
         self.failures: Sequence[RankFailure] = sorted(
             (told for told in outcomes.values() if isinstance(told, RankFailure)),
             key=lambda failure: failed_s.get(failure.rank, math.inf),

@@ -18,6 +18,7 @@ from rich.text import Text
 from nbgpu import resume
 from nbgpu.palette import rank_color
 from nbgpu.records import Event, RankStatus
+from nbgpu.telemetry import START
 from nbgpu.ui import words
 from nbgpu.ui.history import History
 
@@ -77,7 +78,7 @@ class _Screen:
         self._run = run
         self._known_of_data = set(known)
         self._history = History()
-        self._cursor = 0
+        self._cursor = START
         # These were told when the run was made.
         self._known = set(resume.Beginning.read(run.folder).notes)
         self._result_is_told = False
@@ -89,8 +90,10 @@ class _Screen:
             if sentence not in self._known_of_data:
                 self._known_of_data.add(sentence)
                 self.console.print(f"data: {sentence}", highlight=False, soft_wrap=True)
-        records, self._cursor = self._run.reader.since(self._cursor)
-        _, marks = self._history.add(records)
+        marks: list[Event] = []
+        for records, cursor in self._run.reader.batches(self._cursor):
+            self._cursor = cursor
+            marks += self._history.add(records)[1]
         for event in marks:
             if event.text not in self._known:
                 self.console.print(_in_words(event), highlight=False)

@@ -107,7 +107,7 @@ def work(rank: int, world_size: int, folder: str, runs: Sequence[tuple[Mapping[s
 
 
 def losses(folder: Path, num_ranks: int) -> list[float]:
-    records, _ = Reader(folder, num_ranks, live=False).since(0)
+    records, _ = Reader(folder, num_ranks, live=False).since()
     by_step: dict[int, list[float]] = {}
     for record in records:
         if isinstance(record, Sample) and "loss" in record.values:

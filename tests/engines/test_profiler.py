@@ -28,7 +28,7 @@ PARTS = ("data_s", "forward_s", "backward_s", "communication_s", "optimizer_s", 
 
 
 def profiles(run: Run) -> dict[int, Event]:
-    records, _ = run.reader.since(0)
+    records, _ = run.reader.since()
     return {r.rank: r for r in records if isinstance(r, Event) and r.kind == "profile"}
 
 

@@ -169,7 +169,7 @@ def test_new_settings_and_another_number_of_ranks_count_after_a_resume_and_are_s
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     (folder,) = (tmp_path / "second").iterdir()
     assert done.stdout.startswith(f"finished: {folder}\n")
-    records, _ = Reader(folder, world_size=1, live=False).since(0)
+    records, _ = Reader(folder, world_size=1, live=False).since()
     assert [r.text for r in records if isinstance(r, Event) and r.kind == "note"] == [
         f"going on from step-00000010 of {first.folder.name}",
         "goes on with other settings: steps was 10, is 12; lr was 0.004, is 1e-05; amp was 'off', is 'bf16'; "

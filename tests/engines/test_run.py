@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
 
 def losses(folder: Path) -> dict[tuple[int, int], float]:
     """Every loss in a run's folder, by rank and step."""
-    records, _ = Reader(folder, world_size=2, live=False).since(0)
+    records, _ = Reader(folder, world_size=2, live=False).since()
     return {
         (r.rank, r.step): r.values["loss"] for r in records if isinstance(r, Sample) and "loss" in r.values
     }
@@ -48,7 +48,7 @@ def only_run(runs_dir: Path) -> Path:
 
 
 def states(run: Run) -> list[str]:
-    records, _ = run.reader.since(0)
+    records, _ = run.reader.since()
     return [r.text for r in records if isinstance(r, Event) and r.kind == "state" and r.rank == 0]
 
 

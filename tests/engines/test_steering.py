@@ -47,7 +47,7 @@ def wait_until(condition: Callable[[], bool], run: Run) -> None:
 
 
 def changes(run: Run) -> list[Event]:
-    records, _ = run.reader.since(0)
+    records, _ = run.reader.since()
     return [r for r in records if isinstance(r, Event) and r.kind == "setting"]
 
 

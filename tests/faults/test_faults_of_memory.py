@@ -136,7 +136,7 @@ def test_a_run(cluster2: nbgpu.Cluster, measured: Measured, tmp_path: Path) -> N
         "would have fitted: not even batch_size=1, by an estimate. Try amp='bf16', or a smaller patch"
     )
     (event,) = (
-        r for r in run.reader.since(0)[0] if isinstance(r, Event) and r.kind == "failure" and r.rank == 1
+        r for r in run.reader.since()[0] if isinstance(r, Event) and r.kind == "failure" and r.rank == 1
     )
     assert event.text.startswith("OutOfMemoryError: rank 1 ran out of memory in step 4")
     # Nothing of the run is left on the rank, and the next one trains.

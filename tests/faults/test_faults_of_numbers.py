@@ -56,7 +56,7 @@ def state(run: Run) -> dict[str, bytes]:
 
 
 def events(run: Run, kind: str) -> list[Event]:
-    return [r for r in run.reader.since(0)[0] if isinstance(r, Event) and r.kind == kind]
+    return [r for r in run.reader.since()[0] if isinstance(r, Event) and r.kind == kind]
 
 
 @row(

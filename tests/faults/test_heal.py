@@ -56,7 +56,7 @@ def recorded(run: Run, name: str) -> dict[tuple[int, int], float]:
 
 def heals(run: Run) -> list[Event]:
     """What every rank recorded of each replacement."""
-    records, _ = run.reader.since(0)
+    records, _ = run.reader.since()
     return [r for r in records if isinstance(r, Event) and r.kind == "heal"]
 
 

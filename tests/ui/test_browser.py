@@ -28,7 +28,7 @@ WHILE_THE_CELL_RUNS_S = 6
 """A button that waited for the blocking cell would take twice as long. How fast they are stands in the docs."""
 
 WHEN_PAUSED = """
-records, _ = nbgpu.client.cluster.current().run.reader.since(0)
+records, _ = nbgpu.client.cluster.current().run.reader.since()
 print(next(r.time_s for r in records if getattr(r, 'text', '') == 'paused'))
 """
 STOP_CLUSTER = "%nbgpu stop"

@@ -18,7 +18,16 @@ import pytest
 import zmq
 
 from nbgpu.records import Device, Event, Sample
-from nbgpu.telemetry import CommandWatch, Reader, Record, Recorder, record_path, send_command
+from nbgpu.telemetry import (
+    START,
+    WINDOW,
+    CommandWatch,
+    Reader,
+    Record,
+    Recorder,
+    record_path,
+    send_command,
+)
 
 HANG_S = 30.0
 """Far longer than anything here takes: only something that hangs reaches it."""
@@ -52,7 +61,7 @@ def reading(folder: Path, world_size: int = 1) -> Iterator[Reader]:
 
 
 def seqs(reader: Reader, rank: int = 0) -> list[int]:
-    return [record.seq for record in reader.since(0)[0] if record.rank == rank]
+    return [record.seq for record in reader.since()[0] if record.rank == rank]
 
 
 def wait_for(reader: Reader, num_records: int, rank: int = 0) -> None:
@@ -75,7 +84,7 @@ def test_two_ranks_under_load_have_no_gap_and_no_repetition(tmp_path: Path) -> N
         for thread in threads:
             thread.start()
         collected: list[Record] = []
-        cursor = 0
+        cursor = START
         deadline_s = time.monotonic() + HANG_S
         while len(collected) < 2 * num_records and time.monotonic() < deadline_s:
             arrived, cursor = reader.since(cursor)
@@ -94,7 +103,7 @@ def test_a_record_arrives_while_the_rank_is_busy_elsewhere(tmp_path: Path) -> No
         recorder.sample(7, loss=0.5)
         recorder.event("checkpoint", "at step 7", path="a")
         wait_for(reader, 2)
-        sample, event = reader.since(0)[0]
+        sample, event = reader.since()[0]
     assert isinstance(sample, Sample)
     assert (sample.rank, sample.step, sample.values) == (0, 7, {"loss": 0.5})
     assert isinstance(event, Event)
@@ -105,7 +114,7 @@ def test_a_cursor_gives_only_what_is_new(tmp_path: Path) -> None:
     with recording(tmp_path) as recorder, reading(tmp_path) as reader:
         recorder.sample(1, loss=1.0)
         wait_for(reader, 1)
-        _, cursor = reader.since(0)
+        _, cursor = reader.since()
         assert reader.since(cursor) == ([], cursor)
         recorder.sample(2, loss=2.0)
         wait_for(reader, 2)
@@ -125,9 +134,34 @@ def test_who_comes_late_gets_the_past_too(tmp_path: Path) -> None:
             assert seqs(reader) == list(range(200))
 
 
+def test_a_long_run_takes_little_memory_and_has_all_of_its_history(tmp_path: Path) -> None:
+    num_records = 3 * WINDOW + 7
+    for rank in (0, 1):
+        lines = [
+            json.dumps({"seq": i, "time_s": i + 0.5 * rank, "step": i, "values": {"loss": 1 / (i + 1)}})
+            for i in range(num_records - 1)
+        ]
+        last = {"seq": num_records - 1, "time_s": 1e9, "step": 0, "kind": "note", "text": "x", "detail": {}}
+        record_path(tmp_path, rank).write_text("\n".join([*lines, json.dumps(last)]) + "\n")
+    reader = Reader(tmp_path, world_size=2, live=False)
+    assert [len(source.newest) for source in reader._sources] == [WINDOW, WINDOW]
+    assert [(event.rank, event.text) for event in reader.events()] == [(0, "x"), (1, "x")]
+    read = []
+    for batch, _ in reader.batches():
+        assert len(batch) <= 2 * WINDOW
+        read += [(record.rank, record.seq) for record in batch]
+    assert sorted(read) == [(rank, i) for rank in (0, 1) for i in range(num_records)]
+    assert read[:4] == [(0, 0), (1, 0), (0, 1), (1, 1)]  # in the order of their times
+    assert reader.since((num_records, num_records)) == ([], (num_records, num_records))
+    # From any place: before the window, at its edge, and in it.
+    for count in (5, WINDOW, num_records - WINDOW - 1, num_records - WINDOW, num_records - 2):
+        records, _ = reader.since((count, num_records))
+        assert [record.seq for record in records] == list(range(count, num_records))
+
+
 def test_who_comes_early_waits_for_the_rank(tmp_path: Path) -> None:
     with reading(tmp_path) as reader:
-        assert reader.since(0) == ([], 0)
+        assert reader.since() == ([], (0,))
         with recording(tmp_path) as recorder:
             recorder.sample(0, loss=0.0)
             wait_for(reader, 1)
@@ -293,7 +327,7 @@ def test_the_probe_gives_series_until_it_fails_once(tmp_path: Path) -> None:
         wait_for(reader, 3)
         recorder.sample(10, loss=0.0)
         recorder.close()
-    records = reader.since(0)[0]
+    records = reader.since()[0]
     assert [r.values for r in records if isinstance(r, Sample)].count({"memory_bytes": 5.0}) == 1
     (note,) = [r for r in records if isinstance(r, Event)]
     assert note.kind == "note"
@@ -397,7 +431,7 @@ def test_a_rank_that_takes_over_goes_on_where_the_killed_one_was_cut_off(tmp_pat
                 lambda: reader.statuses(CPUS)[0].silent_s < 0.3, "the reader hears the one that took over"
             )
     assert seqs(reader) == list(range(6))
-    assert [record.step for record in reader.since(0)[0]] == list(range(6))
+    assert [record.step for record in reader.since()[0]] == list(range(6))
 
 
 def test_rank_0_sees_the_newest_command(tmp_path: Path) -> None:
@@ -455,7 +489,7 @@ def test_what_finds_no_room_on_the_disk_is_written_when_there_is_room(
         filler.unlink()
         wait_for(reader, 501)
         assert seqs(reader) == list(range(501))
-        told = [r.text for r in reader.since(0)[0] if isinstance(r, Event)]
+        told = [r.text for r in reader.since()[0] if isinstance(r, Event)]
     assert told == [
         f"{record_path(folder, 0)} cannot be written now, and is kept in memory: No space left on device"
     ]
