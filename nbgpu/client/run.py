@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import ipyparallel as ipp
 
 from nbgpu import logbook, manifest, resume, runs
 from nbgpu.backends import Climb, Rung
+from nbgpu.client.ending import Ending
 from nbgpu.client.frames import frame_of
 from nbgpu.client.plan import Plan
 from nbgpu.client.ranks import Ranks
@@ -132,16 +132,13 @@ class Run:
         self._info_written_ns = 0
         self._host = host
         self._results = results
-        self._over = threading.Event()
+        self._ending: Ending[RunState] = Ending(folder.name, _log)
         self._abandoned = False
         self._lost: NbgpuError | None = None
         self._prepared = False
         """Whether what a new rank needs has been imported where it comes from."""
         self._died_at_step = 0
         self._num_deaths = 0
-        self._final_state: RunState | None = None
-        self._lock = threading.Lock()
-        self._on_end: list[Callable[[Run], None]] = []
         self._preparing: threading.Thread | None = None
         if presenter is not None:
             self._preparing = threading.Thread(target=presenter.prepare, name="nbgpu-prepare", daemon=True)
@@ -167,7 +164,7 @@ class Run:
         results = {rank: LeftResult(folder, rank) for rank in range(len(host.devices))}
         run = cls(folder, config, _info(folder, config, host), host, results)
         if all(result.ready() for result in results.values()):
-            run._over.wait(_STOP_PATIENCE_S)
+            run._ending.wait_at_most(_STOP_PATIENCE_S)
         return run
 
     @property
@@ -193,13 +190,13 @@ class Run:
 
     @property
     def over(self) -> bool:
-        return self._over.is_set()
+        return self._ending.over
 
     @property
     def status(self) -> RunState:
         """What the run does: the state of its ranks, and of the slowest one where they differ."""
-        if self._final_state is not None:
-            return self._final_state
+        if self._ending.state is not None:
+            return self._ending.state
         order: list[RunState] = ["starting", "loading", "paused", "validating", "training"]
         states = {s.state for s in self.statuses()} - FINAL_STATES
         return next((state for state in order if state in states), "training")
@@ -272,17 +269,7 @@ class Run:
             ClusterError: the ranks could not be reached any more while it went on.
             TimeoutError: the run goes on after `timeout_s` seconds.
         """
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        try:
-            # In slices, because a plain wait would hold off the interrupt on some platforms.
-            while not self._over.wait(0.1):
-                if deadline_s is not None and time.monotonic() > deadline_s:
-                    raise TimeoutError(f"{self.folder.name} is still {self.status} after {timeout_s:g} s")
-        except KeyboardInterrupt:
-            if not self._over.is_set():
-                self.stop()
-                self._over.wait(_STOP_PATIENCE_S)
-            raise
+        self._ending.wait(timeout_s, lambda: self.status, self.stop, _STOP_PATIENCE_S)
         if self.failures:
             raise RankError(self.failures)
         if self._lost is not None:
@@ -331,16 +318,12 @@ class Run:
 
     def on_end(self, callback: Callable[[Run], None]) -> None:
         """Calls back once when the run is over, before `wait` returns; at once where it is over already."""
-        with self._lock:
-            if self._final_state is None:
-                self._on_end.append(callback)
-                return
-        callback(self)
+        self._ending.call(lambda: callback(self))
 
     def abandon(self) -> None:
         """Ends the handle of a run whose cluster was stopped under it."""
         self._abandoned = True
-        self._over.wait(_STOP_PATIENCE_S)
+        self._ending.wait_at_most(_STOP_PATIENCE_S)
 
     def _ask(self, command: Command) -> None:
         self._refuse_if_over(command)
@@ -441,20 +424,14 @@ class Run:
             logbook.complete(self.folder, max(s.step for s in self.statuses()), surely=failed)
         except (OSError, ValueError) as error:
             _log.warning("the logs of %s are not complete: %s", self.folder.name, error)
-        with self._lock:
-            self._final_state = "failed" if failed else "finished" if answers == {"finished"} else "stopped"
-            callbacks = list(self._on_end)
-        if presenter is not None:
-            callbacks.append(presenter.report)
+        state: RunState = "failed" if failed else "finished" if answers == {"finished"} else "stopped"
+        self._ending.come(state, self._report)
+
+    def _report(self) -> None:
         if self._preparing is not None:
             self._preparing.join()
-        for callback in callbacks:
-            try:
-                callback(self)
-            except Exception:  # noqa: BLE001
-                # What shows a run must not keep the run from ending, nor the next callback from its turn.
-                _log.exception("%s has ended, and showing that failed", self.folder.name)
-        self._over.set()
+        if presenter is not None:
+            presenter.report(self)
 
 
 def _info(folder: Path, config: TrainConfig, host: Host) -> RunInfo:

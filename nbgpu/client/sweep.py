@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from nbgpu import devices, resume, sweeps
 from nbgpu.client import registry
 from nbgpu.client import run as client_run
 from nbgpu.client.cluster import Cluster
+from nbgpu.client.ending import Ending
 from nbgpu.client.trial import Trial
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError, NbgpuError, RunError
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("nbgpu.sweep")
 _STOP_PATIENCE_S = 30.0
-_WAIT_PERIOD_S = 0.1
 TABLE = "table.csv"
 
 SweepState = Literal["running", "stopping", "finished", "stopped", "failed"]
@@ -62,14 +61,11 @@ class Sweep:
         self.num_parallel = min(len(clusters), len(self._left))
         """Trials that train side by side."""
         self._clusters = clusters[: self.num_parallel]
-        self._lock = threading.Lock()
         self._table_lock = threading.Lock()
         self._stopping = threading.Event()
-        self._over = threading.Event()
-        self._final_state: SweepState | None = None
+        self._ending: Ending[SweepState] = Ending(folder.name, _log)
         self._lost: list[NbgpuError] = []
         """Why places could not get a cluster."""
-        self._on_end: list[Callable[[Sweep], None]] = []
         atexit.register(self._abandon)
         threading.Thread(target=self._go_through, name="nbgpu-sweep", daemon=True).start()
 
@@ -84,12 +80,12 @@ class Sweep:
 
     @property
     def over(self) -> bool:
-        return self._over.is_set()
+        return self._ending.over
 
     @property
     def status(self) -> SweepState:
-        if self._final_state is not None:
-            return self._final_state
+        if self._ending.state is not None:
+            return self._ending.state
         return "stopping" if self._stopping.is_set() else "running"
 
     @property
@@ -173,27 +169,14 @@ class Sweep:
             ClusterError: trials are left, and no engines could be started for them.
             TimeoutError: the sweep goes on after `timeout_s` seconds.
         """
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        try:
-            # In slices, because a plain wait would hold off the interrupt on some platforms.
-            while not self._over.wait(_WAIT_PERIOD_S):
-                if deadline_s is not None and time.monotonic() > deadline_s:
-                    raise TimeoutError(f"{self.folder.name} goes on after {timeout_s:g} s: {self.describe()}")
-        except KeyboardInterrupt:
-            self.stop()
-            self._over.wait(_STOP_PATIENCE_S)
-            raise
+        self._ending.wait(timeout_s, self.describe, self.stop, _STOP_PATIENCE_S)
         if self.status == "failed":
             raise self._lost[0]
         return self
 
     def on_end(self, callback: Callable[[Sweep], None]) -> None:
         """Calls back once when the sweep is over, before `wait` returns; at once where it is over already."""
-        with self._lock:
-            if self._final_state is None:
-                self._on_end.append(callback)
-                return
-        callback(self)
+        self._ending.call(lambda: callback(self))
 
     # What goes on in threads.
 
@@ -210,18 +193,11 @@ class Sweep:
         atexit.unregister(self._abandon)
         self._leave_table()
         os.close(self._claim)
-        with self._lock:
-            self._final_state = self._how_it_ended()
-            callbacks = list(self._on_end)
+        self._ending.come(self._how_it_ended(), self._report)
+
+    def _report(self) -> None:
         if client_run.presenter is not None:
-            callbacks.append(client_run.presenter.report_sweep)
-        for callback in callbacks:
-            try:
-                callback(self)
-            except Exception:  # noqa: BLE001
-                # What shows a sweep must not keep it from ending, nor the next callback from its turn.
-                _log.exception("%s has ended, and showing that failed", self.folder.name)
-        self._over.set()
+            client_run.presenter.report_sweep(self)
 
     def _how_it_ended(self) -> SweepState:
         if all(trial.state in ("finished", "failed") for trial in self.trials):

@@ -32,7 +32,7 @@ from nbgpu.client.merging import Block
 from nbgpu.client.outputs import Streams
 from nbgpu.ui.frontend import answer_while_busy
 from nbgpu.ui.joining import RunningCell
-from nbgpu.ui.slot import new_slot, slot_metadata
+from nbgpu.ui.slot import display_in, new_slot, slot_metadata
 from nbgpu.ui.text_html import ALL, STATIC, block_html, bundle, differs, joins, lines_html, page
 
 _PAGE_PATIENCE_S = 5.0
@@ -73,15 +73,7 @@ class LiveText:
         self._widget.on_msg(self._on_page_message)
         self._cell = RunningCell()
         self._shown_mono_s = time.monotonic()
-        shown = self._widget._repr_mimebundle_()
-        assert shown is not None, "a widget with a view has a picture"
-        data, metadata = shown
-        display(
-            {**data, "text/plain": ""},
-            metadata={**metadata, **slot_metadata(self._slot)},
-            raw=True,
-            display_id=self._slot,
-        )
+        display_in(self._slot, self._widget, text="")
 
     def add(self, blocks: Sequence[Block]) -> None:
         """Appends lines; the page gets them with the next rows."""

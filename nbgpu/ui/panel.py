@@ -24,17 +24,16 @@ from typing import TYPE_CHECKING, Any
 
 import anywidget
 import traitlets
-from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display, update_display
 
-from nbgpu.errors import NbgpuError, RunError
+from nbgpu.errors import NbgpuError
 from nbgpu.palette import rank_color
 from nbgpu.records import FINAL_STATES, Event
 from nbgpu.telemetry import START
 from nbgpu.ui import words
 from nbgpu.ui.frontend import answer_while_busy, has_frontend, has_subshells
 from nbgpu.ui.history import History, Series, SeriesKey
-from nbgpu.ui.slot import new_slot, slot_metadata
+from nbgpu.ui.slot import display_in, new_slot, require_notebook, slot_metadata
 from nbgpu.ui.snapshot import PLOTLY_GZ, STATIC, bundle, summary
 from nbgpu.ui.wire import SeriesIds, encode
 
@@ -160,13 +159,6 @@ class Panel(anywidget.AnyWidget):
         """The run in one line."""
         with self._lock:
             return summary(self._run, self._follower.history)
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The widget, and for readers that know no widgets the run in one line."""
-        shown = super()._repr_mimebundle_(**kwargs)
-        assert shown is not None, "a widget with a view has a picture"
-        data, metadata = shown
-        return {**data, "text/plain": self.text()}, metadata
 
     # What the kernel tells.
 
@@ -341,15 +333,13 @@ def show(run: Run, on_state: Callable[[str], None] = lambda state: None) -> None
     Raises:
         RunError: there is no IPython to display anything.
     """
-    if get_ipython() is None:
-        raise RunError("a panel needs a notebook. In a script, read run.status and run.metrics()")
+    require_notebook("run.status and run.metrics()")
     slot = new_slot()
     if run.status in FINAL_STATES:
         display(bundle(run), raw=True)
     elif has_frontend():
         panel = Panel(run, slot, on_state=on_state)
-        data, metadata = panel._repr_mimebundle_()
-        display(data, metadata={**metadata, **slot_metadata(slot)}, raw=True, display_id=slot)
+        display_in(slot, panel, text=panel.text())
         panel.follow()
     else:
         handle = display({"text/plain": "starting"}, raw=True, display_id=slot)

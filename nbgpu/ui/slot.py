@@ -5,10 +5,35 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+from IPython.core.getipython import get_ipython
+from IPython.display import display
+from ipywidgets import DOMWidget
+
+from nbgpu.errors import RunError
+
 
 def new_slot() -> str:
     """An id for an output that will be replaced."""
     return f"nbgpu-{uuid.uuid4().hex}"
+
+
+def require_notebook(instead: str) -> None:
+    """Raises a RunError where there is no IPython to display anything; `instead` is what a script can do."""
+    if get_ipython() is None:
+        raise RunError(f"a panel needs a notebook. In a script, read {instead}")
+
+
+def display_in(slot: str, widget: DOMWidget, text: str) -> None:
+    """Displays a widget as the output that is replaced later; readers that know no widgets get `text`."""
+    shown = widget._repr_mimebundle_()
+    assert shown is not None, "a widget with a view has a picture"
+    data, metadata = shown
+    display(
+        {**data, "text/plain": text},
+        metadata={**metadata, **slot_metadata(slot)},
+        raw=True,
+        display_id=slot,
+    )
 
 
 def slot_metadata(slot: str, final: str = "") -> dict[str, Any]:

@@ -12,14 +12,12 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from IPython.core.getipython import get_ipython
 from IPython.display import display, update_display
 
-from nbgpu.errors import RunError
 from nbgpu.ui import stop_button, sweep_view
 from nbgpu.ui.frontend import answer_while_busy, has_frontend
 from nbgpu.ui.live_text import HtmlWidget
-from nbgpu.ui.slot import new_slot, slot_metadata
+from nbgpu.ui.slot import display_in, new_slot, require_notebook, slot_metadata
 
 if TYPE_CHECKING:
     from nbgpu.client.sweep import Sweep
@@ -154,8 +152,7 @@ def show(sweep: Sweep) -> None:
     Raises:
         RunError: there is no IPython to display anything.
     """
-    if get_ipython() is None:
-        raise RunError("a panel needs a notebook. In a script, read sweep.describe() and sweep.table()")
+    require_notebook("sweep.describe() and sweep.table()")
     slot = new_slot()
     if sweep.over:
         display(bundle(sweep), raw=True)
@@ -166,9 +163,7 @@ def show(sweep: Sweep) -> None:
         return
     widget = HtmlWidget(key=uuid.uuid4().hex, slot=slot)
     answer_while_busy(widget)
-    data, metadata = widget._repr_mimebundle_() or ({}, {})
-    shown = {**data, "text/plain": sweep.describe()}
     tooltip = "Stop all runs of the sweep, each with a checkpoint; it can be gone on with"
     panel = SweepPanel(sweep, widget, slot, stop_button.offer(sweep.stop, tooltip))
-    display(shown, metadata={**metadata, **slot_metadata(slot)}, raw=True, display_id=slot)
+    display_in(slot, widget, text=sweep.describe())
     panel.start()
