@@ -17,7 +17,17 @@ from torch import Tensor, nn
 
 from nbgpu import manifest, runs
 from nbgpu.config import TrainConfig
-from nbgpu.engine import checkpoint, exchange, memory, models, precision, run_info, smoke, validation
+from nbgpu.engine import (
+    checkpoint,
+    exchange,
+    fake_steps,
+    memory,
+    models,
+    precision,
+    run_info,
+    smoke,
+    validation,
+)
 from nbgpu.engine.books import Books
 from nbgpu.engine.clipping import clip
 from nbgpu.engine.consensus import Consensus, together
@@ -196,7 +206,9 @@ class Trainer:
             )
         batch = self._feed.in_hand() if self._feed is not None else {}
         shapes = {name: tuple(values.shape) for name, values in batch.items()}
-        return memory.explain_run(error, self.rank, self.step, shapes, self.config, self.device, static)
+        # Of steps that were done it is known what they take.
+        need = None if self.step else fake_steps.need_of(self.config, self.device, self.member.world_size)
+        return memory.explain_run(error, self.rank, self.step, shapes, self.config, self.device, static, need)
 
     def close(self) -> None:
         """Ends the threads that read data and write checkpoints."""

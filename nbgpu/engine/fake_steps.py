@@ -1,0 +1,120 @@
+"""Two steps of a run on tensors that have shapes and no numbers, to see what they would take of the memory.
+
+torch's FakeTensorMode works out every result's shape and type, and what of it lives is added up. Not in it: scratch
+memory inside the kernels of cuDNN and oneDNN, what allocators round up and keep, and the data in host memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from nbgpu.config import TrainConfig
+from nbgpu.engine import memory, memory_limit, models
+from nbgpu.engine.rehearsal import Rehearsal, load_recipe, rehearsed
+
+_log = logging.getLogger("nbgpu.fake_steps")
+_NUM_STEPS = 2
+"""The optimizer's state appears at the end of the first one."""
+
+
+class _Living(TorchDispatchMode):
+    """Adds up the storages that live, each once."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sizes: dict[int, int] = {}
+        self.now_bytes = self.peak_bytes = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        results = function(*args, **(kwargs or {}))
+        for result in tree_leaves(results):
+            if isinstance(result, Tensor):
+                storage = result.untyped_storage()
+                key = storage._cdata
+                if key not in self._sizes:
+                    self._sizes[key] = storage.nbytes()
+                    self.now_bytes += storage.nbytes()
+                    self.peak_bytes = max(self.peak_bytes, self.now_bytes)
+                    weakref.finalize(storage, self._forget, key)
+        return results
+
+    def _forget(self, key: int) -> None:
+        self.now_bytes -= self._sizes.pop(key)
+
+
+def _empty(model: nn.Module, device: torch.device) -> None:
+    """Puts parameters and buffers without numbers in the place of the model's own."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+            module.register_parameter(name, nn.Parameter(empty, requires_grad=parameter.requires_grad))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
+
+
+def parts(config: TrainConfig, device: torch.device, world_size: int) -> dict[str, int]:
+    """What one rank takes, in bytes: `parameters`, `gradients`, `optimizer`, and `activations`, with all else that lives in
+    a step.
+
+    Args:
+        config: as `rehearsed` gives it.
+    """
+    # Its scaler asks whether there was an overflow, which only numbers can say.
+    config = config.changed(amp="bf16") if config.amp == "fp16" else config
+    model, _ = models.build(config, load_recipe(config), torch.device("cpu"))
+    with FakeTensorMode(), _Living() as living:
+        _empty(model, device)
+        rehearsal = Rehearsal(config, device, model)
+        # The weights, the first gradients, and where DDP has them stand twice its buckets.
+        begun_bytes = living.now_bytes
+        for _ in range(_NUM_STEPS):
+            rehearsal.step(config.batch_size)
+        static = memory.Static.of(rehearsal.model, rehearsal.optimizer, 0)
+        blocks = [
+            sum(p.nbytes for p in block.parameters()) for block in rehearsal.recipe.blocks(rehearsal.model)
+        ]
+        gradients = max(static.gradients_bytes, begun_bytes - static.parameters_bytes)
+        found = {
+            "parameters": static.parameters_bytes,
+            "gradients": gradients,
+            "optimizer": static.optimizer_bytes,
+            "activations": max(
+                0, living.peak_bytes - static.parameters_bytes - gradients - static.optimizer_bytes
+            ),
+        }
+    if config.strategy == "fsdp":
+        for name in ("parameters", "gradients", "optimizer"):
+            found[name] //= world_size
+        # One block at a time is whole.
+        found["activations"] += max(blocks, default=0)
+    return found
+
+
+def need_of(config: TrainConfig, device: torch.device, world_size: int) -> memory.Need | None:
+    """What a run's steps take with any batch size; None where it cannot be told without numbers."""
+    config = rehearsed(config)
+    try:
+        with memory_limit.lifted():
+            one, two = (
+                sum(
+                    parts(
+                        config.changed(batch_size=size, global_batch_size=None), device, world_size
+                    ).values()
+                )
+                for size in (1, 2)
+            )
+    except Exception as error:  # noqa: BLE001 - a model that looks at numbers cannot do without them
+        _log.info("what a step takes cannot be told: %r", error)
+        return None
+    return memory.Need(fixed_bytes=max(0, 2 * one - two), sample_bytes=max(1, two - one))
