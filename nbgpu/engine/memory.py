@@ -44,6 +44,9 @@ _WORDS_OF_OTHER_TYPES = (
 )
 """In the message of a RuntimeError: neither the CPU's allocator nor CUDA's libraries have a type of their own for it."""
 
+_ONEDNN = "could not create a primitive"
+"""All that oneDNN says when it gets no memory for a kernel. With more words behind it the kernel does not exist."""
+
 _ASKED = re.compile(r"allocate (?P<number>[\d.]+) (?P<unit>bytes|[KMGTPE]iB)")
 
 _BESIDE_SHAPES = 0.3
@@ -120,7 +123,9 @@ def _root(error: BaseException | None) -> BaseException | None:
     while error is not None and not isinstance(error, NbgpuError):
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             return error
-        if isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS_OF_OTHER_TYPES):
+        if isinstance(error, RuntimeError) and (
+            str(error) == _ONEDNN or any(words in str(error) for words in _WORDS_OF_OTHER_TYPES)
+        ):
             return error
         error = error.__cause__
     return None

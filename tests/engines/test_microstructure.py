@@ -71,7 +71,7 @@ def _ended(run: Run, status: str = "finished") -> Run:
 
 
 def _losses(run: Run, rank: int = 0) -> list[float]:
-    records, _ = run.reader.since(0)
+    records, _ = run.reader.since()
     return [
         r.values["loss"] for r in records if isinstance(r, Sample) and r.rank == rank and "loss" in r.values
     ]
@@ -164,7 +164,7 @@ def test_a_rank_that_dies_is_replaced_and_the_search_goes_on(cluster2: nbgpu.Clu
     _wait_for_steps(run, 20)
     os.kill(cluster2.pids[1], signal.SIGKILL)
     give_up_s = time.monotonic() + 90
-    while not any(isinstance(r, Event) and r.kind == "heal" for r in run.reader.since(0)[0]):
+    while not any(isinstance(r, Event) and r.kind == "heal" for r in run.reader.since()[0]):
         assert time.monotonic() < give_up_s, run.status
         time.sleep(0.05)
     _wait_for_steps(run, len(_losses(run)) + 10)

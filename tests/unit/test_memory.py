@@ -51,6 +51,12 @@ def test_what_counts_as_out_of_memory() -> None:
     assert is_exhausted(torch.OutOfMemoryError("CUDA out of memory"))
     assert is_exhausted(MemoryError())
     assert not is_exhausted(RuntimeError("size mismatch"))
+    assert is_exhausted(RuntimeError("could not create a primitive"))
+    assert not is_exhausted(
+        RuntimeError(
+            "could not create a primitive descriptor for a convolution forward propagation primitive"
+        )
+    )
     # Another rank's failure, quoted.
     assert not is_exhausted(
         RunError("rank 1 failed: RuntimeError: DefaultCPUAllocator: can't allocate memory")
