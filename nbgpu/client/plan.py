@@ -84,7 +84,7 @@ class Plan:
             told = f"{config.steps} steps" if config.epochs is None else f"{config.epochs} epochs"
             return f"{told}; how many steps an epoch has is not known yet"
         num_steps = config.total_steps(per_epoch)
-        return f"{num_steps} steps, which is {num_steps / per_epoch:.3g} epochs of {per_epoch}"
+        return f"steps: {num_steps}, of which an epoch has {per_epoch}; epochs: {num_steps / per_epoch:.3g}"
 
     def _memory(self) -> str:
         if "peak" not in self.memory:

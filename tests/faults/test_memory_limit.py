@@ -164,7 +164,7 @@ def test_the_plan_is_what_the_run_then_does_and_takes(
     assert run.info.data == plan.data
     assert run.plan == plan
     assert (plan.steps_per_epoch, run.info.steps_per_epoch) == (1, 1)
-    assert "3 steps, which is 3 epochs of 1" in str(plan)
+    assert "steps: 3, of which an epoch has 1; epochs: 3" in str(plan)
     estimated_mib = (plan.memory["peak"] - plan.memory["before"]) / 2**20
     taken_mib = resident_peak_mib(limited) - held_mib
     assert 0.7 < taken_mib / estimated_mib < 1.5

@@ -198,3 +198,20 @@ def test_with_nobody_in_front_a_line_tells_how_far_the_run_is(tmp_path: Path) ->
     client.execute()
     assert lines[1].startswith("autoencoder: training, step ")
     assert lines[2].startswith("autoencoder: stopped")
+
+
+def test_the_plan_stands_above_the_curves_of_a_run(tmp_path: Path) -> None:
+    settings = {"data": "phantoms", "num_phantoms": 10, "patch_size": 8, "batch_size": 2, "steps": 2}
+    cells = [
+        "%load_ext nbgpu\nimport nbgpu\n%nbgpu start --gpus none --ranks 2",
+        f"run = nbgpu.current().train('autoencoder', **{settings!r}, runs_dir={str(tmp_path)!r}, threads=1)\nrun.panel()",
+        "run.wait()\n%nbgpu stop",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    NotebookClient(notebook, timeout=90).execute()
+    plan, curves = notebook.cells[1].outputs
+    # At first nothing was known of the data.
+    assert "8 volumes over 2 ranks: 4 on each" in plan.data["text/plain"]
+    assert "steps: 2, of which an epoch has 2; epochs: 1" in plan.data["text/plain"]
+    assert "<summary" in plan.data["text/html"]
+    assert curves.data["text/plain"].startswith("autoencoder: finished, step 2 of 2")
