@@ -157,9 +157,9 @@ def test_the_plan_is_what_the_run_then_does_and_takes(
     # What a first run imports is held ever after.
     limited.train("autoencoder", **settings, batch_size=1).wait(120)
     held_mib = max(resident_mib(limited))
-    plan = limited.plan("autoencoder", **settings, batch_size=48)
+    plan = limited.plan("autoencoder", **settings, batch_size=24)
     limited.execute("open('/proc/self/clear_refs', 'w').write('5')")
-    run = limited.train("autoencoder", **settings, batch_size=48).wait(120)
+    run = limited.train("autoencoder", **settings, batch_size=24).wait(120)
 
     assert run.info.data == plan.data
     assert run.plan == plan
