@@ -21,9 +21,6 @@ MAX_BATCH_SIZE = 4096
 """What the settings allow."""
 _NUM_STEPS = 2
 """The optimizer's state appears at the end of the first one."""
-_SPARE_BYTES = 96 * 2**20
-"""Of a CPU rank's limit, for a run's loggers and checkpoints, and for the kernels that oneDNN makes and keeps for each
-shape: the tries themselves leave some behind."""
 _SHARE_OF_HOST = 0.8
 """Of what is free, for all CPU ranks together where no limit was set: the host has more to do."""
 
@@ -115,7 +112,7 @@ class _Search:
 
     def _try(self, batch_size: int) -> dict[str, Any]:
         assert self._rehearsal is not None, "the search goes on"
-        memory_limit.tighten(_SPARE_BYTES)
+        memory_limit.tighten(memory.SPARE_BYTES)
         memory.begin_peak(self._device)
         why = ""
         try:
@@ -136,7 +133,7 @@ class _Search:
                 self._rehearsal.forget_gradients()
         peak_bytes = memory.peak_bytes(self._device)
         memory.free()
-        memory_limit.tighten(_SPARE_BYTES)
+        memory_limit.tighten(memory.SPARE_BYTES)
         return {"why": why, "peak_bytes": peak_bytes}
 
 

@@ -49,6 +49,9 @@ _ONEDNN = "could not create a primitive"
 
 _ASKED = re.compile(r"allocate (?P<number>[\d.]+) (?P<unit>bytes|[KMGTPE]iB)")
 
+SPARE_BYTES = 96 * 2**20
+"""Of what a CPU rank may have, for a run's loggers and checkpoints, and for the kernels that oneDNN makes and keeps for each
+shape: steps that were tried leave some behind."""
 _BESIDE_SHAPES = 0.3
 """What a step takes beside the tensors that have a shape, as a share: the kernels' scratch memory, and what allocators
 keep. For the autoencoder on CPU ranks it was 0.1 to 0.2."""
@@ -188,9 +191,9 @@ class Need:
     sample_bytes: int
     """For each sample of a micro-batch."""
 
-    def batch_size_that_fits(self, usage: Usage, before_bytes: int) -> int:
-        """The largest; 0 where not even one sample fits. `before_bytes` is what `before_run` gave."""
-        left_bytes = usage.could_have_bytes - before_bytes - self.fixed_bytes
+    def batch_size_that_fits(self, usage: Usage, held_bytes: int) -> int:
+        """The largest beside what is held; 0 where not even one sample fits."""
+        left_bytes = usage.could_have_bytes - held_bytes - self.fixed_bytes
         return max(0, int(left_bytes / (1 + _BESIDE_SHAPES)) // self.sample_bytes)
 
 
@@ -263,7 +266,8 @@ def explain_run(
         )
         fits = batch_size_that_fits(config.batch_size, asked, usage, static, had_fitted=step > 0)
         if need is not None:
-            fits = min(fits, need.batch_size_that_fits(usage, static.before_bytes))
+            spare_bytes = SPARE_BYTES if device.type == "cpu" else 0
+            fits = min(fits, need.batch_size_that_fits(usage, static.before_bytes + spare_bytes))
         lines.append(_advice(config, fits, is_known=step > 0 or need is not None))
     else:
         lines.append("Give it a smaller model or less data, or free what the cells hold: del NAME")

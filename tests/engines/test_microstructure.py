@@ -111,7 +111,7 @@ def test_a_run_finds_what_one_process_finds_and_leaves_files(cluster2: nbgpu.Clu
     found, at_random = result["table"].values()
     assert found["s2_error"] < at_random["s2_error"] / 3
     assert len(result["images"]) == 4
-    records, _ = run.reader.since(0)
+    records, _ = run.reader.since()
     shown = [r for r in records if isinstance(r, Event) and r.kind == "pictures"]
     assert [shown[0].step, shown[-1].step] == [20, 40]
     assert all(len(source) < 50_000 for source in shown[-1].detail["images"].values())
