@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nbgpu.config import TrainConfig
-from nbgpu.engine import memory, memory_limit, models
+from nbgpu.engine import memory, memory_limit, models, precision
 from nbgpu.engine.rehearsal import Rehearsal, load_recipe, rehearsed
 
 _log = logging.getLogger("nbgpu.fake_steps")
@@ -101,20 +101,40 @@ def parts(config: TrainConfig, device: torch.device, world_size: int) -> dict[st
     return found
 
 
-def need_of(config: TrainConfig, device: torch.device, world_size: int) -> memory.Need | None:
-    """What a run's steps take with any batch size; None where it cannot be told without numbers."""
+def need_of(config: TrainConfig, world_size: int) -> memory.Need | None:
+    """What a run's steps take with any batch size; None where it cannot be told without numbers.
+
+    On torch's device 'meta', and not in FakeTensorMode as `parts`, because that takes seconds of imports: other ranks wait
+    while one says why it failed. There is no autocast on it, so that with `amp` the need is overestimated.
+    """
     config = rehearsed(config)
     try:
         with memory_limit.lifted():
-            one, two = (
-                sum(
-                    parts(
-                        config.changed(batch_size=size, global_batch_size=None), device, world_size
-                    ).values()
-                )
-                for size in (1, 2)
-            )
+            model = models.build(config, load_recipe(config), torch.device("cpu"))[0].to("meta")
+            one_bytes, two_bytes = (_activations(config, model, batch_size) for batch_size in (1, 2))
     except Exception as error:  # noqa: BLE001 - a model that looks at numbers cannot do without them
         _log.info("what a step takes cannot be told: %r", error)
         return None
-    return memory.Need(fixed_bytes=max(0, 2 * one - two), sample_bytes=max(1, two - one))
+    # Weights, gradients, and the optimizer's two moments.
+    state_bytes = 4 * sum(p.nbytes for p in model.parameters())
+    if config.strategy == "fsdp":
+        state_bytes //= world_size
+    return memory.Need(state_bytes + max(0, 2 * one_bytes - two_bytes), max(1, two_bytes - one_bytes))
+
+
+def _activations(config: TrainConfig, model: nn.Module, batch_size: int) -> int:
+    """What lives at the most in forward and backward, in bytes, beside a model on the device 'meta'."""
+    recipe = load_recipe(config)
+    dtype = precision.dtype(config)
+    with _Living() as living:
+        batch = {
+            name: torch.empty(
+                (batch_size, *value.shape[1:]),
+                dtype=dtype if value.is_floating_point() else value.dtype,
+                device="meta",
+            )
+            for name, value in recipe.example(1).items()
+        }
+        recipe.loss(model, batch)["loss"].backward()
+    model.zero_grad(set_to_none=True)
+    return living.peak_bytes

@@ -207,7 +207,7 @@ class Trainer:
         batch = self._feed.in_hand() if self._feed is not None else {}
         shapes = {name: tuple(values.shape) for name, values in batch.items()}
         # Of steps that were done it is known what they take.
-        need = None if self.step else fake_steps.need_of(self.config, self.device, self.member.world_size)
+        need = None if self.step else fake_steps.need_of(self.config, self.member.world_size)
         return memory.explain_run(error, self.rank, self.step, shapes, self.config, self.device, static, need)
 
     def close(self) -> None:
