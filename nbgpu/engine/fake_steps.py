@@ -137,4 +137,5 @@ def _activations(config: TrainConfig, model: nn.Module, batch_size: int) -> int:
         }
         recipe.loss(model, batch)["loss"].backward()
     model.zero_grad(set_to_none=True)
-    return living.peak_bytes
+    peak_bytes: int = living.peak_bytes
+    return peak_bytes
