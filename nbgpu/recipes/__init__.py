@@ -85,6 +85,7 @@ class Recipe(Protocol):
 
 _RECIPES = {
     "autoencoder": "nbgpu.recipes.autoencoder:Autoencoder",
+    "lithography": "nbgpu.recipes.lithography.recipe:Lithography",
     "microstructure": "nbgpu.recipes.microstructure.recipe:Microstructure",
 }
 """Where each recipe's class is; imported when it is asked for, because some need libraries of their own."""

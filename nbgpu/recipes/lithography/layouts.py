@@ -1,0 +1,111 @@
+"""Layouts in files: .glp, GDSII and OASIS, as polygons in nm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from nbgpu.errors import DataError
+from nbgpu.recipes.lithography.rasterise import Polygon, is_manhattan
+
+GLP = ".glp"
+SUFFIXES = (GLP, ".gds", ".gds2", ".oas")
+_MAX_SHOWN = 5
+
+
+def read_layout(path: Path, layer: str = "") -> list[Polygon]:
+    """The polygons of one layer of a layout, with cells and arrays put in their places, in nm.
+
+    Args:
+        path: a .glp of the ICCAD 2013 contest, or a GDSII or OASIS file, which gdstk reads.
+        layer: 'M1' of a .glp; '17' or '17/0' (layer, or layer and datatype) of the others. Empty for the only one.
+
+    Raises:
+        DataError: all that is wrong with the file; it says which layers there are where one has to be named.
+    """
+    by_layer = _read_glp(path) if path.suffix.lower() == GLP else _read_gds(path)
+    if not by_layer:
+        raise DataError(f"{path}: has no polygon")
+    if "/" in layer or path.suffix.lower() == GLP:
+        names = [name for name in by_layer if layer in ("", name)]
+    else:
+        names = [name for name in by_layer if layer in ("", name.split("/")[0])]
+    there = ", ".join(sorted(by_layer))
+    if not names:
+        raise DataError(f"{path}: has no layer {layer}. Layers: {there}")
+    if not layer and len(names) > 1:
+        raise DataError(f"{path}: has several layers. Name one with layer=: {there}")
+    polygons = [polygon for name in names for polygon in by_layer[name]]
+    slanted = [polygon for polygon in polygons if not is_manhattan(polygon)]
+    if slanted:
+        raise DataError(
+            f"{path}: {len(slanted)} of {len(polygons)} polygons have slanted edges, the first at "
+            f"({slanted[0][0, 0]:g}, {slanted[0][0, 1]:g}) nm; only edges along the axes are taken"
+        )
+    return polygons
+
+
+def _read_glp(path: Path) -> dict[str, list[Polygon]]:
+    """RECT N layer x y width height, and PGON N layer x y x y ...; coordinates in nm, as EQUIV 1 1000 MICRON says."""
+    by_layer: dict[str, list[Polygon]] = {}
+    problems = []
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as .glp: {error}") from None
+    for number, line in enumerate(lines, start=1):
+        words = line.split()
+        if not words or words[0] not in ("RECT", "PGON", "EQUIV"):
+            continue
+        try:
+            if words[0] == "EQUIV":
+                if words[1:4] != ["1", "1000", "MICRON"]:
+                    raise ValueError("only EQUIV 1 1000 MICRON, which is nm, is known")
+                continue
+            polygon = _glp_polygon(words[0], [float(word) for word in words[3:]])
+            by_layer.setdefault(words[2], []).append(polygon)
+        except (ValueError, IndexError) as error:
+            problems.append(f"{path}: line {number}: {error}")
+    if problems:
+        more = [f"{path}: and {len(problems) - _MAX_SHOWN} more"] if len(problems) > _MAX_SHOWN else []
+        raise DataError("\n".join([*problems[:_MAX_SHOWN], *more]))
+    return by_layer
+
+
+def _glp_polygon(kind: str, numbers: list[float]) -> Polygon:
+    if kind == "RECT":
+        if len(numbers) != 4 or min(numbers[2:]) <= 0:
+            raise ValueError("a RECT needs x, y, and a width and a height above 0")
+        x, y, width, height = numbers
+        return np.array([[x, y], [x + width, y], [x + width, y + height], [x, y + height]])
+    if len(numbers) < 8 or len(numbers) % 2:
+        raise ValueError("a PGON needs at least four corners, each with x and y")
+    return np.array(numbers).reshape(-1, 2)
+
+
+def _read_gds(path: Path) -> dict[str, list[Polygon]]:
+    try:
+        import gdstk
+    except ModuleNotFoundError:
+        raise DataError(
+            f"{path}: GDSII and OASIS are read with gdstk, which is not installed. Run: pip install "
+            "'nbgpu[lithography]'"
+        ) from None
+    try:
+        # In nm whatever the file's own unit is. The file's lengths are multiples of its database unit, and so are these.
+        library = (
+            gdstk.read_oas(path, unit=1e-9)
+            if path.suffix.lower() == ".oas"
+            else gdstk.read_gds(path, unit=1e-9)
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as GDSII or OASIS: {error}") from None
+    by_layer: dict[str, list[Polygon]] = {}
+    for cell in library.top_level():
+        assert isinstance(cell, gdstk.Cell), "raw cells come from read_rawcells alone"
+        for polygon in cell.get_polygons():
+            name = f"{polygon.layer}/{polygon.datatype}"
+            # A thousandth of a nm: what rotations and float units leave behind would make slanted edges.
+            by_layer.setdefault(name, []).append(np.round(polygon.points, 3))
+    return by_layer

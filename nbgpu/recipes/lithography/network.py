@@ -1,0 +1,95 @@
+"""A network from mask to aerial image that has the form of the physics: squares of convolutions, added up."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, pad
+
+from nbgpu.engine.precision import at_least_float32
+
+_FIRST_WIDTH = 1 / 14
+_OTHERS_WIDTH = 1 / 10
+"""Standard deviations of the Gaussians that kernels begin with, as a share of their edge."""
+
+
+class AerialNetwork(nn.Module):
+    """Sums of squares of learned convolutions, and a few dilated ones that correct what is not of this form.
+
+    A partially coherent image is a sum of coherent ones, |mask * kernel|^2 (SOCS), so that two real kernels here can be one
+    complex kernel there. The corrections begin at zero. All convolutions are circular and none has a stride: a mask that
+    is shifted by any number of pixels gives the same image, shifted.
+
+    Args:
+        num_kernels: real kernels.
+        kernel_size: their edge in pixels, odd.
+        corrections: how many dilated 3 x 3 convolutions correct the sum, with dilation 1, 2, 4 ...; 0 for none.
+        channels: of the corrections.
+    """
+
+    def __init__(self, num_kernels: int, kernel_size: int, corrections: int = 0, channels: int = 16) -> None:
+        super().__init__()
+        self.kernels = CircularKernels(num_kernels, kernel_size)
+        self.corrections = Corrections(num_kernels + 1, channels, corrections) if corrections else None
+
+    def forward(self, mask: Tensor) -> Tensor:
+        """(N, 1, H, W) -> (N, 1, H, W), at least `kernel_size` pixels along each axis."""
+        fields = self.kernels(mask)
+        image = fields.square().sum(dim=1, keepdim=True)
+        if self.corrections is not None:
+            image = image + self.corrections(torch.cat([fields, image], dim=1))
+        result: Tensor = image
+        return result
+
+
+class CircularKernels(nn.Module):
+    """Convolutions of one channel with large kernels, by FFT."""
+
+    def __init__(self, num_kernels: int, kernel_size: int) -> None:
+        super().__init__()
+        away = torch.arange(kernel_size) - kernel_size // 2
+        squared = (away[:, None].square() + away[None, :].square()).float()
+        widths = torch.full((num_kernels, 1, 1), _OTHERS_WIDTH * kernel_size)
+        widths[0] = _FIRST_WIDTH * kernel_size
+        kernels = torch.exp(-squared / (2 * widths.square()))
+        # The first is a blur that keeps a clear mask at 1; the others are small and differ.
+        kernels[1:] *= torch.randn(num_kernels - 1, kernel_size, kernel_size)
+        kernels /= kernels.square().sum(dim=(1, 2), keepdim=True).sqrt()
+        kernels[0] /= kernels[0].sum()
+        kernels[1:] *= 0.03
+        self.weight = nn.Parameter(kernels)
+
+    def forward(self, mask: Tensor) -> Tensor:
+        """(N, 1, H, W) -> (N, K, H, W), in float32 or float64 whatever autocast asks for: FFTs have no 16 bits."""
+        with torch.autocast(mask.device.type, enabled=False):
+            height, width = mask.shape[-2:]
+            size = self.weight.shape[-1]
+            kernels = pad(at_least_float32(self.weight), (0, width - size, 0, height - size))
+            centred = kernels.roll((-(size // 2), -(size // 2)), dims=(1, 2))
+            spectrum = torch.fft.rfft2(at_least_float32(mask)) * torch.fft.rfft2(centred)
+            fields: Tensor = torch.fft.irfft2(spectrum, s=(height, width))
+            return fields
+
+
+class Corrections(nn.Module):
+    """Residual dilated convolutions, whose output begins at zero: (N, C, H, W) -> (N, 1, H, W)."""
+
+    def __init__(self, in_channels: int, channels: int, depth: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(in_channels, channels, 1)
+        self.steps = nn.ModuleList(
+            nn.Conv2d(channels, channels, 3, padding=2**i, dilation=2**i, padding_mode="circular")
+            for i in range(depth)
+        )
+        self.last = nn.Conv2d(channels, 1, 1)
+        nn.init.zeros_(self.last.weight)
+        assert self.last.bias is not None
+        nn.init.zeros_(self.last.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """One channel, to be added to the image."""
+        hidden: Tensor = self.first(features)
+        for step in self.steps:
+            hidden = hidden + gelu(step(hidden))
+        correction: Tensor = self.last(hidden)
+        return correction

@@ -1,0 +1,169 @@
+"""Masks and their aerial images in files: .npz archives and folders as LithoBench has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+
+from nbgpu.errors import DataError
+
+MASKS, AERIALS = "pixelILT", "litho"
+"""LithoBench's folders of optimised masks and of their images, of .png files with the same names."""
+
+_GREY = ("L", "1", "I;16")
+_MAX_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One mask and, where it is known, its aerial image: .png files, or (1, H, W) in float32."""
+
+    name: str
+    mask: Path | Tensor
+    aerial: Path | Tensor | None = None
+
+
+def read_npz(path: Path, size: int, pixel_nm: float) -> list[Pair]:
+    """`masks` and, if they are there, `aerials`, each (N, H, W) or (N, H, W, 1), brought to size x size pixels.
+
+    `pixel_nm` in the archive, of its own pixels, has to go with the asked one. Raises DataError: all that is wrong.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in ("masks", "aerials", "pixel_nm") if name in archive}
+            there = ", ".join(archive.files)
+    except (OSError, ValueError, EOFError, AttributeError) as error:
+        raise DataError(f"{path}: cannot be read as an .npz archive of numbers: {error}") from None
+    if "masks" not in arrays:
+        raise DataError(f"{path}: has no array 'masks'. Arrays: {there or '(none)'}")
+    stated_nm = arrays.pop("pixel_nm", None)
+    problems = [
+        f"{path}: {name}: {problem}" for name, a in arrays.items() for problem in _shape_problems(a, size)
+    ]
+    if not problems:
+        images = {name: a[..., 0] if a.ndim == 4 else a for name, a in arrays.items()}
+        problems = [f"{path}: {problem}" for problem in _value_problems(images)]
+        times = images["masks"].shape[1] // size
+        if stated_nm is not None and not np.isclose(float(stated_nm) * times, pixel_nm):
+            problems.append(
+                f"{path}: has pixels of {float(stated_nm):g} nm, which are {float(stated_nm) * times:g} nm at "
+                f"{size} x {size}, and pixel_nm is {pixel_nm:g}"
+            )
+    if problems:
+        raise DataError("\n".join(problems))
+    tensors = {
+        name: _averaged(torch.from_numpy(a.astype(np.float32))[:, None], size) for name, a in images.items()
+    }
+    aerials = tensors.get("aerials", [None] * len(tensors["masks"]))
+    return [
+        Pair(f"{path} number {i}", mask, aerial)
+        for i, (mask, aerial) in enumerate(zip(tensors["masks"], aerials, strict=True))
+    ]
+
+
+def _shape_problems(array: np.ndarray, size: int) -> Iterator[str]:
+    if array.dtype.kind not in "fbui":
+        yield f"holds {array.dtype}, not numbers"
+    elif array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[3] != 1):
+        yield f"has the shape {array.shape}; it takes (N, H, W) or (N, H, W, 1)"
+    elif not len(array):
+        yield "is empty"
+    elif problem := _size_problem(array.shape[2], array.shape[1], size):
+        yield problem
+
+
+def _size_problem(width: int, height: int, size: int) -> str | None:
+    if width == height and width % size == 0:
+        return None
+    return f"has {width} x {height} pixels, which cannot be averaged down to {size} x {size}. Change size"
+
+
+def _value_problems(images: dict[str, np.ndarray]) -> Iterator[str]:
+    shapes = {name: image.shape for name, image in images.items()}
+    if len(set(shapes.values())) > 1:
+        yield f"masks and aerials differ in shape: {shapes['masks']} and {shapes['aerials']}"
+    finite = {name: np.isfinite(image).all(axis=(1, 2)) for name, image in images.items()}
+    for name, good in finite.items():
+        if not good.all():
+            yield f"{name}: NaN or infinite values in {_numbers(~good)}"
+    greys = ~np.isin(images["masks"], (0, 1)).all(axis=(1, 2)) & finite["masks"]
+    if greys.any():
+        yield f"masks: other values than 0 and 1 in {_numbers(greys)}"
+    if "aerials" in images and (negative := np.asarray((images["aerials"] < 0).any(axis=(1, 2)))).any():
+        yield f"aerials: intensities below 0 in {_numbers(negative)}"
+
+
+def _numbers(bad: np.ndarray) -> str:
+    found = np.flatnonzero(bad)
+    more = f" and {len(found) - _MAX_SHOWN} more" if len(found) > _MAX_SHOWN else ""
+    return f"number{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:_MAX_SHOWN]))}{more}"
+
+
+def _averaged(images: Tensor, size: int) -> Tensor:
+    times = images.shape[-1] // size
+    return avg_pool2d(images, times) if times > 1 else images
+
+
+def find_lithobench(folder: Path, size: int) -> list[Pair]:
+    """The pairs of a folder with `pixelILT` and `litho`, or of several such folders inside it, by file name.
+
+    Names and headers are read, and the pixels when a picture is needed (`load_png`). Raises DataError: a line for each
+    file with no partner, of another size, or in colour.
+    """
+    roots = sorted({path.parent for path in folder.rglob(MASKS) if path.is_dir()})
+    pairs: list[Pair] = []
+    problems: list[str] = []
+    for root in roots:
+        masks = {path.name: path for path in sorted((root / MASKS).glob("*.png"))}
+        aerials = {path.name: path for path in sorted((root / AERIALS).glob("*.png"))}
+        problems += [
+            f"{masks[n]}: has no image of that name in {AERIALS}"
+            for n in sorted(masks.keys() - aerials.keys())
+        ]
+        problems += [
+            f"{aerials[n]}: has no mask of that name in {MASKS}"
+            for n in sorted(aerials.keys() - masks.keys())
+        ]
+        for name in sorted(masks.keys() & aerials.keys()):
+            both = (masks[name], aerials[name])
+            problems += [f"{path}: {problem}" for path in both if (problem := _header_problem(path, size))]
+            pairs.append(Pair(str(masks[name]), *both))
+    if not pairs and not problems:
+        problems = [f"{folder}: has no .png files in folders {MASKS} and {AERIALS}"]
+    if problems:
+        raise DataError("\n".join(problems))
+    return pairs
+
+
+def _header_problem(path: Path, size: int) -> str | None:
+    try:
+        with Image.open(path) as image:
+            if image.mode not in (*_GREY, "RGB", "RGBA", "LA", "P"):
+                return f"has pixels of the kind {image.mode}, not grey ones"
+            return _size_problem(*image.size, size)
+    except (OSError, UnidentifiedImageError) as error:
+        return f"cannot be read as a picture: {error}"
+
+
+def load_png(path: Path, size: int, *, binary: bool) -> Tensor:
+    """(1, size, size) in float32, 0 to 1. Raises DataError for colours, and for greys where it should be `binary`."""
+    try:
+        with Image.open(path) as image:
+            values = np.asarray(image.convert("RGB") if image.mode in ("P", "RGBA", "LA", "1") else image)
+    except (OSError, SyntaxError) as error:
+        raise DataError(f"{path}: cannot be read as a picture: {error}") from None
+    if values.ndim == 3:
+        if (values != values[..., :1]).any():
+            raise DataError(f"{path}: its red, green and blue differ; it takes grey pictures")
+        values = values[..., 0]
+    grey = values.astype(np.float32) / np.iinfo(values.dtype).max
+    if binary and not np.isin(grey, (0, 1)).all():
+        raise DataError(f"{path}: a mask with other values than black and white")
+    return _averaged(torch.from_numpy(grey)[None], size)

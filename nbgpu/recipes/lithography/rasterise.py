@@ -1,0 +1,69 @@
+"""From polygons to pixels, each with the exact share of its area that they cover."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+Polygon = np.ndarray
+"""Corners in nm, (N, 2): x, y. The last one is joined with the first."""
+
+
+def is_manhattan(polygon: Polygon) -> bool:
+    """Whether all edges go along the axes."""
+    steps = np.roll(polygon, -1, axis=0) - polygon
+    return bool(((steps == 0).sum(axis=1) >= 1).all())
+
+
+def rasterised(
+    polygons: Sequence[Polygon], origin_nm: tuple[float, float], shape: tuple[int, int], pixel_nm: float
+) -> np.ndarray:
+    """The covered share of each pixel, (H, W) in float32; what several polygons cover counts once.
+
+    The plane is cut at all corners' x and y. In each cell of that grid all is covered or nothing (winding number 0), so
+    that a pixel's share is the sum of its overlaps with the covered cells, exactly.
+
+    Args:
+        polygons: Manhattan ones, in nm.
+        origin_nm: x and y of the corner where row 0 and column 0 begin; rows go along y, columns along x.
+        shape: pixels (H, W). What is outside is cut off.
+        pixel_nm: their edge.
+    """
+    if not polygons:
+        return np.zeros(shape, dtype=np.float32)
+    assert all(is_manhattan(polygon) for polygon in polygons), (
+        "slanted edges are refused where files are read"
+    )
+    corners = np.concatenate(polygons)
+    xs, ys = np.unique(corners[:, 0]), np.unique(corners[:, 1])
+    # A vertical edge adds its direction to the winding number of all that is to its right, between its two ends.
+    turns = np.zeros((len(ys), len(xs)), dtype=np.int32)
+    for polygon in polygons:
+        ends = np.roll(polygon, -1, axis=0)
+        if float(np.sum(polygon[:, 0] * ends[:, 1] - polygon[:, 1] * ends[:, 0])) < 0:
+            # All the same way round: otherwise two that overlap would cancel out there.
+            polygon, ends = ends, polygon
+        upright = polygon[:, 0] == ends[:, 0]
+        x = np.searchsorted(xs, polygon[upright, 0])
+        low, high = (np.searchsorted(ys, p[upright, 1]) for p in (polygon, ends))
+        np.add.at(turns, (low, x), 1)
+        np.add.at(turns, (high, x), -1)
+    covered = turns.cumsum(axis=0).cumsum(axis=1)[:-1, :-1] != 0
+    overlap_y = _overlaps(ys, origin_nm[1], shape[0], pixel_nm)
+    overlap_x = _overlaps(xs, origin_nm[0], shape[1], pixel_nm)
+    covered_rows = overlap_y @ covered.astype(np.float64)
+    return np.asarray((overlap_x @ covered_rows.T).T / pixel_nm**2, dtype=np.float32)
+
+
+def _overlaps(cuts: np.ndarray, origin_nm: float, num_pixels: int, pixel_nm: float) -> csr_matrix:
+    """The length in nm that each pixel shares with each interval between two cuts: (num_pixels, len(cuts) - 1)."""
+    sides = origin_nm + np.arange(num_pixels + 1) * pixel_nm
+    both = np.unique(np.concatenate([sides, cuts]))
+    middles = (both[1:] + both[:-1]) / 2
+    pixel = np.searchsorted(sides, middles) - 1
+    interval = np.searchsorted(cuts, middles) - 1
+    inside = (pixel >= 0) & (pixel < num_pixels) & (interval >= 0) & (interval < len(cuts) - 1)
+    size = (num_pixels, len(cuts) - 1)
+    return csr_matrix((np.diff(both)[inside], (pixel[inside], interval[inside])), shape=size)

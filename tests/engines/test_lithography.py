@@ -1,0 +1,94 @@
+"""The lithography recipe on two real ranks, and its network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import nbgpu
+from nbgpu.config import LithographyConfig, train_config
+from nbgpu.recipes.lithography.network import AerialNetwork
+from nbgpu.recipes.lithography.recipe import Lithography
+from nbgpu.recipes.lithography.window import conditions
+
+WINDOW = """
+import torch
+from nbgpu.recipes.lithography.manhattan import manhattan
+from nbgpu.recipes.lithography.pupil import Optics
+from nbgpu.recipes.lithography.resist import Resist
+from nbgpu.recipes.lithography.sources import Source
+from nbgpu.recipes.lithography.window import process_window
+
+mask = manhattan(32, 25.0, seed=0, index=0)[0].double()
+found = process_window(mask, mask, Optics(), Source(num_cells=7), Resist(), 25.0, asked[rank::world_size])
+"""
+
+
+def test_a_shifted_mask_gives_the_shifted_image() -> None:
+    torch.manual_seed(0)
+    network = AerialNetwork(6, 11, corrections=2)
+    assert network.corrections is not None
+    torch.nn.init.normal_(network.corrections.last.weight)
+    mask = (torch.rand(2, 1, 24, 28) < 0.4).float()
+    image = network(mask)
+    assert image.shape == mask.shape
+    for shift in ((1, 0), (5, -9)):
+        moved = network(mask.roll(shift, (2, 3)))
+        torch.testing.assert_close(moved, image.roll(shift, (2, 3)), rtol=0, atol=1e-5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert AerialNetwork(6, 11)(mask).dtype == torch.float32
+
+
+def test_batches_hold_masks_and_their_simulated_images() -> None:
+    config = train_config(
+        "lithography", num_masks=10, size=32, source_cells=7, rotate90_prob=1.0, val_fraction=0.2
+    )
+    assert isinstance(config, LithographyConfig)
+    loaders = [Lithography(config).build_loaders(rank, 2) for rank in range(2)]
+    assert [sum(len(batch["mask"]) for batch in each.val) for each in loaders] == [1, 1]
+    batch = next(iter(loaders[0].train))
+    assert batch["mask"].shape == batch["aerial"].shape == (4, 1, 32, 32)
+    # An image turned with its mask is still the image of that mask.
+    steps = Lithography(config)._steps()
+    for mask, aerial in zip(batch["mask"], batch["aerial"], strict=True):
+        torch.testing.assert_close(steps({"mask": mask})["aerial"], aerial, rtol=0, atol=1e-5)
+    for each in loaders:
+        each.close()
+
+
+def test_ranks_share_a_process_window(cluster2: nbgpu.Cluster) -> None:
+    cluster2.push(asked=conditions([0.9, 1.0, 1.1], [0.0, 100.0]))
+    cluster2.execute(WINDOW)
+    by_rank = cluster2.pull("found", ranks="all").values()
+    told = {(c.defocus_nm, c.dose) for part in by_rank for c in part}
+    assert [len(part) for part in by_rank] == [3, 3]
+    assert told == {(focus, dose) for focus in (0.0, 100.0) for dose in (0.9, 1.0, 1.1)}
+
+
+def _train(cluster: nbgpu.Cluster, tmp_path: Path, **settings: Any) -> dict[str, Any]:
+    run = cluster.train("lithography", threads=1, runs_dir=str(tmp_path), **settings)
+    run.wait()
+    assert run.status == "finished", run.failures
+    result = run.result()
+    assert result is not None
+    return dict(result)
+
+
+def test_a_short_run_beats_the_blur(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    result = _train(cluster2, tmp_path, num_masks=96, size=32, steps=120, val_every=60, kernel_nm=475)
+    network, blur = result["table"].values()
+    assert network["mse"] < blur["mse"] / 2
+    assert network["iou"] > blur["iou"]
+    assert len(result["images"]) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_quality_gate(cluster2: nbgpu.Cluster, tmp_path: Path, seed: int) -> None:
+    """256 + 64 masks of 64 x 64 pixels at 193 nm and NA 0.85."""
+    network = _train(cluster2, tmp_path, seed=seed)["table"]["network"]
+    assert network["mse"] <= 1.3e-4
+    assert network["iou"] >= 0.91

@@ -1,0 +1,185 @@
+"""Masks from files: exact coverage, and every bad input told at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gdstk
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nbgpu.config import LithographyConfig, train_config
+from nbgpu.errors import ConfigError, DataError
+from nbgpu.recipes.lithography.layouts import read_layout
+from nbgpu.recipes.lithography.pairs import find_lithobench, load_png, read_npz
+from nbgpu.recipes.lithography.rasterise import rasterised
+from nbgpu.recipes.lithography.recipe import Lithography
+from nbgpu.recipes.lithography.tiles import tiles
+
+REAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "layouts"
+REAL = REAL if REAL.is_dir() else Path("/work/shared/data/layouts")
+needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"the real layouts are not at {REAL}")
+
+GLP = """BEGIN     /* a comment */
+EQUIV  1  1000  MICRON  +X,+Y
+CNAME Temp_Top
+LEVEL M1
+
+CELL Temp_Top PRIME
+   RECT N M1  10  20  30  40
+   PGON N M1  30  50  70  50  70  90  50 90 50 70 30 70
+ENDMSG
+"""
+
+
+def _rectangle(x: float, y: float, width: float, height: float) -> np.ndarray:
+    return np.array([[x, y], [x + width, y], [x + width, y + height], [x, y + height]])
+
+
+def test_coverage_is_exact_and_overlaps_count_once() -> None:
+    both = [_rectangle(3, 4, 14, 11), _rectangle(10, 10, 12, 30)[::-1]]
+    found = rasterised(both, (0, 0), (5, 4), 8.0)
+    fine = rasterised(both, (0, 0), (40, 32), 1.0)
+    assert set(np.unique(fine)) == {0.0, 1.0}
+    np.testing.assert_allclose(found, fine.reshape(5, 8, 4, 8).mean(axis=(1, 3)), atol=1e-7)
+    assert fine.sum() == 14 * 11 + 12 * 30 - 7 * 5
+    half = rasterised([_rectangle(0.25, 0.5, 1.0, 0.25)], (0, 0), (1, 2), 1.0)
+    np.testing.assert_allclose(half, [[0.75 * 0.25, 0.25 * 0.25]], atol=1e-7)
+    assert rasterised([_rectangle(-9, -9, 3, 3)], (0, 0), (2, 2), 1.0).sum() == 0
+
+
+def test_glp_gds_and_oasis_give_the_same_polygons(tmp_path: Path) -> None:
+    (tmp_path / "a.glp").write_text(GLP)
+    library = gdstk.Library(unit=1e-6, precision=1e-9)  # in micrometres, as most files are
+    part = library.new_cell("part")
+    part.add(gdstk.rectangle((0, 0), (0.03, 0.04), layer=7))
+    top = library.new_cell("top")
+    top.add(gdstk.Reference(part, (0.01, 0.02)))
+    corners = np.array([[30, 50], [70, 50], [70, 90], [50, 90], [50, 70], [30, 70]]) / 1000
+    top.add(gdstk.Polygon(corners, layer=7))
+    library.write_gds(tmp_path / "a.gds")
+    library.write_oas(tmp_path / "a.oas")
+    images = [
+        rasterised(read_layout(tmp_path / name, layer), (0, 0), (10, 10), 10.0)
+        for name, layer in (("a.glp", "M1"), ("a.gds", "7"), ("a.oas", "7/0"))
+    ]
+    assert images[0].sum() == 3 * 4 + 4 * 4 - 2 * 2 - 1 * 1
+    np.testing.assert_allclose(images[1], images[0], atol=1e-6)
+    np.testing.assert_allclose(images[2], images[0], atol=1e-6)
+
+
+def test_what_is_wrong_with_a_layout_is_said_with_its_place(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.glp"
+    bad.write_text(GLP + "   RECT N M1 1 2 3\n   PGON N M1 0 0 1 x\n")
+    with pytest.raises(DataError, match=r"line 10: a RECT needs(.|\n)*line 11: could not convert"):
+        read_layout(bad)
+    slanted = tmp_path / "slanted.glp"
+    slanted.write_text(GLP + "   PGON N M1 0 0 10 0 10 10 5 12\n")
+    with pytest.raises(DataError, match=r"1 of 3 polygons have slanted edges, the first at \(0, 0\) nm"):
+        read_layout(slanted)
+    two = tmp_path / "two.glp"
+    two.write_text(GLP + "   RECT N M2 1 2 3 4\n")
+    with pytest.raises(DataError, match=r"several layers\. Name one with layer=: M1, M2"):
+        read_layout(two)
+    with pytest.raises(DataError, match=r"has no layer M3\. Layers: M1, M2"):
+        read_layout(two, "M3")
+    (tmp_path / "bad.gds").write_bytes(b"not a layout")
+    with pytest.raises(DataError, match=r"bad\.gds: (cannot be read as GDSII|has no polygon)"):
+        read_layout(tmp_path / "bad.gds")
+
+
+@needs_real
+def test_real_layouts_keep_their_area() -> None:
+    for path in sorted(REAL.glob("*.glp")):
+        polygons = [gdstk.Polygon(points) for points in read_layout(path)]
+        area = sum(p.area() for p in gdstk.boolean(polygons, [], "or", precision=1e-3))
+        masks = torch.stack([pair.mask for pair in tiles(path, "", 64, 25.0)])
+        assert float(masks.double().sum()) * 25.0**2 == pytest.approx(area, rel=1e-6)
+    polygons = [gdstk.Polygon(points) for points in read_layout(REAL / "gcd_45nm.gds", "11")]
+    area = sum(p.area() for p in gdstk.boolean(polygons, [], "or", precision=1e-3))
+    cut = tiles(REAL / "gcd_45nm.gds", "11", 64, 25.0)
+    assert len(cut) > 300
+    assert sum(float(pair.mask.double().sum()) for pair in cut) * 25.0**2 == pytest.approx(area, rel=1e-6)
+
+
+def test_archives_are_read_and_averaged_down(tmp_path: Path) -> None:
+    masks = (np.random.default_rng(0).random((3, 32, 32, 1)) < 0.4).astype(np.float32)
+    np.savez(tmp_path / "a.npz", masks=masks, aerials=masks / 2, pixel_nm=10.0)
+    pairs = read_npz(tmp_path / "a.npz", 16, 20.0)
+    assert [tuple(pair.mask.shape) for pair in pairs] == [(1, 16, 16)] * 3
+    wanted = masks[1, ..., 0].reshape(16, 2, 16, 2).mean(axis=(1, 3))
+    np.testing.assert_allclose(pairs[1].mask[0], wanted, atol=1e-6)
+    np.testing.assert_allclose(pairs[1].aerial[0], wanted / 2, atol=1e-6)
+    with pytest.raises(DataError, match="which are 20 nm at 16 x 16, and pixel_nm is 25"):
+        read_npz(tmp_path / "a.npz", 16, 25.0)
+
+
+def test_all_that_is_wrong_with_an_archive_is_said_at_once(tmp_path: Path) -> None:
+    masks = np.zeros((4, 32, 32), dtype=np.float32)
+    masks[1, 0, 0], masks[3, 0, 0] = 0.5, np.nan
+    aerials = -np.ones((3, 32, 32), dtype=np.float32)
+    np.savez(tmp_path / "bad.npz", masks=masks, aerials=aerials)
+    with pytest.raises(DataError) as caught:
+        read_npz(tmp_path / "bad.npz", 32, 25.0)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 4
+    assert "differ in shape: (4, 32, 32) and (3, 32, 32)" in lines[0]
+    assert "masks: NaN or infinite values in number 3" in lines[1]
+    assert "masks: other values than 0 and 1 in number 1" in lines[2]
+    assert "aerials: intensities below 0 in numbers 0, 1, 2" in lines[3]
+    with pytest.raises(DataError, match="32 x 32 pixels, which cannot be averaged down to 20 x 20"):
+        read_npz(tmp_path / "bad.npz", 20, 25.0)
+    np.savez(tmp_path / "other.npz", images=masks)
+    with pytest.raises(DataError, match=r"has no array 'masks'\. Arrays: images"):
+        read_npz(tmp_path / "other.npz", 32, 25.0)
+
+
+def _png(path: Path, values: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(values.astype(np.uint8)).save(path)
+
+
+def test_lithobench_folders_are_joined_by_name_and_every_bad_file_is_named(tmp_path: Path) -> None:
+    mask = np.zeros((32, 32))
+    mask[8:20, 4:28] = 255
+    for name in ("a.png", "b.png"):
+        _png(tmp_path / "MetalSet" / "pixelILT" / name, mask)
+        _png(tmp_path / "MetalSet" / "litho" / name, mask * 0.6)
+    pairs = find_lithobench(tmp_path, 16)
+    assert [Path(pair.name).name for pair in pairs] == ["a.png", "b.png"]
+    assert load_png(pairs[0].aerial, 16, binary=False).max() == pytest.approx(0.6, abs=0.002)
+    data = train_config("lithography", data=str(tmp_path), size=16, pixel_nm=25.0, val_fraction=0.5)
+    assert isinstance(data, LithographyConfig)
+    assert len(Lithography(data)._items()[0]) == 1
+    _png(tmp_path / "MetalSet" / "pixelILT" / "c.png", mask)
+    _png(tmp_path / "MetalSet" / "litho" / "d.png", mask)
+    _png(tmp_path / "MetalSet" / "litho" / "b.png", mask[:, :20])
+    with pytest.raises(DataError) as caught:
+        find_lithobench(tmp_path, 16)
+    lines = str(caught.value).splitlines()
+    assert ["c.png" in lines[0], "d.png" in lines[1], "20 x 32 pixels" in lines[2]] == [True] * 3
+    _png(tmp_path / "colour.png", np.stack([mask, mask, mask / 2], axis=2))
+    with pytest.raises(DataError, match="red, green and blue differ"):
+        load_png(tmp_path / "colour.png", 16, binary=True)
+    with pytest.raises(DataError, match="other values than black and white"):
+        load_png(tmp_path / "MetalSet" / "litho" / "a.png", 16, binary=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data": "a.npz"}, "the size of a pixel at the wafer is not known"),
+        ({"source": "dipole", "rotate90_prob": 0.5}, "a dipole has an axis"),
+        ({"zernikes": "7:0.02", "flip_prob": 0.5}, "Zernike 7 changes when it is mirrored"),
+        ({"zernikes": "40:0.02"}, "each number from 1 to 36 at most once"),
+        ({"intensity_prob": 0.5}, "a mask's value is its transmission"),
+        ({"numerical_aperture": 1.2}, "must be below medium_index=1"),
+        ({"pixel_nm": 60.0}, r"wavelength / \(4 NA\) = 56\.8 nm or less"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train_config("lithography", **settings)
+    assert train_config("lithography", rotate90_prob=0.5, flip_prob=0.5, zernikes="9:0.02", defocus_nm=40)
