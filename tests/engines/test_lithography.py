@@ -81,7 +81,7 @@ def test_a_short_run_beats_the_blur(cluster2: nbgpu.Cluster, tmp_path: Path) -> 
     result = _train(cluster2, tmp_path, num_masks=96, size=32, steps=120, val_every=60, kernel_nm=475)
     network, blur = result["table"].values()
     assert network["mse"] < blur["mse"] / 2
-    assert network["iou"] > blur["iou"]
+    assert network["iou"] > 0.9
     assert len(result["images"]) == 5
 
 

@@ -1,0 +1,32 @@
+"""notebooks/15_lithography.ipynb runs to its end and draws what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+from conftest import REPOSITORY
+from jupyter_core.utils import ensure_event_loop
+from nbclient import NotebookClient
+
+# nbclient makes one event loop for the life of the process; made here, it is no single test's leftover.
+ensure_event_loop()
+
+
+def test_the_notebook_learns_images_and_draws_a_process_window(tmp_path: Path) -> None:
+    content = nbformat.read(REPOSITORY / "notebooks" / "15_lithography.ipynb", as_version=4)
+    for cell in content.cells:
+        cell.source = cell.source.replace("%nbgpu start", "%nbgpu start --gpus none --ranks 2")
+        cell.source = cell.source.replace("steps=256", "steps=64, num_masks=96")
+    NotebookClient(
+        content, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    outputs = [output for cell in content.cells if cell.cell_type == "code" for output in cell.outputs]
+    drawn = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(drawn) == 3
+    tables = [output.data["text/plain"] for output in outputs if "text/html" in output.get("data", {})]
+    assert any("edge_nm" in table for table in tables)
+    (window,) = [table for table in tables if "defocus_nm" in table]
+    widths = [[float(word) for word in line.split()] for line in window.splitlines()[2:]]
+    assert [row[0] for row in widths] == [-150, -75, 0, 75, 150]
+    assert all(row[1:] == sorted(row[1:]) for row in widths), "more dose prints wider lines"
