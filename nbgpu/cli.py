@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
-from nbgpu import extras, flags, resume, sweeps, ui
+from nbgpu import extras, flags, recipe_files, resume, sweeps, ui
 from nbgpu.client import doctor, listing
 from nbgpu.client import run as client_run
 from nbgpu.client import sweep as client_sweep
 from nbgpu.client.cluster import Cluster
-from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, read_toml, train_config
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, read_toml, settings_of, train_config
 from nbgpu.errors import NbgpuError
 from nbgpu.settings import unused
 from nbgpu.sweeps import SweepConfig
@@ -22,6 +23,9 @@ from nbgpu.ui import sweep_terminal, terminal
 
 _USAGE = """\
 nbgpu train RECIPE [flags] [--config run.toml]   train on all GPUs, or on CPU ranks where there is none
+nbgpu new my_recipe                              writes my_recipe.py: your own dataset, model and loss, ready to train
+nbgpu train my_recipe.py [flags]                 train it; it goes wherever RECIPE stands
+nbgpu recipes                                    what there is, what it takes, and how long it takes
 nbgpu train RECIPE --help                        the recipe's settings
 nbgpu train RECIPE [flags] --plan                what the run would do and take, and no more
 nbgpu train RECIPE [flags] --find-batch-size     the largest batch that fits, found by trying, and the run with it
@@ -49,6 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit(_sweep(list(rest)))
         elif command == "report":
             _report(list(rest))
+        elif command == "new":
+            _new(list(rest))
+        elif command == "recipes":
+            _recipes()
         elif command == "ps":
             print(listing.table())
         elif command == "stop":
@@ -67,8 +75,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
+def _is_recipe(name: str) -> bool:
+    return name in TRAIN_CONFIGS or recipe_files.is_file(name)
+
+
+def _new(arguments: list[str]) -> None:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        sys.exit("usage: nbgpu new NAME, such as my_recipe: writes my_recipe.py into this folder")
+    path = recipe_files.create(arguments[0])
+    print(f"{path}: trains a small network on generated points. Try it:\n    nbgpu train {path}")
+
+
+def _recipes() -> None:
+    table = Table("recipe", "what it trains", "what it takes as --data", "without --data")
+    for name, model in TRAIN_CONFIGS.items():
+        table.add_row(name, (model.__doc__ or "").splitlines()[0], model.INPUTS, model.TRIAL)
+    table.add_row("my_recipe.py", "your own dataset, model and loss: nbgpu new my_recipe", "", "")
+    console = Console()
+    console.print(table)
+    console.print("nbgpu train RECIPE --help lists a recipe's settings", highlight=False)
+
+
 def _train(arguments: list[str]) -> None:
-    if not arguments or arguments[0] not in TRAIN_CONFIGS:
+    if not arguments or not _is_recipe(arguments[0]):
         named = (
             f"{arguments[0]!r} is not a recipe. " if arguments and not arguments[0].startswith("-") else ""
         )
@@ -78,11 +107,11 @@ def _train(arguments: list[str]) -> None:
     rest, file = _take_config_file([flag for flag in rest if flag not in ("--plan", "--find-batch-size")])
     cluster, train = read_toml(file, recipe=recipe) if file else (ClusterConfig(), train_config(recipe))
     values = flags.parse(
-        [ClusterConfig, TRAIN_CONFIGS[recipe]],
+        [ClusterConfig, settings_of(recipe)],
         rest,
         prog=f"nbgpu train {recipe}",
         defaults=cluster.model_dump() | train.model_dump(),
-        hidden=("recipe", *unused(TRAIN_CONFIGS[recipe])),
+        hidden=("recipe", *unused(settings_of(recipe))),
     )
     settings = {name: value for name, value in values.items() if name not in ClusterConfig.model_fields}
     # A bad value, or a checkpoint that does not fit, is told before any engine starts.
@@ -114,7 +143,7 @@ def _train(arguments: list[str]) -> None:
 def _sweep(arguments: list[str]) -> int:
     """Starts a sweep or goes on with one; returns the exit code, 1 where a trial is not finished."""
     client_run.presenter = ui
-    if arguments and arguments[0] in TRAIN_CONFIGS:
+    if arguments and _is_recipe(arguments[0]):
         sweep = client_sweep.begin(arguments[0], _sweep_settings(arguments[0], arguments[1:]))
     else:
         rest, folder = _take_value(arguments, "--resume", "the folder of a sweep")
@@ -143,20 +172,20 @@ def _sweep_settings(recipe: str, arguments: list[str]) -> dict[str, Any]:
     rest, file = _take_config_file(arguments)
     cluster, train = read_toml(file, recipe=recipe) if file else (ClusterConfig(ranks=1), None)
     values = flags.parse(
-        [SweepConfig, ClusterConfig, TRAIN_CONFIGS[recipe]],
+        [SweepConfig, ClusterConfig, settings_of(recipe)],
         rest,
         prog=f"nbgpu sweep {recipe}",
         defaults=cluster.model_dump() | (train or train_config(recipe)).model_dump(),
-        hidden=("recipe", *unused(TRAIN_CONFIGS[recipe])),
-        as_text=TRAIN_CONFIGS[recipe],
+        hidden=("recipe", *unused(settings_of(recipe))),
+        as_text=settings_of(recipe),
     )
     varied = {
         name: sweeps.from_text(values.pop(name))
-        for name in TRAIN_CONFIGS[recipe].model_fields
+        for name in settings_of(recipe).model_fields
         if values.get(name) is not None
     }
     shared = train.model_dump(exclude={"recipe"}) if train else {}
-    return {n: v for n, v in values.items() if n not in TRAIN_CONFIGS[recipe].model_fields} | shared | varied
+    return {n: v for n, v in values.items() if n not in settings_of(recipe).model_fields} | shared | varied
 
 
 def _report(arguments: list[str]) -> None:

@@ -82,6 +82,18 @@ def epoch_of(config: TrainConfig, num_volumes: int, samples_per_volume: int, wor
     return Epoch(num_volumes, sizes, num_cached, num_replaced, num_steps, num_repeated, num_left_out, words)
 
 
+def epoch_of_samples(config: TrainConfig, num_samples: int, world_size: int) -> tuple[int, tuple[str, ...]]:
+    """(optimizer steps of an epoch, what to say of it) where all ranks share one order of samples that nobody keeps."""
+    per_step = config.samples_per_step(world_size)
+    whole, left = divmod(num_samples, per_step)
+    num_steps = whole + 1 if left and (config.shards == "padded" or not whole) else whole
+    num_taken = num_steps * per_step
+    repeated, left_out = max(0, num_taken - num_samples), max(0, num_samples - num_taken)
+    shared = f" over {world_size} ranks" if world_size > 1 else " on one rank"
+    told = _words_for_steps(num_steps, num_taken, repeated, left_out, only_cached=False)
+    return num_steps, (f"{num_samples} samples{shared}, in another order each time", told)
+
+
 def _shard_sizes(config: TrainConfig, num_volumes: int, world_size: int) -> tuple[int, ...]:
     if num_volumes < world_size:
         return (num_volumes,) * world_size

@@ -73,7 +73,7 @@ def find(config: TrainConfig, contents: bool = True) -> Beginning:
     if config.resume == AUTO:
         candidates = _all_of(Path(config.runs_dir).absolute(), config.recipe)
         if not candidates:
-            text = f"resume='auto' found no checkpoint of {config.recipe} in {config.runs_dir}"
+            text = f"resume='auto' found no checkpoint of {config.title} in {config.runs_dir}"
             return Beginning(notes=(f"{text}: training starts from the beginning",))
     else:
         candidates = _in_folder(Path(config.resume).absolute())

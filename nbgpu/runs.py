@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nbgpu import extras, resume
+from nbgpu import extras, recipe_files, resume
 from nbgpu.config import ClusterConfig, TrainConfig, write_toml
 from nbgpu.devices import inventory
 from nbgpu.records import RankFailure, RunState
@@ -37,9 +37,12 @@ def create(config: TrainConfig, cluster: ClusterConfig) -> Path:
     for note in beginning.notes:
         _log.warning(note)
     started = time.strftime("%Y%m%d-%H%M%S")
-    folder = Path(config.runs_dir).absolute() / f"{started}-{config.recipe}-{secrets.token_hex(2)}"
+    folder = Path(config.runs_dir).absolute() / f"{started}-{config.title}-{secrets.token_hex(2)}"
     folder.mkdir(parents=True, mode=0o700)
     write_toml(folder / "run.toml", cluster, config)
+    if recipe_files.is_file(config.recipe):
+        # A rank that comes in the middle of the run computes what the others do, also where the file was edited meanwhile.
+        shutil.copy(config.recipe, folder)
     if config.resume:
         beginning.write(folder)
     (folder / "env.json").write_text(json.dumps(_environment(), indent=2) + "\n")

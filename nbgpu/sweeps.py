@@ -19,7 +19,7 @@ from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from nbgpu import extras
-from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, train_config
+from nbgpu.config import ClusterConfig, TrainConfig, settings_of, train_config
 from nbgpu.errors import ConfigError
 from nbgpu.records import Device
 from nbgpu.settings import Settings
@@ -246,7 +246,7 @@ def create_folder(plan: Plan) -> Path:
     """Makes the folder of a new sweep, which only the user can enter, with sweep.toml in it."""
     started = time.strftime("%Y%m%d-%H%M%S")
     runs_dir = Path(plan.settings(0).runs_dir).absolute()
-    folder = runs_dir / f"{started}-sweep-{plan.recipe}-{secrets.token_hex(2)}"
+    folder = runs_dir / f"{started}-sweep-{plan.settings(0).title}-{secrets.token_hex(2)}"
     folder.mkdir(parents=True, mode=0o700)
     plan.write(folder)
     return folder
@@ -264,9 +264,7 @@ def label(values: Mapping[str, Any]) -> str:
 
 
 def _fields(recipe: str) -> Mapping[str, FieldInfo]:
-    if recipe not in TRAIN_CONFIGS:
-        raise ConfigError(f"recipe = {recipe!r} is not known. Recipes: {', '.join(sorted(TRAIN_CONFIGS))}")
-    return TRAIN_CONFIGS[recipe].model_fields
+    return settings_of(recipe).model_fields
 
 
 def _problems(

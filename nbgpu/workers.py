@@ -68,6 +68,13 @@ def workers_for(config: TrainConfig, host: Host) -> Workers:
     )
 
 
+def workers_for_own(config: TrainConfig) -> Workers:
+    """How many processes read for each rank where the dataset is the person's own, and may stand in memory whole."""
+    if config.num_workers:
+        return Workers(config.num_workers, "as the settings say")
+    return Workers(0, "the rank reads its samples itself, between two steps; num_workers has them read ahead")
+
+
 def this_host(world_size: int) -> Host:
     """What the ranks of this process's host share; under torchrun it says how many of them are here."""
     shared = Path("/dev/shm")

@@ -8,7 +8,7 @@ from typing import Any
 
 from nbgpu import devices, epochs, workers
 from nbgpu.backends import Climb
-from nbgpu.config import ClusterConfig, TrainConfig
+from nbgpu.config import ClusterConfig, OwnConfig, TrainConfig
 from nbgpu.records import Device
 from nbgpu.sizes import in_words
 
@@ -116,6 +116,9 @@ def data_in_words(
     """
     if "num_workers" in config.UNUSED:
         return tuple(found.get("unknown", "").splitlines()), 0
+    if isinstance(config, OwnConfig) and "amount" in found:
+        num_steps, words = epochs.epoch_of_samples(config, found["amount"][0], num_ranks)
+        return (*words, workers.workers_for_own(config).in_words()), num_steps
     data_workers = workers.workers_for(config, workers.this_host(num_ranks)).in_words()
     if "amount" not in found:
         return (*found["unknown"].splitlines(), data_workers), 0

@@ -438,7 +438,7 @@ def _info(folder: Path, config: TrainConfig, host: Host) -> RunInfo:
     """What is known of a run before the ranks have looked at the data."""
     return RunInfo(
         run_id=folder.name,
-        recipe=config.recipe,
+        recipe=config.title,
         devices=host.devices,
         backend=host.backend,
         rung=host.rung.name,

@@ -12,7 +12,7 @@ import torch
 from nbgpu.config import train_config
 from nbgpu.engine import exchange, group, memory, memory_limit, precision
 from nbgpu.engine.consensus import raise_together, together
-from nbgpu.engine.rehearsal import Rehearsal, rehearsed
+from nbgpu.engine.rehearsal import Rehearsal, load_recipe, rehearsed
 from nbgpu.engine.train import own_randomness_and_threads
 from nbgpu.errors import OutOfMemoryError
 from nbgpu.sizes import in_words
@@ -50,7 +50,7 @@ def find(settings: dict[str, Any]) -> list[dict[str, Any]]:
         _bounded(member.device),
         ExitStack() as held,
     ):
-        rehearsal = Rehearsal(config, member.device)
+        rehearsal = Rehearsal(config, member.device, load_recipe(config))
         if member.device.type == "cpu":
             # The data are in the same memory.
             recipe = rehearsal.recipe

@@ -132,7 +132,8 @@ class SampleLoader:
         self._pinned = device.type == "cuda" and config.transforms_on == "cpu" and config.pin_memory != "off"
         if self._workers.count:
             # Its imports take seconds, in which the cache is filled.
-            self._context = data_workers.prepare(steps)
+            modules = {type(step).__module__ for step in steps.flatten().transforms} - {"__main__"}
+            self._context = data_workers.prepare(modules)
         self._shard = Shard(
             shard(items, rank, world_size, config.seed, padded=config.shards == "padded"),
             steps,

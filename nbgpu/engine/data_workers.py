@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from monai.transforms import Compose
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from nbgpu.engine.datasets import Volumes
@@ -61,7 +60,7 @@ class Failed:
         return cls(RuntimeError("".join(traceback.format_exception(error))))
 
 
-class Visits(Dataset[Any]):
+class Visits(Dataset[list[Sample]]):
     """The samples of visits; `dataset[visit]` depends on nothing but the visit.
 
     Args:
@@ -81,14 +80,13 @@ class Visits(Dataset[Any]):
         return self._draw(opened(self._volumes[visit.volume]), seed)
 
 
-def prepare(steps: Compose) -> ForkServerContext:
+def prepare(modules: Iterable[str]) -> ForkServerContext:
     """Starts the forkserver if it is not there yet, and does not wait for it. Called on the main thread.
 
     Args:
-        steps: the recipe's, whose modules the workers need too.
+        modules: what workers need beside this one; it is imported once, and not by each of them.
     """
     context = multiprocessing.get_context("forkserver")
-    modules = {type(step).__module__ for step in steps.flatten().transforms} - {"__main__"}
     context.set_forkserver_preload([__name__, *sorted(modules)])
     _keep_sockets_in(os.environ.get(CLUSTER_FOLDER))
     forkserver.ensure_running()
@@ -111,7 +109,7 @@ class WorkerProcesses:
     """Worker processes that make visits ahead of time, in order.
 
     Args:
-        visits: what is sent to each of them.
+        visits: the samples of each visit, by whatever names it; it is sent to each of them.
         num_workers: how many.
         prefetch: visits that each one makes ahead.
         stay: whether they stay for the next `samples_of`.
@@ -120,7 +118,7 @@ class WorkerProcesses:
 
     def __init__(
         self,
-        visits: Visits,
+        visits: Dataset[list[Sample]],
         context: ForkServerContext,
         *,
         num_workers: int,
@@ -146,7 +144,7 @@ class WorkerProcesses:
         )
         self._results: Any = None
 
-    def samples_of(self, visits: Sequence[Visit]) -> Iterator[list[Sample]]:
+    def samples_of(self, visits: Sequence[Any]) -> Iterator[list[Sample]]:
         """The samples of each visit, in order.
 
         Raises:
@@ -216,13 +214,13 @@ def _how_it_ended(code: int) -> str:
     return f"was killed by {name}. {advice.get(-code, 'Set num_workers=0 to see where')}"  # type: ignore[call-overload]
 
 
-class _Assigned(Sampler[Visit]):
+class _Assigned(Sampler[Any]):
     """The visits that the workers are to make; changed between epochs."""
 
     def __init__(self) -> None:
-        self.visits: Sequence[Visit] = ()
+        self.visits: Sequence[Any] = ()
 
-    def __iter__(self) -> Iterator[Visit]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.visits)
 
     def __len__(self) -> int:
@@ -232,10 +230,10 @@ class _Assigned(Sampler[Visit]):
 class _Sendable(Dataset[Any]):
     """Visits whose failures are results: torch would wrap an exception in its worker's traceback."""
 
-    def __init__(self, visits: Visits) -> None:
+    def __init__(self, visits: Dataset[list[Sample]]) -> None:
         self._visits = visits
 
-    def __getitem__(self, visit: Visit) -> list[Sample] | Failed:
+    def __getitem__(self, visit: Any) -> list[Sample] | Failed:
         try:
             return self._visits[visit]
         except Exception as error:  # noqa: BLE001  the rank raises it

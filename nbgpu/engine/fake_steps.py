@@ -72,10 +72,13 @@ def parts(config: TrainConfig, device: torch.device, world_size: int) -> dict[st
     """
     # Its scaler asks whether there was an overflow, which only numbers can say.
     config = config.changed(amp="bf16") if config.amp == "fp16" else config
-    model, _ = models.build(config, load_recipe(config), torch.device("cpu"))
+    recipe = load_recipe(config)
+    model, _ = models.build(config, recipe, torch.device("cpu"))
+    # Where the shapes are those of a file's sample, it is read here, with its numbers.
+    recipe.example(1)
     with FakeTensorMode(), _Living() as living:
         _empty(model, device)
-        rehearsal = Rehearsal(config, device, model)
+        rehearsal = Rehearsal(config, device, recipe, model)
         # The weights, the first gradients, and where DDP has them stand twice its buckets.
         begun_bytes = living.now_bytes
         for _ in range(_NUM_STEPS):

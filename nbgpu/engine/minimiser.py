@@ -439,7 +439,7 @@ class Minimiser:
             self._enter("validating")
             with torch.no_grad():
                 result = self.problem.result(self._found.cpu(), self.folder)
-            self._event("result", self.config.recipe, **result)
+            self._event("result", self.config.title, **result)
         if failure is not None:
             raise failure
 

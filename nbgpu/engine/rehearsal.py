@@ -41,13 +41,16 @@ class Rehearsal:
     Args:
         config: the settings, as `rehearsed` gives them; `batch_size` does not count.
         device: the rank's.
+        recipe: of the settings.
         model: in place of one that is built here.
     """
 
-    def __init__(self, config: TrainConfig, device: torch.device, model: nn.Module | None = None) -> None:
+    def __init__(
+        self, config: TrainConfig, device: torch.device, recipe: Recipe, model: nn.Module | None = None
+    ) -> None:
         self._config = config
         self._device = device
-        self.recipe = load_recipe(config)
+        self.recipe = recipe
         self.model = model or models.build(config, self.recipe, device)[0]
         self.optimizer = optimizers.make(config, self.model.parameters())
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")

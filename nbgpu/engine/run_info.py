@@ -37,7 +37,7 @@ def write(
     started_s = json.loads(path.read_text())["started_s"] if path.exists() else time.time()
     info = RunInfo(
         run_id=folder.name,
-        recipe=config.recipe,
+        recipe=config.title,
         devices=tuple(devices),
         backend=member.backend,
         rung=member.rung,

@@ -154,7 +154,7 @@ def train(trainer: Loop, mended: str = "") -> RunState:
 
 
 def _trainer(config: TrainConfig, folder: Path, member: Membership, device: Device) -> Loop:
-    recipe = _load_recipe(config)
+    recipe = _load_recipe(config, folder)
     recorder = Recorder(folder, member.rank, _probe(device, member.device)) if config.telemetry else None
     books = Books(config, folder, recorder) if recorder is not None and member.rank == 0 else None
     if isinstance(recipe, Problem):
@@ -175,9 +175,9 @@ def _close(trainer: Loop, error: BaseException | None = None) -> None:
     trainer.recorder.close()
 
 
-def _load_recipe(config: TrainConfig) -> Recipe:
+def _load_recipe(config: TrainConfig, folder: Path) -> Recipe:
     # By name, because recipes are built on the engine and not the other way round.
-    recipe: Recipe = import_module("nbgpu.recipes").load(config)
+    recipe: Recipe = import_module("nbgpu.recipes").load(config, folder)
     return recipe
 
 

@@ -591,7 +591,7 @@ class Trainer:
             self._enter("validating")
             weights = self._progress.weights_in_words(self.step)
             result = self.recipe.result(self._model, self.device)
-            self._event("result", self.config.recipe, weights=weights, **result)
+            self._event("result", self.config.title, weights=weights, **result)
         if failure is not None:
             raise failure
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from nbgpu.config import TrainConfig
+from nbgpu.config import OwnConfig, TrainConfig
 from nbgpu.errors import ConfigError
 
 Batch = Mapping[str, Tensor]
@@ -91,10 +92,26 @@ _RECIPES = {
 """Where each recipe's class is; imported when it is asked for, because some need libraries of their own."""
 
 
-def load(config: TrainConfig) -> Recipe:
-    """The recipe that the settings name, built with them."""
+_OWN = "nbgpu.recipes.own:Own"
+
+
+def load(config: TrainConfig, run_folder: Path | None = None) -> Recipe:
+    """The recipe that the settings name, built with them.
+
+    Args:
+        config: the settings.
+        run_folder: of the run that it is for. It keeps a recipe of one's own as it was when the run began.
+    """
+    if isinstance(config, OwnConfig):
+        original = Path(config.recipe)
+        own: Recipe = _class(_OWN)(config, original if run_folder is None else run_folder / original.name)
+        return own
     if config.recipe not in _RECIPES:
         raise ConfigError(f"recipe = {config.recipe!r} is not known. Recipes: {', '.join(sorted(_RECIPES))}")
-    module_name, class_name = _RECIPES[config.recipe].split(":")
-    recipe: Recipe = getattr(import_module(module_name), class_name)(config)
+    recipe: Recipe = _class(_RECIPES[config.recipe])(config)
     return recipe
+
+
+def _class(place: str) -> Any:
+    module_name, class_name = place.split(":")
+    return getattr(import_module(module_name), class_name)

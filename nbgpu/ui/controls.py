@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from nbgpu.client import cluster as clusters
-from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, train_config
+from nbgpu.config import ClusterConfig, settings_of, train_config
 from nbgpu.devices import DEFAULT_CPU_RANKS, inventory
 from nbgpu.errors import ConfigError, NbgpuError, NoClusterError
 from nbgpu.records import FINAL_STATES
@@ -50,8 +50,7 @@ def controls(recipe: str = "autoencoder", cluster: Cluster | None = None) -> Non
     Raises:
         ConfigError: there is no such recipe.
     """
-    if recipe not in TRAIN_CONFIGS:
-        raise ConfigError(f"recipe = {recipe!r} is not known. Recipes: {', '.join(sorted(TRAIN_CONFIGS))}")
+    settings_of(recipe)
     if has_frontend():
         _Controls(recipe, cluster).display()
     else:
@@ -60,7 +59,7 @@ def controls(recipe: str = "autoencoder", cluster: Cluster | None = None) -> Non
 
 def _as_text(recipe: str) -> str:
     """What stands in a notebook that was run with nobody in front of it."""
-    fields = control_fields(TRAIN_CONFIGS[recipe])
+    fields = control_fields(settings_of(recipe))
     settings = ", ".join(f"{name}={field.default!r}" for _, name, field in fields)
     return f"Controls of {recipe} (open this notebook in JupyterLab to use them): {settings}"
 
@@ -177,7 +176,7 @@ class _Controls:
     def __init__(self, recipe: str, cluster: Cluster | None) -> None:
         self._recipe = recipe
         self._cluster = cluster
-        self._model = TRAIN_CONFIGS[recipe]
+        self._model = settings_of(recipe)
         self._lock = threading.RLock()
         self._run: Run | None = None
         self._busy = False

@@ -1,0 +1,52 @@
+"""The model that a run has trained, from the run's folder: to look at it on a rank, in a notebook, or anywhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from nbgpu import manifest, recipes
+from nbgpu.config import read_toml
+from nbgpu.engine import checkpoint, precision
+from nbgpu.errors import RunError
+
+
+def load_trained(run_folder: str | Path, which: Literal["newest", "best"] = "newest") -> nn.Module:
+    """The recipe's model on the CPU, ready to evaluate, with the weights of a checkpoint: averaged ones, if the run has them.
+
+    Args:
+        run_folder: `run.folder`; it may have come from another machine.
+        which: the newest whole checkpoint, or the one with the best validation (`best_metric`).
+
+    Raises:
+        ConfigError: the folder's settings cannot be read.
+        RunError: there is no such checkpoint, or it is damaged.
+    """
+    folder = Path(run_folder).absolute()
+    _, config = read_toml(folder / "run.toml")
+    path = _checkpoint(folder, which)
+    with torch.random.fork_rng():
+        model = recipes.load(config, folder).build_model().to(precision.dtype(config))
+    tensors, _ = checkpoint.load(path)
+    part = "average." if any(name.startswith("average.") for name in tensors) else "model."
+    model.load_state_dict(
+        {n.removeprefix(part): tensor for n, tensor in tensors.items() if n.startswith(part)}
+    )
+    return model.eval()
+
+
+def _checkpoint(folder: Path, which: Literal["newest", "best"]) -> Path:
+    if which == "newest":
+        found = manifest.newest_whole(folder).checkpoint
+    else:
+        try:
+            best = manifest.best(folder)
+        except ValueError as error:
+            raise RunError(str(error)) from None
+        found = None if best is None else best.checkpoint
+    if found is None:
+        raise RunError(f"{folder} has no {'whole' if which == 'newest' else 'best'} checkpoint")
+    return found
