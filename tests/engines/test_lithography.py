@@ -42,6 +42,15 @@ def test_a_shifted_mask_gives_the_shifted_image() -> None:
         assert AerialNetwork(6, 11)(mask).dtype == torch.float32
 
 
+def test_the_network_runs_on_the_device_meta() -> None:
+    """There, what a step takes is worked out."""
+    recipe = Lithography(train_config("lithography", size=32, corrections=2))  # type: ignore[arg-type]
+    batch = {name: value.to("meta") for name, value in recipe.example(2).items()}
+    loss = recipe.loss(recipe.build_model().to("meta"), batch)["loss"]
+    loss.backward()
+    assert loss.is_meta
+
+
 def test_batches_hold_masks_and_their_simulated_images() -> None:
     config = train_config(
         "lithography", num_masks=10, size=32, source_cells=7, rotate90_prob=1.0, val_fraction=0.2

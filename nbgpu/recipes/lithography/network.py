@@ -60,15 +60,14 @@ class CircularKernels(nn.Module):
         self.weight = nn.Parameter(kernels)
 
     def forward(self, mask: Tensor) -> Tensor:
-        """(N, 1, H, W) -> (N, K, H, W), in float32 or float64 whatever autocast asks for: FFTs have no 16 bits."""
-        with torch.autocast(mask.device.type, enabled=False):
-            height, width = mask.shape[-2:]
-            size = self.weight.shape[-1]
-            kernels = pad(at_least_float32(self.weight), (0, width - size, 0, height - size))
-            centred = kernels.roll((-(size // 2), -(size // 2)), dims=(1, 2))
-            spectrum = torch.fft.rfft2(at_least_float32(mask)) * torch.fft.rfft2(centred)
-            fields: Tensor = torch.fft.irfft2(spectrum, s=(height, width))
-            return fields
+        """(N, 1, H, W) -> (N, K, H, W), in float32 or float64 also under autocast: FFTs have no 16 bits."""
+        height, width = mask.shape[-2:]
+        size = self.weight.shape[-1]
+        kernels = pad(at_least_float32(self.weight), (0, width - size, 0, height - size))
+        centred = kernels.roll((-(size // 2), -(size // 2)), dims=(1, 2))
+        spectrum = torch.fft.rfft2(at_least_float32(mask)) * torch.fft.rfft2(centred)
+        fields: Tensor = torch.fft.irfft2(spectrum, s=(height, width))
+        return fields
 
 
 class Corrections(nn.Module):
