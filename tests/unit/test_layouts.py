@@ -131,6 +131,14 @@ def test_all_that_is_wrong_with_an_archive_is_said_at_once(tmp_path: Path) -> No
     assert "aerials: intensities below 0 in numbers 0, 1, 2" in lines[3]
     with pytest.raises(DataError, match="32 x 32 pixels, which cannot be averaged down to 20 x 20"):
         read_npz(tmp_path / "bad.npz", 20, 25.0)
+    whole = (tmp_path / "bad.npz").read_bytes()
+    (tmp_path / "short.npz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "damaged.npz").write_bytes(whole[:500] + b"x" * 500 + whole[1000:])
+    with (tmp_path / "array.npz").open("wb") as file:
+        np.save(file, masks)
+    for name in ("short", "damaged", "array"):
+        with pytest.raises(DataError, match=rf"{name}\.npz: cannot be read as an \.npz archive"):
+            read_npz(tmp_path / f"{name}.npz", 32, 25.0)
     np.savez(tmp_path / "other.npz", images=masks)
     with pytest.raises(DataError, match=r"has no array 'masks'\. Arrays: images"):
         read_npz(tmp_path / "other.npz", 32, 25.0)

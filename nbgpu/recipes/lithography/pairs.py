@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -36,10 +38,11 @@ def read_npz(path: Path, size: int, pixel_nm: float) -> list[Pair]:
     `pixel_nm` in the archive, of its own pixels, has to go with the asked one. Raises DataError: all that is wrong.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # Opened here: numpy leaves the file of a damaged archive open.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in ("masks", "aerials", "pixel_nm") if name in archive}
             there = ", ".join(archive.files)
-    except (OSError, ValueError, EOFError, AttributeError) as error:
+    except (OSError, ValueError, EOFError, TypeError, BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: cannot be read as an .npz archive of numbers: {error}") from None
     if "masks" not in arrays:
         raise DataError(f"{path}: has no array 'masks'. Arrays: {there or '(none)'}")
