@@ -46,11 +46,10 @@ def test_a_collective_takes_all_of_them(cluster: nbgpu.Cluster) -> None:
         assert cluster.execute(TOTAL) == ALL_OF_THEM
 
 
-@pytest.mark.parametrize("bad", [0, 15])
-def test_one_that_raises_frees_fifteen(cluster: nbgpu.Cluster, bad: int) -> None:
+def test_one_that_raises_frees_fifteen(cluster: nbgpu.Cluster) -> None:
     with pytest.raises(nbgpu.RankError) as caught:
-        cluster.execute(f"if rank == {bad}: raise ValueError('on purpose')\ndist.all_reduce(torch.ones(10))")
-    assert [failure.rank for failure in caught.value.failures] == [bad]
+        cluster.execute("if rank == 15: raise ValueError('on purpose')\ndist.all_reduce(torch.ones(10))")
+    assert [failure.rank for failure in caught.value.failures] == [15]
     assert cluster.execute(TOTAL) == ALL_OF_THEM
 
 

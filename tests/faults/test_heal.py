@@ -155,6 +155,7 @@ def test_with_fsdp_a_run_goes_back_to_its_newest_checkpoint(cluster: nbgpu.Clust
     cluster.news.clear()
 
 
+@pytest.mark.parametrize("cluster", [1], indirect=True, ids=["one spare"])
 def test_a_rank_that_dies_while_the_run_is_paused_does_not_make_it_go_on(
     cluster: nbgpu.Cluster, tmp_path: Path
 ) -> None:

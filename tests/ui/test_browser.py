@@ -90,6 +90,16 @@ def seconds_until(locator: Locator, timeout_s: float = 10) -> float:
     return time.monotonic() - started_s
 
 
+def wait_for_points(page: Page, chart: str, curve: str, num_points: int) -> None:
+    """Waits until a curve whose name has these words has so many points on the screen."""
+    page.wait_for_function(
+        """([chart, curve, numPoints]) =>
+            (document.querySelector(`[data-chart=${chart}] .nbgpu-plot`)?.data ?? [])
+                .some(trace => trace.name?.includes(curve) && trace.x.length >= numPoints)""",
+        arg=[chart, curve, num_points],
+    )
+
+
 def points_of(page: Page, chart: str) -> dict[str, int]:
     """How many points each named curve of a chart has on the screen."""
     found: dict[str, int] = page.evaluate(
@@ -172,7 +182,7 @@ def test_a_first_run_from_start_to_the_curves_that_stay(lab: Lab, page: Page) ->
     counts = points_of(page, "loss")
     assert counts["rank 0, smoothed"] > 0
     assert counts["rank 1, smoothed"] > 0
-    page.wait_for_timeout(3000)
+    wait_for_points(page, "loss", "rank 1, smoothed", 20)
     screenshot(page, "controls-light")
     page.get_by_text(re.compile("^Plan: ddp on 2 ranks over gloo, 8 samples a step")).click()
     expect(page.get_by_text("410 volumes over 2 ranks: 205 on each")).to_be_visible()
@@ -196,7 +206,7 @@ def test_a_first_run_from_start_to_the_curves_that_stay(lab: Lab, page: Page) ->
         "() => document.querySelector('[data-chart=loss] .nbgpu-plot').data?.[0].x.length > 5"
     )
     notebook.set_theme("JupyterLab Dark")
-    page.wait_for_timeout(2500)
+    page.wait_for_timeout(500)
     screenshot(page, "controls-dark")
     button(page, "Stop").click()
     seconds_until(state(page, "stopped").or_(page.locator(".jp-RenderedPlotly")), timeout_s=30)
@@ -255,7 +265,7 @@ def test_a_panel_of_its_own_in_both_themes(lab: Lab, page: Page) -> None:
     notebook.open()
     notebook.run_cell(0)
     page.locator("[data-chart=loss] .js-plotly-plot").wait_for()
-    page.wait_for_timeout(4000)
+    wait_for_points(page, "loss", "rank 0", 20)
     screenshot(page, "panel-light")
 
     expect(
@@ -274,7 +284,7 @@ def test_a_panel_of_its_own_in_both_themes(lab: Lab, page: Page) -> None:
     page.get_by_role("button", name="Enlarge Loss").click()
     page.get_by_role("button", name="Validation", exact=True).click()
     page.get_by_role("button", name="time", exact=True).click()
-    page.wait_for_timeout(1500)
+    page.wait_for_timeout(500)
     screenshot(page, "panel-dark")
     assert page.evaluate("() => typeof window.Plotly") == "undefined"
 
@@ -292,9 +302,8 @@ def test_many_ranks_become_bands(lab: Lab, page: Page) -> None:
     notebook.open()
     notebook.run_cell(0)
     page.locator("[data-chart=loss] .js-plotly-plot").wait_for()
-    page.wait_for_timeout(5000)
+    wait_for_points(page, "memory", "the worst", 10)
     screenshot(page, "many-ranks")
-    assert any("the worst" in name for name in points_of(page, "memory") if name)
     notebook.in_kernel("run.stop(); run.wait()")
 
 
