@@ -94,13 +94,20 @@ def test_a_run_that_was_killed_goes_on_with_auto_from_the_command_line(
     }
     write_toml(tmp_path / "run.toml", ClusterConfig(gpus="none"), train_config("autoencoder", **settings))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    with subprocess.Popen(
-        [*torchrun, "-m", "nbgpu.engine.train", str(tmp_path / "run.toml")],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-    ) as killed:
-        wait_until(lambda: bool(list(tmp_path.glob("runs/*/checkpoints/step-*[05]"))))
+    with (
+        (tmp_path / "told").open("w") as told_before,
+        subprocess.Popen(
+            [*torchrun, "-m", "nbgpu.engine.train", str(tmp_path / "run.toml")],
+            stdout=told_before,
+            stderr=told_before,
+            env=os.environ | {"TMPDIR": str(tmp_path)},
+        ) as killed,
+    ):
+        give_up_s = time.monotonic() + 90
+        while not list(tmp_path.glob("runs/*/checkpoints/step-*[05]")):
+            waits = killed.poll() is None and time.monotonic() < give_up_s
+            assert waits, f"no checkpoint came\n{(tmp_path / 'told').read_text()}"
+            time.sleep(0.002)
         for process in [*psutil.Process(killed.pid).children(recursive=True), killed]:
             process.kill()
     (folder,) = (tmp_path / "runs").iterdir()
@@ -205,10 +212,3 @@ def test_on_a_full_disk_training_goes_on_and_says_so(
     assert run.result() is not None
     # The ranks are in good order.
     assert cluster2.train("autoencoder", **SMALL, runs_dir=str(tmp_path)).wait(120).status == "finished"
-
-
-def wait_until(condition: Any) -> None:
-    give_up_s = time.monotonic() + 90
-    while not condition():
-        assert time.monotonic() < give_up_s, "waited in vain"
-        time.sleep(0.002)

@@ -93,7 +93,8 @@ def test_stopping_the_cluster_ends_its_run(tmp_path: Path) -> None:
     )
     give_up_s = time.monotonic() + 60
     while run.status != "training":
-        assert time.monotonic() < give_up_s
+        assert time.monotonic() < give_up_s, f"{run} is {run.status}: {run.failures}"
+        assert not run.over, f"{run} is {run.status}: {run.failures}"
         time.sleep(0.05)
     cluster.stop()
     assert run.over

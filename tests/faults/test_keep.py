@@ -19,6 +19,7 @@ from nbgpu import runs
 from nbgpu.client import listing, registry
 from nbgpu.client.cells import DistributedCell
 from nbgpu.client.registry import Entry
+from nbgpu.ui.stored import StoredRun
 
 BOUND_S = 30
 """Tells an end from a hang; what it bounds takes a second or two."""
@@ -131,7 +132,7 @@ def test_a_run_that_failed_while_nobody_watched_is_told_and_the_ranks_are_freed(
         kill(first)
     (tmp_path / "may").touch()
     (folder,) = (tmp_path / "runs").iterdir()
-    wait_until(lambda: runs.outcome(folder, 1) is not None)
+    wait_until(lambda: runs.outcome(folder, 1) is not None, lambda: StoredRun(folder).statuses())
     with kernel() as second:
         second.run("import nbgpu\ncluster = nbgpu.attach()")
         done = second.run("cluster.run.wait(60)")
@@ -179,7 +180,7 @@ def test_a_cell_that_was_left_behind_can_be_stopped() -> None:
         kill(second)
     (entry,) = registry.entries()
     entry.engines[1].send(signal.SIGKILL)
-    wait_until(lambda: not entry.engines[1].alive())
+    wait_until(lambda: not entry.engines[1].alive(), lambda: entry.engines[1])
     with kernel() as third:
         third.run("import nbgpu\ncluster = nbgpu.attach()")
         assert "rank 1 was killed by SIGKILL" in third.run("cluster.execute('1')").error
@@ -204,7 +205,7 @@ def test_a_controller_or_parent_that_is_killed_ends_the_cell_and_all_others(
             cell = DistributedCell(cluster, "import time; time.sleep(600)", None, None)
         else:
             run = cluster.train("autoencoder", runs_dir=str(tmp_path), **train_settings)
-            wait_until(lambda: run.status == "training")
+            wait_until(lambda: run.status == "training", lambda: (run.status, run.failures))
         processes = processes_of(entry)
         measured.fault_now()
         entry.leaders[leader].send(signal.SIGKILL)
@@ -221,8 +222,9 @@ def test_a_controller_or_parent_that_is_killed_ends_the_cell_and_all_others(
         assert not alive
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool], look: Callable[[], object]) -> None:
+    """Waits; what `look` finds is told where it does not come."""
     give_up_s = time.monotonic() + 90
     while not condition():
-        assert time.monotonic() < give_up_s
+        assert time.monotonic() < give_up_s, look()
         time.sleep(0.05)

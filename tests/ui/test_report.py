@@ -118,17 +118,15 @@ def test_a_run_without_a_notebook_has_a_report_for_the_asking(page: Page, tmp_pa
 
 @pytest.mark.browser
 def test_a_run_that_was_killed_has_a_report_too(page: Page, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        trainer(tmp_path, steps=100_000),
-        env=environment(tmp_path),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    with (tmp_path / "told").open("w") as told:
+        process = subprocess.Popen(
+            trainer(tmp_path, steps=100_000), env=environment(tmp_path), stdout=told, stderr=told
+        )
     try:
         give_up_s = time.monotonic() + 120
         while not list(tmp_path.glob("runs/*/epochs.jsonl")):
-            assert process.poll() is None
-            assert time.monotonic() < give_up_s
+            assert process.poll() is None, (tmp_path / "told").read_text()
+            assert time.monotonic() < give_up_s, (tmp_path / "told").read_text()
             time.sleep(0.1)
     finally:
         process.send_signal(signal.SIGKILL)

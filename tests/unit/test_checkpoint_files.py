@@ -250,9 +250,9 @@ def test_on_a_full_disk_a_save_is_told_nothing_is_left_of_it_and_the_last_good_o
     told: list[tuple[str, str, int]] = []
     writer = Writer(disk, 3, lambda *event: told.append(event))
     writer.begin(5, BIG, ABOUT)
-    wait_until(lambda: len(told) == 1)
+    wait_until(lambda: len(told) == 1, told)
     writer.begin(10, BIG, ABOUT)
-    wait_until(lambda: len(told) == 2)
+    wait_until(lambda: len(told) == 2, told)
     failure = "checkpoint at step {} could not be written: No space left on device; the last good one is step-00000005"
     assert told == [("checkpoint", "step-00000005", 5), ("note", failure.format(10), 10)]
     assert names(disk) == ["step-00000005"]
@@ -271,7 +271,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     told: list[tuple[str, str, int]] = []
     writer = Writer(tmp_path, 3, lambda *event: told.append(event))
     writer.begin(5, TENSORS, ABOUT)
-    wait_until(lambda: bool(told))
+    wait_until(lambda: bool(told), told)
     writer.close()
     ((kind, text, step),) = told
     assert (kind, step) == ("note", 5)
@@ -379,7 +379,7 @@ def test_a_slow_disk_holds_up_nobody(tmp_path: Path) -> None:
 
     writer = Writer(tmp_path, 3, tell)
     writer.begin(5, TENSORS, ABOUT)
-    wait_until(lambda: len(told) == 1)
+    wait_until(lambda: len(told) == 1, told)
     writer.begin(10, TENSORS, ABOUT)
     release.set()
     writer.finish(15, TENSORS, ABOUT)
@@ -388,8 +388,8 @@ def test_a_slow_disk_holds_up_nobody(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-00000005", "step-00000015"]
 
 
-def wait_until(condition: Any) -> None:
+def wait_until(condition: Any, told: object) -> None:
     give_up_s = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < give_up_s, "waited in vain"
+        assert time.monotonic() < give_up_s, f"the writer has told {told}"
         time.sleep(0.005)
