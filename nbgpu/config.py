@@ -879,10 +879,12 @@ class MicrostructureConfig(TrainConfig):
         json_schema_extra=shape_of_model(),
     )
     descriptor_types: tuple[DescriptorType, ...] = Field(
-        ("FFTCorrelations", "Variation"), min_length=1, description="the statistics to meet"
+        ("FFTCorrelations", "Variation", "VolumeFractions"),
+        min_length=1,
+        description="the statistics to meet",
     )
     descriptor_weights: tuple[float, ...] = Field(
-        (1.0, 1.0),
+        (1.0, 1.0, 1.0),
         description="what each descriptor's differences are multiplied by; empty for each one's own: Variation 100, "
         "CrossCorrelations 10, all others 1",
     )

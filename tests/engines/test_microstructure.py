@@ -55,13 +55,8 @@ def test_two_ranks_find_the_loss_and_gradient_of_one(cluster2: nbgpu.Cluster, sh
 
 
 def _settings(tmp_path: Path, **settings: Any) -> dict[str, Any]:
-    return {
-        "limit_to": 4,
-        "shape": (16, 16, 16),
-        "tolerance": 0,
-        "threads": 1,
-        "runs_dir": str(tmp_path),
-    } | settings
+    small = {"limit_to": 4, "shape": (16, 16, 16), "tolerance": 0, "threads": 1, "runs_dir": str(tmp_path)}
+    return small | {"descriptor_types": tuple(WEIGHTS), "descriptor_weights": (1.0, 1.0)} | settings
 
 
 def _ended(run: Run, status: str = "finished") -> Run:
