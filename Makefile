@@ -22,7 +22,7 @@ NOTEBOOK := notebooks/00_first_run.ipynb
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-oldest lint bench bench-peers docs faults soak clean
+.PHONY: help demo lab test quality test-oldest lint bench bench-peers docs faults soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## (.*)/make \1\t\2/' | expand -t 18
@@ -36,8 +36,11 @@ lab: $(FOR_USE) ## open the first notebook in JupyterLab
 test: $(FOR_DEVELOPMENT) ## run every check and test: Python, front end, browser
 	@bash tests/all.sh
 
+quality: $(FOR_DEVELOPMENT) ## train every recipe in full with three seeds, and hold what it learns to a floor; ten minutes or so
+	@$(RUN) -m pytest -m quality --durations=0
+
 test-oldest: $(FOR_OLDEST) ## run the tests in Python with the oldest versions that are supported
-	@$(OLDEST_VENV)/bin/python -m pytest
+	@$(OLDEST_VENV)/bin/python -m pytest -m "not quality"
 
 lint: $(FOR_DEVELOPMENT) ## check style and types
 	@$(RUN) -m ruff check .

@@ -63,7 +63,7 @@ if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null 
     skip "browser tests" "there is no Chromium here (apt-get install chromium)"
 fi
 # Each run says where its time went.
-part "pytest" "$bin/python" -m pytest --durations=40 --durations-min=2
+part "pytest" "$bin/python" -m pytest -m "not quality" --durations=40 --durations-min=2
 
 printf '\n=== summary\n'
 printf '%s\n' "${summary[@]}"

@@ -309,16 +309,21 @@ def trained(cluster: nbgpu.Cluster, folder: Path, **values: Any) -> tuple[dict[s
     return dict(result["table"]), run.metrics()["val_psnr_db"].dropna().tolist()
 
 
-@pytest.mark.slow
-def test_in_600_steps_it_beats_baselines_that_keep_as_many_numbers(
-    cluster2: nbgpu.Cluster, tmp_path: Path
-) -> None:
-    table, on_the_way = trained(cluster2, tmp_path, steps=600, val_every=40)
-    assert len(on_the_way) == 15
-    # It learns from the beginning on, and what it ends with is what the table says.
-    assert on_the_way[0] + 1 < on_the_way[2] < on_the_way[-1]
-    assert on_the_way[2] > table["mean image"]["psnr_db"] + 3
+def test_it_learns_from_the_beginning_on(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    table, on_the_way = trained(cluster2, tmp_path, steps=120, val_every=40)
+    assert len(on_the_way) == 3
+    assert on_the_way[0] + 1 < on_the_way[-1]
+    assert on_the_way[-1] > table["mean image"]["psnr_db"] + 3
+    # What it ends with is what the table says.
     assert table["autoencoder"]["psnr_db"] == pytest.approx(on_the_way[-1], abs=0.01)
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_in_600_steps_it_beats_baselines_that_keep_as_many_numbers(
+    cluster2: nbgpu.Cluster, tmp_path: Path, seed: int
+) -> None:
+    table, _ = trained(cluster2, tmp_path, steps=600, val_every=0, seed=seed)
     psnr = {name: row["psnr_db"] for name, row in table.items()}
     assert psnr["autoencoder"] >= 23.0
     assert psnr["autoencoder"] > max(v for name, v in psnr.items() if name != "autoencoder")

@@ -94,7 +94,7 @@ def test_a_short_run_beats_the_blur(cluster2: nbgpu.Cluster, tmp_path: Path) -> 
     assert len(result["images"]) == 5
 
 
-@pytest.mark.slow
+@pytest.mark.quality
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_quality_gate(cluster2: nbgpu.Cluster, tmp_path: Path, seed: int) -> None:
     """256 + 64 masks of 64 x 64 pixels at 193 nm and NA 0.85."""
