@@ -183,8 +183,6 @@ _last_cell_failed = False
 def _note_end_of_cell(result: Any) -> None:
     global _last_cell_failed
     _last_cell_failed = not result.success
-    if isinstance(result.error_in_exec, KeyboardInterrupt):
-        interrupts.forget_half_imported()
 
 
 def last_cell_failed() -> bool:

@@ -17,6 +17,8 @@ RUNS_A_CALL = ("ipyparallel/engine/kernel.py", "do_apply")
 """The one that runs what `Cluster.apply` sent."""
 RUNS_A_TASK = ("asyncio/events.py", "_run")
 """The one that takes a task of the event loop one step further, and that runs its callbacks."""
+IMPORTS_A_MODULE = ("<frozen importlib._bootstrap>", "_load_unlocked")
+"""The one that runs a module's code; `spec` is its variable."""
 TAKES_A_REQUEST = ("ipykernel/kernelbase.py", "dispatch_shell")
 """The one in which the kernel answers a request."""
 

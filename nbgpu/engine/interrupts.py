@@ -15,6 +15,7 @@ from typing import Any
 
 from nbgpu.engine import awaiting
 from nbgpu.engine.frames import (
+    IMPORTS_A_MODULE,
     RUNS_A_CALL,
     RUNS_A_CELL,
     RUNS_A_TASK,
@@ -30,11 +31,28 @@ def reach_only_the_persons_code(kernel: Any) -> None:
     Args:
         kernel: the engine's, whose own handler is set around every request.
     """
-    kernel.pre_handler_hook = kernel.post_handler_hook = lambda: None
+    kernel.pre_handler_hook = lambda: None
+    kernel.post_handler_hook = _tidy_up
     signal.signal(signal.SIGINT, _interrupt)
 
 
+_interrupted = False
+"""Since the last request an interrupt has cut something off."""
+
+
+def _tidy_up() -> None:
+    """Runs after every request: a cell, and a call of the client such as the search for a batch size."""
+    global _interrupted
+    if _interrupted:
+        _interrupted = False
+        forget_half_imported()
+
+
 def _interrupt(_: int, frame: FrameType | None) -> None:
+    global _interrupted
+    if _is_in_import_of_torch(frame):
+        return
+    _interrupted = True
     in_persons_code = False
     while frame is not None and frame.f_back is not None:
         in_persons_code = in_persons_code or not is_library(frame.f_code.co_filename)
@@ -50,6 +68,18 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
             raise asyncio.CancelledError
         frame = frame.f_back
     awaiting.interrupt()
+
+
+def _is_in_import_of_torch(frame: FrameType | None) -> bool:
+    """Parts of torch note in others that they were imported, and refuse a second time: cut off, torch._dynamo, which DDP and
+    all optimizers need, is of no use as long as the process lives. The client interrupts again when it is over."""
+    while frame is not None:
+        if is_function(frame, IMPORTS_A_MODULE):
+            name: str = frame.f_locals["spec"].name
+            if name.partition(".")[0] == "torch":
+                return True
+        frame = frame.f_back
+    return False
 
 
 def forget_half_imported() -> None:

@@ -71,19 +71,47 @@ def test_an_interrupt_while_a_cell_is_sent_leaves_it_on_no_rank(cluster2: nbgpu.
     assert stopped == NUM_STOPS
 
 
-def test_a_stop_during_an_import_leaves_the_package_whole(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
-    """Python takes the package away whose import was cut off, but not its parts, and would never join them again."""
-    package = tmp_path / "cut_off_package"
+@pytest.mark.parametrize("in_a", ["cell", "call"])
+def test_a_stop_during_an_import_leaves_the_package_whole(
+    cluster2: nbgpu.Cluster, tmp_path: Path, in_a: str
+) -> None:
+    """Python takes the package away whose import was cut off, but not its parts, and would never join them again.
+
+    A call is what the client asks the ranks for: a training run, or the search for a batch size.
+    """
+    name = f"package_cut_off_in_a_{in_a}"
+    package = tmp_path / name
     package.mkdir()
     (package / "part.py").write_text("value = 7\n")
-    (package / "__init__.py").write_text("import cut_off_package.part\nimport time\ntime.sleep(wait_s)\n")
+    (package / "__init__.py").write_text(f"import {name}.part\nimport time\ntime.sleep(wait_s)\n")
     cluster2.execute(f"import builtins, sys; sys.path.insert(0, {str(tmp_path)!r}); builtins.wait_s = 60")
-    results = cluster2.submit("import cut_off_package")
+    if in_a == "cell":
+        results = cluster2.submit(f"import {name}")
+    else:
+        results = cluster2.ranks.call("importlib:import_module", name)
     time.sleep(1)
     cluster2.ranks.interrupt((0, 1))
     for result in results.values():
         assert result.wait(PATIENCE_S)
     cluster2.execute("builtins.wait_s = 0")
-    said = cluster2.execute("import cut_off_package; print(cut_off_package.part.value)")
+    said = cluster2.execute(f"import {name}; print({name}.part.value)")
     cluster2.execute("sys.path.pop(0); del builtins.wait_s")
     assert said == {0: "7\n", 1: "7\n"}
+
+
+def test_a_stop_during_the_import_of_torchs_compiler_waits_for_its_end(cluster2: nbgpu.Cluster) -> None:
+    """It cannot be imported twice, and no optimizer works without it."""
+    assert cluster2.execute("import sys; print('torch._dynamo' in sys.modules)") == {
+        0: "False\n",
+        1: "False\n",
+    }
+    results = cluster2.submit("import torch._dynamo")
+    time.sleep(0.5)
+    for _ in range(5):
+        cluster2.ranks.interrupt((0, 1))
+    for result in results.values():
+        assert result.wait(PATIENCE_S)
+    said = cluster2.execute(
+        "import torch._dynamo; torch._dynamo.decorators; print(torch.compile(torch.neg, backend='eager')(torch.ones(())).item())"
+    )
+    assert said == {0: "-1.0\n", 1: "-1.0\n"}

@@ -92,6 +92,8 @@ def _wait_until_free(panel: _Controls) -> None:
 
 
 def test_plan_and_search_speak_below_the_buttons(cluster2: nbgpu.Cluster) -> None:
+    # What a Stop in the middle of this import does is test_interrupts's.
+    cluster2.execute("import torch._dynamo")
     panel = _Controls("autoencoder", cluster2)
     for name, value in {"data": "phantoms", "patch_size": 16, "batch_size": 3}.items():
         panel._settings[name].value = value
