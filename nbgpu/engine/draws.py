@@ -82,10 +82,8 @@ class Draw:
             samples = self._crop({**tensors, FOREGROUND: foreground, "background": foreground})
         if self._augment.transforms:
             self._augment.set_random_state(augment_seed)
+            samples = [self._augment(sample) for sample in samples]
         return [
-            {
-                name: convert_to_tensor(value, track_meta=False)
-                for name, value in self._augment(sample).items()
-            }
+            {name: convert_to_tensor(value, track_meta=False) for name, value in sample.items()}
             for sample in samples
         ]

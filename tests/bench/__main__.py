@@ -74,10 +74,19 @@ def cell() -> str:
 
 def train() -> str:
     """Steps per second of the trainer under torchrun against the same loop in plain torch, two ranks with one thread each."""
-    with training.volumes() as file:
-        rates = training.in_turns({"plain torch": training.by_hand("plain", file), "nbgpu": training.ours()})
-    ratio = _ratio("nbgpu / plain torch", rates["nbgpu"], rates["plain torch"], "at least 0.99")
-    return _table("steps/s", list(rates.items())) + ratio
+    told = ""
+    for patch_size, batch_size in ((16, 4), (32, 2)):
+        with training.volumes(patch_size) as file:
+            rates = training.in_turns(
+                {
+                    "plain torch": training.by_hand("plain", file, batch_size),
+                    "nbgpu": training.ours(patch_size=patch_size, batch_size=batch_size),
+                }
+            )
+        told += f"Patches of {patch_size}^3, {batch_size} for each rank.\n\n"
+        told += _table("steps/s", list(rates.items()))
+        told += _ratio("nbgpu / plain torch", rates["nbgpu"], rates["plain torch"], "at least 0.99")
+    return told
 
 
 def scaling() -> str:
@@ -91,12 +100,12 @@ def scaling() -> str:
 
 
 def loops() -> str:
-    """Steps per second of the trainer and of the same loop with Lightning Fabric, accelerate and plain torch."""
+    """Steps per second of the trainer and of the same loop with Lightning Fabric, accelerate and plain torch, patches of 32^3."""
     peers.require_environment()
     names = ("plain", "fabric", "accelerate")
-    with training.volumes() as file:
-        starts = {name: training.by_hand(name, file) for name in names}
-        rates = training.in_turns({"nbgpu": training.ours(), **starts})
+    with training.volumes(32) as file:
+        starts = {name: training.by_hand(name, file, 2) for name in names}
+        rates = training.in_turns({"nbgpu": training.ours(patch_size=32, batch_size=2), **starts})
     ratios = [_ratio(f"nbgpu / {name}", rates["nbgpu"], rates[name]) for name in names]
     return _table("steps/s", list(rates.items())) + "".join(ratios)
 

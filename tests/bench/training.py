@@ -122,18 +122,18 @@ def _running(start: Start) -> Iterator[Job]:
 
 
 @contextmanager
-def volumes() -> Iterator[Path]:
+def volumes(patch_size: int) -> Iterator[Path]:
     """A file with the phantoms that all of them train on."""
     with tempfile.TemporaryDirectory() as folder:
-        stacked = torch.stack([torch.as_tensor(phantom(PATCH_SIZE, 0, i)) for i in range(NUM_PHANTOMS)])
-        torch.save(stacked.reshape(NUM_PHANTOMS, 1, *[PATCH_SIZE] * 3).float(), Path(folder, "volumes.pt"))
+        stacked = torch.stack([torch.as_tensor(phantom(patch_size, 0, i)) for i in range(NUM_PHANTOMS)])
+        torch.save(stacked.reshape(NUM_PHANTOMS, 1, *[patch_size] * 3).float(), Path(folder, "volumes.pt"))
         yield Path(folder, "volumes.pt")
 
 
-def by_hand(who: str, file: Path) -> Start:
+def by_hand(who: str, file: Path, batch_size: int) -> Start:
     """One of the loops in loops.py; 'fabric' and 'accelerate' are in an environment of their own."""
     python = sys.executable if who == "plain" else str(PEERS_PYTHON)
-    return lambda folder: _torchrun(python, 2, LOOPS, who, str(file), str(BATCH_SIZE), str(folder / "stamps"))
+    return lambda folder: _torchrun(python, 2, LOOPS, who, str(file), str(batch_size), str(folder / "stamps"))
 
 
 def ours(num_ranks: int = 2, **settings: Any) -> Start:
