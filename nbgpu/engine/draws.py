@@ -84,6 +84,6 @@ class Draw:
             self._augment.set_random_state(augment_seed)
             samples = [self._augment(sample) for sample in samples]
         return [
-            {name: convert_to_tensor(value, track_meta=False) for name, value in sample.items()}
+            {str(name): convert_to_tensor(value, track_meta=False) for name, value in sample.items()}
             for sample in samples
         ]
