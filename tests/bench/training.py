@@ -31,7 +31,7 @@ PEERS_PYTHON = REPOSITORY / ".venv-peers" / "bin" / "python"
 LOOPS, TRAINER = (str(Path(__file__).with_name(name)) for name in ("loops.py", "trainer.py"))
 PATCH_SIZE, NUM_PHANTOMS, BATCH_SIZE = 16, 128, 4
 NUM_WARM_UP_STEPS = 20
-NUM_TURNS = 24
+NUM_TURNS = 12
 _TURN_S = 3.0
 _SETTLING_S = 0.5
 """At the beginning of a turn: what was stopped in the middle of a step ends it."""
