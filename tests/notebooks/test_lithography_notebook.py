@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import nbformat
-from conftest import REPOSITORY
-from jupyter_core.utils import ensure_event_loop
-from nbclient import NotebookClient
-
-# nbclient makes one event loop for the life of the process; made here, it is no single test's leftover.
-ensure_event_loop()
+from notebook_run import executed
 
 
 def test_the_notebook_learns_images_and_draws_a_process_window(tmp_path: Path) -> None:
-    content = nbformat.read(REPOSITORY / "notebooks" / "15_lithography.ipynb", as_version=4)
-    for cell in content.cells:
-        cell.source = cell.source.replace("%nbgpu start", "%nbgpu start --gpus none --ranks 2")
-        cell.source = cell.source.replace("steps=256", "steps=64, num_masks=96")
-    NotebookClient(
-        content, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
+    content = executed("15_lithography.ipynb", tmp_path, {"steps=256": "steps=64, num_masks=96"})
     outputs = [output for cell in content.cells if cell.cell_type == "code" for output in cell.outputs]
     drawn = [output for output in outputs if "image/png" in output.get("data", {})]
     assert len(drawn) == 3

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import nbformat
-from conftest import REPOSITORY
-from jupyter_core.utils import ensure_event_loop
-from nbclient import NotebookClient
-
-# nbclient makes one event loop for the life of the process; made here, it is no single test's leftover.
-ensure_event_loop()
+from notebook_run import executed
 
 
 def test_the_notebook_finds_a_volume_and_draws_it(tmp_path: Path) -> None:
-    content = nbformat.read(REPOSITORY / "notebooks" / "14_microstructure.ipynb", as_version=4)
-    for cell in content.cells:
-        cell.source = cell.source.replace("%nbgpu start", "%nbgpu start --gpus none --ranks 2")
-        cell.source = cell.source.replace("steps=200", "steps=60")
-    NotebookClient(
-        content, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
+    content = executed("14_microstructure.ipynb", tmp_path, {"steps=200": "steps=60"})
     cells = {cell.source: cell.outputs for cell in content.cells if cell.cell_type == "code"}
     drawn = [source for source, outputs in cells.items() if any("image/png" in o.get("data", {}) for o in outputs)]
     assert len(drawn) == 6

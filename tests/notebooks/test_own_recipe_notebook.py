@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-import nbformat
-from conftest import REPOSITORY
-from jupyter_core.utils import ensure_event_loop
-from nbclient import NotebookClient
-
-# nbclient makes one event loop for the life of the process; made here, it is no single test's leftover.
-ensure_event_loop()
+from notebook_run import executed
 
 
-def test_the_notebook_trains_and_sweeps_a_recipe_of_its_own(
-    tmp_path: Path,
-) -> None:
-    content = nbformat.read(REPOSITORY / "notebooks" / "02_your_own_recipe.ipynb", as_version=4)
-    for cell in content.cells:
-        cell.source = cell.source.replace("%nbgpu start", "%nbgpu start --gpus none --ranks 2")
-        cell.source = cell.source.replace("!nbgpu", "!{__import__('sys').executable} -m nbgpu.cli")
-        cell.source = cell.source.replace("steps=200", "steps=60, gpus='none'")
-    NotebookClient(
-        content, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
+def test_the_notebook_trains_and_sweeps_a_recipe_of_its_own(tmp_path: Path) -> None:
+    changes = {"!nbgpu": f"!{sys.executable} -m nbgpu.cli", "steps=200": "steps=60, gpus='none'"}
+    content = executed("02_your_own_recipe.ipynb", tmp_path, changes)
     cells = {cell.source: cell.outputs for cell in content.cells if cell.cell_type == "code"}
     (drawn,) = [outputs for source, outputs in cells.items() if "load_trained" in source]
     assert any("image/png" in output.get("data", {}) for output in drawn)
