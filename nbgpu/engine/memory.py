@@ -7,7 +7,6 @@ largest of their variables, by name.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import re
 import resource
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nbgpu.config import TrainConfig
-from nbgpu.engine import memory_limit
+from nbgpu.engine import heap, memory_limit
 from nbgpu.engine.frames import is_library
 from nbgpu.engine.tracebacks import undisturbed
 from nbgpu.errors import NbgpuError, OutOfMemoryError
@@ -456,9 +455,8 @@ def free() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    # glibc keeps freed blocks of up to 32 MiB, which add up; other C libraries have no such call, and need none.
-    with suppress(AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    # Freed blocks that the C library keeps add up.
+    heap.give_back()
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:

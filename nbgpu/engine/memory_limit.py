@@ -7,25 +7,22 @@ of torch, NumPy and Python alike. Memory that is shared with other processes and
 
 from __future__ import annotations
 
-import ctypes
 import re
 import resource
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
+from nbgpu.engine import heap
 from nbgpu.errors import ConfigError
 from nbgpu.sizes import in_words
 
 _RESERVE_BYTES = 64 * 2**20
 
-_M_MMAP_THRESHOLD = -3
-"""Of malloc.h."""
-_LARGEST_KEPT_BYTES = 2**18
 _STACK_BYTES = 8 * 2**20
 
 _KEEP_PERIOD_S = 0.1
@@ -42,6 +39,11 @@ _most_data_bytes: int | None = None
 def of_gpu_bytes() -> int | None:
     """The limit that was set for this process's GPU; None where there is none."""
     return _of_gpu_bytes
+
+
+def bounds_cpu() -> bool:
+    """Whether this process is a CPU rank with a limit."""
+    return _most_data_bytes is not None
 
 
 def enforce(limit_bytes: int, device: torch.device) -> None:
@@ -68,10 +70,8 @@ def enforce(limit_bytes: int, device: torch.device) -> None:
     # The kernel counts what is reserved, which is more than what is resident, such as the stacks of threads. What is
     # reserved and not used now is not held against the rank.
     global _most_data_bytes, _num_threads
-    # Else glibc keeps what was freed in pieces of up to 32 MiB, and the kernel counts it on. (Other C libraries have no
-    # such call, and keep less.)
-    with suppress(AttributeError):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
+    # What is kept is counted on by the kernel.
+    heap.keep_little()
     _most_data_bytes = _of_process("VmData") + limit_bytes - resident_bytes
     _num_threads = _threads()
     tighten()

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ from nbgpu.engine import (
     exchange,
     flight,
     group,
+    heap,
     interrupts,
     memory,
     memory_limit,
@@ -138,6 +139,7 @@ def train(trainer: Loop, mended: str = "") -> RunState:
         with (
             flight.kept_in(trainer.folder, trainer.rank),
             own_randomness_and_threads(trainer.config),
+            _own_heap(trainer.device),
             precision.kernels(trainer.config),
             smoke.anomalies(trainer.config),
         ):
@@ -151,6 +153,11 @@ def train(trainer: Loop, mended: str = "") -> RunState:
         raise told from None
     _close(trainer)
     return state
+
+
+def _own_heap(device: torch.device) -> AbstractContextManager[None]:
+    """Keeps what a step on the CPU frees for the next one, except where a limit counts it."""
+    return nullcontext() if device.type != "cpu" or memory_limit.bounds_cpu() else heap.kept()
 
 
 def _trainer(config: TrainConfig, folder: Path, member: Membership, device: Device) -> Loop:

@@ -1,0 +1,51 @@
+"""What the C library does with memory that was freed: keep it for who asks next, or give it back to the kernel.
+
+glibc gives large pieces back at once, and the end of its heap when 128 KiB to 64 MiB of it are free. A training step
+on the CPU frees its activations and asks for as many again: each time the kernel hands out pages anew, and fills them
+with zeros. That took 11 % of a step's CPU time with an autoencoder on patches of 32^3 voxels, and 45 % on 64^3.
+
+Other C libraries have no such calls. There all stays as it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
+"""Of malloc.h."""
+_MOST_MMAP_THRESHOLD_BYTES = 32 * 2**20
+"""What glibc's own threshold rises to as large pieces are freed; that for trimming is then twice as high."""
+_DEFAULT_MMAP_MAX = 65536
+_LARGEST_KEPT_BYTES = 2**18
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """In it all that is freed is kept, of whatever size. It takes more memory: a quarter more with that autoencoder on 64^3."""
+    _set(_M_TRIM_THRESHOLD, -1)
+    _set(_M_MMAP_MAX, 0)
+    try:
+        yield
+    finally:
+        _set(_M_MMAP_MAX, _DEFAULT_MMAP_MAX)
+        _set(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD_BYTES)
+        _set(_M_TRIM_THRESHOLD, 2 * _MOST_MMAP_THRESHOLD_BYTES)
+        give_back()
+
+
+def keep_little() -> None:
+    """From now on pieces of more than 256 KiB go back to the kernel as soon as they are freed."""
+    _set(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
+
+
+def give_back() -> None:
+    """Gives back what is free now."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _set(option: int, value: int) -> None:
+    with suppress(AttributeError):
+        ctypes.CDLL(None).mallopt(option, value)
