@@ -130,10 +130,17 @@ def volumes(patch_size: int) -> Iterator[Path]:
         yield Path(folder, "volumes.pt")
 
 
-def by_hand(who: str, file: Path, batch_size: int) -> Start:
-    """One of the loops in loops.py; 'fabric' and 'accelerate' are in an environment of their own."""
+def by_hand(who: str, file: Path, batch_size: int, keeps_memory: bool = False) -> Start:
+    """One of the loops in loops.py; 'fabric' and 'accelerate' are in an environment of their own.
+
+    With `keeps_memory` glibc is told what nbgpu tells it by itself (`engine/heap.py`).
+    """
     python = sys.executable if who == "plain" else str(PEERS_PYTHON)
-    return lambda folder: _torchrun(python, 2, LOOPS, who, str(file), str(batch_size), str(folder / "stamps"))
+    told = ("env", f"MALLOC_TRIM_THRESHOLD_={2**40}", "MALLOC_MMAP_MAX_=0") if keeps_memory else ()
+    return lambda folder: [
+        *told,
+        *_torchrun(python, 2, LOOPS, who, str(file), str(batch_size), str(folder / "stamps")),
+    ]
 
 
 def ours(num_ranks: int = 2, **settings: Any) -> Start:
