@@ -192,12 +192,19 @@ def test_a_checkpoint_under_another_steps_name_is_refused(tmp_path: Path) -> Non
 # ---- a killed save -------------------------------------------------------------------------------------
 
 SAVE_FOR_EVER_AND_BE_KILLED = """
-import json, os, random, signal, sys, time, torch
+import json, os, random, signal, statistics, sys, tempfile, time, torch
 from pathlib import Path
 from nbgpu import manifest
 from nbgpu.engine import checkpoint
 folder, num_kills, moments = Path(sys.argv[1]), int(sys.argv[2]), random.Random(1)
 tensors = {"model.w": torch.rand(200_000), "optimizer.0.m": torch.rand(400_000)}
+taken_s = []
+with tempfile.TemporaryDirectory() as elsewhere:
+    for step in range(5):
+        begun_s = time.perf_counter()
+        checkpoint.save(Path(elsewhere), step + 1, tensors, {"n": step})
+        taken_s.append(time.perf_counter() - begun_s)
+save_s = statistics.median(taken_s)
 for _ in range(num_kills):
     newest = manifest.checkpoints(folder)
     step = int(newest[0].name.removeprefix("step-")) if newest else 0
@@ -206,7 +213,7 @@ for _ in range(num_kills):
         while True:
             step += 1
             checkpoint.save(folder, step, tensors, {"n": step})
-    time.sleep(moments.uniform(0.01, 0.1))
+    time.sleep(moments.uniform(0.3 * save_s, 5 * save_s))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     damages = {path.name: manifest.damage(path) for path in manifest.checkpoints(folder)}
@@ -224,7 +231,7 @@ for _ in range(num_kills):
 def test_a_save_that_is_killed_at_any_moment_leaves_whole_checkpoints_only(tmp_path: Path) -> None:
     """SIGKILL of processes that save without a pause, at 25 random moments."""
     command = [sys.executable, "-c", SAVE_FOR_EVER_AND_BE_KILLED, str(tmp_path), "25"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=400)
     rounds = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rounds) == 25
     found = {name: what for damages, _ in rounds for name, what in damages.items()}
