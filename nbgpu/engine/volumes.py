@@ -179,12 +179,12 @@ def _header_problem(path: Path, patch_size: int) -> str | None:
         image.dataobj, ArrayProxy
     )  # nothing is read yet; nibabel has cleared the header's offset
     num_bytes = image.dataobj.offset + math.prod(shape) * dtype.itemsize
-    if not _holds(path, num_bytes):
+    if not holds(path, num_bytes):
         return "is truncated: it ends before its last voxel. Copy it again"
     return None
 
 
-def _holds(path: Path, num_bytes: int) -> bool:
+def holds(path: Path, num_bytes: int) -> bool:
     """Whether the file has at least so many bytes, unpacked."""
     if path.suffix.lower() != ".gz":
         return path.stat().st_size >= num_bytes

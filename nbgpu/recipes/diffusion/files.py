@@ -1,0 +1,255 @@
+"""BraTS on disk: which cases a folder has, whether they are sound, and their voxels.
+
+Three ways of naming are known, each by the exact end of the name ('_t1' is no '_t1ce'):
+
+- 2023: BraTS-GLI-00000-000/BraTS-GLI-00000-000-{t1n,t1c,t2w,t2f,seg}.nii.gz; the last number counts a patient's visits
+- before: BraTS20_Training_001/BraTS20_Training_001_{t1,t1ce,t2,flair,seg}.nii.gz
+- the Medical Segmentation Decathlon's Task01: imagesTr/BRATS_001.nii.gz with FLAIR, T1, T1 with contrast and T2 in one file
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import torch
+from nibabel.arrayproxy import ArrayProxy
+from torch import Tensor
+
+from nbgpu.engine.volumes import READ_ERRORS, first_line, holds, load_volume
+from nbgpu.errors import DataError
+
+MODALITIES = ("t1n", "t1c", "t2w", "t2f")
+_OLD_NAMES = {"t1": "t1n", "t1ce": "t1c", "t2": "t2w", "flair": "t2f", "seg": "seg"}
+_NEW = re.compile(r"(?P<case>.+)-(?P<kind>t1n|t1c|t2w|t2f|seg)\.nii(\.gz)?")
+_OLD = re.compile(r"(?P<case>.+)_(?P<kind>t1|t1ce|t2|flair|seg)\.nii(\.gz)?")
+_VISIT = re.compile(r"(?P<patient>BraTS-.+)-\d{3}")
+_TOGETHER = re.compile(r"(?P<case>[^.].*)\.nii(\.gz)?")
+_CHANNELS = {"t2f": 0, "t1n": 1, "t1c": 2, "t2w": 3}
+"""Of the Decathlon's files."""
+
+CORE, OEDEMA, ENHANCING = 1, 2, 3
+"""Labels as of 2023."""
+_FROM_DECATHLON = {1: OEDEMA, 2: CORE, 3: ENHANCING}
+_FROM_OLD = {4: ENHANCING}
+"""Sets before 2023 have no label 3."""
+
+
+@dataclass
+class Case:
+    """One visit of one patient."""
+
+    name: str
+    folder: Path
+    files: dict[str, Path] = field(default_factory=dict)
+    """Of each modality and, if it is there, 'seg'. The Decathlon has one file for all modalities."""
+
+    @property
+    def patient(self) -> str:
+        visit = _VISIT.fullmatch(self.name)
+        return visit["patient"] if visit else self.name
+
+    @property
+    def is_in_one_file(self) -> bool:
+        files = {self.files.get(name) for name in MODALITIES}
+        return len(files) == 1 and None not in files
+
+
+# ---- finding -------------------------------------------------------------------------------------------
+
+
+def find_cases(root: Path) -> tuple[list[Case], list[str]]:
+    """(the cases that are whole by their names and headers, a line for everything that is wrong).
+
+    Names, headers and file sizes are read, no voxels. Raises DataError where the folder does not exist or has no case.
+    """
+    if not root.is_dir():
+        raise DataError(f"{root}: there is no such folder. data= takes 'phantoms' or a folder of BraTS")
+    cases, problems = _decathlon(root) if (root / "imagesTr").is_dir() else _by_names(root)
+    if not cases:
+        raise DataError(
+            f"{root}: has no files that are named as those of BraTS, such as CASE-t1n.nii.gz, CASE_t1.nii.gz or "
+            "imagesTr/CASE.nii.gz"
+        )
+    folders = defaultdict(list)
+    for case in cases:
+        folders[case.name].append(case.folder)
+    for name, places in folders.items():
+        if len(places) > 1:
+            problems.append(
+                f"{name}: is there {len(places)} times, in {', '.join(map(str, places))}. Keep one"
+            )
+    whole = []
+    for case in cases:
+        if wrong := list(_header_problems(case)):
+            problems += wrong
+        else:
+            whole.append(case)
+    return whole, problems
+
+
+def _by_names(root: Path) -> tuple[list[Case], list[str]]:
+    cases: dict[tuple[Path, str], Case] = {}
+    problems = []
+    for path in sorted(root.rglob("*.nii*")):
+        match = _NEW.fullmatch(path.name) or _OLD.fullmatch(path.name)
+        if match is None or path.name.startswith("."):
+            continue
+        kind = _OLD_NAMES.get(match["kind"], match["kind"])
+        case = cases.setdefault((path.parent, match["case"]), Case(match["case"], path.parent))
+        if kind in case.files:
+            problems.append(
+                f"{path}: {case.files[kind].name} is the same modality of the same case. Keep one"
+            )
+        case.files[kind] = path
+    return list(cases.values()), problems
+
+
+def _decathlon(root: Path) -> tuple[list[Case], list[str]]:
+    cases: dict[str, Case] = {}
+    problems = []
+    for path in sorted((root / "imagesTr").iterdir()):
+        match = _TOGETHER.fullmatch(path.name)
+        if match is None:
+            continue
+        name = match["case"]
+        if name in cases:
+            problems.append(f"{path}: {cases[name].files['t1n'].name} is the same case. Keep one")
+        case = cases[name] = Case(name, path.parent, dict.fromkeys(MODALITIES, path))
+        for suffix in (".nii", ".nii.gz"):
+            if (labels := root / "labelsTr" / f"{name}{suffix}").is_file():
+                case.files["seg"] = labels
+    return list(cases.values()), problems
+
+
+# ---- checking ------------------------------------------------------------------------------------------
+
+
+def _header_problems(case: Case) -> Iterator[str]:
+    missing = [name for name in MODALITIES if name not in case.files]
+    if missing:
+        yield f"{case.folder / case.name}: has no {' and no '.join(missing)}. Add the files, or take the case away"
+    first: tuple[Path, tuple[int, ...], np.ndarray] | None = None
+    for path in dict.fromkeys(case.files.values()):
+        image = _opened(path, 4 if case.is_in_one_file and path == case.files["t1n"] else 1)
+        if isinstance(image, str):
+            yield f"{path}: {image}"
+            continue
+        shape, affine = image
+        if first is None:
+            first = path, shape, affine
+        elif shape != first[1]:
+            yield f"{path}: has {_by(shape)} voxels, and {first[0].name} has {_by(first[1])}. Resample one to the other"
+        elif not np.allclose(affine, first[2], atol=1e-2):
+            yield f"{path}: lies elsewhere than {first[0].name}: their affine matrices differ. Register them"
+
+
+def _opened(path: Path, num_channels: int) -> tuple[tuple[int, ...], np.ndarray] | str:
+    """(shape, affine), or what is wrong with the file."""
+    try:
+        image = nibabel.load(path)
+        if not isinstance(image, nibabel.Nifti1Pair):
+            return f"holds a {type(image).__name__}, not a NIfTI volume"
+        dtype, shape = image.get_data_dtype(), tuple(int(n) for n in image.shape)
+        if dtype.kind not in "iuf":
+            return f"has voxels of type {dtype}, not numbers"
+        if len(shape) < 3 or shape[3:] not in ([(4,)] if num_channels == 4 else [(), (1,)]):
+            wanted = "four volumes, one for each modality" if num_channels == 4 else "one volume"
+            return f"has the shape {_by(shape)}; it takes {wanted}"
+        assert isinstance(image.dataobj, ArrayProxy)
+        if not holds(path, image.dataobj.offset + int(np.prod(shape)) * dtype.itemsize):
+            return "is truncated: it ends before its last voxel. Copy it again"
+        return shape[:3], np.asarray(image.affine)
+    except READ_ERRORS as error:
+        return f"cannot be read as NIfTI ({first_line(error)}). Copy it again"
+
+
+def voxel_problems(cases: Sequence[Case]) -> list[str]:
+    """A line for each file with damage, NaN, nothing in it, or unknown labels. Reads all of them."""
+    problems = []
+    for case in cases:
+        for load in (images, label):
+            try:
+                load(case)
+            except DataError as error:
+                problems += str(error).splitlines()
+    return problems
+
+
+def _by(shape: Sequence[int]) -> str:
+    return " x ".join(str(n) for n in shape)
+
+
+# ---- voxels --------------------------------------------------------------------------------------------
+
+
+def images(case: Case) -> dict[str, Tensor]:
+    """Of each modality (1, D, H, W) from -1 to 1, axes to the right, front and top; the background is -1.
+
+    Raises DataError: a line for each file that is damaged, has NaN, or has no contrast.
+    """
+    volumes, problems = {}, []
+    loaded: dict[Path, Tensor] = {}
+    for name in MODALITIES:
+        path = case.files[name]
+        try:
+            if path not in loaded:
+                loaded[path] = load_volume(path)
+            channel = slice(_CHANNELS[name], _CHANNELS[name] + 1) if case.is_in_one_file else slice(None)
+            what = f"{path}, {name}" if case.is_in_one_file else str(path)
+            volumes[name] = scaled(loaded[path][channel], what)
+        except READ_ERRORS as error:
+            problems.append(_damaged(path, error))
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataError("\n".join(dict.fromkeys(problems)))
+    return volumes
+
+
+def scaled(volume: Tensor, name: str) -> Tensor:
+    """The percentiles 1 and 99 of the voxels that are not 0 to -1 and 1, clipped; zeros to -1. Raises DataError."""
+    num_bad = int((~torch.isfinite(volume)).sum())
+    if num_bad:
+        raise DataError(f"{name}: {num_bad} of {volume.numel()} voxels are NaN or infinite")
+    brain = volume[volume != 0]
+    if not len(brain):
+        raise DataError(f"{name}: is empty: all its voxels are 0")
+    # Not torch.quantile, which takes 16 million values at most.
+    low, high = (float(v) for v in np.percentile(brain.numpy(), [1, 99]))
+    if low == high:
+        raise DataError(f"{name}: has no contrast: its voxels that are not 0 are {low:g}")
+    unit = ((volume - low) / (high - low)).clamp(0, 1)
+    return torch.where(volume == 0, torch.zeros_like(unit), unit) * 2 - 1
+
+
+def label(case: Case) -> Tensor | None:
+    """(1, D, H, W) in int64 with 0, CORE, OEDEMA and ENHANCING, or None if the case has none. Raises DataError."""
+    path = case.files.get("seg")
+    if path is None:
+        return None
+    try:
+        values = load_volume(path)
+    except READ_ERRORS as error:
+        raise DataError(_damaged(path, error)) from None
+    there = set(values.unique().tolist())
+    allowed = {0, 1, 2, 3} if case.is_in_one_file or 3 in there else {0, 1, 2, 4}
+    if wrong := sorted(there - allowed):
+        told = ", ".join(f"{value:g}" for value in wrong)
+        raise DataError(
+            f"{path}: has the label(s) {told}. It takes 1, 2 and either 3 (since 2023) or 4 (before) for what enhances"
+        )
+    renamed: Mapping[int, int] = _FROM_DECATHLON if case.is_in_one_file else _FROM_OLD
+    new_names = torch.arange(5)
+    for old, new in renamed.items():
+        new_names[old] = new
+    return new_names[values.long()]
+
+
+def _damaged(path: Path, error: BaseException) -> str:
+    return f"{path}: cannot be decoded ({type(error).__name__}: {first_line(error)}). Copy it again"
