@@ -86,6 +86,7 @@ class Recipe(Protocol):
 
 _RECIPES = {
     "autoencoder": "nbgpu.recipes.autoencoder:Autoencoder",
+    "diffusion": "nbgpu.recipes.diffusion.recipe:Diffusion",
     "lithography": "nbgpu.recipes.lithography.recipe:Lithography",
     "microstructure": "nbgpu.recipes.microstructure.recipe:Microstructure",
 }

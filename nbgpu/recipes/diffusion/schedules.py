@@ -9,7 +9,8 @@ other distances, so that the steps are told where they go; where MONAI can take 
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Any, Literal
 
 import torch
 from monai.networks.schedulers import DDPMScheduler
@@ -72,15 +73,18 @@ class Noise:
         beta_start: float = 1e-4,
         beta_end: float = 0.02,
     ) -> None:
-        ends = {} if betas == "cosine" else {"beta_start": beta_start, "beta_end": beta_end}
+        ends: dict[str, Any] = {} if betas == "cosine" else {"beta_start": beta_start, "beta_end": beta_end}
         self.num_times = num_times
         # In float32, as MONAI keeps it, 1 - abar of the first times is off by a part in 6000.
-        self.abar = torch.cumprod(1 - DDPMScheduler(num_times, betas, **ends).betas.double(), dim=0)
-        """(T,) in float64, on the CPU."""
+        steps = DDPMScheduler(num_times, betas, **ends).betas.double()
+        self.abar: list[float] = torch.cumprod(1 - steps, dim=0).tolist()
+        self._tables: dict[torch.device, Tensor] = {}
 
     def _parts(self, t: Tensor | int, like: Tensor) -> tuple[Tensor, Tensor]:
         """sqrt(abar), sqrt(1 - abar) for the samples of `like`."""
-        abar = self.abar.to(like.device)[t].reshape(-1, *[1] * (like.ndim - 1))
+        if like.device not in self._tables:
+            self._tables[like.device] = torch.tensor(self.abar, dtype=torch.float64, device=like.device)
+        abar = self._tables[like.device][t].reshape(-1, *[1] * (like.ndim - 1))
         return abar.sqrt().to(like.dtype), (1 - abar).sqrt().to(like.dtype)
 
     def add(self, x0: Tensor, epsilon: Tensor, t: Tensor | int) -> Tensor:
@@ -118,9 +122,9 @@ class Noise:
             eta: 0 adds no noise; 1 adds as much as the posterior has.
             drawn: standard normal, (N, ...); needed where eta > 0.
         """
-        abar, abar_next = float(self.abar[t]), self._abar_next(t_next)
-        sigma = eta * ((1 - abar_next) / (1 - abar) * (1 - abar / abar_next)) ** 0.5
-        stepped = abar_next**0.5 * x0 + max(0.0, 1 - abar_next - sigma**2) ** 0.5 * epsilon
+        abar, abar_next = self.abar[t], self._abar_next(t_next)
+        sigma = eta * math.sqrt((1 - abar_next) / (1 - abar) * (1 - abar / abar_next))
+        stepped = math.sqrt(abar_next) * x0 + math.sqrt(max(0.0, 1 - abar_next - sigma**2)) * epsilon
         if sigma == 0:
             return stepped
         assert drawn is not None
@@ -135,15 +139,14 @@ class Noise:
             variance: 'small': the posterior's own; 'large': that of the step from t_next to t.
             drawn: standard normal, (N, ...).
         """
-        abar, abar_next = float(self.abar[t]), self._abar_next(t_next)
+        abar, abar_next = self.abar[t], self._abar_next(t_next)
         beta = 1 - abar / abar_next
-        mean = (
-            abar_next**0.5 * beta / (1 - abar) * x0 + (1 - beta) ** 0.5 * (1 - abar_next) / (1 - abar) * x_t
-        )
+        mean = math.sqrt(abar_next) * beta / (1 - abar) * x0
+        mean = mean + math.sqrt(1 - beta) * (1 - abar_next) / (1 - abar) * x_t
         if t_next < 0:
             return mean
         spread = beta if variance == "large" else (1 - abar_next) / (1 - abar) * beta
-        return mean + spread**0.5 * drawn
+        return mean + math.sqrt(spread) * drawn
 
     def _abar_next(self, t_next: int) -> float:
-        return 1.0 if t_next < 0 else float(self.abar[t_next])
+        return 1.0 if t_next < 0 else self.abar[t_next]
