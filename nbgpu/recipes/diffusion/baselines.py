@@ -8,6 +8,8 @@ from itertools import combinations_with_replacement
 import torch
 from torch import Tensor
 
+_NUM_AT_ONCE = 2**20
+
 
 def mean_image(targets: Tensor) -> Tensor:
     """(N, 1, D, H, W) -> (1, 1, D, H, W)."""
@@ -22,26 +24,27 @@ class VoxelwiseQuadratic:
     """
 
     def __init__(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-        products: Tensor | float = 0.0
-        right: Tensor | float = 0.0
+        sums: list[tuple[Tensor, Tensor]] = []
         for condition, target in pairs:
-            terms = _terms(condition)
-            products = products + terms.T @ terms
-            right = right + terms.T @ target.flatten().double()
-        assert isinstance(products, Tensor)
-        assert isinstance(right, Tensor)
-        # lstsq, because modalities that are alike make the products singular.
+            parts = zip(_voxels(condition), torch.split(target.flatten().double(), _NUM_AT_ONCE), strict=True)
+            sums += [((terms := _terms(voxels)).T @ terms, terms.T @ wanted) for voxels, wanted in parts]
+        products, right = (torch.stack(parts).sum(dim=0) for parts in zip(*sums, strict=True))
+        # Least squares again, because modalities that are alike make the products singular.
         self.weights: Tensor = torch.linalg.lstsq(products, right[:, None], driver="gelsd").solution[:, 0]
 
     def __call__(self, condition: Tensor) -> Tensor:
         """(N, C, D, H, W) -> (N, 1, D, H, W), cut to -1..1."""
-        shape = (len(condition), 1, *condition.shape[2:])
-        found: Tensor = (_terms(condition) @ self.weights).view(shape).clamp(-1, 1)
-        return found.to(condition.dtype)
+        found = torch.cat([_terms(voxels) @ self.weights for voxels in _voxels(condition)])
+        return found.view(len(condition), 1, *condition.shape[2:]).clamp(-1, 1).to(condition.dtype)
 
 
-def _terms(condition: Tensor) -> Tensor:
-    """1, each modality and each product of two, for every voxel: (N * D * H * W, K) in float64."""
-    channels = [channel.flatten() for channel in condition.double().unbind(dim=1)]
+def _voxels(condition: Tensor) -> tuple[Tensor, ...]:
+    """Parts of (C, N * D * H * W): the terms of 256 x 256 x 256 voxels would take more than a gigabyte."""
+    return torch.split(condition.transpose(0, 1).flatten(1), _NUM_AT_ONCE, dim=1)
+
+
+def _terms(voxels: Tensor) -> Tensor:
+    """1, each modality and each product of two: (C, K) -> (K, terms) in float64."""
+    channels = list(voxels.double())
     products = [a * b for a, b in combinations_with_replacement(channels, 2)]
     return torch.stack([torch.ones_like(channels[0]), *channels, *products], dim=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic, mean_image
 from nbgpu.recipes.diffusion.files import MODALITIES, Case
 from nbgpu.recipes.diffusion.phantoms import phantom
 from nbgpu.recipes.diffusion.pictures import slices
-from nbgpu.recipes.diffusion.sampling import Sampler
+from nbgpu.recipes.diffusion.sampler import Sampler
 from nbgpu.recipes.diffusion.schedules import antithetic
 
 _MAX_BASELINE_VOXELS = 2**24
@@ -88,7 +89,7 @@ class Diffusion:
                 {"name": f"head {i}", "generated": i} for i in range(config.num_phantoms)
             ]
             return hold_out(generated, config.val_fraction, config.seed)
-        cases, problems = files.find_cases(Path(config.data).expanduser())
+        cases, problems = self._found
         if problems:
             raise DataError("\n".join(problems))
         visits: dict[str, list[Item]] = defaultdict(list)
@@ -101,13 +102,18 @@ class Diffusion:
             [visit for patient in held_out for visit in visits[patient["name"]]],
         )
 
+    @cached_property
+    def _found(self) -> tuple[list[Case], list[str]]:
+        return files.find_cases(Path(self.config.data).expanduser())
+
     def _check(self, rank: int, world_size: int) -> None:
         """Reads the rank's share of the voxels, unless the cache will read all of them."""
         config = self.config
         if config.data == "phantoms":
             return
-        cases, problems = files.find_cases(Path(config.data).expanduser())
-        if problems or (config.check_voxels and (config.dataset_kind != "cache" or config.cache_rate < 1)):
+        cases, problems = self._found
+        cached = config.dataset_kind == "cache" and config.cache_rate == 1
+        if problems or (config.check_voxels and not cached):
             problems = problems + files.voxel_problems(cases[rank::world_size])
         if problems:
             raise DataError("\n".join(problems))

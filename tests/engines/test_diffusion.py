@@ -1,0 +1,65 @@
+"""The diffusion recipe on two real ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nbgpu
+
+SAMPLE = """
+from nbgpu.recipes.diffusion.sampling import sample_share
+
+found = [
+    (case["number"], case["name"], case["psnr_db"])
+    for case in sample_share(folder, rank, world_size, device, max_cases=5, sampling_steps=6)
+]
+alone = [
+    (case["number"], case["name"], case["psnr_db"])
+    for case in sample_share(folder, 0, 1, device, max_cases=5, sampling_steps=6)
+]
+"""
+
+
+def _train(cluster: nbgpu.Cluster, tmp_path: Path, **settings: Any) -> tuple[dict[str, Any], Path]:
+    run = cluster.train("diffusion", threads=1, runs_dir=str(tmp_path), **settings)
+    run.wait()
+    assert run.status == "finished", run.failures
+    result = run.result()
+    assert result is not None
+    return dict(result), Path(run.folder)
+
+
+def test_a_short_run_beats_both_baselines_and_ranks_share_its_cases(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    settings = {"num_phantoms": 96, "steps": 60, "val_every": 30, "val_cases": 4, "ema_decay": 0.9}
+    result, folder = _train(cluster2, tmp_path, **settings)
+    table = result["table"]
+    best = max(table[name]["psnr_db"] for name in ("mean image", "voxelwise quadratic"))
+    assert table["diffusion"]["psnr_db"] > best + 1
+    assert len(result["cases"]) == 8
+    assert len(result["images"]) == 6
+
+    cluster2.push(folder=str(folder))
+    cluster2.execute(SAMPLE)
+    shares, alone = (cluster2.pull(name, ranks="all") for name in ("found", "alone"))
+    assert [number for number, _, _ in shares[0]] == [0, 2, 4]
+    assert [number for number, _, _ in shares[1]] == [1, 3]
+    for (_, name, psnr_db), (_, same, expected_db) in zip(
+        sorted(shares[0] + shares[1]), alone[0], strict=True
+    ):
+        assert name == same
+        assert psnr_db == pytest.approx(expected_db, abs=0.01)
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_quality_gate(cluster2: nbgpu.Cluster, tmp_path: Path, seed: int) -> None:
+    """Noisy heads of 16 x 16 x 16 voxels with a tumour: T2-FLAIR from the other three in 11 steps."""
+    table = _train(cluster2, tmp_path, seed=seed)[0]["table"]
+    assert table["diffusion"]["psnr_db"] >= 17.9
+    assert table["diffusion"]["psnr_db"] >= table["voxelwise quadratic"]["psnr_db"] + 2.5
+    assert table["diffusion"]["ssim"] >= table["voxelwise quadratic"]["ssim"] + 0.2
