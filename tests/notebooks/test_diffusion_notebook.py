@@ -1,0 +1,31 @@
+"""notebooks/11_diffusion.ipynb runs to its end and draws what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+from conftest import REPOSITORY
+from jupyter_core.utils import ensure_event_loop
+from nbclient import NotebookClient
+
+# nbclient makes one event loop for the life of the process; made here, it is no single test's leftover.
+ensure_event_loop()
+
+
+def test_the_notebook_trains_and_samples_on_all_ranks(tmp_path: Path) -> None:
+    content = nbformat.read(REPOSITORY / "notebooks" / "11_diffusion.ipynb", as_version=4)
+    for cell in content.cells:
+        cell.source = cell.source.replace("%nbgpu start", "%nbgpu start --gpus none --ranks 2")
+        cell.source = cell.source.replace("steps=200", "steps=40, num_phantoms=64, val_cases=4")
+    NotebookClient(
+        content, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    outputs = [output for cell in content.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert len([output for output in outputs if "image/png" in output.get("data", {})]) == 2
+    tables = [output.data["text/plain"] for output in outputs if "text/html" in output.get("data", {})]
+    assert any("voxelwise quadratic" in table for table in tables)
+    (by_steps,) = [table for table in tables if table.split()[:2] == ["psnr_db", "ssim"] and "steps" in table]
+    rows = [line.split() for line in by_steps.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["2", "4", "11"]
+    assert all(float(row[1]) > 8 for row in rows)
