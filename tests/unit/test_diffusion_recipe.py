@@ -12,12 +12,14 @@ import torch
 from conftest import REPOSITORY
 from torch import Tensor, nn
 
-from nbgpu.config import DiffusionConfig, read_toml, train_config
+from nbgpu.config import ClusterConfig, DiffusionConfig, read_toml, train_config, write_toml
+from nbgpu.engine import checkpoint
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic
 from nbgpu.recipes.diffusion.files import MODALITIES
 from nbgpu.recipes.diffusion.recipe import Diffusion
 from nbgpu.recipes.diffusion.sampler import Sampler
+from nbgpu.recipes.diffusion.sampling import sample_share
 
 PRESETS = sorted((REPOSITORY / "docs" / "recipes").glob("fast_ddpm_3d*.toml"))
 
@@ -130,6 +132,30 @@ def test_files_become_cubes_and_patients_stay_together(tmp_path: Path, fit: str)
     outside = data["label"].sum(dim=0) == 0
     # 'resize' pads 14 x 20 x 12 voxels to a cube first, and 'crop' cuts 20 to 16.
     assert (data["target"][:, outside] == -1).float().mean() > 0.5
+
+
+def test_a_case_with_no_target_can_be_sampled(tmp_path: Path) -> None:
+    _brats(tmp_path / "data", patients=3, visits=1)
+    config = _config(data=str(tmp_path / "data"), size=16, sampling_steps=3)
+    recipe = Diffusion(config)
+    write_toml(tmp_path / "run.toml", ClusterConfig(), config)
+    torch.manual_seed(0)
+    # Not as it is built: its last layer would be 0, and every image with it.
+    weights = {
+        name: tensor + 0.05 * torch.randn_like(tensor)
+        for name, tensor in recipe.build_model().state_dict().items()
+    }
+    tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
+    checkpoint.save(tmp_path, 1, tensors, {})
+    before = sample_share(tmp_path, 0, 1, data=tmp_path / "data")
+    (tmp_path / "data" / "BraTS-GLI-00001-000" / "BraTS-GLI-00001-000-t2f.nii.gz").unlink()
+    shares = [sample_share(tmp_path, rank, 2, data=tmp_path / "data") for rank in range(2)]
+    assert [case["number"] for share in shares for case in share] == [0, 2, 1]
+    (without,) = shares[1]
+    assert "psnr_db" in before[1]
+    assert "psnr_db" not in without
+    torch.testing.assert_close(without["image"], before[1]["image"], rtol=0, atol=1e-6)
+    assert float(without["image"].std()) > 1e-3
 
 
 @pytest.mark.parametrize("settings", [{}, {"dataset": "plain"}])

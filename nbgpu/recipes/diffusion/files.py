@@ -63,10 +63,10 @@ class Case:
 # ---- finding -------------------------------------------------------------------------------------------
 
 
-def find_cases(root: Path) -> tuple[list[Case], list[str]]:
+def find_cases(root: Path, needed: Sequence[str] = MODALITIES) -> tuple[list[Case], list[str]]:
     """(the cases that are whole by their names and headers, a line for everything that is wrong).
 
-    Names, headers and file sizes are read, no voxels. Raises DataError where the folder does not exist or has no case.
+    Names, headers and file sizes are read, no voxels. A case must have the `needed` modalities. Raises DataError where the folder does not exist or has no case.
     """
     if not root.is_dir():
         raise DataError(f"{root}: there is no such folder. data= takes 'phantoms' or a folder of BraTS")
@@ -86,7 +86,7 @@ def find_cases(root: Path) -> tuple[list[Case], list[str]]:
             )
     whole = []
     for case in cases:
-        if wrong := list(_header_problems(case)):
+        if wrong := list(_header_problems(case, needed)):
             problems += wrong
         else:
             whole.append(case)
@@ -130,13 +130,13 @@ def _decathlon(root: Path) -> tuple[list[Case], list[str]]:
 # ---- checking ------------------------------------------------------------------------------------------
 
 
-def _header_problems(case: Case) -> Iterator[str]:
-    missing = [name for name in MODALITIES if name not in case.files]
+def _header_problems(case: Case, needed: Sequence[str]) -> Iterator[str]:
+    missing = [name for name in needed if name not in case.files]
     if missing:
         yield f"{case.folder / case.name}: has no {' and no '.join(missing)}. Add the files, or take the case away"
     first: tuple[Path, tuple[int, ...], np.ndarray] | None = None
     for path in dict.fromkeys(case.files.values()):
-        image = _opened(path, 4 if case.is_in_one_file and path == case.files["t1n"] else 1)
+        image = _opened(path, 4 if case.is_in_one_file and path != case.files.get("seg") else 1)
         if isinstance(image, str):
             yield f"{path}: {image}"
             continue
@@ -189,14 +189,16 @@ def _by(shape: Sequence[int]) -> str:
 
 
 def images(case: Case) -> dict[str, Tensor]:
-    """Of each modality (1, D, H, W) from -1 to 1, axes to the right, front and top; the background is -1.
+    """Of each modality that is there (1, D, H, W) from -1 to 1, axes to the right, front and top; the background is -1.
 
     Raises DataError: a line for each file that is damaged, has NaN, or has no contrast.
     """
     volumes, problems = {}, []
     loaded: dict[Path, Tensor] = {}
     for name in MODALITIES:
-        path = case.files[name]
+        path = case.files.get(name)
+        if path is None:
+            continue
         try:
             if path not in loaded:
                 loaded[path] = load_volume(path)

@@ -94,7 +94,7 @@ class Diffusion:
             raise DataError("\n".join(problems))
         visits: dict[str, list[Item]] = defaultdict(list)
         for case in cases:
-            visits[case.patient].append({"name": str(case.folder / case.name), **_as_item(case)})
+            visits[case.patient].append(as_item(case))
         patients: list[Item] = [{"name": name} for name in sorted(visits)]
         training, held_out = hold_out(patients, config.val_fraction, config.seed)
         return (
@@ -123,7 +123,7 @@ class Diffusion:
         return Compose([_Prepare(config.target, config.edge, config.fit, config.seed, with_label)])
 
     def decoded(self, items: Sequence[Item], with_label: bool = False) -> dict[str, Tensor]:
-        """`condition` (N, 3, e, e, e), `target` (N, 1, e, e, e), N >= 1, and `label` (N, 1, e, e, e) if all have one."""
+        """`condition` (N, 3, e, e, e), N >= 1, and if all have one `target` (N, 1, e, e, e) and `label` (N, 1, e, e, e)."""
         decode = Decode(self._steps(with_label))
         decoded = [decode(item) for item in items]
         raise_together(decode.failures)
@@ -276,13 +276,14 @@ def _unit(image: Tensor) -> Tensor:
     return (image + 1) / 2
 
 
-def _as_item(case: Case) -> Item:
+def as_item(case: Case) -> Item:
     """Its files, each under its modality, so that a cache on the disk sees when one changes."""
-    return {"case": case.name, "folder": str(case.folder), **case.files}
+    place = {"name": str(case.folder / case.name), "case": case.name, "folder": str(case.folder)}
+    return {**place, **case.files}
 
 
 class _Prepare(Transform):
-    """An Item to `condition` (3, e, e, e) and `target` (1, e, e, e), and `label` (1, e, e, e) where it is asked for."""
+    """An Item to `condition` (3, e, e, e), `target` (1, e, e, e) if it is there, and `label` (1, e, e, e) if it is asked for."""
 
     def __init__(self, target: str, edge: int, fit: str, seed: int, with_label: bool) -> None:
         self.target = target
@@ -296,10 +297,9 @@ class _Prepare(Transform):
             images = phantom(self.edge, self.seed, item["generated"], clean=self.target)
         else:
             images = self._read(item)
-        prepared = {
-            "condition": torch.cat([images[name] for name in MODALITIES if name != self.target]),
-            "target": images[self.target],
-        }
+        prepared = {"condition": torch.cat([images[name] for name in MODALITIES if name != self.target])}
+        if self.target in images:
+            prepared["target"] = images[self.target]
         if self.with_label and "label" in images:
             prepared["label"] = images["label"]
         return prepared
@@ -310,11 +310,11 @@ class _Prepare(Transform):
         case = Case(item["case"], Path(item["folder"]), paths)
         volumes = files.images(case)
         label = files.label(case)
-        stacked = torch.cat([volumes[name] for name in MODALITIES])
-        box = generate_spatial_bounding_box(stacked, select_fn=lambda values: values > -1)
+        # Without the target, which a case to be sampled need not have: its box would be another one.
+        given = torch.cat([volume for name, volume in volumes.items() if name != self.target])
+        box = generate_spatial_bounding_box(given, select_fn=lambda values: values > -1)
         cut = (slice(None), *(slice(start, end) for start, end in zip(*box, strict=True)))
-        fitted = self._fitted(stacked[cut], -1.0, "trilinear")
-        images = {name: fitted[i : i + 1] for i, name in enumerate(MODALITIES)}
+        images = {name: self._fitted(one[cut], -1.0, "trilinear") for name, one in volumes.items()}
         if label is not None:
             images["label"] = self._fitted(label[cut].float(), 0.0, "nearest").long()
         return images

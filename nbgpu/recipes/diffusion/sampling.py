@@ -1,4 +1,4 @@
-"""The held-out cases of a trained run, sampled by all ranks, each its share; for a distributed cell."""
+"""Cases sampled by a trained network on all ranks, each its share; for a distributed cell."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from nbgpu.config import DiffusionConfig, read_toml
-from nbgpu.errors import ConfigError
-from nbgpu.recipes.diffusion.recipe import Diffusion, quality
+from nbgpu.engine.decoding import Item
+from nbgpu.errors import ConfigError, DataError
+from nbgpu.recipes.diffusion.files import MODALITIES, find_cases
+from nbgpu.recipes.diffusion.recipe import Diffusion, as_item, quality
 from nbgpu.recipes.trained import load_trained
 
 
@@ -18,19 +20,21 @@ def sample_share(
     rank: int,
     world_size: int,
     device: torch.device | str = "cpu",
+    data: str | Path | None = None,
     max_cases: int | None = None,
     **settings: Any,
 ) -> list[dict[str, Any]]:
-    """The rank's share of the run's held-out cases, sampled with its newest checkpoint. No collective.
+    """The rank's share of some cases, sampled with the newest checkpoint of a run. No collective.
 
     Args:
         run_folder: of a finished run of this recipe, `run.folder`.
+        data: a folder of BraTS whose cases may lack the modality that is made; None takes what the run has held out.
         max_cases: over all ranks; None takes all.
         settings: other ones for sampling than the run's, such as spacing='all' or eta=1.0.
 
     Returns:
-        For each case its `name`, its `number` among the held-out ones, `image` and `target` as (1, D, H, W) from -1 to 1 on the CPU,
-        `psnr_db` and `ssim`.
+        For each case its `name`, its `number` among all of them and `image`, (1, D, H, W) from -1 to 1 on the CPU. Where the modality is
+        there, also that as `target`, `psnr_db` and `ssim`.
 
     Raises:
         ConfigError: the folder is no run of this recipe, or the settings do not go together.
@@ -40,22 +44,26 @@ def sample_share(
     _, config = read_toml(Path(run_folder) / "run.toml")
     if not isinstance(config, DiffusionConfig):
         raise ConfigError(f"{run_folder} is a run of the recipe {config.recipe!r}, and not of 'diffusion'")
-    changed = config.changed(**settings)
+    changed = config.changed(size=config.edge, **settings)
     assert isinstance(changed, DiffusionConfig)
     recipe = Diffusion(changed)
+    items = recipe.items()[1] if data is None else _cases_to_fill(Path(data).expanduser(), changed.target)
     model = load_trained(run_folder).to(device)
     dtype = next(model.parameters()).dtype
-    _, held_out = recipe.items()
-    numbered = list(enumerate(held_out))[:max_cases][rank::world_size]
     found: list[dict[str, Any]] = []
-    for start in range(0, len(numbered), changed.batch_size):
-        chosen = numbered[start : start + changed.batch_size]
-        data = recipe.decoded([item for _, item in chosen])
-        numbers = [number for number, _ in chosen]
-        made = recipe.sampler(model, data["condition"].to(device, dtype), numbers).float().cpu()
-        for index, (row, (number, item)) in enumerate(
-            zip(quality(made, data["target"]), chosen, strict=True)
-        ):
-            images = {"image": made[index], "target": data["target"][index]}
-            found.append({"name": item["name"], "number": number, **images, **row})
+    # One at a time: some may have the modality that is made, and some not.
+    for number, item in list(enumerate(items))[:max_cases][rank::world_size]:
+        case = recipe.decoded([item])
+        made = recipe.sampler(model, case["condition"].to(device, dtype), [number]).float().cpu()
+        told: dict[str, Any] = {"name": item["name"], "number": number, "image": made[0]}
+        if "target" in case:
+            told |= {"target": case["target"][0], **quality(made, case["target"])[0]}
+        found.append(told)
     return found
+
+
+def _cases_to_fill(folder: Path, target: str) -> list[Item]:
+    cases, problems = find_cases(folder, needed=[name for name in MODALITIES if name != target])
+    if problems:
+        raise DataError("\n".join(problems))
+    return [as_item(case) for case in cases]
