@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import nbformat
-from conftest import REPOSITORY
-from jupyter_core.utils import ensure_event_loop
-from nbclient import NotebookClient
-
-# nbclient makes one event loop for the life of the process; made here, it is no single test's leftover.
-ensure_event_loop()
+from notebook_run import executed
 
 
 def test_the_notebook_trains_and_samples_on_all_ranks(tmp_path: Path) -> None:
-    content = nbformat.read(REPOSITORY / "notebooks" / "11_diffusion.ipynb", as_version=4)
-    for cell in content.cells:
-        cell.source = cell.source.replace("%nbgpu start", "%nbgpu start --gpus none --ranks 2")
-        cell.source = cell.source.replace("steps=200", "steps=40, num_phantoms=64, val_cases=4")
-    NotebookClient(
-        content, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
+    content = executed(
+        "11_diffusion.ipynb", tmp_path, {"steps=200": "steps=40, num_phantoms=64, val_cases=4"}
+    )
     outputs = [output for cell in content.cells if cell.cell_type == "code" for output in cell.outputs]
     assert len([output for output in outputs if "image/png" in output.get("data", {})]) == 2
     tables = [output.data["text/plain"] for output in outputs if "text/html" in output.get("data", {})]
