@@ -717,6 +717,7 @@ class AutoencoderConfig(TrainConfig):
     """MONAI's 3D AutoencoderKL on random patches of volumes."""
 
     VALIDATION_VALUES = ("loss", "psnr_db")
+    LIVE_PICTURES = True
     INPUTS = "a folder of NIfTI files, or a CSV or JSON list of them; 'mni152', 'phantoms'"
     TRIAL = "a template brain, 200 steps: 2 minutes on 2 CPU cores"
 
@@ -762,8 +763,72 @@ class AutoencoderConfig(TrainConfig):
     kl_weight: float = Field(
         1e-7, ge=0, le=1, description="weight of the KL term, summed over a sample's latent volume"
     )
+    perceptual: Literal["none", "spectral", "features"] = Field(
+        "none",
+        description="a distance beside recon_loss: 'spectral' compares the amplitudes of frequencies, 'features' what a "
+        "frozen network makes of both",
+    )
+    perceptual_weight: float = Field(0.1, gt=0, le=1000, description="weight of that distance")
+    perceptual_network: str = Field(
+        "random",
+        min_length=1,
+        description="weights for perceptual='features': 'random' for two layers of random filters, or a safetensors file "
+        "with 0.weight, 0.bias, 1.weight ... of 3D convolutions, with an average over 2 x 2 x 2 before each but the first",
+    )
+    adversarial_weight: float = Field(
+        0.0,
+        ge=0,
+        le=100,
+        description="weight of deceiving a discriminator that learns to tell reconstructions from images, such as 0.01; 0 "
+        "for none",
+    )
+    adversarial_after: int = Field(
+        100, ge=0, le=10_000_000, description="steps before the discriminator takes part"
+    )
+    discriminator_lr: float = Field(
+        1e-3,
+        gt=0,
+        le=10,
+        description="peak learning rate of the discriminator, which follows the model's schedule",
+        json_schema_extra=steered("step"),
+    )
+    discriminator_channels: int = Field(
+        16,
+        ge=1,
+        le=1024,
+        description="feature channels of the discriminator's first layer; each next one has twice as many",
+        json_schema_extra=shape_of_model(),
+    )
+    discriminator_layers: int | None = Field(
+        None,
+        ge=1,
+        le=8,
+        description="layers between its first and its last; left out: 3, or as many as a patch has voxels for",
+        json_schema_extra=shape_of_model(),
+    )
+
+    @property
+    def num_discriminator_layers(self) -> int:
+        """`discriminator_layers`, or what stands for it where it is left out."""
+        return min(3, self._most_layers) if self.discriminator_layers is None else self.discriminator_layers
+
+    @property
+    def _most_layers(self) -> int:
+        # The first layer and all others but the last halve the patch, of which 4 voxels must be left.
+        return int(math.log2(self.patch_size)) - 2
 
     def problems(self) -> Iterator[str]:
+        if self.discriminator_layers is not None and self.discriminator_layers > self._most_layers:
+            yield (
+                f"discriminator_layers={self.discriminator_layers} are too many for patch_size={self.patch_size}: at most "
+                f"{self._most_layers}"
+            )
+        ends_before = self.epochs is None and self.adversarial_after >= self.steps
+        if self.adversarial_weight and ends_before and not self.smoke_test:
+            yield (
+                f"adversarial_after={self.adversarial_after} must be smaller than steps={self.steps}, or adversarial_weight "
+                "has no effect"
+            )
         shrink = 2 ** (len(self.channels) - 1)
         if self.patch_size % shrink:
             yield (

@@ -1,7 +1,7 @@
 """What a checkpoint is on disk, and whether it is whole. Needs no torch, so that the notebook can ask, too.
 
-    checkpoints/step-00000010/    model.safetensors, optimizer.safetensors, state.json, and average.safetensors if
-                                  the run averages its weights
+    checkpoints/step-00000010/    model.safetensors, optimizer.safetensors, state.json; average.safetensors if the
+                                  run averages its weights, discriminator.safetensors if it has one
                                   manifest.json: size and sha256 of each of them, and of itself
     best.json                     which of them had the best validation, if the run follows one
 
@@ -22,10 +22,11 @@ from typing import Any
 
 import safetensors
 
-MODEL, OPTIMIZER, AVERAGE, STATE, MANIFEST = (
+MODEL, OPTIMIZER, AVERAGE, DISCRIMINATOR, STATE, MANIFEST = (
     "model.safetensors",
     "optimizer.safetensors",
     "average.safetensors",
+    "discriminator.safetensors",
     "state.json",
     "manifest.json",
 )
@@ -138,7 +139,7 @@ def read(checkpoint: Path) -> Manifest:
         raise ValueError(f"is not JSON ({error})") from None
     except (AttributeError, KeyError, TypeError, OverflowError, RecursionError):
         raise ValueError("is not what nbgpu writes") from None
-    if set(manifest.seals) - {AVERAGE} != set(FILES) or text(manifest) != content:
+    if set(manifest.seals) - {AVERAGE, DISCRIMINATOR} != set(FILES) or text(manifest) != content:
         raise ValueError("is not what nbgpu writes")
     return manifest
 

@@ -69,7 +69,7 @@ def in_training(rank: int, step: int, action: Action | BadNumber, num_times: int
     Micro-batches count as steps. With `num_times` the steps after it go the same way.
     """
     return f"""
-from nbgpu.recipes.autoencoder import Autoencoder
+from nbgpu.recipes.autoencoder.recipe import Autoencoder
 def _make_faulty(loss, calls=[]):
     def faulty(self, model, batch):
         calls.append(1)

@@ -22,9 +22,24 @@ from torch import Tensor
 
 from nbgpu import manifest
 from nbgpu.errors import RunError
-from nbgpu.manifest import AVERAGE, MANIFEST, MODEL, OPTIMIZER, STATE, UNFINISHED, Manifest, Score
+from nbgpu.manifest import (
+    AVERAGE,
+    DISCRIMINATOR,
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    UNFINISHED,
+    Manifest,
+    Score,
+)
 
-_FILE_BY_PREFIX = {"model": MODEL, "optimizer": OPTIMIZER, "average": AVERAGE}
+_FILE_BY_PREFIX = {
+    "model": MODEL,
+    "optimizer": OPTIMIZER,
+    "average": AVERAGE,
+    "discriminator": DISCRIMINATOR,
+}
 """A tensor called `model.conv.weight` stands as `conv.weight` in the model's file, where plain safetensors finds it."""
 
 
@@ -34,7 +49,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], about: Mapping[
     Args:
         folder: the run's folder.
         step: optimizer steps done.
-        tensors: by name, which begins with `model.`, `optimizer.` or, where there is one, `average.`.
+        tensors: by name, which begins with `model.`, `optimizer.` or, where there are some, `average.` and `discriminator.`.
         about: JSON to keep beside the tensors, such as the settings and the schedule's state.
 
     Returns:

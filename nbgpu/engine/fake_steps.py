@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine import memory, memory_limit, models, precision
+from nbgpu.engine.discriminator import Discriminator
 from nbgpu.engine.rehearsal import Rehearsal, load_recipe, rehearsed
 
 _log = logging.getLogger("nbgpu.fake_steps")
@@ -65,7 +66,7 @@ def _empty(model: nn.Module, device: torch.device) -> None:
 
 def parts(config: TrainConfig, device: torch.device, world_size: int) -> dict[str, int]:
     """What one rank takes, in bytes: `parameters`, `gradients`, `optimizer`, and `activations`, with all else that lives in
-    a step.
+    a step, such as a discriminator.
 
     Args:
         config: as `rehearsed` gives it.
@@ -74,13 +75,19 @@ def parts(config: TrainConfig, device: torch.device, world_size: int) -> dict[st
     config = config.changed(amp="bf16") if config.amp == "fp16" else config
     recipe = load_recipe(config)
     model, _ = models.build(config, recipe, torch.device("cpu"))
+    rival = Discriminator.of(config, recipe, torch.device("cpu"))
     # Where the shapes are those of a file's sample, it is read here, with its numbers.
     recipe.example(1)
-    with FakeTensorMode(), _Living() as living:
+    # What a recipe has read beside its model, such as the filters of a loss, has its numbers.
+    with FakeTensorMode(allow_non_fake_inputs=True), _Living() as living:
         _empty(model, device)
-        rehearsal = Rehearsal(config, device, recipe, model)
+        if rival is not None:
+            _empty(rival.network, device)
+            rival = Discriminator(config, rival.recipe, rival.network, device)
+        rival_bytes = sum(p.nbytes for p in rival.network.parameters()) if rival is not None else 0
+        rehearsal = Rehearsal(config, device, recipe, model, rival)
         # The weights, the first gradients, and where DDP has them stand twice its buckets.
-        begun_bytes = living.now_bytes
+        begun_bytes = living.now_bytes - rival_bytes
         for _ in range(_NUM_STEPS):
             rehearsal.step(config.batch_size)
         static = memory.Static.of(rehearsal.model, rehearsal.optimizer, 0)
@@ -113,8 +120,10 @@ def need_of(config: TrainConfig, world_size: int) -> memory.Need | None:
     config = rehearsed(config)
     try:
         with memory_limit.lifted():
-            model = models.build(config, load_recipe(config), torch.device("cpu"))[0].to("meta")
-            one_bytes, two_bytes = (_activations(config, model, batch_size) for batch_size in (1, 2))
+            recipe = load_recipe(config)
+            model = models.build(config, recipe, torch.device("cpu"))[0].to("meta")
+            rival = Discriminator.of(config, recipe, torch.device("meta"))
+            one_bytes, two_bytes = (_activations(config, model, rival, batch_size) for batch_size in (1, 2))
     except Exception as error:  # noqa: BLE001 - a model that looks at numbers cannot do without them
         _log.info("what a step takes cannot be told: %r", error)
         return None
@@ -122,10 +131,12 @@ def need_of(config: TrainConfig, world_size: int) -> memory.Need | None:
     state_bytes = 4 * sum(p.nbytes for p in model.parameters())
     if config.strategy == "fsdp":
         state_bytes //= world_size
+    if rival is not None:
+        state_bytes += 4 * sum(p.nbytes for p in rival.network.parameters())
     return memory.Need(state_bytes + max(0, 2 * one_bytes - two_bytes), max(1, two_bytes - one_bytes))
 
 
-def _activations(config: TrainConfig, model: nn.Module, batch_size: int) -> int:
+def _activations(config: TrainConfig, model: nn.Module, rival: Discriminator | None, batch_size: int) -> int:
     """What lives at the most in forward and backward, in bytes, beside a model on the device 'meta'."""
     recipe = load_recipe(config)
     dtype = precision.dtype(config)
@@ -138,7 +149,10 @@ def _activations(config: TrainConfig, model: nn.Module, batch_size: int) -> int:
             )
             for name, value in recipe.example(1).items()
         }
-        recipe.loss(model, batch)["loss"].backward()
+        loss_of = recipe.loss if rival is None else rival.loss_of_model
+        loss_of(model, batch)["loss"].backward()
+        if rival is not None:
+            rival.forget_gradients()
     model.zero_grad(set_to_none=True)
     peak_bytes: int = living.peak_bytes
     return peak_bytes

@@ -157,10 +157,17 @@ class Static:
     optimizer_bytes: int
     average_bytes: int = 0
     """Of averaged weights (`ema_decay`)."""
+    discriminator_bytes: int = 0
+    """Of all that a discriminator holds."""
 
     @classmethod
     def of(
-        cls, model: nn.Module, optimizer: Optimizer, before_bytes: int, average: Iterable[Tensor] = ()
+        cls,
+        model: nn.Module,
+        optimizer: Optimizer,
+        before_bytes: int,
+        average: Iterable[Tensor] = (),
+        discriminator: Iterable[Tensor] = (),
     ) -> Static:
         """As the tensors say it. Gradients stand in DDP's buckets from the start; the optimizer's state appears with
         the first step. `before_bytes` is what `before_run` gave."""
@@ -171,14 +178,13 @@ class Static:
             gradients_bytes=_num_bytes(p for p in model.parameters() if p.requires_grad),
             optimizer_bytes=_num_bytes(value for value in state if isinstance(value, Tensor)),
             average_bytes=_num_bytes(average),
+            discriminator_bytes=_num_bytes(discriminator),
         )
 
     @property
     def total_bytes(self) -> int:
-        during_bytes = (
-            self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.average_bytes
-        )
-        return self.before_bytes + during_bytes
+        model_bytes = self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.average_bytes
+        return self.before_bytes + model_bytes + self.discriminator_bytes
 
 
 @dataclass(frozen=True)
@@ -197,11 +203,16 @@ class Need:
 
 
 def before_run(
-    device: torch.device, model: nn.Module, optimizer: Optimizer, average: Iterable[Tensor] = ()
+    device: torch.device,
+    model: nn.Module,
+    optimizer: Optimizer,
+    average: Iterable[Tensor] = (),
+    discriminator: Iterable[Tensor] = (),
 ) -> int:
     """What the process holds on the device beside a run that is about to step, in bytes; the peak begins anew."""
     begin_peak(device)
-    return max(0, Usage.of(device).used_bytes - Static.of(model, optimizer, 0, average).total_bytes)
+    static = Static.of(model, optimizer, 0, average, discriminator)
+    return max(0, Usage.of(device).used_bytes - static.total_bytes)
 
 
 def batch_size_that_fits(batch_size: int, asked: int, usage: Usage, static: Static, had_fitted: bool) -> int:
@@ -260,6 +271,11 @@ def explain_run(
             f"held by: parameters {in_words(static.parameters_bytes)}, gradients {in_words(static.gradients_bytes)}, "
             f"optimizer state {in_words(static.optimizer_bytes)}, "
             + (f"averaged weights {in_words(static.average_bytes)}, " if static.average_bytes else "")
+            + (
+                f"discriminator {in_words(static.discriminator_bytes)}, "
+                if static.discriminator_bytes
+                else ""
+            )
             + f"activations and the rest {in_words(rest_bytes)}; "
             f"before the run {in_words(static.before_bytes)}"
         )

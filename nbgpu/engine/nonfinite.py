@@ -26,6 +26,9 @@ _SMALLEST_LOSS_SCALE = 1e-4
 """Of fp16's GradScaler, which begins at 65536 and halves: below it the gradients are at fault and not the scale.
 The bound is fairseq's (`min_loss_scale`)."""
 
+DISCRIMINATOR_LOSS = "discriminator_loss"
+"""What the loss of an adversarial recipe's second network is called among a step's numbers."""
+
 _WHAT_TO_TRY = "Lower lr or clip_norm, or look in the loss for a log, a root or a division that meets 0"
 _ADVICE = {False: f"{_WHAT_TO_TRY}; on_nonfinite='skip' leaves such steps out", True: _WHAT_TO_TRY}
 
@@ -81,12 +84,16 @@ class Guard:
         return 1 + 0 * loss.detach()
 
     def update(
-        self, optimizer: Optimizer, grad_norm: Tensor, buffers: Sequence[Tensor], before: Sequence[Tensor]
+        self,
+        optimizers: Sequence[Optimizer],
+        grad_norm: Tensor,
+        buffers: Sequence[Tensor],
+        before: Sequence[Tensor],
     ) -> Mapping[str, Tensor]:
-        """One step of a fused optimizer, or none.
+        """One step of each of the fused optimizers, or none.
 
         Args:
-            optimizer: with the gradients of all ranks.
+            optimizers: with the gradients of all ranks.
             grad_norm: their norm; the same on every rank.
             buffers, before: the model's, and what they were before the forward pass wrote to them.
 
@@ -97,9 +104,10 @@ class Guard:
         if not self._scales_loss:
             leave_out = leave_out | (self._num_left_out > self._allowed)
         self._num_left_out = torch.where(leave_out, self._num_left_out + 1, 0.0)
-        optimizer.found_inf = leave_out.float()  # type: ignore[attr-defined]
-        optimizer.step()
-        del optimizer.found_inf  # type: ignore[attr-defined]
+        for optimizer in optimizers:
+            optimizer.found_inf = leave_out.float()  # type: ignore[attr-defined]
+            optimizer.step()
+            del optimizer.found_inf  # type: ignore[attr-defined]
         for buffer, old in zip(buffers, before, strict=True):
             buffer.copy_(torch.where(leave_out, old, buffer))
         inputs, self._inputs = self._inputs, {}
@@ -155,7 +163,10 @@ class Guard:
                 "inputs": [name for name, found in inputs.values().items() if not math.isfinite(found)],
             }
         )
-        ranks = [rank for rank, theirs in enumerate(by_rank) if "loss" in theirs["terms"]]
+        bad = {name for theirs in by_rank for name in theirs["terms"]}
+        # A bad loss of the model makes its discriminator's so.
+        loss = "loss" if "loss" in bad else DISCRIMINATOR_LOSS
+        ranks = [rank for rank, theirs in enumerate(by_rank) if loss in theirs["terms"]]
         kept = f"weights are those of step {newest_step - self.num_left_out}"
         if self._scales_loss and not ranks:
             scale = scaler.get_scale()
@@ -165,7 +176,7 @@ class Guard:
             return Verdict(f"{overflow}; {kept}. Use amp='bf16', or lower lr", 0, stop=True)
         self._num_bad += 1
         first = min(ranks, default=0)
-        what = _loss_in_words(by_rank, ranks) if ranks else f"the norm of the gradient is {grad_norm}"
+        what = _loss_in_words(loss, by_rank, ranks) if ranks else f"the norm of the gradient is {grad_norm}"
         if self._num_bad <= self._allowed:
             count = f"{self._num_bad} of at most {self._allowed} in a row"
             return Verdict(f"{what} at step {step}, which was left out ({count})", first, stop=False)
@@ -175,13 +186,15 @@ class Guard:
         )
 
 
-def _loss_in_words(by_rank: Sequence[Mapping[str, Mapping[str, str]]], ranks: Sequence[int]) -> str:
+def _loss_in_words(
+    loss: str, by_rank: Sequence[Mapping[str, Mapping[str, str]]], ranks: Sequence[int]
+) -> str:
     """'loss is nan on rank 1 (kl: inf; its batch holds NaN or Inf in: image)'."""
     told = []
     for rank in ranks:
         terms = by_rank[rank]["terms"]
-        more = [f"{name}: {value}" for name, value in terms.items() if name != "loss"]
+        more = [f"{name}: {value}" for name, value in terms.items() if name != loss]
         if by_rank[rank]["inputs"]:
             more.append(f"its batch holds NaN or Inf in: {', '.join(by_rank[rank]['inputs'])}")
-        told.append(f"{terms['loss']} on rank {rank}" + (f" ({'; '.join(more)})" if more else ""))
-    return f"loss is {', '.join(told)}"
+        told.append(f"{terms[loss]} on rank {rank}" + (f" ({'; '.join(more)})" if more else ""))
+    return f"{loss} is {', '.join(told)}"

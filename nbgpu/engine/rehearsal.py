@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine import models, optimizers, precision
+from nbgpu.engine.discriminator import Discriminator
 
 if TYPE_CHECKING:
     from nbgpu.recipes import Recipe
@@ -36,22 +37,28 @@ def load_recipe(config: TrainConfig) -> Recipe:
 
 
 class Rehearsal:
-    """Model and optimizer of a run, as one rank has them.
+    """Model, optimizer and discriminator of a run, as one rank has them.
 
     Args:
         config: the settings, as `rehearsed` gives them; `batch_size` does not count.
         device: the rank's.
         recipe: of the settings.
-        model: in place of one that is built here.
+        model, discriminator: in place of those that are built here.
     """
 
     def __init__(
-        self, config: TrainConfig, device: torch.device, recipe: Recipe, model: nn.Module | None = None
+        self,
+        config: TrainConfig,
+        device: torch.device,
+        recipe: Recipe,
+        model: nn.Module | None = None,
+        discriminator: Discriminator | None = None,
     ) -> None:
         self._config = config
         self._device = device
         self.recipe = recipe
         self.model = model or models.build(config, self.recipe, device)[0]
+        self._discriminator = discriminator or Discriminator.of(config, self.recipe, device)
         self.optimizer = optimizers.make(config, self.model.parameters())
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
         self._buckets: list[Tensor] = []
@@ -73,13 +80,19 @@ class Rehearsal:
         ]
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         # From the third micro-batch on nothing more is held than with two.
+        rival = self._discriminator
+        loss_of = self.recipe.loss if rival is None else rival.loss_of_model
         for batch in batches[: min(2, config.accumulate)]:
             with precision.autocast(config, self._device):
-                loss = self.recipe.loss(self.model, batch)["loss"]
+                loss = loss_of(self.model, batch)["loss"]
             self._scaler.scale(loss / config.accumulate).backward()
+            if rival is not None:
+                rival.learn(self._scaler)
         self._scaler.unscale_(self.optimizer)
         nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_norm or math.inf)
         self._scaler.step(self.optimizer)
+        if rival is not None:
+            self._scaler.step(rival.optimizer)
         self._scaler.update()
         self.forget_gradients()
         del buffers
@@ -87,6 +100,8 @@ class Rehearsal:
     def forget_gradients(self) -> None:
         """As after a step, also where one was cut off."""
         self.optimizer.zero_grad(set_to_none=self._config.strategy != "ddp")
+        if self._discriminator is not None:
+            self._discriminator.forget_gradients()
 
     def _ready(self, value: Tensor) -> Tensor:
         """A tensor of a batch as the Feed gives it."""

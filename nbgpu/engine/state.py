@@ -1,4 +1,4 @@
-"""What training goes on from: model, optimizer, average, loss scaler and learning rate, on a rank and on the disk."""
+"""What training goes on from: model, optimizer, average, discriminator, loss scaler and learning rate, on a rank and on the disk."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from nbgpu.config import TrainConfig
 from nbgpu.engine import optimizers
 from nbgpu.engine.averaging import Average
+from nbgpu.engine.discriminator import Discriminator
 from nbgpu.engine.schedule import LearningRate
 from nbgpu.engine.strategy import gathered, shared_out
 
@@ -23,12 +24,19 @@ class State:
         model: on the device, and spread over the ranks where the strategy shares out its weights.
         learning_rate: of each step.
         device: the rank's.
+        discriminator: of an adversarial recipe.
     """
 
     def __init__(
-        self, config: TrainConfig, model: nn.Module, learning_rate: LearningRate, device: torch.device
+        self,
+        config: TrainConfig,
+        model: nn.Module,
+        learning_rate: LearningRate,
+        device: torch.device,
+        discriminator: Discriminator | None = None,
     ) -> None:
         self.model = model
+        self.discriminator = discriminator
         self.optimizer = optimizers.make(config, model.parameters())
         self.learning_rate = learning_rate
         self._device = device
@@ -54,8 +62,14 @@ class State:
         """The averaged weights; none without `ema_decay`."""
         return self.average.tensors if self.average is not None else ()
 
+    @property
+    def beside(self) -> Sequence[Tensor]:
+        """What the discriminator holds; nothing where there is none."""
+        return self.discriminator.tensors if self.discriminator is not None else ()
+
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors by name, 'model.*', 'optimizer.*' and, where there is one, 'average.*', each whole; the rest as JSON).
+        """(tensors by name, 'model.*', 'optimizer.*' and, where there are some, 'average.*' and 'discriminator.*', each whole;
+        the rest as JSON).
 
         A collective with fsdp.
         """
@@ -64,19 +78,28 @@ class State:
         tensors |= {f"optimizer.{name}": tensor for name, tensor in moments.items()}
         if self.average is not None:
             tensors |= {f"average.{name}": tensor for name, tensor in self.average.state_dict().items()}
-        return gathered(tensors), {
+        about = {
             "optimizer": groups,
             "schedule": self.learning_rate.state(),
             "scaler": self.scaler.state_dict(),
         }
+        if self.discriminator is not None:
+            own, about["discriminator"] = self.discriminator.parts()
+            tensors |= {f"discriminator.{name}": tensor for name, tensor in own.items()}
+        return gathered(tensors), about
 
     def load(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Goes on from what `parts` gave on this or another rank; every rank loads the same.
 
         Rates and weight decay are the own settings': those of another run do not come with its state. An average that
-        it did not have begins with its weights.
+        it did not have begins with its weights, and a discriminator stays as it was drawn.
         """
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}}
+        parts: dict[str, dict[str, Tensor]] = {
+            "model": {},
+            "optimizer": {},
+            "average": {},
+            "discriminator": {},
+        }
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")
             parts[part][rest] = tensor
@@ -93,6 +116,8 @@ class State:
         optimizers.load_state(self.optimizer, moments, groups)
         if self.average is not None:
             self.average.load_state_dict(parts["average"] or parts["model"])
+        if self.discriminator is not None and parts["discriminator"]:
+            self.discriminator.load(parts["discriminator"], about["discriminator"])
         self.learning_rate.load_state(about["schedule"])
         # Empty where the other run had none: it keeps its own beginning.
         self.scaler.load_state_dict(about["scaler"] or self.scaler.state_dict())

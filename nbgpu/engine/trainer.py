@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,9 +31,10 @@ from nbgpu.engine import (
 from nbgpu.engine.books import Books
 from nbgpu.engine.clipping import clip
 from nbgpu.engine.consensus import Consensus, together
+from nbgpu.engine.discriminator import Discriminator
 from nbgpu.engine.feed import Feed
 from nbgpu.engine.group import Membership
-from nbgpu.engine.nonfinite import Guard
+from nbgpu.engine.nonfinite import DISCRIMINATOR_LOSS, Guard
 from nbgpu.engine.profiler import Profiler
 from nbgpu.engine.progress import Progress
 from nbgpu.engine.readings import Readings
@@ -44,15 +45,14 @@ from nbgpu.engine.state import State
 from nbgpu.engine.steering import Steering
 from nbgpu.engine.strategy import Strategy, spread
 from nbgpu.errors import OutOfMemoryError, RunError
+from nbgpu.recipes import Adversarial, Recipe
 from nbgpu.records import Command, Device, RunState
 from nbgpu.signals import uninterrupted
 from nbgpu.telemetry import CommandWatch, Recorder
 
-if TYPE_CHECKING:
-    from nbgpu.recipes import Recipe
-
 _log = logging.getLogger("nbgpu.trainer")
 _PAUSE_POLL_S = 0.05
+_PICTURES_PERIOD_S = 2.0
 
 
 def _seed_everything(seed: int, rank: int, step: int, device: torch.device) -> None:
@@ -113,6 +113,7 @@ class Trainer:
         """Model and optimizer are those of `step`: as drawn, as a checkpoint or another rank gave them."""
         self._train_s = 0.0
         self._validated_step = 0
+        self._pictured_s = -_PICTURES_PERIOD_S
         self._saves = Saves(folder, config.keep_checkpoints, self.rank, self._tell)
         self._feed: Feed | None = None
         self._buffers_before_step: list[Tensor] = []
@@ -178,6 +179,8 @@ class Trainer:
                 self._built.average.out_of_the_model()
             # Views into DDP's buckets, and with it half of a sum.
             self._model.zero_grad(set_to_none=True)
+            if self._built.discriminator is not None:
+                self._built.discriminator.forget_gradients()
             for buffer, before in zip(self._model.buffers(), self._buffers_before_step, strict=False):
                 buffer.copy_(before)
         if self._guard.is_over:
@@ -202,7 +205,11 @@ class Trainer:
         static = None
         if self._state is not None and self._before_bytes is not None:
             static = memory.Static.of(
-                self._state.model, self._state.optimizer, self._before_bytes, self._state.averages
+                self._state.model,
+                self._state.optimizer,
+                self._before_bytes,
+                self._state.averages,
+                self._state.beside,
             )
         batch = self._feed.in_hand() if self._feed is not None else {}
         shapes = {name: tuple(values.shape) for name, values in batch.items()}
@@ -247,12 +254,12 @@ class Trainer:
             self._begin_data_at(*standings[source]["data_began"])
         self._write_info()
         # Whoever spreads the weights over the ranks does it once the model is the same on all of them.
-        model = together(lambda: self._build() if self._state is None else self._state.model)
+        model, discriminator = together(self._networks)
         if self.config.strategy == "dp":
             self._event("note", "strategy='dp' copies the model to each GPU in every step; 'ddp' is faster")
         self._strategy = spread(self.config, model, self.recipe.blocks(model), self.device)
         if self._state is None:
-            self._state = State(self.config, model, self._learning_rate(), self.device)
+            self._state = State(self.config, model, self._learning_rate(), self.device, discriminator)
             if self.config.ema_decay and self.rank == 0:
                 self._event("note", "ema_decay: validation and result are those of the averaged weights")
         self._saves.newest_step = 0
@@ -264,7 +271,7 @@ class Trainer:
             self._smoke.begins(self._model)
         self._begun = True
         self._before_bytes = memory.before_run(
-            self.device, self._model, self._state.optimizer, self._state.averages
+            self.device, self._model, self._state.optimizer, self._state.averages, self._state.beside
         )
         self.command = self._consensus.newest_command()
 
@@ -294,13 +301,15 @@ class Trainer:
             steps = (self.total_steps, loaders.steps_per_epoch)
             run_info.write(self.folder, self.config, self.member, devices, *steps, data)
 
-    def _build(self) -> nn.Module:
-        """The model on the device. Every rank draws the same weights."""
+    def _networks(self) -> tuple[nn.Module, Discriminator | None]:
+        """The model on the device, and its discriminator if it has one. Every rank draws the same weights."""
+        if self._state is not None:
+            return self._state.model, self._state.discriminator
         model, notes = models.build(self.config, self.recipe, self.device)
         if self.rank == 0:
             for note in notes:
                 self._event("note", note)
-        return model
+        return model, Discriminator.of(self.config, self.recipe, self.device)
 
     def _learning_rate(self) -> LearningRate:
         return LearningRate(self.config, self.member.world_size, self.total_steps)
@@ -445,6 +454,9 @@ class Trainer:
             self.config = self.config.changed(**settings)
             self.recipe = type(self.recipe)(self.config)
             self._guard.follow(self.config)
+            if self._state is not None and self._state.discriminator is not None:
+                assert isinstance(self.recipe, Adversarial)
+                self._state.discriminator.follow(self.config, self.recipe)
         return before
 
     def _train_step(self) -> None:
@@ -460,18 +472,22 @@ class Trainer:
         lr = self._built.learning_rate.at(self.step)
         sums: dict[str, Tensor] = {}
         own_s = 0.0
+        discriminator = self._playing()
         for index, batch in enumerate(batches):
             # Gradients add up on each rank, and cross to the others once, with the last micro-batch.
             with self._spread.exchange(now=index == len(batches) - 1):
                 self._profiler.enter("forward")
                 with precision.autocast(self.config, self.device):
-                    terms = self.recipe.loss(self._spread.replica, batch)
+                    loss_of = self.recipe.loss if discriminator is None else discriminator.loss_of_model
+                    terms = loss_of(self._spread.replica, batch)
                 if index == 0:
                     own_s = time.perf_counter() - started_s
                     self._guard.look_at(batch)
                 self._profiler.enter("backward")
                 loss = self._built.scaler.scale(terms["loss"] / self.config.accumulate)
                 loss.backward(self._guard.start_of_backward(terms["loss"]))
+            if discriminator is not None:
+                terms = terms | {DISCRIMINATOR_LOSS: discriminator.learn(self._built.scaler)}
             for name, term in terms.items():
                 sums[name] = sums[name] + term.detach() if name in sums else term.detach()
         self._profiler.enter("waiting")
@@ -479,11 +495,15 @@ class Trainer:
         self.command = self._consensus.finish() or self.command
         self._profiler.enter("optimizer")
         self._built.scaler.unscale_(self._built.optimizer)
-        grad_norm = clip(self._model.parameters(), self.config)
+        norms = {"grad_norm": clip(self._model.parameters(), self.config)}
+        if discriminator is not None:
+            norms["discriminator_grad_norm"] = discriminator.exchange(self._built.scaler)
+            # Both learn from a step, or neither does.
+            norms["grad_norm"] = norms["grad_norm"] + 0 * norms["discriminator_grad_norm"]
         if self.books is not None:
             self.books.look_at(self.step + 1, self._model)
         with uninterrupted():
-            inputs = self._update(lr, grad_norm)
+            inputs = self._update(lr, norms["grad_norm"], discriminator)
         self._profiler.enter("other")
         step_s = time.perf_counter() - started_s
         numbers = {
@@ -497,19 +517,32 @@ class Trainer:
             # GPU it would only be the time that it takes to queue the work.
             numbers["compute_s"] = own_s
         means = {name: total / self.config.accumulate for name, total in sums.items()}
-        self._record(means | {"grad_norm": grad_norm}, numbers, inputs)
+        self._record(means | norms, numbers, inputs)
 
-    def _update(self, lr: float, grad_norm: Tensor) -> Mapping[str, Tensor]:
+    def _playing(self) -> Discriminator | None:
+        """The discriminator, if there is one and its time has come."""
+        found = self._built.discriminator
+        return found if found is not None and self.step >= found.first_step else None
+
+    def _update(
+        self, lr: float, grad_norm: Tensor, discriminator: Discriminator | None
+    ) -> Mapping[str, Tensor]:
         """What ends a step. An interrupt in the middle would leave a state that belongs to no step."""
         state = self._built
         for group in state.optimizer.param_groups:
             group["lr"] = lr
+        optimizers = [state.optimizer]
+        if discriminator is not None:
+            discriminator.set_lr(lr / self.config.lr)
+            optimizers.append(discriminator.optimizer)
         buffers = list(self._model.buffers())
-        inputs = self._guard.update(state.optimizer, grad_norm, buffers, self._buffers_before_step)
+        inputs = self._guard.update(optimizers, grad_norm, buffers, self._buffers_before_step)
         if state.average is not None:
             state.average.update(self.step, self._guard.has_left_out)
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=not self._spread.keeps_gradients)
+        if discriminator is not None:
+            discriminator.forget_gradients()
         self.step += 1
         self._data.done()
         self._buffers_before_step = []
@@ -528,8 +561,17 @@ class Trainer:
         """Averages the recipe's held-out values over the samples of all ranks."""
         self._flush()
         self._enter("validating")
+        now_s = time.monotonic()
+        is_time = self.step == self.total_steps or now_s - self._pictured_s >= _PICTURES_PERIOD_S
+        shows = self.rank == 0 and is_time
         means = validation.validate(
-            self.recipe, self._built, self._spread, self._data, self.config, self.device
+            self.recipe,
+            self._built,
+            self._spread,
+            self._data,
+            self.config,
+            self.device,
+            self._show if shows else None,
         )
         if means:
             self._validated(means)
@@ -538,6 +580,10 @@ class Trainer:
             self._smoke.validation = means
         self._validated_step = self.step
         self._enter("training")
+
+    def _show(self, images: dict[str, str]) -> None:
+        self._pictured_s = time.monotonic()
+        self._event("pictures", "", images=images)
 
     def _validated(self, means: Mapping[str, float]) -> None:
         """What follows from a validation: every rank has the same values."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -84,8 +84,48 @@ class Recipe(Protocol):
         ...
 
 
+@runtime_checkable
+class Adversarial(Protocol):
+    """A recipe whose model may also learn to deceive a second network, which learns beside it to tell the model's outputs
+    from the data (Goodfellow et al. 2014)."""
+
+    @property
+    def discriminator_first_step(self) -> int:
+        """The first step that the discriminator takes part in, counted from 0; before it the loss is `loss`."""
+        ...
+
+    @property
+    def discriminator_lr(self) -> float:
+        """Its learning rate, which follows the schedule of the model's."""
+        ...
+
+    def build_discriminator(self) -> nn.Module | None:
+        """On the CPU, in float32, with no buffers; None where the settings ask for none. Every rank calls this with the same
+        random state."""
+        ...
+
+    def loss_against(
+        self, discriminator: nn.Module, model: nn.Module, batch: Batch
+    ) -> tuple[dict[str, Tensor], Any]:
+        """As `loss`, with what it is worth to deceive the discriminator; and what that has to learn from, detached."""
+        ...
+
+    def discriminator_loss(self, discriminator: nn.Module, seen: Any) -> Tensor:
+        """A scalar, the mean over the samples of what `loss_against` gave."""
+        ...
+
+
+@runtime_checkable
+class Pictured(Protocol):
+    """A recipe that shows what its model makes of held-out samples while the run goes on."""
+
+    def pictures(self, model: nn.Module, batch: Batch) -> dict[str, str]:
+        """PNG data URIs by caption, some kilobytes in all, of a held-out batch on the device; no collective."""
+        ...
+
+
 _RECIPES = {
-    "autoencoder": "nbgpu.recipes.autoencoder:Autoencoder",
+    "autoencoder": "nbgpu.recipes.autoencoder.recipe:Autoencoder",
     "diffusion": "nbgpu.recipes.diffusion.recipe:Diffusion",
     "lithography": "nbgpu.recipes.lithography.recipe:Lithography",
     "microstructure": "nbgpu.recipes.microstructure.recipe:Microstructure",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu.engine import train
-from nbgpu.recipes.autoencoder import Autoencoder
+from nbgpu.recipes.autoencoder.recipe import Autoencoder
 
 
 def main(settings: str, stamps: str) -> None:

@@ -32,7 +32,7 @@ NUM_SAMPLES = 40
 
 
 class Regression:
-    """A small 3D network that learns the mean of smooth random volumes. `norm` is 'group' or 'batch'."""
+    """A small 3D network that learns the mean square of random volumes. `norm` is 'group' or 'batch'."""
 
     def __init__(self, config: TrainConfig, norm: str = "group") -> None:
         self.config = config
@@ -65,6 +65,28 @@ class Regression:
 
     def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
         return {}
+
+
+class Contest(Regression):
+    """The same network, which also deceives one that knows what true means look like, from the third step on."""
+
+    discriminator_first_step = 2
+    discriminator_lr = 2e-2
+
+    def build_discriminator(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(1, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+
+    def loss_against(
+        self, discriminator: nn.Module, model: nn.Module, batch: Batch
+    ) -> tuple[dict[str, Tensor], Any]:
+        output = model(batch["image"])
+        error = (output - batch["target"]).square().mean()
+        deceived = (discriminator(output) - 1).square().mean()
+        return {"loss": error + 0.1 * deceived, "deceived": deceived}, (output.detach(), batch["target"])
+
+    def discriminator_loss(self, discriminator: nn.Module, seen: Any) -> Tensor:
+        made, true = (discriminator(values) for values in seen)
+        return (made.square().mean() + (true - 1).square().mean()) / 2
 
 
 class _Epochs:
@@ -101,7 +123,7 @@ def work(rank: int, world_size: int, folder: str, runs: Sequence[tuple[Mapping[s
         if rank == 0:
             resume.find(config).write(run_folder)
         recorder = Recorder(run_folder, rank)
-        recipe: Recipe = Regression(config, norm)
+        recipe: Recipe = Contest(config) if norm == "contest" else Regression(config, norm)
         train.train(Trainer(config, recipe, run_folder, member, cpu[rank], recorder))
     torch.distributed.destroy_process_group()
 

@@ -22,7 +22,8 @@ import nbgpu
 from nbgpu.config import AutoencoderConfig, train_config
 from nbgpu.errors import DataError
 from nbgpu.recipes import load
-from nbgpu.recipes.autoencoder import Autoencoder, psnr_db, ssim
+from nbgpu.recipes.autoencoder.recipe import Autoencoder
+from nbgpu.recipes.image_quality import psnr_db, ssim
 
 SMALL = {"data": "phantoms", "patch_size": 8, "num_phantoms": 20}
 

@@ -148,7 +148,7 @@ def test_a_run_ends_its_workers_and_is_ended_by_one_that_is_killed(
 
 
 COUNTING = """
-from nbgpu.recipes.autoencoder import Autoencoder
+from nbgpu.recipes.autoencoder.recipe import Autoencoder
 seen, _plain_loss = [], Autoencoder.loss
 def _noting(self, model, batch):
     seen.append(batch["image"].double().sum(dim=(1, 2, 3, 4)).tolist())

@@ -25,6 +25,8 @@ ONE_RANK: dict[str, tuple[dict[str, Any], str]] = {
     "batch": ({"batch_size": 8}, "batch"),
     "adam": ({"batch_size": 8, "optimizer": "adam", "clip_value": 0.05}, "group"),
     "sgd": ({"batch_size": 8, "optimizer": "sgd"}, "group"),
+    "clipped by value": ({"batch_size": 8, "clip_value": 0.05}, "group"),
+    "contest": ({"batch_size": 8, "clip_value": 0.05}, "contest"),
     "single": ({"batch_size": 8, "strategy": "single"}, "group"),
     "dp": ({"batch_size": 8, "strategy": "dp"}, "group"),
 }
@@ -51,6 +53,9 @@ TWO_RANKS: dict[str, tuple[dict[str, Any], str]] = {
     "batch, each rank its own": ({"batch_size": 4, "broadcast_buffers": False}, "batch"),
     "adam": ({"batch_size": 4, "optimizer": "adam", "clip_value": 0.05}, "group"),
     "sgd": ({"batch_size": 4, "optimizer": "sgd"}, "group"),
+    "contest": ({"batch_size": 4, "clip_value": 0.05}, "contest"),
+    "contest, accumulated": ({"batch_size": 2, "accumulate": 2, "clip_value": 0.05}, "contest"),
+    "contest, fsdp": ({"batch_size": 4, "clip_value": 0.05, "strategy": "fsdp"}, "contest"),
     "fp16 hook": ({"batch_size": 4, "comm_hook": "fp16"}, "group"),
     "PowerSGD": ({"batch_size": 4, "comm_hook": "powersgd", "powersgd_rank": 1}, "group"),
 }
@@ -99,6 +104,9 @@ def on_two_ranks() -> dict[str, list[float]]:
         ("batch, fsdp", "batch"),
         ("adam", "adam"),
         ("sgd", "sgd"),
+        ("contest", "contest"),
+        ("contest, accumulated", "contest"),
+        ("contest, fsdp", "contest"),
     ],
 )
 def test_two_ranks_lose_what_one_does(
@@ -176,6 +184,11 @@ def test_gradients_that_are_sent_with_fewer_bits_differ_a_little(
 
 def test_the_optimizers_are_not_one_and_the_same(on_one_rank: dict[str, list[float]]) -> None:
     assert len({losses[-1] for name, losses in on_one_rank.items() if name in ("group", "adam", "sgd")}) == 3
+
+
+def test_a_discriminator_counts_from_its_first_step_on(on_one_rank: dict[str, list[float]]) -> None:
+    assert on_one_rank["contest"][:2] == on_one_rank["clipped by value"][:2]
+    assert on_one_rank["contest"][2:] != on_one_rank["clipped by value"][2:]
 
 
 def test_a_compiled_model_loses_the_same(on_one_rank: dict[str, list[float]], tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_rank_that_waits_for_a_slow_one_spends_its_time_in_communication(
 ) -> None:
     cluster2.execute(
         "import time\n"
-        "from nbgpu.recipes.autoencoder import Autoencoder\n"
+        "from nbgpu.recipes.autoencoder.recipe import Autoencoder\n"
         "_loss = Autoencoder.loss\n"
         "def slow(self, model, batch):\n"
         "    time.sleep(0.3 * rank)\n"

@@ -13,7 +13,7 @@ import nbgpu
 from nbgpu import manifest
 from nbgpu.client.run import Run
 from nbgpu.config import AutoencoderConfig
-from nbgpu.recipes.autoencoder import Autoencoder
+from nbgpu.recipes.autoencoder.recipe import Autoencoder
 
 SMALL: dict[str, Any] = {
     "data": "phantoms",

@@ -26,7 +26,7 @@ LONG: dict[str, Any] = {
 }
 
 PATCH = """
-from nbgpu.recipes.autoencoder import Autoencoder
+from nbgpu.recipes.autoencoder.recipe import Autoencoder
 _good = Autoencoder.loss, Autoencoder.validate
 anomalies = []
 def _loss(self, model, batch):

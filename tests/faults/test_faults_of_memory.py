@@ -170,7 +170,7 @@ def test_a_batch_that_would_have_fitted_is_named(cluster2: nbgpu.Cluster, tmp_pa
 def test_data_that_does_not_fit_is_told_once(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     """All ranks learn of it before the first step, and only the one that it happened on speaks."""
     cluster2.execute(
-        "from nbgpu.recipes.autoencoder import Autoencoder\n"
+        "from nbgpu.recipes.autoencoder.recipe import Autoencoder\n"
         "_good = Autoencoder.build_loaders\n"
         "def build_loaders(self, *place):\n"
         "    return torch.empty(2**60) if rank == 1 else _good(self, rank, world_size)\n"

@@ -28,7 +28,7 @@ class Training:
         loss = self.model(torch.randn(8, 4) * factor).square().mean()
         loss.backward(self.guard.start_of_backward(loss))
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.guard.update(self.optimizer, norm, list(self.model.buffers()), before)
+        self.guard.update([self.optimizer], norm, list(self.model.buffers()), before)
         self.optimizer.zero_grad()
 
     def state(self) -> list[Tensor]:

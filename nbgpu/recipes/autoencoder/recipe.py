@@ -6,39 +6,31 @@ said beside baselines that keep as many numbers for each patch, on patches that 
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
-import matplotlib.image
 import numpy as np
 import torch
-from monai.metrics import SSIMMetric
-from monai.networks.nets import AutoencoderKL
-from monai.transforms import (
-    Compose,
-    CropForeground,
-    SpatialPad,
-    Transform,
-)
-from monai.utils import convert_to_tensor
+from monai.networks.nets import AutoencoderKL, PatchDiscriminator
+from monai.transforms import Compose
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.config import AutoencoderConfig
 from nbgpu.engine.augmentation import augmentation
 from nbgpu.engine.data import SampleLoader, grid_patches, hold_out
 from nbgpu.engine.decoding import Decode, Item, opened, raise_together
-from nbgpu.engine.draws import FOREGROUND, Draw
+from nbgpu.engine.draws import Draw
 from nbgpu.engine.precision import at_least_float32
-from nbgpu.engine.volumes import check_headers, find_volumes, load_volume, scale_intensity
-from nbgpu.errors import DataError
+from nbgpu.engine.volumes import check_headers, find_volumes
 from nbgpu.recipes import CPU, Batch, Loaders
-from nbgpu.recipes.phantoms import phantom
+from nbgpu.recipes.autoencoder.baselines import largest_cube_edge, principal_components, project, trilinear
+from nbgpu.recipes.autoencoder.losses import deceived, kl_divergence, told_apart
+from nbgpu.recipes.autoencoder.perceptual import feature_distance, layers_of, spectral_distance
+from nbgpu.recipes.autoencoder.pictures import pictures
+from nbgpu.recipes.autoencoder.prepare import Prepare, item_of, mni152
+from nbgpu.recipes.image_quality import psnr_db, ssim
 
 MAX_HELD_OUT_VOXELS = 2**21
 """Over all held-out patches: enough for a steady mean (64 patches of 32^3), few enough to validate often."""
@@ -49,7 +41,8 @@ MAX_BASELINE_VALUES = 2**25
 
 
 class Autoencoder:
-    """Trains MONAI's AutoencoderKL: reconstruction + kl_weight * KL to a standard normal latent.
+    """Trains MONAI's AutoencoderKL: reconstruction + kl_weight * KL to a standard normal latent, and where the settings ask
+    for it a perceptual distance and the deceiving of a PatchDiscriminator.
 
     Data (`config.data`):
     - 'mni152': the ICBM152 2009a T1 template that nilearn carries. One volume, so that training and held-out
@@ -72,6 +65,8 @@ class Autoencoder:
         Raises DataError: one line for every file that cannot be used.
         """
         config = self.config
+        if config.perceptual == "features":
+            layers_of(config.perceptual_network)
         training, held_out = self._items()
         # Decoded first: it is the smaller part, and a bad file in it should not wait for the cache.
         share = self._held_out_share(held_out, rank, world_size)
@@ -104,12 +99,12 @@ class Autoencoder:
             num_held_out = min(round(config.val_fraction * len(items)), len(items) - 1)
             return items[num_held_out:], items[:num_held_out]
         if config.data == "mni152":
-            return self._two_parts({"name": "mni152", "image": _mni152()})
+            return self._two_parts({"name": "mni152", "image": mni152()})
         volumes = find_volumes(config.data)
         check_headers((*volumes.training, *volumes.validation), config.patch_size)
-        training = [_item(path) for path in volumes.training]
+        training = [item_of(path) for path in volumes.training]
         if volumes.validation:
-            return training, [_item(path) for path in volumes.validation]
+            return training, [item_of(path) for path in volumes.validation]
         if len(training) == 1:
             return self._two_parts(training[0])
         return hold_out(training, config.val_fraction, config.seed)
@@ -121,7 +116,7 @@ class Autoencoder:
 
     def _steps(self) -> Compose:
         config = self.config
-        return Compose([_Prepare(config.patch_size, config.seed, config.val_fraction)])
+        return Compose([Prepare(config.patch_size, config.seed, config.val_fraction)])
 
     def _held_out_share(self, held_out: Sequence[Item], rank: int, world_size: int) -> Tensor:
         """The rank's held-out patches (N, 1, p, p, p), N >= 0: its volumes', or its share of each volume's."""
@@ -171,6 +166,9 @@ class Autoencoder:
         GroupNorm gets one group, so that it keeps how bright the channels are relative to each other: with 4
         groups it was 0.7 dB worse on the phantoms after 300 steps, with 8 groups 1.2 dB.
         """
+        if self.config.perceptual == "features":
+            # Read where numbers are: where a step's memory is estimated, tensors have none.
+            layers_of(self.config.perceptual_network)
         levels = len(self.config.channels)
         return AutoencoderKL(
             spatial_dims=3,
@@ -201,21 +199,74 @@ class Autoencoder:
         ]
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """`loss` = `recon_loss` + kl_weight * `kl_loss`, all scalars.
+        """`loss` = `recon_loss` + kl_weight * `kl_loss` + perceptual_weight * `perceptual_loss`, all scalars.
 
-        `kl_loss` is the KL divergence from the standard normal, summed over a sample's latent volume and
-        averaged over the batch (Kingma & Welling 2014, appendix B). MONAI clamps the log-variance to -30..20.
+        The last is there only with `perceptual`. See `kl_divergence`, `spectral_distance` and `feature_distance`.
         """
-        image = batch["image"]
+        return self._terms(model, batch)[0]
+
+    def _terms(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        """(the terms of the loss, the reconstruction)."""
+        config, image = self.config, batch["image"]
         reconstruction, mean, sigma = model(image)
-        recon_loss = self._recon_loss(at_least_float32(reconstruction), image).mean()
-        mean, variance = at_least_float32(mean), at_least_float32(sigma).square()
-        kl_loss = 0.5 * (mean.square() + variance - variance.log() - 1).flatten(1).sum(dim=1).mean()
-        return {
-            "loss": recon_loss + self.config.kl_weight * kl_loss,
-            "recon_loss": recon_loss,
-            "kl_loss": kl_loss,
-        }
+        reconstruction = at_least_float32(reconstruction)
+        recon_loss = self._recon_loss(reconstruction, image).mean()
+        kl_loss = kl_divergence(mean, sigma)
+        loss = recon_loss + config.kl_weight * kl_loss
+        terms = {"recon_loss": recon_loss, "kl_loss": kl_loss}
+        if config.perceptual != "none":
+            distance = (
+                spectral_distance(reconstruction, image)
+                if config.perceptual == "spectral"
+                else feature_distance(reconstruction, image, config.perceptual_network)
+            )
+            loss = loss + config.perceptual_weight * distance
+            terms["perceptual_loss"] = distance
+        return {"loss": loss, **terms}, reconstruction
+
+    # ---- the discriminator ----
+
+    @property
+    def discriminator_first_step(self) -> int:
+        """`adversarial_after`; a smoke test, which is to meet everything, begins with it."""
+        return 0 if self.config.smoke_test else self.config.adversarial_after
+
+    @property
+    def discriminator_lr(self) -> float:
+        return self.config.discriminator_lr
+
+    def build_discriminator(self) -> nn.Module | None:
+        """MONAI's PatchDiscriminator (Isola et al., CVPR 2017): says of overlapping parts of a patch whether they are true.
+
+        With InstanceNorm, as MONAI's tutorial has it: statistics of a batch would differ between the ranks.
+        """
+        config = self.config
+        if not config.adversarial_weight:
+            return None
+        return PatchDiscriminator(
+            spatial_dims=3,
+            in_channels=1,
+            channels=config.discriminator_channels,
+            num_layers_d=config.num_discriminator_layers,
+            norm="INSTANCE",
+        )
+
+    def loss_against(
+        self, discriminator: nn.Module, model: nn.Module, batch: Batch
+    ) -> tuple[dict[str, Tensor], tuple[Tensor, Tensor]]:
+        """As `loss`, plus adversarial_weight * `adversarial_loss`; and (reconstruction, image) for the discriminator."""
+        terms, reconstruction = self._terms(model, batch)
+        adversarial_loss = deceived(discriminator(reconstruction)[-1])
+        loss = terms["loss"] + self.config.adversarial_weight * adversarial_loss
+        seen = reconstruction.detach(), batch["image"]
+        return {**terms, "loss": loss, "adversarial_loss": adversarial_loss}, seen
+
+    def discriminator_loss(self, discriminator: nn.Module, seen: tuple[Tensor, Tensor]) -> Tensor:
+        """`told_apart` of what `loss_against` gave."""
+        reconstruction, image = seen
+        return told_apart(discriminator(reconstruction)[-1], discriminator(image)[-1])
+
+    # ---- validation ----
 
     def validate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """`loss` (reconstruction only) and `psnr_db` of each sample, shape (N,), from the mean latent."""
@@ -225,6 +276,11 @@ class Autoencoder:
             "loss": self._recon_loss(reconstruction, image).flatten(1).mean(dim=1),
             "psnr_db": psnr_db(reconstruction, image),
         }
+
+    def pictures(self, model: nn.Module, batch: Batch) -> dict[str, str]:
+        """The middle slices of the batch: originals, reconstructions and errors."""
+        image = batch["image"]
+        return pictures(image.float().cpu(), _reconstruct(model, image).cpu())
 
     def _recon_loss(self, reconstruction: Tensor, image: Tensor) -> Tensor:
         difference = reconstruction - image
@@ -245,12 +301,12 @@ class Autoencoder:
         batches = torch.split(image, self.config.batch_size)
         reconstruction = torch.cat([_reconstruct(model, batch.to(device)).cpu() for batch in batches])
         num_latent = self.config.latent_channels * self._latent_edge**3
-        grid_edge = _largest_cube_edge(num_latent)
+        grid_edge = largest_cube_edge(num_latent)
         fitted_on = self._training_patches(training)
-        mean_image, components = _principal_components(fitted_on, num_latent)
+        mean_image, components = principal_components(fitted_on, num_latent)
         baselines = {
-            "trilinear, same number of values": _trilinear(image, grid_edge),
-            "PCA, same number of values": _project(image, mean_image, components),
+            "trilinear, same number of values": trilinear(image, grid_edge),
+            "PCA, same number of values": project(image, mean_image, components),
             "mean image": mean_image.expand_as(image),
         }
         table = {
@@ -276,70 +332,12 @@ class Autoencoder:
         )
         if len(components) < num_latent:
             note += f" (no more, because it was fitted on {len(fitted_on)} training patches)"
-        return {"table": table, "note": note + ".", "images": _pictures(image, reconstruction)}
+        return {"table": table, "note": note + ".", "images": pictures(image, reconstruction)}
 
     @property
     def _latent_edge(self) -> int:
         shrink: int = 2 ** (len(self.config.channels) - 1)
         return self.config.patch_size // shrink
-
-
-class _Prepare(Transform):
-    """The deterministic part, which the cache keeps: an Item to {"image": (1, D, H, W), FOREGROUND}."""
-
-    def __init__(self, patch_size: int, seed: int, val_fraction: float) -> None:
-        self.patch_size = patch_size
-        self.seed = seed
-        self.val_fraction = val_fraction
-
-    def __call__(self, item: Item) -> dict[str, Tensor]:
-        if "phantom" in item:
-            return {"image": phantom(self.patch_size, self.seed, item["phantom"])}
-        source = item["image"]
-        image = load_volume(source) if isinstance(source, Path) else source
-        # Built for each call, because volumes are decoded in several threads, and these keep state.
-        crop = Compose([CropForeground(), SpatialPad(self.patch_size)])
-        image = convert_to_tensor(crop(scale_intensity(image, item["name"])), track_meta=False)
-        if "part" in item:
-            image = self._cut(image, item)
-        return {"image": image, FOREGROUND: (image > image.mean()).flatten().nonzero().flatten().int()}
-
-    def _cut(self, image: Tensor, item: Item) -> Tensor:
-        """The training or the held-out part of a volume, on either side of a cut across its longest axis."""
-        p = self.patch_size
-        axis = max((1, 2, 3), key=lambda a: image.shape[a])
-        length = image.shape[axis]
-        if length < 2 * p:
-            raise DataError(
-                f"{item['name']}: is one volume of {length} voxels along its longest axis (without empty margins), "
-                f"too short for a training and a held-out part of {p} voxels each. Lower patch_size, give a "
-                "second volume, or set val_fraction=0"
-            )
-        num_held_out = min(max(p, round(self.val_fraction * length)), length - p)
-        parts = torch.split(image, [length - num_held_out, num_held_out], dim=axis)
-        part = parts[0 if item["part"] == "training" else 1].contiguous()
-        if part.min() == part.max():
-            raise DataError(
-                f"{item['name']}: is one volume, and its {item['part']} part is empty. Give a second volume, or set "
-                "val_fraction=0"
-            )
-        return part
-
-
-def _item(path: Path) -> Item:
-    return {"name": str(path), "image": path}
-
-
-def _mni152() -> Tensor:
-    """nilearn's T1 template at 1 mm, without the skull: (1, 197, 233, 189), axes to the right, front and top."""
-    try:
-        from nilearn.datasets import load_mni152_template
-    except ModuleNotFoundError:
-        raise DataError(
-            "mni152: the template comes with nilearn, which is not installed. Run: pip install 'nbgpu[samples]', "
-            "or set data to 'phantoms' or to a path"
-        ) from None
-    return torch.from_numpy(load_mni152_template(resolution=1).get_fdata(dtype=np.float32))[None]
 
 
 @torch.no_grad()
@@ -348,85 +346,3 @@ def _reconstruct(model: nn.Module, image: Tensor) -> Tensor:
     network = model.module if isinstance(model, DistributedDataParallel) else model
     assert isinstance(network, AutoencoderKL)
     return network.reconstruct(image).float().clamp(0, 1)
-
-
-def psnr_db(output: Tensor, image: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of each sample for a data range of 1, in dB: (N, ...) -> (N,). At most 100."""
-    mse = (output - image).square().flatten(1).mean(dim=1)
-    return -10 * mse.clamp_min(1e-10).log10()
-
-
-def ssim(output: Tensor, image: Tensor) -> Tensor:
-    """Structural similarity of each sample for a data range of 1: (N, 1, p, p, p) -> (N,).
-
-    Wang et al. 2004 with their Gaussian window of 11 voxels, or 7 for patches smaller than that.
-    """
-    metric = SSIMMetric(spatial_dims=3, data_range=1.0, win_size=11 if image.shape[-1] >= 11 else 7)
-    value = metric(output, image)
-    assert isinstance(value, Tensor)
-    return value.flatten()
-
-
-# ---- baselines -----------------------------------------------------------------------------------------
-
-
-def _largest_cube_edge(num_values: int) -> int:
-    edge = round(math.cbrt(num_values))
-    return edge if edge**3 <= num_values else edge - 1
-
-
-def _trilinear(image: Tensor, grid_edge: int) -> Tensor:
-    """Samples patches (N, 1, p, p, p) on a grid of grid_edge^3 points and interpolates back."""
-    size = image.shape[2:]
-    if grid_edge >= size[0]:
-        return image
-    sampled = functional.interpolate(image, size=(grid_edge,) * 3, mode="trilinear")
-    return functional.interpolate(sampled, size=size, mode="trilinear").clamp(0, 1)
-
-
-def _principal_components(training: Tensor, max_components: int) -> tuple[Tensor, Tensor]:
-    """(mean (1, 1, p, p, p), components (K, p^3)), K at most max_components and one less than the patches.
-
-    From the eigenvectors of the patches' scalar products ("snapshots", Sirovich 1987): there are far fewer
-    patches than voxels, and a singular value decomposition of 1024 patches of 32^3 takes 20 s on one core.
-    """
-    mean = training.mean(dim=0, keepdim=True)
-    centred = (training - mean).flatten(1).double()
-    variances, vectors = torch.linalg.eigh(centred @ centred.T)  # in rising order
-    # The mean takes a dimension away, and patches that are alike take more: their vectors mean nothing.
-    num_meant = int((variances > 1e-10 * variances[-1]).sum())
-    num_components = min(max_components, len(training) - 1, num_meant)
-    components = vectors[:, -num_components:].T @ centred
-    return mean, functional.normalize(components, dim=1).float()
-
-
-def _project(image: Tensor, mean: Tensor, components: Tensor) -> Tensor:
-    weights = (image - mean).flatten(1) @ components.T
-    return ((weights @ components).view_as(image) + mean).clamp(0, 1)
-
-
-# ---- pictures ------------------------------------------------------------------------------------------
-
-
-def _pictures(image: Tensor, reconstruction: Tensor, num_samples: int = 6) -> dict[str, str]:
-    """{caption: PNG as a data URI}: the middle slices of some samples side by side, in three rows."""
-    chosen = torch.linspace(0, len(image) - 1, min(num_samples, len(image))).round().long()
-    original, output = (
-        volumes[chosen, 0, :, :, volumes.shape[-1] // 2] for volumes in (image, reconstruction)
-    )
-    error = (output - original).abs()
-    return {
-        "original": _png(original, "gray", vmax=1.0),
-        "reconstruction": _png(output, "gray", vmax=1.0),
-        "absolute error, black is 0 and white 0.5": _png(error, "gray", vmax=0.5),
-    }
-
-
-def _png(slices: Tensor, colours: str, vmax: float) -> str:
-    """(N, H, W) as one row of tiles, with the second axis upwards, each tile at least 96 pixels wide."""
-    enlarge = max(1, math.ceil(96 / slices.shape[-1]))
-    tiles = slices.transpose(1, 2).flip(1).repeat_interleave(enlarge, dim=1).repeat_interleave(enlarge, dim=2)
-    row = functional.pad(tiles, (0, 4), value=vmax).permute(1, 0, 2).flatten(1)[:, :-4]
-    buffer = io.BytesIO()
-    matplotlib.image.imsave(buffer, row.numpy(), cmap=colours, vmin=0.0, vmax=vmax, format="png")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,75 @@
+"""From a file, the template or a phantom's number to the volume that patches are drawn from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from monai.transforms import Compose, CropForeground, SpatialPad, Transform
+from monai.utils import convert_to_tensor
+from torch import Tensor
+
+from nbgpu.engine.decoding import Item
+from nbgpu.engine.draws import FOREGROUND
+from nbgpu.engine.volumes import load_volume, scale_intensity
+from nbgpu.errors import DataError
+from nbgpu.recipes.phantoms import phantom
+
+
+class Prepare(Transform):
+    """The deterministic part, which the cache keeps: an Item to {"image": (1, D, H, W), FOREGROUND}."""
+
+    def __init__(self, patch_size: int, seed: int, val_fraction: float) -> None:
+        self.patch_size = patch_size
+        self.seed = seed
+        self.val_fraction = val_fraction
+
+    def __call__(self, item: Item) -> dict[str, Tensor]:
+        if "phantom" in item:
+            return {"image": phantom(self.patch_size, self.seed, item["phantom"])}
+        source = item["image"]
+        image = load_volume(source) if isinstance(source, Path) else source
+        # Built for each call, because volumes are decoded in several threads, and these keep state.
+        crop = Compose([CropForeground(), SpatialPad(self.patch_size)])
+        image = convert_to_tensor(crop(scale_intensity(image, item["name"])), track_meta=False)
+        if "part" in item:
+            image = self._cut(image, item)
+        return {"image": image, FOREGROUND: (image > image.mean()).flatten().nonzero().flatten().int()}
+
+    def _cut(self, image: Tensor, item: Item) -> Tensor:
+        """The training or the held-out part of a volume, on either side of a cut across its longest axis."""
+        p = self.patch_size
+        axis = max((1, 2, 3), key=lambda a: image.shape[a])
+        length = image.shape[axis]
+        if length < 2 * p:
+            raise DataError(
+                f"{item['name']}: is one volume of {length} voxels along its longest axis (without empty margins), "
+                f"too short for a training and a held-out part of {p} voxels each. Lower patch_size, give a "
+                "second volume, or set val_fraction=0"
+            )
+        num_held_out = min(max(p, round(self.val_fraction * length)), length - p)
+        parts = torch.split(image, [length - num_held_out, num_held_out], dim=axis)
+        part = parts[0 if item["part"] == "training" else 1].contiguous()
+        if part.min() == part.max():
+            raise DataError(
+                f"{item['name']}: is one volume, and its {item['part']} part is empty. Give a second volume, or set "
+                "val_fraction=0"
+            )
+        return part
+
+
+def item_of(path: Path) -> Item:
+    return {"name": str(path), "image": path}
+
+
+def mni152() -> Tensor:
+    """nilearn's T1 template at 1 mm, without the skull: (1, 197, 233, 189), axes to the right, front and top."""
+    try:
+        from nilearn.datasets import load_mni152_template
+    except ModuleNotFoundError:
+        raise DataError(
+            "mni152: the template comes with nilearn, which is not installed. Run: pip install 'nbgpu[samples]', "
+            "or set data to 'phantoms' or to a path"
+        ) from None
+    return torch.from_numpy(load_mni152_template(resolution=1).get_fdata(dtype=np.float32))[None]
