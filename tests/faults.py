@@ -39,12 +39,13 @@ _ACTIONS: dict[Action, str] = {
 }
 
 _BAD_NUMBERS: dict[BadNumber, str] = {
-    # A constant: its gradient is finite, and only the loss tells of it.
-    "nan_loss": "return {**(terms := loss(self, model, batch)), 'loss': terms['loss'] + float('nan')}",
     "nan_input": "next(iter(batch.values())).view(-1)[0] = float('nan')",
+}
+_BAD_LOSSES: dict[BadNumber, str] = {
+    # A constant: its gradient is finite, and only the loss tells of it.
+    "nan_loss": "terms['loss'] = terms['loss'] + float('nan')",
     # The root's value is 0, and its gradient there infinite.
-    "inf_gradient": "terms = loss(self, model, batch); value = terms['loss']; "
-    "return {**terms, 'loss': value + (value - value.detach()).sqrt()}",
+    "inf_gradient": "terms['loss'] = terms['loss'] + (terms['loss'] - terms['loss'].detach()).sqrt()",
 }
 
 
@@ -60,7 +61,7 @@ def note() -> str:
 
 def _now(action: Action | BadNumber) -> str:
     """What the rank does: it notes the moment, and then it happens."""
-    return f"{note()}; {(_ACTIONS | _BAD_NUMBERS)[action]}"
+    return f"{note()}; {(_ACTIONS | _BAD_NUMBERS | _BAD_LOSSES)[action]}"
 
 
 def in_training(rank: int, step: int, action: Action | BadNumber, num_times: int = 1) -> str:
@@ -68,17 +69,22 @@ def in_training(rank: int, step: int, action: Action | BadNumber, num_times: int
 
     Micro-batches count as steps. With `num_times` the steps after it go the same way.
     """
+    before, after = ("pass", _now(action)) if action in _BAD_LOSSES else (_now(action), "pass")
     return f"""
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
-def _make_faulty(loss, calls=[]):
+def _make_faulty(terms_of, calls=[]):
     def faulty(self, model, batch):
         calls.append(1)
-        if {step} <= len(calls) < {step + num_times}:
-            {_now(action)}
-        return loss(self, model, batch)
+        is_due = {step} <= len(calls) < {step + num_times}
+        if is_due:
+            {before}
+        terms, reconstruction = terms_of(self, model, batch)
+        if is_due:
+            {after}
+        return terms, reconstruction
     return faulty
 if rank == {rank}:
-    _good_loss, Autoencoder.loss = Autoencoder.loss, _make_faulty(Autoencoder.loss)
+    _good_terms, Autoencoder._terms = Autoencoder._terms, _make_faulty(Autoencoder._terms)
 """
 
 
@@ -104,7 +110,7 @@ class WhenUnpickled:
         return exec, (_now(self._action),)
 
 
-MEND = "if '_good_loss' in globals(): Autoencoder.loss = globals().pop('_good_loss')"
+MEND = "if '_good_terms' in globals(): Autoencoder._terms = globals().pop('_good_terms')"
 """A cell that takes `in_training` back."""
 
 

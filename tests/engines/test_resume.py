@@ -52,7 +52,7 @@ def same_tensors(a: Path, b: Path) -> bool:
     [
         {},
         {"accumulate": 2, "schedule": "constant", "warmup_steps": 7, "ema_decay": 0.9},
-        {"amp": "fp16", "patch_size": 8},
+        {"amp": "fp16", "patch_size": 8, "adversarial_weight": 0.1, "adversarial_after": 3},
         {"cache_rate": 0.5, "replace_rate": 0.5},
     ],
     ids=str,

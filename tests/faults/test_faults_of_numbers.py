@@ -26,6 +26,8 @@ SETTINGS: dict[str, Any] = {
     "warmup_steps": 0,
     "val_every": 0,
     "ema_decay": 0.9,
+    "adversarial_weight": 0.01,
+    "adversarial_after": 1,
 }
 BAD_STEP = 4
 
@@ -51,7 +53,7 @@ def before_the_bad_step(
 
 
 def state(run: Run) -> dict[str, bytes]:
-    """Weights, their average and the optimizer's state of a run's newest checkpoint."""
+    """Weights, their average, the optimizer's state and the discriminator of a run's newest checkpoint."""
     return {path.name: path.read_bytes() for path in run.checkpoint().glob("*.safetensors")}
 
 
@@ -142,6 +144,31 @@ def test_one_bad_micro_batch_spoils_its_step(cluster2: nbgpu.Cluster, tmp_path: 
     with pytest.raises(nbgpu.RankError, match="loss is nan on rank 1 at step 2; weights are those of step 1"):
         run.wait(90)
     assert state(run) == state(sound)
+
+
+def test_a_discriminators_bad_loss_stops_the_run_as_the_models_does(
+    cluster2: nbgpu.Cluster, before_the_bad_step: dict[str, bytes], tmp_path: Path
+) -> None:
+    # Its first loss is that of step 2.
+    cluster2.execute(
+        f"""
+from nbgpu.recipes.autoencoder.recipe import Autoencoder
+good = Autoencoder.discriminator_loss
+calls = []
+def faulty(self, discriminator, seen):
+    calls.append(1)
+    return good(self, discriminator, seen) + (float("nan") if rank == 1 and len(calls) == {BAD_STEP - 1} else 0)
+Autoencoder.discriminator_loss = faulty
+"""
+    )
+    run = cluster2.train("autoencoder", **SETTINGS, runs_dir=str(tmp_path))
+    try:
+        words = "discriminator_loss is nan on rank 1 at step 4; weights are those of step 3"
+        with pytest.raises(nbgpu.RankError, match=words):
+            run.wait(90)
+        assert state(run) == before_the_bad_step
+    finally:
+        cluster2.execute("Autoencoder.discriminator_loss = good")
 
 
 def test_without_telemetry_too(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:

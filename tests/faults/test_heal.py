@@ -29,6 +29,8 @@ SETTINGS: dict[str, Any] = {
     "steps": 24,
     "val_every": 10,
     "ema_decay": 0.9,
+    "adversarial_weight": 0.01,
+    "adversarial_after": 5,
     "threads": 1,
 }
 
@@ -111,7 +113,7 @@ def test_training_goes_on_as_if_nothing_had_happened(
     # What the killed rank had not written when it died is all that is missing, and none of it is the others'.
     assert all(rank == dies and step < 14 for rank, step in set(expected) - set(found))
     assert recorded(run, "val_psnr_db") == recorded(unhurt, "val_psnr_db")
-    for name in (manifest.MODEL, manifest.AVERAGE):
+    for name in (manifest.MODEL, manifest.AVERAGE, manifest.DISCRIMINATOR):
         assert (run.checkpoint() / name).read_bytes() == (unhurt.checkpoint() / name).read_bytes(), name
     assert {(event.rank, event.step) for event in heals(run)} == {(0, 13), (1, 13)}
     assert all(f"rank {dies} was killed by SIGKILL" in event.text for event in heals(run))
@@ -149,7 +151,7 @@ def test_with_fsdp_a_run_goes_back_to_its_newest_checkpoint(cluster: nbgpu.Clust
     assert "rank 1 was killed by SIGKILL" in second
     assert second.endswith("goes on from the newest whole checkpoint, after step 10.")
     assert "Its part of the weights, which no other rank has with strategy='fsdp', is lost" in second
-    for name in (manifest.MODEL, manifest.OPTIMIZER, manifest.AVERAGE):
+    for name in (manifest.MODEL, manifest.OPTIMIZER, manifest.AVERAGE, manifest.DISCRIMINATOR):
         assert (run.checkpoint() / name).read_bytes() == (unhurt.checkpoint() / name).read_bytes(), name
     assert run.result() == unhurt.result()
     cluster.news.clear()

@@ -1,0 +1,264 @@
+"""Whole volumes through a trained autoencoder, in windows that overlap and are shared among the ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import Literal, TypeVar, cast
+
+import nibabel
+import numpy as np
+import torch
+import torch.distributed as dist
+from monai.inferers.utils import sliding_window_inference
+from monai.networks.nets import AutoencoderKL
+from torch import Tensor
+from torch.nn import functional
+
+from nbgpu.config import AutoencoderConfig, read_toml
+from nbgpu.engine.consensus import together
+from nbgpu.engine.decoding import Item
+from nbgpu.engine.volumes import (
+    READ_ERRORS,
+    SUFFIXES,
+    check_headers,
+    find_volumes,
+    first_line,
+    load_volume,
+    scale_intensity,
+)
+from nbgpu.errors import ConfigError, DataError
+from nbgpu.recipes.autoencoder.prepare import item_of, mni152
+from nbgpu.recipes.image_quality import psnr_db
+from nbgpu.recipes.phantoms import phantom
+from nbgpu.recipes.trained import load_trained
+
+INDEX = "latents.json"
+
+_WINDOWS_AT_A_TIME = 4
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What became of one volume."""
+
+    name: str
+    """Its file, 'mni152' or 'phantom N'."""
+    latent: str
+    """File in the output folder: float32, (channels, right, front, top), the means and not samples."""
+    reconstruction: str
+    """File in the output folder: NIfTI with the volume's grid and place, values 0 to 1."""
+    psnr_db: float
+    """Of the reconstruction, over all voxels."""
+
+
+@dataclass(frozen=True)
+class Latents:
+    """What `latents.json` says."""
+
+    run: str
+    scale_factor: float
+    """1 / the standard deviation of all latent values: times it they have variance 1, as a diffusion model wants them
+    (Rombach et al., CVPR 2022)."""
+    voxels_per_latent: int
+    """Along each axis. A volume is padded with 0 at its far ends to a multiple of it."""
+    volumes: tuple[Encoded, ...]
+
+
+@torch.no_grad()
+def reconstruct_volume(
+    network: AutoencoderKL,
+    volume: Tensor,
+    window: int,
+    *,
+    overlap: float = 0.25,
+    rank: int = 0,
+    world_size: int = 1,
+    first: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """(reconstruction, latent) of a whole volume; the same on every rank. A collective on several ranks.
+
+    Windows of the size that the network knows are blended with weights that fall off towards their borders, by MONAI's
+    `sliding_window_inference`. Each rank takes its share of them, and what they found is added up.
+
+    Args:
+        network: on the volume's device and with its type, in `eval` mode.
+        volume: (1, D, H, W), values 0 to 1.
+        window: edge of the windows in voxels, a multiple of what a latent voxel spans.
+        overlap: of two windows, as a share of their edge, 0 to below 1.
+        rank, world_size: which share of the windows is this rank's.
+        first: the rank that has the first window.
+
+    Returns:
+        Shapes (1, D, H, W), cut to 0..1, and (channels, d, h, w).
+    """
+    shrink = 2 ** (len(cast("Sequence[int]", network.decoder.channels)) - 1)
+    shape = volume.shape[1:]
+    padded = functional.pad(
+        volume, [n for size in reversed(shape) for n in (0, _padding(size, window, shrink))]
+    )
+    # Windows have to begin where a latent voxel does.
+    stride = max(shrink, int(window * (1 - overlap)) // shrink * shrink)
+    turns = count(first)
+
+    def of_windows(windows: Tensor) -> tuple[Tensor, Tensor]:
+        if next(turns) % world_size == rank:
+            mean, _ = network.encode(windows)
+            return network.decode(mean).clamp(0, 1), mean
+        latent_shape = (len(windows), network.latent_channels, *(window // shrink,) * 3)
+        return torch.zeros_like(windows), windows.new_zeros(latent_shape)
+
+    found = sliding_window_inference(
+        padded[None],
+        (window,) * 3,
+        1 if world_size > 1 else _WINDOWS_AT_A_TIME,
+        of_windows,
+        # MONAI rounds window * (1 - overlap) down.
+        overlap=1 - (stride + 0.5) / window if stride < window else 0.0,
+        mode="gaussian",
+    )
+    assert isinstance(found, tuple)
+    if world_size > 1:
+        for tensor in found:
+            dist.all_reduce(tensor)
+    reconstruction, latent = found
+    return reconstruction[0, :, : shape[0], : shape[1], : shape[2]], latent[0]
+
+
+def encode_volumes(
+    run_folder: str | Path,
+    out: str | Path,
+    rank: int = 0,
+    world_size: int = 1,
+    device: torch.device | str = "cpu",
+    *,
+    data: str | None = None,
+    which: Literal["newest", "best"] = "newest",
+    window: int | None = None,
+    overlap: float = 0.25,
+    max_volumes: int | None = None,
+) -> Latents:
+    """Writes latents and reconstructions of whole volumes. All ranks call it with the same, in a distributed cell; alone it
+    needs no process group.
+
+    Args:
+        run_folder: of a run of the recipe `autoencoder`.
+        out: a folder, which is made. All ranks share the windows of each volume, and take turns to write.
+        rank, world_size, device: this rank's.
+        data: as the recipe's setting; left out: what the run was trained with. Files are not cropped.
+        which: checkpoint, see `load_trained`.
+        window: edge of the windows in voxels; left out: the run's `patch_size`.
+        overlap: of two windows, as a share of their edge.
+        max_volumes: only so many, the first ones.
+
+    Raises:
+        ConfigError: the run is another recipe's, or `window` does not fit the network.
+        DataError: on every rank; names all files with a bad header before the first is encoded, or one with bad voxels.
+        RunError: the run has no such checkpoint.
+    """
+    folder, out = Path(run_folder).absolute(), Path(out).absolute()
+    _, config = read_toml(folder / "run.toml")
+    if not isinstance(config, AutoencoderConfig):
+        raise ConfigError(f"{folder} is a run of the recipe {config.recipe!r}, and 'autoencoder' is needed")
+    shrink = 2 ** (len(config.channels) - 1)
+    window = config.patch_size if window is None else window
+    if window < shrink or window % shrink or not 0 <= overlap < 1:
+        raise ConfigError(
+            f"window={window} must be a multiple of {shrink}, and overlap={overlap} from 0 to below 1"
+        )
+    network = load_trained(folder, which).to(device)
+    assert isinstance(network, AutoencoderKL)
+    dtype = next(network.parameters()).dtype
+    items = _items(config, data)[:max_volumes]
+    files = _file_names(items)
+    out.mkdir(parents=True, exist_ok=True)
+    encoded, num_values, total, squares = [], 0, 0.0, 0.0
+    for index, (item, file) in enumerate(zip(items, files, strict=True)):
+        volume = _agreed(lambda item=item: _volume(item, config), world_size)  # type: ignore[misc]
+        reconstruction, latent = reconstruct_volume(
+            network,
+            volume.to(device, dtype),
+            window,
+            overlap=overlap,
+            rank=rank,
+            world_size=world_size,
+            first=index,
+        )
+        reconstruction, latent = reconstruction.float().cpu(), latent.float().cpu()
+        values = latent.double()
+        num_values += values.numel()
+        total += float(values.sum())
+        squares += float(values.square().sum())
+        record = Encoded(
+            name=str(item["name"]),
+            latent=f"{file}.latent.npy",
+            reconstruction=f"{file}.reconstruction.nii.gz",
+            psnr_db=round(float(psnr_db(reconstruction[None], volume[None])), 3),
+        )
+        encoded.append(record)
+        if index % world_size == rank:
+            np.save(out / record.latent, latent.numpy())
+            image = nibabel.Nifti1Image(reconstruction[0].numpy(), _affine(item))
+            nibabel.save(image, out / record.reconstruction)
+    variance = squares / num_values - (total / num_values) ** 2
+    latents = Latents(str(folder), 1 / math.sqrt(max(variance, 1e-12)), shrink, tuple(encoded))
+    if rank == 0:
+        (out / INDEX).write_text(json.dumps(asdict(latents), indent=2) + "\n")
+    return latents
+
+
+def _padding(size: int, window: int, shrink: int) -> int:
+    return max(window, math.ceil(size / shrink) * shrink) - size
+
+
+def _agreed(work: Callable[[], Result], world_size: int) -> Result:
+    """Does some work, and raises on all ranks if it failed on one; none may go on to a collective alone."""
+    return together(work) if world_size > 1 else work()
+
+
+def _items(config: AutoencoderConfig, data: str | None) -> list[Item]:
+    source = config.data if data is None else data
+    if source == "phantoms":
+        return [{"name": f"phantom {i}", "phantom": i} for i in range(config.num_phantoms)]
+    if source == "mni152":
+        return [{"name": "mni152", "image": mni152()}]
+    found = find_volumes(source)
+    paths = (*found.training, *found.validation)
+    check_headers(paths, 1)
+    return [item_of(path) for path in paths]
+
+
+def _volume(item: Item, config: AutoencoderConfig) -> Tensor:
+    """(1, right, front, top), values 0 to 1, all of it: the outside of a head is a part of the whole."""
+    if "phantom" in item:
+        return phantom(config.patch_size, config.seed, item["phantom"])
+    source, name = item["image"], str(item["name"])
+    try:
+        image = load_volume(source) if isinstance(source, Path) else source
+    except READ_ERRORS as error:
+        raise DataError(f"{name}: cannot be read: {first_line(error)}") from None
+    return scale_intensity(image, name)
+
+
+def _affine(item: Item) -> np.ndarray:
+    """Where the voxels of `load_volume` are, in mm."""
+    if not isinstance(item.get("image"), Path):
+        return np.eye(4)
+    affine: np.ndarray = nibabel.as_closest_canonical(nibabel.load(item["image"])).affine
+    return affine
+
+
+def _file_names(items: Sequence[Item]) -> list[str]:
+    """One for each, from the volume's own; with a number where several have the same."""
+    names = []
+    for item in items:
+        name = Path(str(item["name"])).name
+        suffix = next((s for s in reversed(SUFFIXES) if name.lower().endswith(s)), "")
+        names.append(name[: len(name) - len(suffix)].replace(" ", "-"))
+    twice = {name for name in names if names.count(name) > 1}
+    return [f"{name}-{index}" if name in twice else name for index, name in enumerate(names)]
