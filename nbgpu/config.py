@@ -823,12 +823,6 @@ class AutoencoderConfig(TrainConfig):
                 f"discriminator_layers={self.discriminator_layers} are too many for patch_size={self.patch_size}: at most "
                 f"{self._most_layers}"
             )
-        ends_before = self.epochs is None and self.adversarial_after >= self.steps
-        if self.adversarial_weight and ends_before and not self.smoke_test:
-            yield (
-                f"adversarial_after={self.adversarial_after} must be smaller than steps={self.steps}, or adversarial_weight "
-                "has no effect"
-            )
         shrink = 2 ** (len(self.channels) - 1)
         if self.patch_size % shrink:
             yield (

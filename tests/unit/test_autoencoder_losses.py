@@ -183,10 +183,13 @@ def test_a_discriminator_with_buffers_is_refused() -> None:
         Discriminator(recipe.config, recipe, torch.nn.BatchNorm3d(1), CPU)
 
 
-def test_settings_that_leave_the_discriminator_out_are_refused() -> None:
-    with pytest.raises(ConfigError, match="adversarial_after=200 must be smaller than steps=200"):
-        train_config("autoencoder", adversarial_weight=0.01, adversarial_after=200)
+def test_what_the_settings_leave_without_effect_is_told() -> None:
     with pytest.raises(ConfigError, match="discriminator_layers=3 are too many for patch_size=16: at most 2"):
         train_config("autoencoder", patch_size=16, discriminator_layers=3)
     assert autoencoder().build_discriminator() is None
     assert Discriminator.of(autoencoder().config, autoencoder(), CPU) is None
+    recipe = autoencoder(adversarial_weight=0.1, adversarial_after=200, perceptual="features")
+    loaders = recipe.build_loaders(0, 1)
+    loaders.close()
+    assert loaders.warnings[-2].endswith("random filters; perceptual_network names others")
+    assert loaders.warnings[-1].startswith("adversarial_after=200: the run ends with step 200, before")

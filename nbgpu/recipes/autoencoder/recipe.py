@@ -7,7 +7,8 @@ said beside baselines that keep as many numbers for each patch, on patches that 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -73,9 +74,18 @@ class Autoencoder:
         val_batches = [{"image": chunk} for chunk in torch.split(share, config.batch_size) if len(chunk)]
         cube = (config.patch_size,) * 3
         draw = self._draw(augment=augmentation(config, ["image"], cube, intensity_keys=["image"]))
-        return SampleLoader(
+        loaders = SampleLoader(
             training, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
         ).loaders(val_batches)
+        return replace(loaders, warnings=(*loaders.warnings, *self._warnings()))
+
+    def _warnings(self) -> Iterator[str]:
+        config = self.config
+        if config.perceptual == "features" and config.perceptual_network == "random":
+            yield "perceptual='features': the features are those of random filters; perceptual_network names others"
+        first_step = self.discriminator_first_step
+        if config.adversarial_weight and config.epochs is None and first_step >= config.steps:
+            yield f"adversarial_after={first_step}: the run ends with step {config.steps}, before the discriminator begins"
 
     def amount(self) -> tuple[int, int]:
         """Of the files only names and headers are read."""
