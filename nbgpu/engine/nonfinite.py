@@ -147,7 +147,7 @@ class Guard:
 
         Args:
             step: the step's number.
-            values: `grad_norm` of all ranks, and the terms of this rank's loss.
+            values: `grad_norm` of all ranks, other norms, and the terms of this rank's loss.
             inputs: what `update` gave.
             scaler: its scale is looked at where amp is fp16.
             newest_step: the step that was begun last.
@@ -156,7 +156,7 @@ class Guard:
         if math.isfinite(grad_norm):
             self._num_bad = 0
             return None
-        terms = {name: value for name, value in values.items() if name != "grad_norm"}
+        terms = {name: value for name, value in values.items() if not name.endswith("grad_norm")}
         by_rank = exchange.gather(
             {
                 "terms": {name: str(value) for name, value in terms.items() if not math.isfinite(value)},
