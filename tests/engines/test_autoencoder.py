@@ -319,14 +319,29 @@ def test_it_learns_from_the_beginning_on(cluster2: nbgpu.Cluster, tmp_path: Path
     assert table["autoencoder"]["psnr_db"] == pytest.approx(on_the_way[-1], abs=0.01)
 
 
+def test_it_learns_against_a_discriminator_too(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    contest = {"adversarial_weight": 0.01, "adversarial_after": 40}
+    table, on_the_way = trained(cluster2, tmp_path, steps=120, val_every=40, **contest)
+    assert on_the_way[0] < on_the_way[-1]
+    assert on_the_way[-1] > table["mean image"]["psnr_db"] + 3
+
+
 @pytest.mark.quality
 @pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("settings", "least_db"),
+    [
+        ({}, 23.0),
+        ({"adversarial_weight": 0.01, "adversarial_after": 200}, 22.5),
+    ],
+    ids=["alone", "against a discriminator"],
+)
 def test_in_600_steps_it_beats_baselines_that_keep_as_many_numbers(
-    cluster2: nbgpu.Cluster, tmp_path: Path, seed: int
+    cluster2: nbgpu.Cluster, tmp_path: Path, settings: dict[str, Any], least_db: float, seed: int
 ) -> None:
-    table, _ = trained(cluster2, tmp_path, steps=600, val_every=0, seed=seed)
+    table, _ = trained(cluster2, tmp_path, steps=600, val_every=0, seed=seed, **settings)
     psnr = {name: row["psnr_db"] for name, row in table.items()}
-    assert psnr["autoencoder"] >= 23.0
+    assert psnr["autoencoder"] >= least_db
     assert psnr["autoencoder"] > max(v for name, v in psnr.items() if name != "autoencoder")
     # The phantoms must stay hard, or the number above says nothing.
     assert psnr["mean image"] < 14.5
