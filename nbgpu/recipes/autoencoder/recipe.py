@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -266,7 +267,7 @@ class Autoencoder:
     ) -> tuple[dict[str, Tensor], tuple[Tensor, Tensor]]:
         """As `loss`, plus adversarial_weight * `adversarial_loss`; and (reconstruction, image) for the discriminator."""
         terms, reconstruction = self._terms(model, batch)
-        adversarial_loss = deceived(discriminator(reconstruction)[-1])
+        adversarial_loss = deceived(_said(discriminator, reconstruction))
         loss = terms["loss"] + self.config.adversarial_weight * adversarial_loss
         seen = reconstruction.detach(), batch["image"]
         return {**terms, "loss": loss, "adversarial_loss": adversarial_loss}, seen
@@ -274,7 +275,7 @@ class Autoencoder:
     def discriminator_loss(self, discriminator: nn.Module, seen: tuple[Tensor, Tensor]) -> Tensor:
         """`told_apart` of what `loss_against` gave."""
         reconstruction, image = seen
-        return told_apart(discriminator(reconstruction)[-1], discriminator(image)[-1])
+        return told_apart(_said(discriminator, reconstruction), _said(discriminator, image))
 
     # ---- validation ----
 
@@ -290,7 +291,7 @@ class Autoencoder:
     def pictures(self, model: nn.Module, batch: Batch) -> dict[str, str]:
         """The middle slices of the batch: originals, reconstructions and errors."""
         image = batch["image"]
-        return pictures(image.float().cpu(), _reconstruct(model, image).cpu())
+        return pictures(image.float().cpu(), _reconstruct(model, image).cpu(), num_samples=4)
 
     def _recon_loss(self, reconstruction: Tensor, image: Tensor) -> Tensor:
         difference = reconstruction - image
@@ -348,6 +349,16 @@ class Autoencoder:
     def _latent_edge(self) -> int:
         shrink: int = 2 ** (len(self.config.channels) - 1)
         return self.config.patch_size // shrink
+
+
+def _said(discriminator: nn.Module, image: Tensor) -> Tensor:
+    """What a PatchDiscriminator says of each part of the patches, computed in the image's own precision also with `amp`:
+    with bf16 on a CPU the gradient of its last layer came out as NaN (torch 2.13)."""
+    # The device 'meta', on which memory is estimated, knows no autocast.
+    is_meta = image.device.type == "meta"
+    with nullcontext() if is_meta else torch.autocast(image.device.type, enabled=False):
+        said: Tensor = discriminator(image)[-1]
+    return said
 
 
 @torch.no_grad()
