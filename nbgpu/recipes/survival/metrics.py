@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.integrate import trapezoid
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -41,7 +42,7 @@ class Steps:
 def kaplan_meier(times: Floats, events: Flags) -> Steps:
     """The share that has had no event, by time (Kaplan & Meier 1958)."""
     when, num_events, num_at_risk = _counted(times, events)
-    return Steps(when, np.cumprod(1 - num_events / num_at_risk), 1.0)
+    return Steps(when, np.asarray(np.cumprod(1 - num_events / num_at_risk), dtype=np.float64), 1.0)
 
 
 def censoring(times: Floats, events: Flags) -> Steps:
@@ -73,7 +74,7 @@ def survival(scores: Floats, baseline: Steps, when: Floats) -> Floats:
 def _counted(times: Floats, events: Flags) -> tuple[Floats, Floats, Floats]:
     """(the different times, events at each, patients who were observed until then)."""
     when, index = np.unique(times, return_inverse=True)
-    num_events = np.bincount(index, weights=events, minlength=len(when))
+    num_events = np.bincount(index, weights=events, minlength=len(when)).astype(np.float64)
     num_ended = np.bincount(index, minlength=len(when))
     return when, num_events, num_ended[::-1].cumsum()[::-1].astype(np.float64)
 
@@ -139,7 +140,7 @@ def brier(probabilities: Floats, times: Floats, events: Flags, when: Floats, obs
 
 def integrated(values: Floats, when: Floats) -> float:
     """The mean over time, by the trapezoidal rule: of Brier scores, the IBS."""
-    return float(np.trapezoid(values, when) / (when[-1] - when[0]))
+    return float(trapezoid(values, when) / (when[-1] - when[0]))
 
 
 def _inverse(shares: Floats) -> Floats:
