@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -84,10 +84,21 @@ class Recipe(Protocol):
         ...
 
 
+@runtime_checkable
+class Judge(Protocol):
+    """A recipe whose held-out samples mean something only beside each other, such as who came first."""
+
+    def judge(self, gathered: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """The values of a validation, from what `validate` gave for all held-out samples of all ranks, by name and each in
+        the same order. Every rank calls this with the same, in place of averaging."""
+        ...
+
+
 _RECIPES = {
     "autoencoder": "nbgpu.recipes.autoencoder:Autoencoder",
     "lithography": "nbgpu.recipes.lithography.recipe:Lithography",
     "microstructure": "nbgpu.recipes.microstructure.recipe:Microstructure",
+    "survival": "nbgpu.recipes.survival.recipe:Survival",
 }
 """Where each recipe's class is; imported when it is asked for, because some need libraries of their own."""
 
