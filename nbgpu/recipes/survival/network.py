@@ -110,7 +110,7 @@ def _load(encoder: nn.Module, weights: Mapping[str, Tensor]) -> None:
     problems += [f"has {name}, which the network has not" for name in sorted(weights.keys() - own.keys())]
     problems += [
         f"{name} is {tuple(value.shape)}, and the network's is {tuple(own[name].shape)}"
-        for name, value in weights.items()
+        for name, value in sorted(weights.items())
         if name in own and value.shape != own[name].shape
     ]
     if problems:
