@@ -1270,6 +1270,11 @@ class SurvivalConfig(TrainConfig):
             yield f"widen_factor={self.widen_factor} leaves no channels; give 1/64 or more"
         if min(self.eval_times, default=1.0) <= 0 or list(self.eval_times) != sorted(set(self.eval_times)):
             yield f"eval_times={self.eval_times} must be above 0 and rise"
+        if self.batch_size == 1 and max(self.volume_shape, default=0) <= 16 * self.stem_stride:
+            yield (
+                f"batch_size=1 leaves one value in the last stage of volumes of {self.volume_shape}, and BatchNorm needs two. "
+                "Take batch_size=2"
+            )
         if self.freeze_epochs and self.strategy == "ddp" and not self.find_unused_parameters:
             yield (
                 f"freeze_epochs={self.freeze_epochs} needs find_unused_parameters=True: DDP waits for gradients that the "

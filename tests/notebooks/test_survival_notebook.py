@@ -1,0 +1,31 @@
+"""notebooks/13_survival.ipynb runs to its end and shows what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+from conftest import REPOSITORY
+from jupyter_core.utils import ensure_event_loop
+from nbclient import NotebookClient
+
+# nbclient makes one event loop for the life of the process; made here, it is no single test's leftover.
+ensure_event_loop()
+
+
+def test_the_notebook_learns_hazards_and_draws_risk_groups(tmp_path: Path) -> None:
+    content = nbformat.read(REPOSITORY / "notebooks" / "13_survival.ipynb", as_version=4)
+    for cell in content.cells:
+        cell.source = cell.source.replace("%nbgpu start", "%nbgpu start --gpus none --ranks 2")
+        cell.source = cell.source.replace("steps=400", "steps=10, num_patients=80, val_every=5")
+    NotebookClient(
+        content, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    outputs = [output for cell in content.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    tables = [output.data["text/plain"] for output in outputs if "text/html" in output.get("data", {})]
+    assert any("true hazard" in table and "c_index" in table for table in tables)
+    pages = [str(output.data["text/html"]) for output in outputs if "text/html" in output.get("data", {})]
+    assert sum(page.count("<img src='data:image/png") for page in pages) == 2
+    told = "".join(str(output.get("text", "")) + str(output.get("data", "")) for output in outputs)
+    assert "of all samples" in told
