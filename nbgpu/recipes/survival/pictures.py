@@ -50,7 +50,7 @@ def slices(images: Sequence[Tensor]) -> str:
     for index, image in enumerate(images):
         axes = figure.add_axes((index / len(images), 0, 0.97 / len(images), 1))
         axes.set_axis_off()
-        axes.imshow(image[0].amax(dim=-1).T.numpy(), cmap="gray", origin="lower")
+        axes.imshow(image[0].amax(dim=-1).T.numpy(), cmap="gray", vmin=0, vmax=1, origin="lower")
     return _png(figure)
 
 

@@ -149,7 +149,8 @@ class Survival:
         )
         values = {"loss": float(loss)}
         concordance = metrics.c_index(scores, times, events)
-        return values if np.isnan(concordance) else {**values, "c_index": concordance}
+        nobody_first = np.isnan(concordance) and not np.isnan(scores).any()
+        return values if nobody_first else {**values, "c_index": concordance}
 
     def _of(self, scores: Floats, numbers: NDArray[np.intp]) -> tuple[Floats, Floats, Flags]:
         return scores, self._patients.times[numbers], self._patients.events[numbers]
@@ -180,12 +181,12 @@ class Survival:
         when = self._eval_times()
         table = {name: self._worth(*both, training, held_out, when) for name, both in predictions.items()}
         found = table[self.config.resnet]["c_index"]
-        best = "the true hazard's" if "true hazard" in table else "the best baseline's"
-        others = [row["c_index"] for name, row in table.items() if name != self.config.resnet]
+        others = {name: row["c_index"] for name, row in table.items() if name != self.config.resnet}
+        best = "true hazard" if "true hazard" in others else max(others, key=others.__getitem__)
         note = (
             f"On {len(held_out.numbers)} held-out patients with {patients.events[held_out.numbers].sum()} events the "
-            f"C-index is {found:.3f}, and {best} is {max(others):.3f}. ibs is between the times {when[0]:g} and "
-            f"{when[-1]:g}; hazards, groups and baselines were fitted on {len(training.numbers)} training patients."
+            f"C-index is {found:.3f}, and that of '{best}' {others[best]:.3f}. Hazards, groups and baselines were fitted on "
+            f"{len(training.numbers)} training patients."
         )
         return {"table": table, "note": note, "images": self._pictures(training, held_out)}
 
@@ -217,8 +218,10 @@ class Survival:
         worth |= {f"auc_{time:.4g}": area for time, area in zip(when, areas, strict=True)}
         if len(when) > 1:
             grid = np.linspace(when[0], when[-1], _NUM_TIMES)
-            baseline = metrics.baseline_hazard(fitted_on, training.times, training.events)
-            probabilities = metrics.survival(scores, baseline, grid)
+            # A constant changes no probability, and keeps the exponentials small.
+            constant = fitted_on.mean()
+            baseline = metrics.baseline_hazard(fitted_on - constant, training.times, training.events)
+            probabilities = metrics.survival(scores - constant, baseline, grid)
             worth["ibs"] = metrics.integrated(
                 metrics.brier(probabilities, times, events, grid, observed), grid
             )
