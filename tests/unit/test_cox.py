@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from nbgpu.engine import group
+from nbgpu.engine.group import Membership
 from nbgpu.recipes.survival.cox import Ties, cox_loss, gathered
 
 NUM_SAMPLES = 40
@@ -118,17 +120,17 @@ def test_lifelines_gives_the_same() -> None:
     assert weights.grad.abs().max() < 1e-8
 
 
-def _gradients_of_one(rank: int, world_size: int, folder: str) -> None:
+def _on_a_rank(rank: int, world_size: int, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store{world_size}", rank=rank, world_size=world_size
-    )
+    group.form(Membership(rank, world_size, rank, torch.device("cpu"), "gloo"), Path(folder))
     covariates, _, times, events = _cohort()
     own = slice(rank * NUM_SAMPLES // world_size, (rank + 1) * NUM_SAMPLES // world_size)
     found = {}
     for ties in ("breslow", "efron"):
         network = _network()
-        scores = DistributedDataParallel(network)(covariates[own]).flatten()
+        # Kept: gradients are exchanged for as long as this object lives.
+        replica = DistributedDataParallel(network)
+        scores = replica(covariates[own]).flatten()
         loss = cox_loss(*gathered(scores, times[own], events[own]), ties)
         loss.backward()
         found[ties] = (loss.detach(), [parameter.grad for parameter in network.parameters()])
@@ -144,7 +146,7 @@ def _network() -> nn.Module:
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_have_the_loss_and_the_gradient_of_one(world_size: int, tmp_path: Path) -> None:
     multiprocessing.start_processes(
-        _gradients_of_one, (world_size, str(tmp_path)), nprocs=world_size, start_method="spawn"
+        _on_a_rank, (world_size, str(tmp_path)), nprocs=world_size, start_method="spawn"
     )
     covariates, _, times, events = _cohort()
     for ties in ("breslow", "efron"):
