@@ -1150,11 +1150,11 @@ class SurvivalConfig(TrainConfig):
     INPUTS = (
         "a CSV list of NIfTI volumes with time, event, and folds and numbers if there are some; 'generated'"
     )
-    TRIAL = "700 generated patients, 500 of them trained on, 400 steps"
+    TRIAL = "700 generated patients, 500 of them trained on, 300 steps"
 
     recipe: Literal["survival"] = Field("survival", description="the workload")
     steps: int = Field(
-        400, ge=1, le=10_000_000, description="optimizer steps in all", json_schema_extra=control("Run")
+        300, ge=1, le=10_000_000, description="optimizer steps in all", json_schema_extra=control("Run")
     )
     batch_size: int = Field(
         16,
@@ -1162,6 +1162,35 @@ class SurvivalConfig(TrainConfig):
         le=4096,
         description="samples for each rank and micro-batch; those of all ranks are compared with one another",
         json_schema_extra=control("Run") | steered("epoch"),
+    )
+    weight_decay: float = Field(
+        0.3,
+        ge=0,
+        le=10,
+        description="weight decay; decoupled from the gradient with adamw",
+        json_schema_extra=control("Optimizer") | steered("step"),
+    )
+    ema_decay: float = Field(
+        0.98,
+        ge=0,
+        lt=1,
+        description="what each step leaves of an average of the weights over the steps; validation and result are then "
+        "those of the average, and checkpoints have both; 0 for no average",
+        json_schema_extra=control("Optimizer"),
+    )
+    rotate90_prob: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="share of the samples that are turned by 90, 180 or 270 degrees in a random plane",
+        json_schema_extra=control("Augmentation"),
+    )
+    flip_prob: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="share of the samples that are mirrored, along each axis by itself",
+        json_schema_extra=control("Augmentation"),
     )
     data: str = Field(
         "generated",
@@ -1209,7 +1238,7 @@ class SurvivalConfig(TrainConfig):
         None,
         gt=0,
         le=8,
-        description="times 64 are the channels of the network's first stage; left out: 0.25 for generated volumes, else 1",
+        description="times 64 are the channels of the network's first stage; left out: 0.125 for generated volumes, else 1",
         json_schema_extra=shape_of_model(),
     )
     stem_stride: Literal[1, 2] = Field(
@@ -1250,7 +1279,7 @@ class SurvivalConfig(TrainConfig):
         """`widen_factor`, or what stands for it where it is left out."""
         if self.widen_factor is not None:
             return self.widen_factor
-        return 0.25 if self.data == "generated" else 1.0
+        return 0.125 if self.data == "generated" else 1.0
 
     def problems(self) -> Iterator[str]:
         generated = self.data == "generated"

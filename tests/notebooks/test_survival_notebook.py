@@ -17,7 +17,7 @@ def test_the_notebook_learns_hazards_and_draws_risk_groups(tmp_path: Path) -> No
     content = nbformat.read(REPOSITORY / "notebooks" / "13_survival.ipynb", as_version=4)
     for cell in content.cells:
         cell.source = cell.source.replace("%nbgpu start", "%nbgpu start --gpus none --ranks 2")
-        cell.source = cell.source.replace("steps=400", "steps=10, num_patients=80, val_every=5")
+        cell.source = cell.source.replace("steps=300", "steps=10, num_patients=80, val_every=5")
     NotebookClient(
         content, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
