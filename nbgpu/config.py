@@ -1192,6 +1192,11 @@ class SurvivalConfig(TrainConfig):
         description="share of the samples that are mirrored, along each axis by itself",
         json_schema_extra=control("Augmentation"),
     )
+    sync_batchnorm: bool = Field(
+        True,
+        description="BatchNorm layers normalise over all ranks: scores are compared, and so all ranks have to "
+        "normalise alike",
+    )
     data: str = Field(
         "generated",
         min_length=1,

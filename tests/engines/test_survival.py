@@ -230,11 +230,10 @@ def test_bad_rows_stop_the_run_with_all_of_them(
     run = cluster2.train(
         "survival", threads=1, runs_dir=str(tmp_path), data=str(path), image_size=(16, 16, 8)
     )
-    run.wait()
-    assert run.status == "failed"
-    message = run.failures[0].message
+    with pytest.raises(DataError) as raised:
+        run.wait()
     for wrong in ("gone.nii.gz: there is no such file", "time is -4", "event is 'perhaps'"):
-        assert wrong in message
+        assert wrong in str(raised.value)
 
 
 @pytest.mark.quality
