@@ -16,7 +16,7 @@ from torch import Tensor
 
 SIZE = (24, 24, 16)
 """Voxels."""
-_TISSUE, _NOISE, _OFFSET, _LESION = 0.0, 40.0, 150.0, 500.0
+_TISSUE, _NOISE, _OFFSET, _LESION = 0.0, 40.0, 60.0, 500.0
 """In Hounsfield units: the mean, the standard deviations of voxels and of volumes, and how much brighter lesions are."""
 _MAX_LESIONS = 12
 _RADII = (1.2, 2.2)
