@@ -1150,11 +1150,11 @@ class SurvivalConfig(TrainConfig):
     INPUTS = (
         "a CSV list of NIfTI volumes with time, event, and folds and numbers if there are some; 'generated'"
     )
-    TRIAL = "700 generated patients, 500 of them trained on, 300 steps"
+    TRIAL = "700 generated patients, 500 of them trained on, 400 steps"
 
     recipe: Literal["survival"] = Field("survival", description="the workload")
     steps: int = Field(
-        300, ge=1, le=10_000_000, description="optimizer steps in all", json_schema_extra=control("Run")
+        400, ge=1, le=10_000_000, description="optimizer steps in all", json_schema_extra=control("Run")
     )
     batch_size: int = Field(
         16,
@@ -1163,8 +1163,15 @@ class SurvivalConfig(TrainConfig):
         description="samples for each rank and micro-batch; those of all ranks are compared with one another",
         json_schema_extra=control("Run") | steered("epoch"),
     )
+    lr: float = Field(
+        2e-3,
+        gt=0,
+        le=10,
+        description="peak learning rate, before lr_scaling",
+        json_schema_extra=control("Optimizer") | steered("step"),
+    )
     weight_decay: float = Field(
-        0.3,
+        1.0,
         ge=0,
         le=10,
         description="weight decay; decoupled from the gradient with adamw",
@@ -1247,7 +1254,8 @@ class SurvivalConfig(TrainConfig):
         json_schema_extra=shape_of_model(),
     )
     stem_stride: Literal[1, 2] = Field(
-        1, description="stride of the first convolution; 2 takes an eighth of the memory, as MedicalNet does"
+        2,
+        description="stride of the first convolution; 2 as MedicalNet has it, 1 takes eight times the memory",
     )
     pretrained: str = Field(
         "",

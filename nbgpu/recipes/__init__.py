@@ -88,7 +88,7 @@ class Recipe(Protocol):
 class Judge(Protocol):
     """A recipe whose held-out samples mean something only beside each other, such as who came first."""
 
-    def judge(self, gathered: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    def judge(self, values: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """The values of a validation, from what `validate` gave for all held-out samples of all ranks, by name and each in
         the same order. Every rank calls this with the same, in place of averaging."""
         ...

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import nbformat
-from conftest import REPOSITORY
-from jupyter_core.utils import ensure_event_loop
-from nbclient import NotebookClient
-
-# nbclient makes one event loop for the life of the process; made here, it is no single test's leftover.
-ensure_event_loop()
+from notebook_run import executed
 
 
 def test_the_notebook_learns_hazards_and_draws_risk_groups(tmp_path: Path) -> None:
-    content = nbformat.read(REPOSITORY / "notebooks" / "13_survival.ipynb", as_version=4)
-    for cell in content.cells:
-        cell.source = cell.source.replace("%nbgpu start", "%nbgpu start --gpus none --ranks 2")
-        cell.source = cell.source.replace("steps=300", "steps=10, num_patients=80, val_every=5")
-    NotebookClient(
-        content, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
+    changes = {'train("survival")': 'train("survival", steps=10, num_patients=80, val_every=5)'}
+    content = executed("13_survival.ipynb", tmp_path, changes)
     outputs = [output for cell in content.cells if cell.cell_type == "code" for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     tables = [output.data["text/plain"] for output in outputs if "text/html" in output.get("data", {})]

@@ -18,10 +18,11 @@ SIZE = (24, 24, 16)
 """Voxels."""
 _TISSUE, _NOISE, _OFFSET, _LESION = 0.0, 40.0, 60.0, 500.0
 """In Hounsfield units: the mean, the standard deviations of voxels and of volumes, and how much brighter lesions are."""
-_MAX_LESIONS = 12
+_NUM_LESIONS = (1, 30)
+"""Even in their logarithm, so that a patient with few is as frequent as one with many."""
 _RADII = (1.2, 2.2)
-_HAZARD_PER_LOG_BURDEN = 1.6
-_MEDIAN_BURDEN = 150.0
+_HAZARD_PER_LOG_BURDEN = 1.2
+_MEDIAN_BURDEN = 120.0
 """Voxels; it has the hazard that `_MEAN_TIME` stands for."""
 _MEAN_TIME, _MEAN_FOLLOW_UP = 1000.0, 1500.0
 """In days."""
@@ -60,7 +61,7 @@ def _lesions(rng: np.random.Generator) -> NDArray[np.float64]:
     """How much of each voxel is lesion: some balls with soft edges."""
     grid = np.stack(np.meshgrid(*map(np.arange, SIZE), indexing="ij"), axis=-1)
     found = np.zeros(SIZE)
-    for _ in range(rng.integers(1, _MAX_LESIONS + 1)):
+    for _ in range(round(exp(rng.uniform(*np.log(_NUM_LESIONS))))):
         radius = rng.uniform(*_RADII)
         centre = [rng.uniform(radius, edge - 1 - radius) for edge in SIZE]
         distance = np.linalg.norm(grid - centre, axis=-1)

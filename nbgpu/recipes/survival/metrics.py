@@ -51,9 +51,9 @@ def censoring(times: Floats, events: Flags) -> Steps:
     Who has the event at the same time has it first, and is not at risk of being lost then.
     """
     when, num_events, num_at_risk = _counted(times, events)
-    num_ended = np.array([np.count_nonzero(times == t) for t in when]) - num_events
+    num_lost = -np.diff(num_at_risk, append=0) - num_events
     num_left = num_at_risk - num_events
-    lost = np.divide(num_ended, num_left, out=np.zeros_like(num_left), where=num_left > 0)
+    lost = np.divide(num_lost, num_left, out=np.zeros_like(num_left), where=num_left > 0)
     return Steps(when, np.cumprod(1 - lost), 1.0)
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
 from nbgpu.palette import rank_color
+from nbgpu.recipes import png
 from nbgpu.recipes.survival.metrics import Flags, Floats, kaplan_meier
 
 _DPI = 100
@@ -21,7 +19,6 @@ _DPI = 100
 def curves(times: Floats, events: Flags, groups: NDArray[np.intp], num_groups: int) -> str:
     """Kaplan and Meier's curve of each group, the lowest risk first; a tick where somebody is observed no longer."""
     figure = Figure(figsize=(6, 4), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot(xlabel="time", ylabel="share with no event", ylim=(0, 1.02))
     for group in range(num_groups):
         own = groups == group
@@ -34,7 +31,7 @@ def curves(times: Floats, events: Flags, groups: NDArray[np.intp], num_groups: i
         ended = times[own & ~events]
         axes.plot(ended, curve.at(ended), "|", color=colour, markersize=5)
     axes.legend(loc="lower left", fontsize=8)
-    return _png(figure)
+    return png.of_figure(figure)
 
 
 def _called(group: int, num_groups: int) -> str:
@@ -46,15 +43,8 @@ def _called(group: int, num_groups: int) -> str:
 def slices(images: Sequence[Tensor]) -> str:
     """The brightest projection of each volume (1, D, H, W) along its last axis, 0 to 1, side by side."""
     figure = Figure(figsize=(1.6 * len(images), 1.6), dpi=_DPI)
-    FigureCanvasAgg(figure)
     for index, image in enumerate(images):
         axes = figure.add_axes((index / len(images), 0, 0.97 / len(images), 1))
         axes.set_axis_off()
         axes.imshow(image[0].amax(dim=-1).T.numpy(), cmap="gray", vmin=0, vmax=1, origin="lower")
-    return _png(figure)
-
-
-def _png(figure: Figure) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return png.of_figure(figure)

@@ -30,7 +30,7 @@ from nbgpu.recipes.survival.baselines import fitted
 from nbgpu.recipes.survival.cohort import patient
 from nbgpu.recipes.survival.cox import cox_loss, gathered
 from nbgpu.recipes.survival.frozen import FROZEN, freezing
-from nbgpu.recipes.survival.metrics import Flags, Floats
+from nbgpu.recipes.survival.metrics import Flags, Floats, Steps
 from nbgpu.recipes.survival.network import SurvivalNetwork, load_weights
 from nbgpu.recipes.survival.patients import Patients, patients_of
 from nbgpu.recipes.survival.pictures import curves, slices
@@ -140,17 +140,16 @@ class Survival:
         """`score`, the log hazard, and `number` of each patient, shape (N,)."""
         return {"score": _scores(model, batch), "number": batch["number"]}
 
-    def judge(self, gathered: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    def judge(self, values: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """`loss` and `c_index` of all held-out patients together; no `c_index` where nobody is known to come first."""
-        numbers = np.array(gathered["number"], dtype=np.intp)
-        scores, times, events = self._of(np.array(gathered["score"]), numbers)
+        numbers = np.array(values["number"], dtype=np.intp)
+        scores, times, events = self._of(np.array(values["score"]), numbers)
         loss = cox_loss(
             torch.as_tensor(scores), torch.as_tensor(times), torch.as_tensor(events), self.config.ties
         )
-        values = {"loss": float(loss)}
         concordance = metrics.c_index(scores, times, events)
         nobody_first = np.isnan(concordance) and not np.isnan(scores).any()
-        return values if nobody_first else {**values, "c_index": concordance}
+        return {"loss": float(loss)} if nobody_first else {"loss": float(loss), "c_index": concordance}
 
     def _of(self, scores: Floats, numbers: NDArray[np.intp]) -> tuple[Floats, Floats, Flags]:
         return scores, self._patients.times[numbers], self._patients.events[numbers]
@@ -179,7 +178,11 @@ class Survival:
             predictions["true hazard"] = (true[training.numbers], true[held_out.numbers])
         predictions["no prediction"] = (np.zeros(len(training.numbers)), np.zeros(len(held_out.numbers)))
         when = self._eval_times()
-        table = {name: self._worth(*both, training, held_out, when) for name, both in predictions.items()}
+        own = slice(patients.num_training)
+        observed = metrics.censoring(patients.times[own], patients.events[own])
+        table = {
+            name: _worth(*scores, training, held_out, when, observed) for name, scores in predictions.items()
+        }
         found = table[self.config.resnet]["c_index"]
         others = {name: row["c_index"] for name, row in table.items() if name != self.config.resnet}
         best = "true hazard" if "true hazard" in others else max(others, key=others.__getitem__)
@@ -205,27 +208,6 @@ class Survival:
         training, held_out = (training - mean) / deviation, (held_out - mean) / deviation
         weights = fitted(training, known.times, known.events, self.config.ties)
         return training @ weights, held_out @ weights
-
-    def _worth(
-        self, fitted_on: Floats, scores: Floats, training: _Known, held_out: _Known, when: Floats
-    ) -> dict[str, float]:
-        patients = self._patients
-        own = slice(patients.num_training)
-        observed = metrics.censoring(patients.times[own], patients.events[own])
-        times, events = held_out.times, held_out.events
-        areas = metrics.auc(scores, times, events, when, observed)
-        worth = {"c_index": metrics.c_index(scores, times, events)}
-        worth |= {f"auc_{time:.4g}": area for time, area in zip(when, areas, strict=True)}
-        if len(when) > 1:
-            grid = np.linspace(when[0], when[-1], _NUM_TIMES)
-            # A constant changes no probability, and keeps the exponentials small.
-            constant = fitted_on.mean()
-            baseline = metrics.baseline_hazard(fitted_on - constant, training.times, training.events)
-            probabilities = metrics.survival(scores - constant, baseline, grid)
-            worth["ibs"] = metrics.integrated(
-                metrics.brier(probabilities, times, events, grid, observed), grid
-            )
-        return {name: round(float(value), 4) for name, value in worth.items()}
 
     def _pictures(self, training: _Known, held_out: _Known) -> dict[str, str]:
         num_groups = self.config.risk_groups
@@ -262,6 +244,24 @@ class _Known:
         self.numbers: NDArray[np.intp] = torch.cat(numbers).numpy()
         self.means, self.features = torch.cat(means).numpy(), torch.cat(features).numpy()
         self.scores, self.times, self.events = recipe._of(torch.cat(scores).numpy(), self.numbers)
+
+
+def _worth(
+    fitted_on: Floats, scores: Floats, training: _Known, held_out: _Known, when: Floats, observed: Steps
+) -> dict[str, float]:
+    """What scores of the held-out patients are worth; `fitted_on` are those of the training patients."""
+    times, events = held_out.times, held_out.events
+    areas = metrics.auc(scores, times, events, when, observed)
+    worth = {"c_index": metrics.c_index(scores, times, events)}
+    worth |= {f"auc_{time:.4g}": area for time, area in zip(when, areas, strict=True)}
+    if len(when) > 1:
+        grid = np.linspace(when[0], when[-1], _NUM_TIMES)
+        # A constant changes no probability, and keeps the exponentials small.
+        constant = fitted_on.mean()
+        baseline = metrics.baseline_hazard(fitted_on - constant, training.times, training.events)
+        probabilities = metrics.survival(scores - constant, baseline, grid)
+        worth["ibs"] = metrics.integrated(metrics.brier(probabilities, times, events, grid, observed), grid)
+    return {name: round(float(value), 4) for name, value in worth.items()}
 
 
 @torch.no_grad()
