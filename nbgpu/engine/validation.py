@@ -1,4 +1,4 @@
-"""What the model is worth on held-out samples: the recipe's values, averaged over the samples of all ranks."""
+"""What the model is worth on held-out samples: the recipe's values, averaged over the samples of all ranks or judged together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nbgpu.engine.consensus import together
 from nbgpu.engine.feed import Feed
 from nbgpu.engine.state import State
 from nbgpu.engine.strategy import Strategy
-from nbgpu.recipes import Pictured, Recipe
+from nbgpu.recipes import Judge, Pictured, Recipe
 
 
 @contextmanager
@@ -38,7 +38,8 @@ def validate(
     device: torch.device,
     show: Callable[[dict[str, str]], None] | None = None,
 ) -> dict[str, float]:
-    """The means of what the recipe's `validate` gives, by name; the same on every rank. A collective.
+    """The means of what the recipe's `validate` gives, by name, or what its `judge` makes of all; the same on every rank. A
+    collective.
 
     Empty where no rank has a held-out sample. Raises on every rank if a share failed on any, as `together` does.
 
@@ -48,6 +49,8 @@ def validate(
     with evaluating(state, strategy):
         if isinstance(recipe, Pictured):
             together(lambda: None if show is None else _show(recipe, state, feed, config, device, show))
+        if isinstance(recipe, Judge):
+            return _judged(recipe, together(lambda: _own_values(recipe, state, feed, config, device)))
         own = together(lambda: _own_share(recipe, state, feed, config, device))
     # A rank may have had no sample, and so not know the names.
     gathered: list[tuple[dict[str, float], int]] = exchange.gather(own)
@@ -71,17 +74,42 @@ def _show(
             show(recipe.pictures(state.model, feed.to_device(batch)))
 
 
-@torch.no_grad()
 def _own_share(
     recipe: Recipe, state: State, feed: Feed, config: TrainConfig, device: torch.device
 ) -> tuple[dict[str, float], int]:
     """The sums of the recipe's values over this rank's held-out samples, and how many there are."""
     sums: dict[str, float] = {}
     num_samples = 0
-    for batch in feed.loaders.val:
-        with precision.autocast(config, device):
-            values = recipe.validate(state.model, feed.to_device(batch))
+    for values in _batches(recipe, state, feed, config, device):
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + float(value.double().sum())
         num_samples += len(next(iter(values.values())))
     return sums, num_samples
+
+
+def _own_values(
+    recipe: Recipe, state: State, feed: Feed, config: TrainConfig, device: torch.device
+) -> dict[str, list[float]]:
+    """The recipe's values of each of this rank's held-out samples."""
+    own: dict[str, list[float]] = {}
+    for values in _batches(recipe, state, feed, config, device):
+        for name, value in values.items():
+            own.setdefault(name, []).extend(value.double().tolist())
+    return own
+
+
+@torch.no_grad()
+def _batches(
+    recipe: Recipe, state: State, feed: Feed, config: TrainConfig, device: torch.device
+) -> Iterator[dict[str, torch.Tensor]]:
+    for batch in feed.loaders.val:
+        with precision.autocast(config, device):
+            values = recipe.validate(state.model, feed.to_device(batch))
+        yield values
+
+
+def _judged(recipe: Judge, own: dict[str, list[float]]) -> dict[str, float]:
+    everyone: list[dict[str, list[float]]] = exchange.gather(own)
+    names = dict.fromkeys(name for values in everyone for name in values)
+    gathered = {name: [value for values in everyone for value in values.get(name, [])] for name in names}
+    return recipe.judge(gathered) if gathered else {}

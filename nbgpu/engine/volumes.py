@@ -148,12 +148,13 @@ def check_headers(paths: Sequence[Path], patch_size: int) -> None:
     Reads headers and file sizes only, about 1 ms for each file. A compressed file ends with the size of what
     it holds, so that one which was cut short is found without unpacking it.
     """
-    problems = [f"{path}: {problem}" for path in paths if (problem := _header_problem(path, patch_size))]
+    problems = [f"{path}: {problem}" for path in paths if (problem := header_problem(path, patch_size))]
     if problems:
         raise DataError("\n".join(problems))
 
 
-def _header_problem(path: Path, patch_size: int) -> str | None:
+def header_problem(path: Path, patch_size: int = 1) -> str | None:
+    """What is wrong with a file, as far as its name, header and size tell; None where nothing is."""
     if not path.is_file():
         return "there is no such file. Correct the path, or take it out of the list"
     if not _is_nifti(path):

@@ -124,11 +124,22 @@ class Pictured(Protocol):
         ...
 
 
+@runtime_checkable
+class Judge(Protocol):
+    """A recipe whose held-out samples mean something only beside each other, such as who came first."""
+
+    def judge(self, values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """The values of a validation, from what `validate` gave for all held-out samples of all ranks, by name and each in
+        the same order. Every rank calls this with the same, in place of averaging."""
+        ...
+
+
 _RECIPES = {
     "autoencoder": "nbgpu.recipes.autoencoder.recipe:Autoencoder",
     "diffusion": "nbgpu.recipes.diffusion.recipe:Diffusion",
     "lithography": "nbgpu.recipes.lithography.recipe:Lithography",
     "microstructure": "nbgpu.recipes.microstructure.recipe:Microstructure",
+    "survival": "nbgpu.recipes.survival.recipe:Survival",
 }
 """Where each recipe's class is; imported when it is asked for, because some need libraries of their own."""
 

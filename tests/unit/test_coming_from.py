@@ -8,7 +8,7 @@ from conftest import REPOSITORY
 
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig
 
-_OF_COMMANDS = {"config", "find-batch-size", "nproc-per-node", "logdir"}
+_OF_COMMANDS = {"config", "find-batch-size", "nproc-per-node", "nnodes", "logdir"}
 """Flags that are no settings."""
 
 

@@ -1,0 +1,69 @@
+"""A generated cohort whose true hazards are known: volumes with lesions, and the more of them the sooner the event.
+
+What a patient's volume shows is the burden of lesions. Its intensities are all shifted by a random offset, as those of
+different scanners are, so that how bright a volume is on the whole says nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, log
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+SIZE = (24, 24, 16)
+"""Voxels."""
+_TISSUE, _NOISE, _OFFSET, _LESION = 0.0, 40.0, 60.0, 500.0
+"""In Hounsfield units: the mean, the standard deviations of voxels and of volumes, and how much brighter lesions are."""
+_NUM_LESIONS = (1, 30)
+"""Even in their logarithm, so that a patient with few is as frequent as one with many."""
+_RADII = (1.2, 2.2)
+_HAZARD_PER_LOG_BURDEN = 1.2
+_MEDIAN_BURDEN = 120.0
+"""Voxels; it has the hazard that `_MEAN_TIME` stands for."""
+_MEAN_TIME, _MEAN_FOLLOW_UP = 1000.0, 1500.0
+"""In days."""
+
+
+@dataclass(frozen=True)
+class Patient:
+    """One generated patient."""
+
+    image: Tensor
+    """(1, 24, 24, 16) in Hounsfield units."""
+    time: float
+    """In days."""
+    event: bool
+    log_hazard: float
+    """The true one; no prediction can be better."""
+
+
+def patient(seed: int, index: int) -> Patient:
+    """A patient of the cohort of a seed, always the same."""
+    rng = np.random.default_rng([seed, index])
+    lesions = _lesions(rng)
+    log_hazard = _HAZARD_PER_LOG_BURDEN * log(lesions.sum() / _MEDIAN_BURDEN)
+    image = rng.normal(_TISSUE + rng.normal(0, _OFFSET), _NOISE, SIZE) + _LESION * lesions
+    until_event = rng.exponential(_MEAN_TIME * exp(-log_hazard))
+    until_lost = rng.exponential(_MEAN_FOLLOW_UP)
+    return Patient(
+        torch.from_numpy(image.astype(np.float32))[None],
+        min(until_event, until_lost),
+        until_event <= until_lost,
+        log_hazard,
+    )
+
+
+def _lesions(rng: np.random.Generator) -> NDArray[np.float64]:
+    """How much of each voxel is lesion: some balls with soft edges."""
+    grid = np.stack(np.meshgrid(*map(np.arange, SIZE), indexing="ij"), axis=-1)
+    found = np.zeros(SIZE)
+    for _ in range(round(exp(rng.uniform(*np.log(_NUM_LESIONS))))):
+        radius = rng.uniform(*_RADII)
+        centre = [rng.uniform(radius, edge - 1 - radius) for edge in SIZE]
+        distance = np.linalg.norm(grid - centre, axis=-1)
+        found = np.maximum(found, np.clip(radius + 0.5 - distance, 0, 1))
+    return found

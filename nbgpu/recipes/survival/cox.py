@@ -1,0 +1,67 @@
+"""Cox's partial likelihood, of the samples of one rank or of all."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Ties = Literal["breslow", "efron"]
+
+
+def cox_loss(scores: Tensor, times: Tensor, events: Tensor, ties: Ties) -> Tensor:
+    """The negative log partial likelihood for each event, a scalar in float64 (Cox 1972).
+
+    With no event it is 0, and so is its gradient: such samples say nothing of who comes first.
+
+    Args:
+        scores: log hazards (N,).
+        times: to the event or to the end of the observation (N,). Only their order counts.
+        events: whether it was the event (N,), as numbers or bools.
+        ties: events at the same time as Breslow (1974) takes them, or as Efron (1977).
+    """
+    # No shape and no branch depends on the values: what a step takes of the memory is found out without any.
+    order = times.argsort()
+    scores, times, events = scores[order].double(), times[order], events[order].double()
+    first_tied = torch.searchsorted(times, times)
+    log_risk = scores.flip(0).logcumsumexp(0).flip(0)[first_tied]
+    if ties == "efron":
+        none = torch.zeros_like(scores)
+        # Relative to those at risk, so that no exponential can overflow.
+        shares = none.index_add(0, first_tied, events * (scores - log_risk).exp())[first_tied]
+        num_tied = none.index_add(0, first_tied, events)[first_tied]
+        num_before = events.cumsum(0) - events
+        left_out = events * (num_before - num_before[first_tied]) / num_tied.clamp_min(1)
+        log_risk = log_risk + torch.log1p(-left_out * shares)
+    return (events * (log_risk - scores)).sum() / events.sum().clamp_min(1)
+
+
+def gathered(scores: Tensor, times: Tensor, events: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The samples of all ranks in order of rank, in float64. A collective; every rank gives as many.
+
+    Who is at risk is known only with all of them: the mean of the ranks' own partial likelihoods is another loss. The
+    gradients of what is computed with them, averaged over the ranks as DDP does it, are those of one rank with all samples.
+    """
+    everyone = _Gathered.apply(torch.stack([scores.double(), times.double(), events.double()]))  # type: ignore[no-untyped-call]
+    all_scores, all_times, all_events = everyone.unbind()
+    return all_scores, all_times, all_events
+
+
+class _Gathered(torch.autograd.Function):
+    """(K, N) of each rank to (K, N * world size)."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor) -> Tensor:
+        ctx.num_own = own.shape[1]
+        parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, own)
+        return torch.cat(parts, dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        # Each rank has the whole loss and passes on the gradient of its own samples. Their sum over the ranks is wanted,
+        # and DDP takes the mean.
+        first = dist.get_rank() * ctx.num_own
+        return gradients[0][:, first : first + ctx.num_own] * dist.get_world_size()

@@ -1,0 +1,217 @@
+"""Cohorts in CSV files: a volume, a time and an event for each patient, and what else is known of them. Needs no torch."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbgpu.errors import DataError
+
+IMAGE_COLUMNS = ("nifti path", "image", "path", "file", "filename", "filepath", "nifti", "volume")
+"""Headings of the column that holds the files, in any case; the first that is there counts."""
+TIME, EVENT = "time", "event"
+PATIENT_COLUMNS = ("patient", "patient_id", "id", "mrn")
+"""Headings of the column that tells patients apart, in any case. With none each file is a patient."""
+
+_EVENTS = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
+_TRAINING, _HELD_OUT = ("train", "training"), ("val", "validation", "test", "held out")
+_MAX_SHOWN = 20
+_GAP, _SHARE = 10.0, 0.1
+"""In one unit, no time is so many times the next smaller one while such a share of all is on either side."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A patient's examination."""
+
+    image: Path
+    time: float
+    """To the event, or to the end of the observation."""
+    event: bool
+    features: tuple[float, ...]
+    """In order of the asked columns, as the file has them."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A CSV file's rows. Where it has no column with folds, `held_out` is empty, and `training` has all of them."""
+
+    training: tuple[Row, ...]
+    held_out: tuple[Row, ...]
+    patients: tuple[str, ...]
+    """Of each row in `training` where there is no fold: rows of one patient stay together."""
+
+
+def read_table(
+    path: Path, fold: str, features: Sequence[str], image_problem: Callable[[Path], str | None]
+) -> Table:
+    """The rows of a cohort's CSV file.
+
+    Args:
+        path: with a heading for the volume (IMAGE_COLUMNS; paths are relative to the file), 'time' and 'event' (0 or 1).
+        fold: heading of the column that says 'train' or 'val' of each row; empty for none.
+        features: headings of columns with numbers that go to the network beside the volume.
+        image_problem: says what is wrong with a volume's file, or None.
+
+    Raises:
+        DataError: everything that is wrong, a line for each row.
+    """
+    headings, lines = _lines(path)
+    columns = {heading.strip().lower(): heading for heading in headings}
+    if missing := list(_missing(columns, fold, features)):
+        raise DataError(
+            f"{path}: has no column {', '.join(missing)}. Its headings are: {', '.join(headings) or '(none)'}"
+        )
+    reading = _Reading(path, columns, fold, features, image_problem)
+    found: list[tuple[int, Row, str, str]] = []
+    problems: list[str] = []
+    for number, line in lines:
+        wrong = list(reading.problems(line))
+        problems += [f"{path}: line {number}: {problem}" for problem in wrong]
+        if not wrong:
+            found.append((number, reading.row(line), reading.part(line), reading.patient(line)))
+    problems += [f"{path}: {problem}" for problem in _problems_of_all(found, fold)]
+    if not lines:
+        problems.append(f"{path}: has no rows")
+    if problems:
+        raise DataError("\n".join(problems))
+    held_out = tuple(row for _, row, part, _ in found if part == "held out")
+    training = tuple(row for _, row, part, _ in found if part != "held out")
+    patients = tuple(patient for _, _, part, patient in found if part != "held out")
+    return Table(training, held_out, patients)
+
+
+def _lines(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """(the headings, (number in the file, values by heading) of each line that is not empty)."""
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file. data takes 'generated' or a .csv file")
+    if path.suffix.lower() != ".csv":
+        raise DataError(f"{path}: is no .csv file. data takes 'generated' or a .csv file")
+    try:
+        # utf-8-sig: spreadsheets write a byte-order mark, which would become part of the first heading.
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = csv.DictReader(file, restval="")
+            headings = list(rows.fieldnames or [])
+            lines = []
+            for row in rows:
+                values = {name: value.strip() for name, value in row.items() if name is not None}
+                if any(values.values()):
+                    lines.append((rows.line_num, values))
+            return headings, lines
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read as CSV: {error}") from None
+
+
+def _missing(columns: Mapping[str, str], fold: str, features: Sequence[str]) -> Iterator[str]:
+    if not any(name in columns for name in IMAGE_COLUMNS):
+        yield f"with the volumes ({' or '.join(map(repr, IMAGE_COLUMNS))})"
+    yield from (repr(name) for name in (TIME, EVENT) if name not in columns)
+    yield from (repr(name) for name in (fold, *features) if name and name.strip().lower() not in columns)
+
+
+class _Reading:
+    """Reads the lines of one file."""
+
+    def __init__(
+        self,
+        path: Path,
+        columns: Mapping[str, str],
+        fold: str,
+        features: Sequence[str],
+        image_problem: Callable[[Path], str | None],
+    ) -> None:
+        self._image_problem = image_problem
+        self._folder = path.parent
+        self._image = next(columns[name] for name in IMAGE_COLUMNS if name in columns)
+        self._time, self._event = columns[TIME], columns[EVENT]
+        self._fold = columns[fold.strip().lower()] if fold else None
+        self._features = [columns[name.strip().lower()] for name in features]
+        self._patient = next((columns[name] for name in PATIENT_COLUMNS if name in columns), self._image)
+
+    def problems(self, line: Mapping[str, str]) -> Iterator[str]:
+        """What is wrong with a line."""
+        if not line[self._image]:
+            yield f"{self._image} is empty"
+        elif problem := self._image_problem(self._path(line)):
+            yield f"{self._path(line)}: {problem}"
+        time = _number(line[self._time])
+        if time is None or not math.isfinite(time):
+            yield f"{self._time} is {line[self._time]!r}, not a number"
+        elif time <= 0:
+            yield f"{self._time} is {time:g}, and must be above 0"
+        if line[self._event].lower() not in _EVENTS:
+            yield f"{self._event} is {line[self._event]!r}, and must be 0 or 1"
+        if self._fold is not None and not self.part(line):
+            yield f"{self._fold} is {line[self._fold]!r}, and must be 'train' or 'val'"
+        for name in self._features:
+            value = _number(line[name])
+            if value is None or not math.isfinite(value):
+                yield f"{name} is {line[name]!r}, not a number"
+
+    def row(self, line: Mapping[str, str]) -> Row:
+        """A line with no problems."""
+        features = tuple(float(line[name]) for name in self._features)
+        return Row(self._path(line), float(line[self._time]), _EVENTS[line[self._event].lower()], features)
+
+    def part(self, line: Mapping[str, str]) -> str:
+        """'training', 'held out', or nothing where the line does not say."""
+        said = line[self._fold].lower() if self._fold is not None else ""
+        return "training" if said in _TRAINING else "held out" if said in _HELD_OUT else ""
+
+    def patient(self, line: Mapping[str, str]) -> str:
+        return line[self._patient]
+
+    def _path(self, line: Mapping[str, str]) -> Path:
+        return self._folder / Path(line[self._image]).expanduser()
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _problems_of_all(found: Sequence[tuple[int, Row, str, str]], fold: str) -> Iterator[str]:
+    """What is wrong with rows that are right by themselves."""
+    lines_of: dict[Path, list[int]] = {}
+    parts_of: dict[str, dict[str, list[int]]] = {}
+    for number, row, part, patient in found:
+        lines_of.setdefault(row.image, []).append(number)
+        parts_of.setdefault(patient, {}).setdefault(part, []).append(number)
+    for image, numbers in lines_of.items():
+        if len(numbers) > 1:
+            yield f"lines {', '.join(map(str, numbers))}: all name {image}"
+    for patient, parts in parts_of.items():
+        if len(parts) > 1:
+            told = "; ".join(f"{part} in line {', '.join(map(str, n))}" for part, n in parts.items())
+            yield f"patient {patient!r} is in both parts of {fold}: {told}"
+    for part in ("training", "held out") if fold else ("",):
+        rows = [row for _, row, its, _ in found if its == part]
+        among = f" {part} in {fold}" if fold else ""
+        if found and not rows:
+            yield f"no row is{among}"
+        elif found and not any(row.event for row in rows):
+            yield f"none of the {len(rows)} rows{among} has the event: nothing can be learned or measured"
+    yield from _problems_of_times(found)
+
+
+def _problems_of_times(found: Sequence[tuple[int, Row, str, str]]) -> Iterator[str]:
+    in_order = sorted((row.time, number) for number, row, _, _ in found)
+    if len(in_order) > 1 and in_order[0][0] == in_order[-1][0]:
+        yield f"all times are {in_order[0][0]:g}, so that nobody comes before anybody else"
+    margin = max(3, math.ceil(_SHARE * len(in_order)))
+    for first in range(margin, len(in_order) - margin + 1):
+        below, above = in_order[first - 1][0], in_order[first][0]
+        if above > _GAP * below:
+            fewer = in_order[:first] if first <= len(in_order) / 2 else in_order[first:]
+            lines = ", ".join(str(number) for number in sorted(number for _, number in fewer)[:_MAX_SHOWN])
+            more = f" and {len(fewer) - _MAX_SHOWN} more" if len(fewer) > _MAX_SHOWN else ""
+            yield (
+                f"no time is between {below:g} and {above:g}, as if some were in another unit, in lines {lines}{more}. "
+                "Give all in one"
+            )
+            return

@@ -1,0 +1,37 @@
+"""Says with each batch whether the encoder learns from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from nbgpu.recipes import Batch, Loaders
+
+FROZEN = "frozen"
+"""Under this name a batch has, for each sample, whether only the last layer learns from it."""
+
+
+def freezing(loaders: Loaders, num_epochs: int) -> Loaders:
+    """The loaders, with FROZEN in all batches of the first epochs of the run, wherever in it they begin."""
+    train = _Frozen(loaders, num_epochs)
+    return replace(loaders, train=train, seek=train.seek)
+
+
+class _Frozen:
+    def __init__(self, loaders: Loaders, num_epochs: int) -> None:
+        self._loaders = loaders
+        self._num_epochs = num_epochs
+        self._epoch = 0
+
+    def seek(self, step: int) -> None:
+        self._loaders.seek(step)
+        self._epoch = step // self._loaders.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        is_frozen = self._epoch < self._num_epochs
+        self._epoch += 1
+        for batch in self._loaders.train:
+            num_samples = len(next(iter(batch.values())))
+            yield {**batch, FROZEN: torch.full((num_samples,), is_frozen)}

@@ -1,0 +1,50 @@
+"""Survival curves of risk groups, and slices from low to high risk, as PNG data URIs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nbgpu.palette import rank_color
+from nbgpu.recipes import png
+from nbgpu.recipes.survival.metrics import Flags, Floats, kaplan_meier
+
+_DPI = 100
+
+
+def curves(times: Floats, events: Flags, groups: NDArray[np.intp], num_groups: int) -> str:
+    """Kaplan and Meier's curve of each group, the lowest risk first; a tick where somebody is observed no longer."""
+    figure = Figure(figsize=(6, 4), dpi=_DPI, layout="constrained")
+    axes = figure.add_subplot(xlabel="time", ylabel="share with no event", ylim=(0, 1.02))
+    for group in range(num_groups):
+        own = groups == group
+        if not own.any():
+            continue
+        curve = kaplan_meier(times[own], events[own])
+        colour = rank_color(group)
+        label = f"{_called(group, num_groups)}: {own.sum()} patients, {events[own].sum()} events"
+        axes.step([0, *curve.times], [1, *curve.values], where="post", color=colour, label=label)
+        ended = times[own & ~events]
+        axes.plot(ended, curve.at(ended), "|", color=colour, markersize=5)
+    axes.legend(loc="lower left", fontsize=8)
+    return png.of_figure(figure)
+
+
+def _called(group: int, num_groups: int) -> str:
+    if group == 0:
+        return "lowest risk"
+    return "highest risk" if group == num_groups - 1 else f"risk group {group + 1}"
+
+
+def slices(images: Sequence[Tensor]) -> str:
+    """The brightest projection of each volume (1, D, H, W) along its last axis, 0 to 1, side by side."""
+    figure = Figure(figsize=(1.6 * len(images), 1.6), dpi=_DPI)
+    for index, image in enumerate(images):
+        axes = figure.add_axes((index / len(images), 0, 0.97 / len(images), 1))
+        axes.set_axis_off()
+        axes.imshow(image[0].amax(dim=-1).T.numpy(), cmap="gray", vmin=0, vmax=1, origin="lower")
+    return png.of_figure(figure)

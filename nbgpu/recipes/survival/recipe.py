@@ -1,0 +1,307 @@
+"""The recipe: a network that learns from volumes, times and events how soon an event is to be expected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from monai.transforms import Compose, Resize, ScaleIntensityRange, Transform
+from monai.utils import convert_to_tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from nbgpu.config import SurvivalConfig
+from nbgpu.engine.augmentation import augmentation
+from nbgpu.engine.data import SampleLoader
+from nbgpu.engine.decoding import Decode, Item, opened, raise_together
+from nbgpu.engine.draws import Draw
+from nbgpu.engine.precision import at_least_float32
+from nbgpu.engine.volumes import load_volume
+from nbgpu.errors import DataError
+from nbgpu.recipes import CPU, Batch, Loaders
+from nbgpu.recipes.survival import metrics
+from nbgpu.recipes.survival.baselines import fitted
+from nbgpu.recipes.survival.cohort import patient
+from nbgpu.recipes.survival.cox import cox_loss, gathered
+from nbgpu.recipes.survival.frozen import FROZEN, freezing
+from nbgpu.recipes.survival.metrics import Flags, Floats, Steps
+from nbgpu.recipes.survival.network import SurvivalNetwork, load_weights
+from nbgpu.recipes.survival.patients import Patients, patients_of
+from nbgpu.recipes.survival.pictures import curves, slices
+
+_MAX_FITTED = 500
+"""Training patients that baselines, risk groups and the baseline hazard are found with: their volumes are read again."""
+_NUM_PICTURES = 6
+_NUM_TIMES = 25
+"""Between the first and the last time of the result, for the integrated Brier score."""
+
+
+class Survival:
+    """Trains a SurvivalNetwork by Cox's partial likelihood over the samples of all ranks.
+
+    Data (`config.data`): a generated cohort, or a CSV file, see `read_table`. Whole patients are held out.
+    """
+
+    def __init__(self, config: SurvivalConfig) -> None:
+        self.config = config
+
+    @cached_property
+    def _patients(self) -> Patients:
+        return patients_of(self.config)
+
+    # ---- data ----
+
+    def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
+        """The rank's patients, see `example`. DataError has a line for each bad row or file.
+
+        The held-out volumes of a rank stay in memory.
+        """
+        config = self.config
+        held_out = list(self._decoded(self._patients.held_out[rank::world_size]))
+        draw = Draw(augment=augmentation(config, ["image"], config.volume_shape, intensity_keys=["image"]))
+        loaders = SampleLoader(
+            self._patients.training,
+            self._steps(),
+            draw,
+            config,
+            rank=rank,
+            world_size=world_size,
+            device=device,
+        ).loaders(held_out)
+        return freezing(loaders, config.freeze_epochs) if config.freeze_epochs else loaders
+
+    def amount(self) -> tuple[int, int]:
+        """Of volumes only names and headers are read."""
+        return self._patients.num_training, 1
+
+    def _steps(self) -> Compose:
+        config = self.config
+        return Compose([_Prepare(config.volume_shape, config.hu_min, config.hu_max, config.seed)])
+
+    def _decoded(self, items: Sequence[Item]) -> Iterator[dict[str, Tensor]]:
+        """Batches of the patients, in order."""
+        decode = Decode(self._steps())
+        size = self.config.batch_size
+        for first in range(0, len(items), size):
+            decoded = [decode(item) for item in items[first : first + size]]
+            if not decode.failures:
+                samples = [opened(one) for one in decoded]
+                names = [name for name, value in samples[0].items() if isinstance(value, Tensor)]
+                yield {name: torch.stack([sample[name] for sample in samples]) for name in names}
+        raise_together(decode.failures)
+
+    # ---- model and loss ----
+
+    def build_model(self) -> nn.Module:
+        """A SurvivalNetwork. DataError where the file with its weights cannot be used."""
+        config = self.config
+        return SurvivalNetwork(
+            config.resnet,
+            len(config.features),
+            config.widening,
+            config.stem_stride,
+            load_weights(Path(config.pretrained).expanduser()) if config.pretrained else None,
+        )
+
+    def example(self, batch_size: int) -> Batch:
+        """`image` (N, 1, D, H, W) from 0 to 1, `features` (N, F), and (N,) each: `order` in time, `event`, `number`."""
+        return {
+            "image": torch.rand(batch_size, 1, *self.config.volume_shape),
+            "features": torch.randn(batch_size, len(self.config.features)),
+            "order": torch.arange(batch_size),
+            "event": torch.ones(batch_size, dtype=torch.int64),
+            "number": torch.arange(batch_size),
+        }
+
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        """The ResNet's four stages."""
+        assert isinstance(model, SurvivalNetwork)
+        encoder = model.encoder
+        return [encoder.layer1, encoder.layer2, encoder.layer3, encoder.layer4]
+
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """`loss`, the negative log partial likelihood for each event among the samples of all ranks, and `events`, how many
+        these are. With none, the loss is 0 and nothing is learned."""
+        is_frozen = FROZEN in batch and bool(batch[FROZEN].all())
+        scores = at_least_float32(model(batch["image"], batch["features"], is_frozen))
+        samples = scores, batch["order"], batch["event"]
+        # A model that is not spread over the ranks is tried by one of them alone.
+        if isinstance(model, DistributedDataParallel | FSDPModule):
+            samples = gathered(*samples)
+        return {"loss": cox_loss(*samples, self.config.ties), "events": samples[2].double().sum()}
+
+    def validate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """`score`, the log hazard, and `number` of each patient, shape (N,)."""
+        return {"score": _scores(model, batch), "number": batch["number"]}
+
+    def judge(self, values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """`loss` and `c_index` of all held-out patients together; no `c_index` where nobody is known to come first."""
+        numbers = np.array(values["number"], dtype=np.intp)
+        scores, times, events = self._of(np.array(values["score"]), numbers)
+        loss = cox_loss(
+            torch.as_tensor(scores), torch.as_tensor(times), torch.as_tensor(events), self.config.ties
+        )
+        concordance = metrics.c_index(scores, times, events)
+        nobody_first = np.isnan(concordance) and not np.isnan(scores).any()
+        return {"loss": float(loss)} if nobody_first else {"loss": float(loss), "c_index": concordance}
+
+    def _of(self, scores: Floats, numbers: NDArray[np.intp]) -> tuple[Floats, Floats, Flags]:
+        return scores, self._patients.times[numbers], self._patients.events[numbers]
+
+    # ---- result ----
+
+    def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
+        """What predictions for the held-out patients are worth, beside baselines. Returns `table`, `note` and `images`.
+
+        `auc_T` says how well events up to the time T are told from later ones, and `ibs` is the mean Brier score between the
+        first and the last of these times: 0 is perfect, and lower is better.
+        """
+        patients = self._patients
+        if not patients.held_out:
+            return {"table": {}, "note": "Nothing was held out (val_fraction=0): no result.", "images": {}}
+        chosen = np.random.RandomState(self.config.seed).permutation(patients.num_training)[:_MAX_FITTED]
+        training = _Known(self, model, device, [patients.items[number] for number in chosen])
+        held_out = _Known(self, model, device, patients.held_out)
+        predictions = {
+            self.config.resnet: (training.scores, held_out.scores),
+            "mean intensity": self._linear(training.means[:, None], held_out.means[:, None], training),
+        }
+        if self.config.features:
+            predictions["features alone"] = self._linear(training.features, held_out.features, training)
+        if (true := patients.true_log_hazards) is not None:
+            predictions["true hazard"] = (true[training.numbers], true[held_out.numbers])
+        predictions["no prediction"] = (np.zeros(len(training.numbers)), np.zeros(len(held_out.numbers)))
+        when = self._eval_times()
+        own = slice(patients.num_training)
+        observed = metrics.censoring(patients.times[own], patients.events[own])
+        table = {
+            name: _worth(*scores, training, held_out, when, observed) for name, scores in predictions.items()
+        }
+        found = table[self.config.resnet]["c_index"]
+        others = {name: row["c_index"] for name, row in table.items() if name != self.config.resnet}
+        best = "true hazard" if "true hazard" in others else max(others, key=others.__getitem__)
+        note = (
+            f"On {len(held_out.numbers)} held-out patients with {patients.events[held_out.numbers].sum()} events the "
+            f"C-index is {found:.3f}, and that of '{best}' {others[best]:.3f}. Hazards, groups and baselines were fitted on "
+            f"{len(training.numbers)} training patients."
+        )
+        return {"table": table, "note": note, "images": self._pictures(training, held_out)}
+
+    def _eval_times(self) -> Floats:
+        if self.config.eval_times:
+            return np.array(self.config.eval_times)
+        patients = self._patients
+        own = slice(patients.num_training)
+        return np.asarray(np.quantile(patients.times[own][patients.events[own]], [0.25, 0.5, 0.75]))
+
+    def _linear(
+        self, training: NDArray[np.float64], held_out: NDArray[np.float64], known: _Known
+    ) -> tuple[Floats, Floats]:
+        """Scores of Cox's model with these covariates (N, F), of (training, held-out) patients."""
+        mean, deviation = training.mean(axis=0), np.maximum(training.std(axis=0), 1e-12)
+        training, held_out = (training - mean) / deviation, (held_out - mean) / deviation
+        weights = fitted(training, known.times, known.events, self.config.ties)
+        return training @ weights, held_out @ weights
+
+    def _pictures(self, training: _Known, held_out: _Known) -> dict[str, str]:
+        num_groups = self.config.risk_groups
+        thresholds = np.quantile(training.scores, np.arange(1, num_groups) / num_groups)
+        groups = metrics.risk_groups(held_out.scores, thresholds)
+        rising = np.argsort(held_out.scores)
+        shown = rising[np.linspace(0, len(rising) - 1, min(_NUM_PICTURES, len(rising))).round().astype(int)]
+        items = [self._patients.items[held_out.numbers[index]] for index in shown]
+        images = [batch["image"] for batch in self._decoded(items)]
+        return {
+            "held-out patients by predicted risk, as Kaplan and Meier": curves(
+                held_out.times, held_out.events, groups, num_groups
+            ),
+            "from the lowest predicted risk to the highest, the brightest of each line of sight": slices(
+                list(torch.cat(images))
+            ),
+        }
+
+
+class _Known:
+    """What is known of some patients, and what the network says of them."""
+
+    def __init__(
+        self, recipe: Survival, model: nn.Module, device: torch.device, items: Sequence[Item]
+    ) -> None:
+        dtype = next(model.parameters()).dtype
+        scores, means, features, numbers = [], [], [], []
+        for batch in recipe._decoded(items):
+            on_device = {name: batch[name].to(device, dtype) for name in ("image", "features")}
+            scores.append(_scores(model, on_device).double().cpu())
+            means.append(batch["image"].flatten(1).double().mean(dim=1))
+            features.append(batch["features"].double())
+            numbers.append(batch["number"])
+        self.numbers: NDArray[np.intp] = torch.cat(numbers).numpy()
+        self.means, self.features = torch.cat(means).numpy(), torch.cat(features).numpy()
+        self.scores, self.times, self.events = recipe._of(torch.cat(scores).numpy(), self.numbers)
+
+
+def _worth(
+    fitted_on: Floats, scores: Floats, training: _Known, held_out: _Known, when: Floats, observed: Steps
+) -> dict[str, float]:
+    """What scores of the held-out patients are worth; `fitted_on` are those of the training patients."""
+    times, events = held_out.times, held_out.events
+    areas = metrics.auc(scores, times, events, when, observed)
+    worth = {"c_index": metrics.c_index(scores, times, events)}
+    worth |= {f"auc_{time:.4g}": area for time, area in zip(when, areas, strict=True)}
+    if len(when) > 1:
+        grid = np.linspace(when[0], when[-1], _NUM_TIMES)
+        # A constant changes no probability, and keeps the exponentials small.
+        constant = fitted_on.mean()
+        baseline = metrics.baseline_hazard(fitted_on - constant, training.times, training.events)
+        probabilities = metrics.survival(scores - constant, baseline, grid)
+        worth["ibs"] = metrics.integrated(metrics.brier(probabilities, times, events, grid, observed), grid)
+    return {name: round(float(value), 4) for name, value in worth.items()}
+
+
+@torch.no_grad()
+def _scores(model: nn.Module, batch: Batch) -> Tensor:
+    network = model.module if isinstance(model, DistributedDataParallel) else model
+    return at_least_float32(network(batch["image"], batch["features"]))
+
+
+class _Prepare(Transform):
+    """An Item to the tensors that `Survival.example` lists, without the batch's dimension."""
+
+    def __init__(self, size: Sequence[int], hu_min: float, hu_max: float, seed: int) -> None:
+        self.size = tuple(size)
+        self.hu_min = hu_min
+        self.hu_max = hu_max
+        self.seed = seed
+
+    def __call__(self, item: Item) -> dict[str, Tensor]:
+        image = (
+            patient(self.seed, item["generated"]).image if "generated" in item else load_volume(item["image"])
+        )
+        num_bad = int((~image.isfinite()).sum())
+        if num_bad:
+            raise DataError(f"{item['name']}: {num_bad} of {image.numel()} voxels are NaN or infinite")
+        # Built for each call, because volumes are decoded in several threads, and these keep state.
+        window = ScaleIntensityRange(self.hu_min, self.hu_max, 0.0, 1.0, clip=True)
+        image = convert_to_tensor(window(image), track_meta=False)
+        if image.min() == image.max():
+            raise DataError(
+                f"{item['name']}: every voxel is at or beyond the same end of {self.hu_min:g} to {self.hu_max:g} "
+                "Hounsfield units, or all are equal. Change hu_min and hu_max, or leave the file out"
+            )
+        if tuple(image.shape[1:]) != self.size:
+            image = convert_to_tensor(
+                Resize(self.size, mode="trilinear", anti_aliasing=True)(image), track_meta=False
+            )
+        return {
+            "image": image,
+            "features": torch.tensor(item["features"], dtype=torch.float32),
+            "order": torch.tensor(item["order"]),
+            "event": torch.tensor(int(item["event"])),
+            "number": torch.tensor(item["number"]),
+        }
