@@ -1,17 +1,15 @@
-"""Masks, images and contours side by side, as PNG data URIs."""
+"""Masks, images and contours side by side."""
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Callable
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from nbgpu.recipes import png
 from nbgpu.recipes.lithography.contours import contours
 
 TRUE, FOUND = "#0072b2", "#d55e00"
@@ -44,11 +42,8 @@ def contours_over(masks: Tensor, true: Tensor, found: Tensor, threshold: float) 
 
 def _drawn(num_tiles: int, draw: Callable[[Axes, int], None]) -> str:
     figure = Figure(figsize=(_INCHES * num_tiles, _INCHES), dpi=_DPI)
-    FigureCanvasAgg(figure)
     for index in range(num_tiles):
         axes = figure.add_axes((index / num_tiles, 0, 0.97 / num_tiles, 1))
         axes.set_axis_off()
         draw(axes, index)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return png.of_figure(figure)
