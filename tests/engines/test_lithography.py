@@ -91,7 +91,8 @@ def test_a_short_run_beats_the_blur(cluster2: nbgpu.Cluster, tmp_path: Path) -> 
     network, blur = result["table"].values()
     assert network["mse"] < blur["mse"] / 2
     assert network["iou"] > 0.9
-    assert len(result["images"]) == 5
+    assert network["cd_nm"] < blur["cd_nm"]
+    assert len(result["images"]) == 6
 
 
 @pytest.mark.quality

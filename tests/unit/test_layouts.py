@@ -75,10 +75,6 @@ def test_what_is_wrong_with_a_layout_is_said_with_its_place(tmp_path: Path) -> N
     bad.write_text(GLP + "   RECT N M1 1 2 3\n   PGON N M1 0 0 1 x\n")
     with pytest.raises(DataError, match=r"line 10: a RECT needs(.|\n)*line 11: could not convert"):
         read_layout(bad)
-    slanted = tmp_path / "slanted.glp"
-    slanted.write_text(GLP + "   PGON N M1 0 0 10 0 10 10 5 12\n")
-    with pytest.raises(DataError, match=r"1 of 3 polygons have slanted edges, the first at \(0, 0\) nm"):
-        read_layout(slanted)
     two = tmp_path / "two.glp"
     two.write_text(GLP + "   RECT N M2 1 2 3 4\n")
     with pytest.raises(DataError, match=r"several layers\. Name one with layer=: M1, M2"):
@@ -88,6 +84,12 @@ def test_what_is_wrong_with_a_layout_is_said_with_its_place(tmp_path: Path) -> N
     (tmp_path / "bad.gds").write_bytes(b"not a layout")
     with pytest.raises(DataError, match=r"bad\.gds: (cannot be read as GDSII|has no polygon)"):
         read_layout(tmp_path / "bad.gds")
+
+
+def test_slanted_edges_are_taken(tmp_path: Path) -> None:
+    (tmp_path / "slanted.glp").write_text(GLP + "   PGON N M1 100 0 120 0 120 30 110 40\n")
+    image = rasterised(read_layout(tmp_path / "slanted.glp"), (0, 0), (10, 13), 10.0)
+    assert image[:, 10:].sum() * 10.0**2 == pytest.approx(550, abs=0.01)
 
 
 @needs_real

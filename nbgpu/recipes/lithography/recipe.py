@@ -22,12 +22,13 @@ from nbgpu.engine.precision import at_least_float32
 from nbgpu.errors import DataError
 from nbgpu.recipes import CPU, Batch, Loaders
 from nbgpu.recipes.lithography import layouts
-from nbgpu.recipes.lithography.contours import edge_placement_errors_nm, iou
+from nbgpu.recipes.lithography.contours import iou
+from nbgpu.recipes.lithography.edges import Cut, edge_placement_errors_nm, stretches_nm
 from nbgpu.recipes.lithography.imaging import Imager, abbe, socs
 from nbgpu.recipes.lithography.manhattan import manhattan
 from nbgpu.recipes.lithography.network import AerialNetwork
 from nbgpu.recipes.lithography.pairs import Pair, find_lithobench, load_png, read_npz
-from nbgpu.recipes.lithography.pictures import contours_over, row
+from nbgpu.recipes.lithography.pictures import contours_over, errors_over, row
 from nbgpu.recipes.lithography.pupil import Optics
 from nbgpu.recipes.lithography.resist import Resist, blurred
 from nbgpu.recipes.lithography.sources import Source
@@ -36,6 +37,7 @@ from nbgpu.recipes.lithography.tiles import tiles_of_all
 _MAX_IN_RESULT = 64
 """Held-out masks, and as many training ones for the baseline."""
 _NUM_PICTURES = 6
+_NUM_OVERLAYS = 4
 _KERNEL_REACH = 3.2
 """Edge of the learned kernels in wavelengths / NA: what a lens spreads a point over, with its first rings."""
 
@@ -167,7 +169,8 @@ class Lithography:
     def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
         """Held-out errors beside those of the best blur of the mask, squared. Returns `table`, `note` and `images`.
 
-        `edge_nm` is the mean distance between the edges that both images print, across the edges of the mask.
+        `edge_nm` is the mean distance between the edges that both images print, across the edges of the mask; `cd_nm` the mean
+        difference of the widths along the middle row.
         """
         training, held_out = self._items()
         data = self._decoded(held_out[:_MAX_IN_RESULT])
@@ -202,8 +205,24 @@ class Lithography:
             "mse": float(f"{float(difference.square().mean()):.3g}"),
             "mae": round(float(difference.abs().mean()), 5),
             "iou": round(float(self._iou(found, true).mean()), 4),
+            "cd_nm": self._width_error_nm(found, true),
             "edge_nm": round(float(apart.mean()), 2) if len(apart) else float("nan"),
         }
+
+    def _width_error_nm(self, found: Tensor, true: Tensor) -> float:
+        """The mean difference of critical dimensions along the middle rows in which both print as many stretches."""
+        pixel_nm, threshold = self.config.pixel, self.resist.threshold
+        middle = self.config.size * pixel_nm / 2
+        cut = Cut((0.0, middle), (2 * middle, middle))
+        apart = []
+        for images in zip(
+            *(self.resist.latent(images, pixel_nm)[:, 0] for images in (found, true)), strict=True
+        ):
+            widths = [np.diff(stretches_nm(image, threshold, cut, pixel_nm)) for image in images]
+            if len(widths[0]) == len(widths[1]):
+                apart.append(np.abs(widths[0] - widths[1]).ravel())
+        differences = np.concatenate(apart) if apart else np.empty(0)
+        return round(float(differences.mean()), 2) if len(differences) else float("nan")
 
     def _edge_errors_nm(self, images: Tensor, masks: Tensor) -> Tensor:
         latent = self.resist.latent(images, self.config.pixel)
@@ -218,6 +237,10 @@ class Lithography:
         masks, wanted, got = (images[:_NUM_PICTURES, 0] for images in (mask, true, found))
         highest = float(wanted.max())
         latent = [self.resist.latent(images, self.config.pixel) for images in (wanted, got)]
+        few = slice(_NUM_OVERLAYS)
+        printed, largest_nm = errors_over(
+            masks[few], latent[0][few], self.resist.threshold, self.config.pixel
+        )
         return {
             "mask": row(masks, 1.0, "gray"),
             "aerial image": row(wanted, highest, "viridis"),
@@ -226,6 +249,8 @@ class Lithography:
             "contours over the mask: true in blue, network in orange": contours_over(
                 masks, latent[0], latent[1], self.resist.threshold
             ),
+            f"what the true image prints over the mask: errors at the edges, {largest_nm:.0f} nm inside in purple to "
+            f"{largest_nm:.0f} nm outside in orange, and widths along the middle row in nm": printed,
         }
 
 
