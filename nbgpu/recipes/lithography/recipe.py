@@ -90,7 +90,7 @@ class Lithography:
         if config.data == "generated":
             items: list[Item] = [{"name": f"mask {i}", "generated": i} for i in range(config.num_masks)]
         else:
-            pairs = _pairs(config)
+            pairs = pairs_of(config)
             if len(pairs) < 2:
                 raise DataError(
                     f"data={config.data!r}: has {len(pairs)} mask(s) of {config.size} x {config.size} pixels; two are needed"
@@ -102,23 +102,17 @@ class Lithography:
 
     def _steps(self) -> Compose:
         config = self.config
-        source = Source(
-            config.source,
-            config.sigma_inner,
-            config.sigma_outer,
-            config.opening_deg,
-            config.source_angle_deg,
-            config.source_cells,
-        )
-        optics = Optics(
-            config.wavelength_nm,
-            config.numerical_aperture,
-            config.medium_index,
-            config.defocus_nm,
-            config.aberrations,
-        )
         return Compose(
-            [_Prepare(optics, source, config.size, config.pixel, config.simulated_kernels, config.seed)]
+            [
+                _Prepare(
+                    optics_of(config),
+                    source_of(config),
+                    config.size,
+                    config.pixel,
+                    config.simulated_kernels,
+                    config.seed,
+                )
+            ]
         )
 
     def _decoded(self, items: Sequence[Item]) -> dict[str, Tensor]:
@@ -306,13 +300,37 @@ class _Prepare(Transform):
         return {"mask": mask, "aerial": aerial}
 
 
+def optics_of(config: LithographyConfig) -> Optics:
+    """The lens."""
+    return Optics(
+        config.wavelength_nm,
+        config.numerical_aperture,
+        config.medium_index,
+        config.defocus_nm,
+        config.aberrations,
+    )
+
+
+def source_of(config: LithographyConfig) -> Source:
+    """The illumination."""
+    return Source(
+        config.source,
+        config.sigma_inner,
+        config.sigma_outer,
+        config.opening_deg,
+        config.source_angle_deg,
+        config.source_cells,
+    )
+
+
 @lru_cache(maxsize=4)
 def _imager(optics: Optics, source: Source, size: int, pixel_nm: float, num_kernels: int) -> Imager:
     imager = abbe(optics, source.points(), (size, size), pixel_nm)
     return (socs(imager, num_kernels) if num_kernels else imager).to(torch.complex64)
 
 
-def _pairs(config: LithographyConfig) -> list[Pair]:
+def pairs_of(config: LithographyConfig) -> list[Pair]:
+    """What is in the files; of pictures names and headers are read. DataError names every bad file."""
     paths = [Path(name.strip()).expanduser() for name in config.data.split(",")]
     missing = [path for path in paths if not path.exists()]
     if missing:
