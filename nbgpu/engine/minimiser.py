@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from nbgpu.config import TrainConfig
 from nbgpu.engine import checkpoint, exchange, memory, run_info
 from nbgpu.engine.books import Books
 from nbgpu.engine.consensus import Consensus, together
-from nbgpu.engine.descent import descend
+from nbgpu.engine.descent import AfterStep, Evaluate, descend
 from nbgpu.engine.group import Membership
 from nbgpu.engine.progress import Progress
 from nbgpu.engine.saves import Saves, WholeState
@@ -60,17 +60,54 @@ class Problem(ABC):
     def num_steps(self) -> Sequence[int]:
         """At most so many steps in each stage."""
 
+    def stage_name(self, stage: int) -> str:
+        """What a stage is called."""
+        return f"stage {stage + 1} of {len(self.num_steps)}"
+
     @abstractmethod
     def begin(self, stage: int, found: Tensor | None) -> Tensor:
         """Where a stage begins: with what the stage before has found, or, in the first, with None. On the CPU, in float64."""
 
     @abstractmethod
-    def evaluate(self, tensor: Tensor, stage: int, rank: int, world_size: int) -> tuple[Tensor, Tensor]:
-        """(loss, gradient), the same on every rank. A collective where there are several."""
+    def evaluate(
+        self, tensor: Tensor, stage: int, step: int, rank: int, world_size: int
+    ) -> tuple[Tensor, Tensor]:
+        """(loss, gradient) after so many steps of all stages, the same on every rank. A collective where there are several."""
+
+    def search(
+        self,
+        tensor: Tensor,
+        stage: int,
+        steps: range,
+        evaluate: Evaluate,
+        after_step: AfterStep,
+        lr: Callable[[], float],
+        rank: int,
+        world_size: int,
+    ) -> str:
+        """Does the steps of a stage, downhill; returns why they ended. See `descent.descend`.
+
+        Args:
+            tensor: where to begin.
+            steps: their numbers within the stage.
+            evaluate: of this stage.
+            after_step: to be told of each step.
+            lr: the learning rate.
+            rank, world_size: of the group.
+        """
+        return descend(
+            evaluate,
+            tensor,
+            len(steps),
+            after_step,
+            optimizer=self.optimizer,
+            lr=lr,
+            tolerance=self.tolerance,
+        )
 
     @abstractmethod
     def num_parts(self, stage: int, rank: int, world_size: int) -> int:
-        """How many parts of the loss, slices for instance, are this rank's."""
+        """How many parts of a step's work, slices for instance, are this rank's."""
 
     @abstractmethod
     def measure(self, tensor: Tensor) -> dict[str, float]:
@@ -284,17 +321,18 @@ class Minimiser:
         try:
             self._between_steps()
             while True:
-                ended = descend(
-                    self._evaluate,
+                ended = self.problem.search(
                     self._found,
-                    self.problem.num_steps[self._stage] - self._steps_in_stage,
+                    self._stage,
+                    range(self._steps_in_stage, self.problem.num_steps[self._stage]),
+                    self._evaluate,
                     self._after_step,
-                    optimizer=self.problem.optimizer,
-                    lr=lambda: self.config.lr,
-                    tolerance=self.problem.tolerance,
+                    lambda: self.config.lr,
+                    self.rank,
+                    self.member.world_size,
                 )
                 if self.rank == 0:
-                    where = f"grid {self._stage + 1} of {num_stages}" if num_stages > 1 else "the search"
+                    where = self.problem.stage_name(self._stage) if num_stages > 1 else "the search"
                     self._event("note", f"{where} ended after {self._steps_in_stage} steps: {ended}")
                 if self._stage == num_stages - 1:
                     return
@@ -310,7 +348,9 @@ class Minimiser:
             raise
 
     def _evaluate(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        loss, gradient = self.problem.evaluate(tensor, self._stage, self.rank, self.member.world_size)
+        loss, gradient = self.problem.evaluate(
+            tensor, self._stage, self.step, self.rank, self.member.world_size
+        )
         self._num_evaluations += 1
         self._grad_norm = float(gradient.norm())
         return loss, gradient
@@ -358,13 +398,15 @@ class Minimiser:
             return
         step_s = time.perf_counter() - self._step_began_s
         num_parts = self.problem.num_parts(self._stage, self.rank, self.member.world_size)
+        # A search that swaps takes no gradient.
+        values = {"grad_norm": self._grad_norm} if self._num_evaluations else {}
         self.recorder.sample(
             self.step,
             loss=loss,
-            grad_norm=self._grad_norm,
             step_s=step_s,
-            samples_per_s=num_parts * self._num_evaluations / step_s,
+            samples_per_s=num_parts * max(1, self._num_evaluations) / step_s,
             num_evaluations=float(self._num_evaluations),
+            **values,
         )
 
     @property

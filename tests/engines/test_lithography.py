@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import nbgpu
 from nbgpu.config import LithographyConfig, train_config
+from nbgpu.recipes.lithography import survey
 from nbgpu.recipes.lithography.network import AerialNetwork
 from nbgpu.recipes.lithography.recipe import Lithography
 from nbgpu.recipes.lithography.window import conditions
@@ -77,6 +83,30 @@ def test_ranks_share_a_process_window(cluster2: nbgpu.Cluster) -> None:
     assert told == {(focus, dose) for focus in (0.0, 100.0) for dose in (0.9, 1.0, 1.1)}
 
 
+def test_a_survey_on_two_ranks_writes_what_one_writes(tmp_path: Path) -> None:
+    asked = ["--size", "32", "--source-cells", "7", "--mask", "8", "--doses", "0.9", "1.0", "1.1"]
+    asked += ["--defocuses-nm", "-80", "0", "80", "--out"]
+    survey.main([*asked, str(tmp_path / "one")])
+    module = ["--nproc-per-node=2", "-m", "nbgpu.recipes.lithography.survey"]
+    command = [sys.executable, "-m", "torch.distributed.run", *module, *asked, str(tmp_path / "two")]
+    subprocess.run(command, check=True, timeout=240, env=os.environ | {"TMPDIR": str(tmp_path)})
+    one, two = ((tmp_path / name / "window.csv").read_text() for name in ("one", "two"))
+    assert one == two
+    rows = list(csv.DictReader(one.splitlines()))
+    assert len(rows) == 9
+    by_place = {(float(row["defocus_nm"]), float(row["dose"])): row for row in rows}
+    assert by_place[-80, 1.0]["cd_nm"][:8] == by_place[80, 1.0]["cd_nm"][:8]
+    assert float(by_place[0, 1.1]["cd_nm"]) > float(by_place[0, 0.9]["cd_nm"])
+    with Image.open(tmp_path / "two" / "window.png") as picture:
+        assert picture.width > 800
+    for wrong, message in (
+        (["--doses", "0", "--data", "a.npz"], "must all be above 0"),
+        (["--cut-row", "64"], "has rows 0 to 63"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            survey.main(wrong)
+
+
 def _train(cluster: nbgpu.Cluster, tmp_path: Path, **settings: Any) -> dict[str, Any]:
     run = cluster.train("lithography", threads=1, runs_dir=str(tmp_path), **settings)
     run.wait()
@@ -91,7 +121,8 @@ def test_a_short_run_beats_the_blur(cluster2: nbgpu.Cluster, tmp_path: Path) -> 
     network, blur = result["table"].values()
     assert network["mse"] < blur["mse"] / 2
     assert network["iou"] > 0.9
-    assert len(result["images"]) == 5
+    assert network["cd_nm"] < blur["cd_nm"]
+    assert len(result["images"]) == 6
 
 
 @pytest.mark.quality

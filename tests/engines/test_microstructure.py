@@ -23,6 +23,8 @@ from nbgpu.recipes.microstructure.measure import Measure
 from nbgpu.recipes.microstructure.objective import Objective
 from nbgpu.recipes.microstructure.reconstruct import reconstruct
 from nbgpu.recipes.microstructure.sample import micrograph
+from nbgpu.recipes.microstructure.swaps import OPTIMIZERS as SWAPPING
+from nbgpu.recipes.microstructure.swaps import Cooling, at_random, swap
 from nbgpu.records import Event, Sample
 
 WEIGHTS = {"FFTCorrelations": 1.0, "Variation": 100.0}
@@ -52,6 +54,33 @@ def test_two_ranks_find_the_loss_and_gradient_of_one(cluster2: nbgpu.Cluster, sh
     assert torch.equal(on_first[1], on_second[1])
     torch.testing.assert_close(on_first[0], loss, rtol=1e-12, atol=0)
     torch.testing.assert_close(on_first[1], gradient, rtol=0, atol=1e-12 * float(gradient.abs().max()))
+
+
+SWAPS_ON_RANKS = """
+from nbgpu.recipes.microstructure.swaps import Cooling, swap
+
+told = []
+swap(loss, field, range(8), lambda *news: told.append(news), Cooling(0.5, 8), seed=1, rank=rank, world_size=world_size)
+some = Objective(loss, rank, world_size, num_drawn=3, seed=1)(field, step=5)
+"""
+
+
+def test_two_ranks_swap_and_draw_what_one_does(cluster2: nbgpu.Cluster) -> None:
+    measure = Measure(4)
+    target = characterize(indicated(micrograph((64, 64), 2.0, [0.35], seed=1), 1), [*WEIGHTS], measure)
+    field = indicated(at_random(torch.tensor([0.65, 0.35]), (16, 16, 16), seed=0), 1)
+    loss = Loss([target], WEIGHTS, measure)
+    alone: list[tuple[torch.Tensor, float]] = []
+    swap(loss, field, range(8), lambda *news: alone.append(news), Cooling(0.5, 8), seed=1)
+    expected = Objective(loss, num_drawn=3, seed=1)(field, step=5)
+    cluster2.push(field=field, target=target)
+    cluster2.execute(ON_RANKS + SWAPS_ON_RANKS)
+    for told in cluster2.pull("told", ranks="all").values():
+        assert [value for _, value in told] == pytest.approx([value for _, value in alone], rel=1e-12)
+        assert torch.equal(told[-1][0], alone[-1][0])
+    for value, gradient in cluster2.pull("some", ranks="all").values():
+        torch.testing.assert_close(value, expected[0], rtol=1e-12, atol=0)
+        torch.testing.assert_close(gradient, expected[1], rtol=0, atol=1e-12)
 
 
 def _settings(tmp_path: Path, **settings: Any) -> dict[str, Any]:
@@ -126,6 +155,30 @@ def test_a_run_finds_what_one_process_finds_and_leaves_files(cluster2: nbgpu.Clu
     assert _losses(_ended(cluster2.train("microstructure", **again)))[0] < expected[0]
 
 
+def test_swaps_after_the_search_keep_each_phase_and_lower_the_loss(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    run = _ended(cluster2.train("microstructure", **_settings(tmp_path, steps=20, swap_steps=15)))
+    losses = _losses(run)
+    assert losses == _losses(run, rank=1)
+    assert len(losses) == 35
+    # The first swaps begin with whole phases, which are worth more or less than the shares before.
+    assert losses[34] < losses[20]
+    found = np.load(run.folder / "microstructure.npy")
+    again = _settings(
+        tmp_path,
+        steps=4,
+        optimizer_type="ytpost",
+        initial=str(run.folder / "microstructure.npy"),
+        data=str(run.folder / "descriptors.npz"),
+    )
+    more = _ended(cluster2.train("microstructure", **again))
+    assert _losses(more)[-1] <= losses[-1]
+    later = np.load(more.folder / "microstructure.npy")
+    assert later.sum() == found.sum()
+    assert (later != found).any()
+
+
 def test_a_run_can_be_paused_steered_stopped_and_taken_up_again(
     cluster2: nbgpu.Cluster, tmp_path: Path
 ) -> None:
@@ -197,7 +250,9 @@ def test_settings_that_mean_nothing_here_are_refused_with_the_reason() -> None:
         train_config("microstructure", descriptor_types=("GramMatrices",), descriptor_weights=(), limit_to=8)
     measured_only = {name for name, d in DESCRIPTORS.items() if not d.differentiable}
     assert {*DESCRIPTORS} - measured_only == {*get_args(DescriptorType)}
-    assert {*OPTIMIZERS} == {*get_args(MicrostructureConfig.model_fields["optimizer_type"].annotation)}
+    assert {*OPTIMIZERS, *SWAPPING} == {
+        *get_args(MicrostructureConfig.model_fields["optimizer_type"].annotation)
+    }
 
 
 @pytest.mark.quality

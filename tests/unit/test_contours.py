@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from nbgpu.recipes.lithography.contours import contours, edge_placement_errors_nm, iou, widths_nm
+from nbgpu.recipes.lithography.contours import contours, iou, widths_nm
+from nbgpu.recipes.lithography.edges import edge_placement_errors_nm
 from nbgpu.recipes.lithography.manhattan import manhattan
 from nbgpu.recipes.lithography.pupil import Optics
 from nbgpu.recipes.lithography.resist import Resist, blurred

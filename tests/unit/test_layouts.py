@@ -13,7 +13,14 @@ from PIL import Image
 from nbgpu.config import LithographyConfig, train_config
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.lithography.layouts import read_layout
-from nbgpu.recipes.lithography.pairs import find_lithobench, load_png, read_npz
+from nbgpu.recipes.lithography.lithobench import (
+    check_pixels,
+    find_lithobench,
+    load_design,
+    load_png,
+    load_print,
+)
+from nbgpu.recipes.lithography.pairs import read_npz
 from nbgpu.recipes.lithography.rasterise import rasterised
 from nbgpu.recipes.lithography.recipe import Lithography
 from nbgpu.recipes.lithography.tiles import tiles
@@ -75,10 +82,6 @@ def test_what_is_wrong_with_a_layout_is_said_with_its_place(tmp_path: Path) -> N
     bad.write_text(GLP + "   RECT N M1 1 2 3\n   PGON N M1 0 0 1 x\n")
     with pytest.raises(DataError, match=r"line 10: a RECT needs(.|\n)*line 11: could not convert"):
         read_layout(bad)
-    slanted = tmp_path / "slanted.glp"
-    slanted.write_text(GLP + "   PGON N M1 0 0 10 0 10 10 5 12\n")
-    with pytest.raises(DataError, match=r"1 of 3 polygons have slanted edges, the first at \(0, 0\) nm"):
-        read_layout(slanted)
     two = tmp_path / "two.glp"
     two.write_text(GLP + "   RECT N M2 1 2 3 4\n")
     with pytest.raises(DataError, match=r"several layers\. Name one with layer=: M1, M2"):
@@ -88,6 +91,12 @@ def test_what_is_wrong_with_a_layout_is_said_with_its_place(tmp_path: Path) -> N
     (tmp_path / "bad.gds").write_bytes(b"not a layout")
     with pytest.raises(DataError, match=r"bad\.gds: (cannot be read as GDSII|has no polygon)"):
         read_layout(tmp_path / "bad.gds")
+
+
+def test_slanted_edges_are_taken(tmp_path: Path) -> None:
+    (tmp_path / "slanted.glp").write_text(GLP + "   PGON N M1 100 0 120 0 120 30 110 40\n")
+    image = rasterised(read_layout(tmp_path / "slanted.glp"), (0, 0), (10, 13), 10.0)
+    assert image[:, 10:].sum() * 10.0**2 == pytest.approx(550, abs=0.01)
 
 
 @needs_real
@@ -149,30 +158,115 @@ def _png(path: Path, values: np.ndarray) -> None:
     Image.fromarray(values.astype(np.uint8)).save(path)
 
 
-def test_lithobench_folders_are_joined_by_name_and_every_bad_file_is_named(tmp_path: Path) -> None:
+def _lithobench(folder: Path, names: str) -> np.ndarray:
+    """Masks of a bar with images and prints, and the layout of a smaller bar; returns the masks' pixels."""
     mask = np.zeros((32, 32))
     mask[8:20, 4:28] = 255
-    for name in ("a.png", "b.png"):
-        _png(tmp_path / "MetalSet" / "pixelILT" / name, mask)
-        _png(tmp_path / "MetalSet" / "litho" / name, mask * 0.6)
+    for name in names:
+        _png(folder / "pixelILT" / f"{name}.png", mask)
+        _png(folder / "litho" / f"{name}.png", mask * 0.6)
+        _png(folder / "resist" / f"{name}.png", np.where(mask > 0, 140, 100))
+        (folder / "glp").mkdir(exist_ok=True)
+        (folder / "glp" / f"{name}.glp").write_text(
+            GLP.replace("10  20  30  40", "0 0 200 100").split("PGON")[0]
+        )
+    return mask
+
+
+def test_lithobench_folders_are_joined_by_name(tmp_path: Path) -> None:
+    mask = _lithobench(tmp_path / "MetalSet", "abc")
     pairs = find_lithobench(tmp_path, 16)
-    assert [Path(pair.name).name for pair in pairs] == ["a.png", "b.png"]
-    assert load_png(pairs[0].aerial, 16, binary=False).max() == pytest.approx(0.6, abs=0.002)
-    data = train_config("lithography", data=str(tmp_path), size=16, pixel_nm=25.0, val_fraction=0.5)
-    assert isinstance(data, LithographyConfig)
-    assert len(Lithography(data)._items()[0]) == 1
-    _png(tmp_path / "MetalSet" / "pixelILT" / "c.png", mask)
-    _png(tmp_path / "MetalSet" / "litho" / "d.png", mask)
-    _png(tmp_path / "MetalSet" / "litho" / "b.png", mask[:, :20])
+    assert [Path(pair.name).name for pair in pairs] == ["a.png", "b.png", "c.png"]
+    aerial, printed, design = pairs[0].aerial, pairs[0].printed, pairs[0].design
+    assert isinstance(aerial, Path)
+    assert printed is not None
+    assert design is not None
+    assert load_png(aerial, 16, binary=False).max() == pytest.approx(0.6, abs=0.002)
+    assert torch.equal(load_print(printed, 32)[0] > 0.5, torch.from_numpy(mask > 0))
+    drawn = load_design(design, 16, 25.0)
+    assert float(drawn.sum()) == 8 * 4
+    assert drawn[0, 6:10, 4:12].min() == 1
+    # A target counts more than a layout, and small pixels are too few for it.
+    for name in "abc":
+        _png(tmp_path / "MetalSet" / "target" / f"{name}.png", mask)
+    assert {pair.design.parent.name for pair in find_lithobench(tmp_path, 16) if pair.design} == {"target"}
+    with pytest.raises(DataError, match=r"is 200 x 100 nm, and 16 pixels of 5 nm are 80\. Change pixel_nm"):
+        load_design(design, 16, 5.0)
+
+
+def test_a_run_on_lithobench_is_judged_by_its_prints_and_designs(tmp_path: Path) -> None:
+    _lithobench(tmp_path, "abc")
+    settings = {"data": str(tmp_path), "size": 16, "pixel_nm": 25.0, "val_fraction": 0.4, "kernel_nm": 200}
+    config = train_config("lithography", num_kernels=4, batch_size=1, **settings)
+    assert isinstance(config, LithographyConfig)
+    recipe = Lithography(config)
+    recipe.build_loaders(0, 1).close()
+    result = recipe.result(recipe.build_model(), torch.device("cpu"))
+    assert result["table"]["given images"]["printed_iou"] == 1
+    assert result["table"]["given images"]["edge_nm"] == 0
+    assert 0 <= result["table"]["network"]["printed_iou"] <= 1
+
+
+def test_every_bad_file_of_lithobench_is_named_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "MetalSet"
+    mask = _lithobench(folder, "abcdef")
+    (folder / "litho" / "a.png").unlink()
+    (folder / "glp" / "b.glp").unlink()
+    _png(folder / "resist" / "x.png", mask)
+    _png(folder / "litho" / "c.png", mask[:, :20])
+    _png(folder / "resist" / "d.png", np.zeros((16, 16)))
+    (folder / "litho" / "e.png").write_bytes(b"no picture")
+    (folder / "printed").mkdir()
     with pytest.raises(DataError) as caught:
         find_lithobench(tmp_path, 16)
+    wanted = (
+        "MetalSet: has both printed and resist",
+        "a.png: has no image of that name in litho",
+        "pixelILT/a.png: has no image of that name in printed",
+        "b.png: has no layout of that name in glp",
+        "c.png: has 20 x 32 pixels, which cannot be averaged down to 16 x 16",
+        "e.png: cannot be read as a picture",
+    )
+    for text in wanted:
+        assert text in str(caught.value)
+    (folder / "printed").rmdir()
+    with pytest.raises(DataError, match=r"resist/x\.png: has no mask of that name") as caught:
+        find_lithobench(tmp_path, 16)
+    assert "d.png: has 16 x 16 pixels, and its mask 32 x 32" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 6
+
+
+def test_pixels_are_looked_at_before_training(tmp_path: Path) -> None:
+    mask = _lithobench(tmp_path, "abcdef")
+    _png(tmp_path / "pixelILT" / "a.png", mask * 0.5)
+    _png(tmp_path / "litho" / "b.png", np.stack([mask, mask, mask / 2], axis=2))
+    whole = (tmp_path / "pixelILT" / "c.png").read_bytes()
+    (tmp_path / "pixelILT" / "c.png").write_bytes(whole[:-40])
+    (tmp_path / "glp" / "d.glp").write_text("RECT N M1 1 2 3")
+    _png(tmp_path / "pixelILT" / "e.png", np.stack([mask, mask, mask], axis=2))
+    pairs = find_lithobench(tmp_path, 16)
+    with pytest.raises(DataError) as caught:
+        check_pixels(pairs, 16, 25.0)
     lines = str(caught.value).splitlines()
-    assert ["c.png" in lines[0], "d.png" in lines[1], "20 x 32 pixels" in lines[2]] == [True] * 3
-    _png(tmp_path / "colour.png", np.stack([mask, mask, mask / 2], axis=2))
-    with pytest.raises(DataError, match="red, green and blue differ"):
-        load_png(tmp_path / "colour.png", 16, binary=True)
+    assert len(lines) == 4
+    for line, text in zip(
+        lines,
+        (
+            "a.png: a mask with other values than black and white",
+            "b.png: its red, green and blue differ",
+            "c.png: cannot be read as a picture",
+            "d.glp: line 1: a RECT needs",
+        ),
+        strict=True,
+    ):
+        assert text in line
+    config = train_config("lithography", data=str(tmp_path), size=16, pixel_nm=25.0, val_fraction=0)
+    assert isinstance(config, LithographyConfig)
     with pytest.raises(DataError, match="other values than black and white"):
-        load_png(tmp_path / "MetalSet" / "litho" / "a.png", 16, binary=True)
+        Lithography(config).build_loaders(0, 1)
+    (tmp_path / "litho").rename(tmp_path / "images")
+    with pytest.raises(DataError, match="has pixelILT and no folder litho"):
+        find_lithobench(tmp_path, 16)
 
 
 @pytest.mark.parametrize(

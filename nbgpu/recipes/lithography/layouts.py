@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -37,11 +38,10 @@ def read_layout(path: Path, layer: str = "") -> list[Polygon]:
     if not layer and len(names) > 1:
         raise DataError(f"{path}: has several layers. Name one with layer=: {there}")
     polygons = [polygon for name in names for polygon in by_layer[name]]
-    slanted = [polygon for polygon in polygons if not is_manhattan(polygon)]
-    if slanted:
+    if find_spec("gdstk") is None and any(not is_manhattan(polygon) for polygon in polygons):
         raise DataError(
-            f"{path}: {len(slanted)} of {len(polygons)} polygons have slanted edges, the first at "
-            f"({slanted[0][0, 0]:g}, {slanted[0][0, 1]:g}) nm; only edges along the axes are taken"
+            f"{path}: has slanted edges, which gdstk takes, and that is not installed. Run: pip install "
+            "'nbgpu[lithography]'"
         )
     return polygons
 

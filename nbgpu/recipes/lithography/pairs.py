@@ -1,4 +1,4 @@
-"""Masks and their aerial images in files: .npz archives and folders as LithoBench has them."""
+"""Masks and what belongs to them, and .npz archives of them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from nbgpu.errors import DataError
 
-MASKS, AERIALS = "pixelILT", "litho"
-"""LithoBench's folders of optimised masks and of their images, of .png files with the same names."""
-
-_GREY = ("L", "1", "I;16")
 _MAX_SHOWN = 20
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One mask and, where it is known, its aerial image: .png files, or (1, H, W) in float32."""
+    """One mask and what is known of it: files, or (1, H, W) in float32."""
 
     name: str
     mask: Path | Tensor
     aerial: Path | Tensor | None = None
+    """Its image; None where it is to be simulated."""
+    printed: Path | None = None
+    """What it prints."""
+    design: Path | None = None
+    """What it should print, as a picture or a .glp."""
 
 
 def read_npz(path: Path, size: int, pixel_nm: float) -> list[Pair]:
@@ -62,7 +62,7 @@ def read_npz(path: Path, size: int, pixel_nm: float) -> list[Pair]:
     if problems:
         raise DataError("\n".join(problems))
     tensors = {
-        name: _averaged(torch.from_numpy(a.astype(np.float32))[:, None], size) for name, a in images.items()
+        name: averaged(torch.from_numpy(a.astype(np.float32))[:, None], size) for name, a in images.items()
     }
     aerials = tensors.get("aerials", [None] * len(tensors["masks"]))
     return [
@@ -78,11 +78,12 @@ def _shape_problems(array: np.ndarray, size: int) -> Iterator[str]:
         yield f"has the shape {array.shape}; it takes (N, H, W) or (N, H, W, 1)"
     elif not len(array):
         yield "is empty"
-    elif problem := _size_problem(array.shape[2], array.shape[1], size):
+    elif problem := size_problem(array.shape[2], array.shape[1], size):
         yield problem
 
 
-def _size_problem(width: int, height: int, size: int) -> str | None:
+def size_problem(width: int, height: int, size: int) -> str | None:
+    """Why a picture cannot be averaged down to size x size pixels."""
     if width == height and width % size == 0:
         return None
     return f"has {width} x {height} pixels, which cannot be averaged down to {size} x {size}. Change size"
@@ -109,64 +110,7 @@ def _numbers(bad: np.ndarray) -> str:
     return f"number{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:_MAX_SHOWN]))}{more}"
 
 
-def _averaged(images: Tensor, size: int) -> Tensor:
+def averaged(images: Tensor, size: int) -> Tensor:
+    """Square images (N, C, H, W) or (C, H, W) at size x size pixels."""
     times = images.shape[-1] // size
     return avg_pool2d(images, times) if times > 1 else images
-
-
-def find_lithobench(folder: Path, size: int) -> list[Pair]:
-    """The pairs of a folder with `pixelILT` and `litho`, or of several such folders inside it, by file name.
-
-    Names and headers are read, and the pixels when a picture is needed (`load_png`). Raises DataError: a line for each
-    file with no partner, of another size, or in colour.
-    """
-    roots = sorted({path.parent for path in folder.rglob(MASKS) if path.is_dir()})
-    pairs: list[Pair] = []
-    problems: list[str] = []
-    for root in roots:
-        masks = {path.name: path for path in sorted((root / MASKS).glob("*.png"))}
-        aerials = {path.name: path for path in sorted((root / AERIALS).glob("*.png"))}
-        problems += [
-            f"{masks[n]}: has no image of that name in {AERIALS}"
-            for n in sorted(masks.keys() - aerials.keys())
-        ]
-        problems += [
-            f"{aerials[n]}: has no mask of that name in {MASKS}"
-            for n in sorted(aerials.keys() - masks.keys())
-        ]
-        for name in sorted(masks.keys() & aerials.keys()):
-            both = (masks[name], aerials[name])
-            problems += [f"{path}: {problem}" for path in both if (problem := _header_problem(path, size))]
-            pairs.append(Pair(str(masks[name]), *both))
-    if not pairs and not problems:
-        problems = [f"{folder}: has no .png files in folders {MASKS} and {AERIALS}"]
-    if problems:
-        raise DataError("\n".join(problems))
-    return pairs
-
-
-def _header_problem(path: Path, size: int) -> str | None:
-    try:
-        with Image.open(path) as image:
-            if image.mode not in (*_GREY, "RGB", "RGBA", "LA", "P"):
-                return f"has pixels of the kind {image.mode}, not grey ones"
-            return _size_problem(*image.size, size)
-    except (OSError, UnidentifiedImageError) as error:
-        return f"cannot be read as a picture: {error}"
-
-
-def load_png(path: Path, size: int, *, binary: bool) -> Tensor:
-    """(1, size, size) in float32, 0 to 1. Raises DataError for colours, and for greys where it should be `binary`."""
-    try:
-        with Image.open(path) as image:
-            values = np.asarray(image.convert("RGB") if image.mode in ("P", "RGBA", "LA", "1") else image)
-    except (OSError, SyntaxError) as error:
-        raise DataError(f"{path}: cannot be read as a picture: {error}") from None
-    if values.ndim == 3:
-        if (values != values[..., :1]).any():
-            raise DataError(f"{path}: its red, green and blue differ; it takes grey pictures")
-        values = values[..., 0]
-    grey = values.astype(np.float32) / np.iinfo(values.dtype).max
-    if binary and not np.isin(grey, (0, 1)).all():
-        raise DataError(f"{path}: a mask with other values than black and white")
-    return _averaged(torch.from_numpy(grey)[None], size)

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from nbgpu.recipes import png
 from nbgpu.recipes.lithography.contours import contours
+from nbgpu.recipes.lithography.edges import Cut
+from nbgpu.recipes.lithography.overlay import largest_shown_nm, overlay
 
 TRUE, FOUND = "#0072b2", "#d55e00"
-_INCHES, _DPI = 1.6, 100
+_DPI = 100
 
 
 def row(images: Tensor, highest: float, colours: str) -> str:
@@ -40,8 +42,27 @@ def contours_over(masks: Tensor, true: Tensor, found: Tensor, threshold: float) 
     return _drawn(len(masks), draw)
 
 
-def _drawn(num_tiles: int, draw: Callable[[Axes, int], None]) -> str:
-    figure = Figure(figsize=(_INCHES * num_tiles, _INCHES), dpi=_DPI)
+def errors_over(designs: Tensor, images: Tensor, threshold: float, pixel_nm: float) -> tuple[str, float]:
+    """What images (N, H, W) print over what was asked for, with the errors at its edges and the widths along the middle row.
+
+    Returns the picture and the error in nm that has the strongest colours.
+    """
+    height, width = (length * pixel_nm for length in designs.shape[1:])
+    middle = Cut((0.0, height / 2), (width, height / 2))
+    shown = [
+        overlay(design, image, threshold, pixel_nm, cuts=[middle])
+        for design, image in zip(designs, images, strict=True)
+    ]
+    largest = largest_shown_nm([one.errors_nm for one in shown])
+
+    def draw(axes: Axes, index: int) -> None:
+        shown[index].draw(axes, largest, dot=3.0)
+
+    return _drawn(len(shown), draw, inches=2.4), largest
+
+
+def _drawn(num_tiles: int, draw: Callable[[Axes, int], None], inches: float = 1.6) -> str:
+    figure = Figure(figsize=(inches * num_tiles, inches), dpi=_DPI)
     for index in range(num_tiles):
         axes = figure.add_axes((index / num_tiles, 0, 0.97 / num_tiles, 1))
         axes.set_axis_off()

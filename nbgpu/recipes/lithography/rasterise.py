@@ -10,6 +10,9 @@ from scipy.sparse import csr_matrix
 Polygon = np.ndarray
 """Corners in nm, (N, 2): x, y. The last one is joined with the first."""
 
+_UNITED_NM = 1e-3
+"""To what polygons are rounded where they are put together."""
+
 
 def is_manhattan(polygon: Polygon) -> bool:
     """Whether all edges go along the axes."""
@@ -20,22 +23,27 @@ def is_manhattan(polygon: Polygon) -> bool:
 def rasterised(
     polygons: Sequence[Polygon], origin_nm: tuple[float, float], shape: tuple[int, int], pixel_nm: float
 ) -> np.ndarray:
-    """The covered share of each pixel, (H, W) in float32; what several polygons cover counts once.
-
-    The plane is cut at all corners' x and y. In each cell of that grid all is covered or nothing (winding number 0), so
-    that a pixel's share is the sum of its overlaps with the covered cells, exactly.
+    """The covered share of each pixel, (H, W) in float32, exactly; what several polygons cover counts once.
 
     Args:
-        polygons: Manhattan ones, in nm.
+        polygons: in nm. Several ones with slanted edges need gdstk, which puts those that overlap together.
         origin_nm: x and y of the corner where row 0 and column 0 begin; rows go along y, columns along x.
         shape: pixels (H, W). What is outside is cut off.
         pixel_nm: their edge.
     """
     if not polygons:
         return np.zeros(shape, dtype=np.float32)
-    assert all(is_manhattan(polygon) for polygon in polygons), (
-        "slanted edges are refused where files are read"
-    )
+    if all(is_manhattan(polygon) for polygon in polygons):
+        return _of_rectangles(polygons, origin_nm, shape, pixel_nm)
+    return _of_disjoint(_united(polygons) if len(polygons) > 1 else polygons, origin_nm, shape, pixel_nm)
+
+
+def _of_rectangles(
+    polygons: Sequence[Polygon], origin_nm: tuple[float, float], shape: tuple[int, int], pixel_nm: float
+) -> np.ndarray:
+    """Of Manhattan polygons. The plane is cut at all corners' x and y. In each cell of that grid all is covered or nothing
+    (winding number 0), so that a pixel's share is the sum of its overlaps with the covered cells.
+    """
     corners = np.concatenate(polygons)
     xs, ys = np.unique(corners[:, 0]), np.unique(corners[:, 1])
     # A vertical edge adds its direction to the winding number of all that is to its right, between its two ends.
@@ -67,3 +75,54 @@ def _overlaps(cuts: np.ndarray, origin_nm: float, num_pixels: int, pixel_nm: flo
     inside = (pixel >= 0) & (pixel < num_pixels) & (interval >= 0) & (interval < len(cuts) - 1)
     size = (num_pixels, len(cuts) - 1)
     return csr_matrix((np.diff(both)[inside], (pixel[inside], interval[inside])), shape=size)
+
+
+def _united(polygons: Sequence[Polygon]) -> list[Polygon]:
+    """Polygons that cover the same and do not overlap; holes are joined with the outside by two edges upon each other."""
+    import gdstk
+
+    parts = [gdstk.Polygon([(float(x), float(y)) for x, y in polygon]) for polygon in polygons]
+    return [np.asarray(part.points) for part in gdstk.boolean(parts, [], "or", precision=_UNITED_NM)]
+
+
+def _of_disjoint(
+    polygons: Sequence[Polygon], origin_nm: tuple[float, float], shape: tuple[int, int], pixel_nm: float
+) -> np.ndarray:
+    """Of polygons that do not overlap, with edges in any direction.
+
+    Counter-clockwise, each edge covers what is to its left, in each row of pixels as high as it goes up there, and one that
+    goes down takes as much away.
+    """
+    height, width = shape
+    partly, left_of = np.zeros((height, width)), np.zeros((height, width + 1))
+    for polygon in polygons:
+        corners = (polygon - np.asarray(origin_nm)) / pixel_nm
+        ends = np.roll(corners, -1, axis=0)
+        if float(np.sum(corners[:, 0] * ends[:, 1] - corners[:, 1] * ends[:, 0])) < 0:
+            corners, ends = ends, corners
+        for begin, end in zip(corners, ends, strict=True):
+            if begin[1] == end[1]:
+                continue
+            pieces = _cut_by_pixels(begin, end, shape)
+            x, y = ((pieces[1:] + pieces[:-1]) / 2).T
+            rises = np.diff(pieces[:, 1])
+            row, column = np.floor(y).astype(int), np.floor(x).astype(int)
+            seen = (row >= 0) & (row < height) & (column >= 0)
+            np.add.at(left_of, (row[seen], column[seen].clip(max=width)), rises[seen])
+            inside = seen & (column < width)
+            np.add.at(partly, (row[inside], column[inside]), (rises * (x - column))[inside])
+    # To the left of an edge all pixels of the row are covered.
+    whole = left_of[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
+    return np.asarray((whole + partly).clip(0, 1), dtype=np.float32)
+
+
+def _cut_by_pixels(begin: np.ndarray, end: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """(N, 2): an edge's points where it goes from one pixel to the next, with both ends, in pixels."""
+    ways = [np.array([0.0, 1.0])]
+    for axis, length in ((0, shape[1]), (1, shape[0])):
+        low, high = sorted((begin[axis], end[axis]))
+        sides = np.arange(max(0, np.ceil(low)), min(length, np.floor(high)) + 1)
+        if high > low:
+            ways.append((sides - begin[axis]) / (end[axis] - begin[axis]))
+    way = np.unique(np.concatenate(ways).clip(0, 1))
+    return np.asarray(begin + way[:, None] * (end - begin))

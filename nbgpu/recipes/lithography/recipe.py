@@ -22,12 +22,20 @@ from nbgpu.engine.precision import at_least_float32
 from nbgpu.errors import DataError
 from nbgpu.recipes import CPU, Batch, Loaders
 from nbgpu.recipes.lithography import layouts
-from nbgpu.recipes.lithography.contours import edge_placement_errors_nm, iou
+from nbgpu.recipes.lithography.contours import iou
+from nbgpu.recipes.lithography.edges import Cut, edge_placement_errors_nm, stretches_nm
 from nbgpu.recipes.lithography.imaging import Imager, abbe, socs
+from nbgpu.recipes.lithography.lithobench import (
+    check_pixels,
+    find_lithobench,
+    load_design,
+    load_png,
+    load_print,
+)
 from nbgpu.recipes.lithography.manhattan import manhattan
 from nbgpu.recipes.lithography.network import AerialNetwork
-from nbgpu.recipes.lithography.pairs import Pair, find_lithobench, load_png, read_npz
-from nbgpu.recipes.lithography.pictures import contours_over, row
+from nbgpu.recipes.lithography.pairs import Pair, read_npz
+from nbgpu.recipes.lithography.pictures import contours_over, errors_over, row
 from nbgpu.recipes.lithography.pupil import Optics
 from nbgpu.recipes.lithography.resist import Resist, blurred
 from nbgpu.recipes.lithography.sources import Source
@@ -36,6 +44,7 @@ from nbgpu.recipes.lithography.tiles import tiles_of_all
 _MAX_IN_RESULT = 64
 """Held-out masks, and as many training ones for the baseline."""
 _NUM_PICTURES = 6
+_NUM_OVERLAYS = 4
 _KERNEL_REACH = 3.2
 """Edge of the learned kernels in wavelengths / NA: what a lens spreads a point over, with its first rings."""
 
@@ -57,6 +66,8 @@ class Lithography:
         """The rank's pairs, {"mask", "aerial"} of (batch_size, 1, size, size). DataError has a line for each bad file."""
         config = self.config
         training, held_out = self._items()
+        own = [Pair(**item) for item in (training + held_out)[rank::world_size] if "generated" not in item]
+        check_pixels(own, config.size, config.pixel)
         share = self._decoded(held_out[rank::world_size])
         val = [
             {name: share[name][i : i + config.batch_size] for name in share}
@@ -79,37 +90,29 @@ class Lithography:
         if config.data == "generated":
             items: list[Item] = [{"name": f"mask {i}", "generated": i} for i in range(config.num_masks)]
         else:
-            pairs = _pairs(config)
+            pairs = pairs_of(config)
             if len(pairs) < 2:
                 raise DataError(
                     f"data={config.data!r}: has {len(pairs)} mask(s) of {config.size} x {config.size} pixels; two are needed"
                 )
             items = [
-                {"name": pair.name, "mask": pair.mask}
-                | ({} if pair.aerial is None else {"aerial": pair.aerial})
-                for pair in pairs
+                {name: value for name, value in vars(pair).items() if value is not None} for pair in pairs
             ]
         return hold_out(items, config.val_fraction, config.seed)
 
     def _steps(self) -> Compose:
         config = self.config
-        source = Source(
-            config.source,
-            config.sigma_inner,
-            config.sigma_outer,
-            config.opening_deg,
-            config.source_angle_deg,
-            config.source_cells,
-        )
-        optics = Optics(
-            config.wavelength_nm,
-            config.numerical_aperture,
-            config.medium_index,
-            config.defocus_nm,
-            config.aberrations,
-        )
         return Compose(
-            [_Prepare(optics, source, config.size, config.pixel, config.simulated_kernels, config.seed)]
+            [
+                _Prepare(
+                    optics_of(config),
+                    source_of(config),
+                    config.size,
+                    config.pixel,
+                    config.simulated_kernels,
+                    config.seed,
+                )
+            ]
         )
 
     def _decoded(self, items: Sequence[Item]) -> dict[str, Tensor]:
@@ -167,11 +170,15 @@ class Lithography:
     def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
         """Held-out errors beside those of the best blur of the mask, squared. Returns `table`, `note` and `images`.
 
-        `edge_nm` is the mean distance between the edges that both images print, across the edges of the mask.
+        `edge_nm` is the mean distance between the edges that both images print, across the edges of the design, or of the mask where there
+        is none; `cd_nm` the mean difference of the widths along the middle row.
         """
         training, held_out = self._items()
         data = self._decoded(held_out[:_MAX_IN_RESULT])
         mask, true = data["mask"], data["aerial"]
+        known = held_out[:_MAX_IN_RESULT]
+        design = self._designs(known, mask)
+        prints = [load_print(item["printed"], self.config.size) for item in known if "printed" in item]
         if not len(mask):
             return {"table": {}, "note": "Nothing was held out (val_fraction=0): no result.", "images": {}}
         batches = torch.split(mask, self.config.batch_size)
@@ -179,8 +186,13 @@ class Lithography:
         found = torch.cat([_image(model, batch.to(device, weights_dtype)).float().cpu() for batch in batches])
         sigma = _best_blur(self._decoded(training[:_MAX_IN_RESULT]))
         outputs = {"network": found, "mask blurred and squared": blurred(mask, sigma).square()}
-        table = {name: self._errors(output, true, mask) for name, output in outputs.items()}
-        network, blur = table.values()
+        if prints:
+            outputs["given images"] = true
+        table = {name: self._errors(output, true, design) for name, output in outputs.items()}
+        for name, output in outputs.items() if prints else ():
+            mine = self.resist.printed(output, self.config.pixel)
+            table[name]["printed_iou"] = round(float(iou(mine, torch.stack(prints)).mean()), 4)
+        network, blur = list(table.values())[:2]
         times = blur["mse"] / max(network["mse"], 1e-12)
         verdict = (
             f"{times:.1f} times less squared error than"
@@ -191,33 +203,64 @@ class Lithography:
             f"On {len(mask)} held-out masks the network has {verdict} the best blur of the mask ({sigma * self.config.pixel:.0f} nm), "
             f"squared. What prints is where the image is above {self.config.resist_threshold:g}."
         )
-        return {"table": table, "note": note, "images": self._pictures(mask, true, found)}
+        if prints:
+            note += " printed_iou is beside the prints of the data, which is how far resist_threshold goes with them."
+        return {"table": table, "note": note, "images": self._pictures(mask, true, found, design)}
 
-    def _errors(self, found: Tensor, true: Tensor, mask: Tensor) -> dict[str, float]:
+    def _designs(self, items: Sequence[Item], masks: Tensor) -> Tensor:
+        """What each mask should print: a design of the data, or, without, the mask itself."""
+        config = self.config
+        designs = [
+            load_design(item["design"], config.size, config.pixel) if "design" in item else mask
+            for item, mask in zip(items, masks, strict=True)
+        ]
+        return torch.stack(designs) if designs else masks
+
+    def _errors(self, found: Tensor, true: Tensor, design: Tensor) -> dict[str, float]:
         difference = found - true
-        edges = [self._edge_errors_nm(image, mask) for image in (found, true)]
+        edges = [self._edge_errors_nm(image, design) for image in (found, true)]
         apart = (edges[0] - edges[1]).abs()
         apart = apart[~apart.isnan()]
         return {
             "mse": float(f"{float(difference.square().mean()):.3g}"),
             "mae": round(float(difference.abs().mean()), 5),
             "iou": round(float(self._iou(found, true).mean()), 4),
+            "cd_nm": self._width_error_nm(found, true),
             "edge_nm": round(float(apart.mean()), 2) if len(apart) else float("nan"),
         }
 
-    def _edge_errors_nm(self, images: Tensor, masks: Tensor) -> Tensor:
+    def _width_error_nm(self, found: Tensor, true: Tensor) -> float:
+        """The mean difference of critical dimensions along the middle rows in which both print as many stretches."""
+        pixel_nm, threshold = self.config.pixel, self.resist.threshold
+        middle = self.config.size * pixel_nm / 2
+        cut = Cut((0.0, middle), (2 * middle, middle))
+        apart = []
+        for images in zip(
+            *(self.resist.latent(images, pixel_nm)[:, 0] for images in (found, true)), strict=True
+        ):
+            widths = [np.diff(stretches_nm(image, threshold, cut, pixel_nm)) for image in images]
+            if len(widths[0]) == len(widths[1]):
+                apart.append(np.abs(widths[0] - widths[1]).ravel())
+        differences = np.concatenate(apart) if apart else np.empty(0)
+        return round(float(differences.mean()), 2) if len(differences) else float("nan")
+
+    def _edge_errors_nm(self, images: Tensor, designs: Tensor) -> Tensor:
         latent = self.resist.latent(images, self.config.pixel)
         return torch.cat(
             [
-                edge_placement_errors_nm(one[0], self.resist.threshold, mask[0], self.config.pixel)
-                for one, mask in zip(latent, masks, strict=True)
+                edge_placement_errors_nm(one[0], self.resist.threshold, design[0], self.config.pixel)
+                for one, design in zip(latent, designs, strict=True)
             ]
         )
 
-    def _pictures(self, mask: Tensor, true: Tensor, found: Tensor) -> dict[str, str]:
+    def _pictures(self, mask: Tensor, true: Tensor, found: Tensor, design: Tensor) -> dict[str, str]:
         masks, wanted, got = (images[:_NUM_PICTURES, 0] for images in (mask, true, found))
         highest = float(wanted.max())
         latent = [self.resist.latent(images, self.config.pixel) for images in (wanted, got)]
+        few = slice(_NUM_OVERLAYS)
+        printed, largest_nm = errors_over(
+            design[few, 0], latent[0][few], self.resist.threshold, self.config.pixel
+        )
         return {
             "mask": row(masks, 1.0, "gray"),
             "aerial image": row(wanted, highest, "viridis"),
@@ -226,6 +269,8 @@ class Lithography:
             "contours over the mask: true in blue, network in orange": contours_over(
                 masks, latent[0], latent[1], self.resist.threshold
             ),
+            f"what the true image prints over the design: errors at the edges, {largest_nm:.0f} nm inside in purple to "
+            f"{largest_nm:.0f} nm outside in orange, and widths along the middle row in nm": printed,
         }
 
 
@@ -255,13 +300,37 @@ class _Prepare(Transform):
         return {"mask": mask, "aerial": aerial}
 
 
+def optics_of(config: LithographyConfig) -> Optics:
+    """The lens."""
+    return Optics(
+        config.wavelength_nm,
+        config.numerical_aperture,
+        config.medium_index,
+        config.defocus_nm,
+        config.aberrations,
+    )
+
+
+def source_of(config: LithographyConfig) -> Source:
+    """The illumination."""
+    return Source(
+        config.source,
+        config.sigma_inner,
+        config.sigma_outer,
+        config.opening_deg,
+        config.source_angle_deg,
+        config.source_cells,
+    )
+
+
 @lru_cache(maxsize=4)
 def _imager(optics: Optics, source: Source, size: int, pixel_nm: float, num_kernels: int) -> Imager:
     imager = abbe(optics, source.points(), (size, size), pixel_nm)
     return (socs(imager, num_kernels) if num_kernels else imager).to(torch.complex64)
 
 
-def _pairs(config: LithographyConfig) -> list[Pair]:
+def pairs_of(config: LithographyConfig) -> list[Pair]:
+    """What is in the files; of pictures names and headers are read. DataError names every bad file."""
     paths = [Path(name.strip()).expanduser() for name in config.data.split(",")]
     missing = [path for path in paths if not path.exists()]
     if missing:

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nbgpu.recipes.lithography.contours import crossings, edge_placement_errors_nm, iou, widths_nm
+from nbgpu.recipes.lithography.contours import crossings, iou, widths_nm
+from nbgpu.recipes.lithography.edges import edge_placement_errors_nm
 from nbgpu.recipes.lithography.imaging import abbe
 from nbgpu.recipes.lithography.pupil import Optics
 from nbgpu.recipes.lithography.resist import Resist

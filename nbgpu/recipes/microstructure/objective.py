@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -34,29 +35,56 @@ class Objective:
     Args:
         loss: of a slice.
         rank, world_size: which share. With more than one rank a call is a collective.
+        num_drawn: slices across each direction of a volume that a call looks at, drawn for each step; None for all. Loss and
+            gradient are scaled up to all slices, so that they are right on average.
+        seed: of what is drawn.
     """
 
-    def __init__(self, loss: Loss, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        loss: Loss,
+        rank: int = 0,
+        world_size: int = 1,
+        num_drawn: int | None = None,
+        seed: int = 0,
+    ) -> None:
         self._loss = loss
         self._rank = rank
         self._world_size = world_size
+        self._num_drawn = num_drawn
+        self._seed = seed
 
-    def __call__(self, field: Tensor, coarser: int = 0) -> tuple[Tensor, Tensor]:
+    def __call__(self, field: Tensor, coarser: int = 0, step: int = 0) -> tuple[Tensor, Tensor]:
         """(loss, gradient): a scalar, and what the field's shape is: (P, H, W) or (P, D, H, W).
 
         Args:
             coarser: how often the field was halved, as against the target.
+            step: says which slices are drawn, where not all are looked at.
         """
         stacks = [field[None]] if field.ndim == 3 else [slices_along(field, d) for d in range(NUM_DIRECTIONS)]
-        own = [self._own_part(stack, direction, coarser) for direction, stack in enumerate(stacks)]
-        parts = own if self._world_size == 1 else self._parts_of_all(own, stacks)
-        loss = torch.cat([part.losses for part in parts]).sum()
+        drawn = [self._drawn(len(stack), direction, step) for direction, stack in enumerate(stacks)]
+        seen = [stack if d is None else stack[d] for stack, d in zip(stacks, drawn, strict=True)]
+        own = [self._own_part(stack, direction, coarser) for direction, stack in enumerate(seen)]
+        parts = own if self._world_size == 1 else self._parts_of_all(own, seen)
+        times = [len(stack) / len(some) for stack, some in zip(stacks, seen, strict=True)]
+        loss = torch.cat([part.losses * factor for part, factor in zip(parts, times, strict=True)]).sum()
         if field.ndim == 3:
             return loss, parts[0].gradient[0]
         gradient = torch.zeros_like(field)
-        for direction, part in enumerate(parts):
-            gradient += part.gradient.movedim(0, direction + 1)
+        for direction, (part, places, factor) in enumerate(zip(parts, drawn, times, strict=True)):
+            slices = slices_along(gradient, direction)
+            if places is None:
+                slices += part.gradient
+            else:
+                slices[places] += part.gradient * factor
         return loss, gradient
+
+    def _drawn(self, num_slices: int, direction: int, step: int) -> Tensor | None:
+        """Which slices are looked at; None for all. The same on all ranks."""
+        if self._num_drawn is None or self._num_drawn >= num_slices:
+            return None
+        draw = np.random.default_rng((self._seed, step, direction))
+        return torch.from_numpy(np.sort(draw.permutation(num_slices)[: self._num_drawn]))
 
     def _own_part(self, stack: Tensor, direction: int, coarser: int) -> _Part:
         share = share_of(len(stack), self._rank, self._world_size)

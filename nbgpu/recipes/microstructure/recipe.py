@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nbgpu.config import MicrostructureConfig
-from nbgpu.engine.descent import NUM_PAIRS, bounded
+from nbgpu.engine.descent import NUM_PAIRS, AfterStep, Evaluate, bounded
 from nbgpu.engine.minimiser import Problem
 from nbgpu.errors import DataError
 from nbgpu.recipes.microstructure.characterize import DESCRIPTORS, characterize
@@ -30,6 +30,8 @@ from nbgpu.recipes.microstructure.objective import MAX_PIXELS_AT_ONCE, Objective
 from nbgpu.recipes.microstructure.pictures import block, png, slices_of
 from nbgpu.recipes.microstructure.reconstruct import s2_error
 from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS, share_of
+from nbgpu.recipes.microstructure.swaps import NUM_CANDIDATES, Cooling, at_random, swap
+from nbgpu.recipes.microstructure.swaps import OPTIMIZERS as SWAPPING
 from nbgpu.recipes.microstructure.target import S2, Target, load_target, save_descriptors
 
 _COPIES_IN_GRAPH = 4
@@ -72,9 +74,10 @@ class Microstructure(Problem):
         """What is looked for and from what."""
         target, config = self.target, self.config
         grids = f" on {self._num_grids} grids" if self._num_grids > 1 else ""
+        after = f", then {config.swap_steps} steps of swaps" if config.swap_steps else ""
         lines = [
             f"target: {target.told}, with limit_to {config.limit_to}",
-            f"looks for {' x '.join(map(str, target.shape))} pixels{grids} with {self.optimizer}, in float64",
+            f"looks for {' x '.join(map(str, target.shape))} pixels{grids} with {self.optimizer}{after}, in float64",
         ]
         if any("GramMatrices" in name for name in config.descriptor_types):
             random = "one layer of random filters, no trained network"
@@ -85,23 +88,71 @@ class Microstructure(Problem):
 
     @property
     def num_steps(self) -> Sequence[int]:
-        return steps_on(self._num_grids, self.config.steps)
+        swaps = [self.config.swap_steps] if self.config.swap_steps else []
+        return [*steps_on(self._num_grids, self.config.steps), *swaps]
+
+    def _coarser(self, stage: int) -> int:
+        """How often the field is halved in a stage."""
+        return max(0, self._num_grids - 1 - stage)
+
+    def _swaps(self, stage: int) -> bool:
+        """Whether a stage swaps pixels."""
+        return stage >= self._num_grids or self.optimizer in SWAPPING
+
+    def stage_name(self, stage: int) -> str:
+        """A grid, or the swaps behind them."""
+        return "swapping pixels" if stage >= self._num_grids else f"grid {stage + 1} of {self._num_grids}"
 
     def begin(self, stage: int, found: Tensor | None) -> Tensor:
-        """Noise from the seed, `initial`, or what the coarser grid has found."""
+        """Noise from the seed, `initial`, or what the stage before has found; whole phases where pixels are swapped, and at random
+        those that the target has."""
         target = self.target
-        shape = shape_on(self._num_grids - 1 - stage, target.shape)
-        if found is not None:
-            return refined(found, shape)
-        if self._initial is not None:
-            return refined(self._initial, shape)
+        shape = shape_on(self._coarser(stage), target.shape)
+        known = self._initial if found is None else found
+        if known is not None:
+            field = known if tuple(known.shape[1:]) == shape else refined(known, shape)
+            return indicated(decided(field), target.num_phases) if self._swaps(stage) else field
+        if self._swaps(stage):
+            return indicated(self._at_random(), target.num_phases)
         return noise(target.num_phases, shape, self.config.seed)
 
-    def evaluate(self, tensor: Tensor, stage: int, rank: int, world_size: int) -> tuple[Tensor, Tensor]:
+    def evaluate(
+        self, tensor: Tensor, stage: int, step: int, rank: int, world_size: int
+    ) -> tuple[Tensor, Tensor]:
+        config = self.config
         key = (rank, world_size)
         if key not in self._objectives:
-            self._objectives[key] = Objective(self._loss(), rank, world_size)
-        return self._objectives[key](tensor, coarser=self._num_grids - 1 - stage)
+            self._objectives[key] = Objective(
+                self._loss(), rank, world_size, config.slices_per_step, config.seed
+            )
+        return self._objectives[key](tensor, self._coarser(stage), step)
+
+    def search(
+        self,
+        tensor: Tensor,
+        stage: int,
+        steps: range,
+        evaluate: Evaluate,
+        after_step: AfterStep,
+        lr: Callable[[], float],
+        rank: int,
+        world_size: int,
+    ) -> str:
+        """Swaps pixels where the stage does, and goes down the gradient elsewhere."""
+        if not self._swaps(stage):
+            return super().search(tensor, stage, steps, evaluate, after_step, lr, rank, world_size)
+        is_annealing = stage < self._num_grids and self.optimizer == "simulatedannealing"
+        cooling = Cooling(self.config.temperature if is_annealing else 0.0, steps.stop)
+        return swap(
+            self._loss(),
+            tensor,
+            steps,
+            after_step,
+            cooling,
+            seed=self.config.seed,
+            rank=rank,
+            world_size=world_size,
+        )
 
     def _loss(self) -> Loss:
         config = self.config
@@ -116,8 +167,12 @@ class Microstructure(Problem):
         )
 
     def num_parts(self, stage: int, rank: int, world_size: int) -> int:
-        shape = shape_on(self._num_grids - 1 - stage, self.target.shape)
+        if self._swaps(stage):
+            return NUM_CANDIDATES // world_size
+        shape = shape_on(self._coarser(stage), self.target.shape)
         lengths = shape if len(shape) == NUM_DIRECTIONS else (1,)
+        if self.config.slices_per_step is not None:
+            lengths = tuple(min(length, self.config.slices_per_step) for length in lengths)
         return sum(len(share_of(length, rank, world_size)) for length in lengths)
 
     def measure(self, tensor: Tensor) -> dict[str, float]:
@@ -175,10 +230,7 @@ class Microstructure(Problem):
         shares = target.descriptors[0][S2][:, 0, middle, middle]
         if target.num_phases == 1:
             shares = torch.stack([1 - shares[0], shares[0]])
-        generator = torch.Generator().manual_seed(self.config.seed)
-        num_pixels = int(np.prod(target.shape))
-        drawn = torch.multinomial(shares.clamp(min=0), num_pixels, replacement=True, generator=generator)
-        return drawn.view(target.shape)
+        return at_random(shares, target.shape, self.config.seed)
 
     def _pictures(self, phases: Tensor) -> dict[str, str]:
         target = self.target

@@ -1,0 +1,218 @@
+"""Edges of a design, and how far from each one, along its normal, an image crosses the threshold.
+
+Designs are pixels, whose edges go along the axes, or polygons, whose edges go anywhere. Lengths are in nm; pixel (row, column) covers
+`column` to `column + 1` pixels in x and `row` to `row + 1` in y, and its value is that of its centre. Between centres an
+image is a cubic spline: images through a lens are smooth, and straight lines between pixels of a quarter of the resolution are some
+nm off. Fields go on periodically.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from contourpy import contour_generator
+from scipy.ndimage import map_coordinates, spline_filter
+from torch import Tensor
+
+from nbgpu.recipes.lithography.rasterise import Polygon
+
+_SAMPLES_PER_PIXEL = 8
+"""Along a line across an edge."""
+_LINES_PER_PIXEL = 4
+"""Of the grid that contours are drawn on."""
+_BESIDE_NM = 0.01
+"""Half of the distance between the two points that tell what is on either side of an edge."""
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Places on the edges of a design where it is compared with what prints."""
+
+    points_nm: np.ndarray
+    """(K, 2): x, y."""
+    normals: np.ndarray
+    """(K, 2), of length 1, out of the design."""
+
+    def __len__(self) -> int:
+        return len(self.points_nm)
+
+
+def pixel_sites(design: Tensor, pixel_nm: float, corner_nm: float = 0.0) -> Sites:
+    """The middles of the sides between pixels of at least 1/2 and those below, for all rows and then all columns.
+
+    Args:
+        design: (H, W), 0 to 1.
+        pixel_nm: edge of a pixel.
+        corner_nm: sites nearer than this to an end of their edge are left out.
+    """
+    wanted = design.detach().cpu().numpy() >= 0.5
+    margin = round(corner_nm / pixel_nm)
+    points, normals = [np.empty((0, 2))], [np.empty((0, 2))]
+    for axis in (1, 0):
+        inside = np.moveaxis(wanted, axis, 1)
+        following = np.roll(inside, -1, axis=1)
+        for ends, outward in ((~inside & following, -1.0), (inside & ~following, 1.0)):
+            along, across = np.nonzero(_straight(ends, margin))
+            places = np.stack([across + 1.0, along + 0.5], axis=1) * pixel_nm
+            normal = np.broadcast_to([outward, 0.0], places.shape)
+            points.append(places if axis == 1 else places[:, ::-1])
+            normals.append(normal if axis == 1 else normal[:, ::-1])
+    return Sites(np.concatenate(points), np.concatenate(normals))
+
+
+def polygon_sites(
+    polygons: Sequence[Polygon],
+    spacing_nm: float,
+    corner_nm: float = 0.0,
+    field_nm: tuple[float, float] | None = None,
+) -> Sites:
+    """Places on the outline of what several polygons cover together; edges inside of it are none.
+
+    Args:
+        polygons: in nm, with edges in any direction.
+        spacing_nm: between neighbours on an edge; an edge that is shorter has one in its middle.
+        corner_nm: what is left out at both ends of each edge.
+        field_nm: (width, height); sites outside are left out.
+    """
+    points, normals = [np.empty((0, 2))], [np.empty((0, 2))]
+    for polygon in polygons:
+        steps = np.roll(polygon, -1, axis=0) - polygon
+        for begin, step in zip(polygon, steps, strict=True):
+            length = float(np.hypot(*step))
+            usable = length - 2 * corner_nm
+            if length == 0 or usable <= 0:
+                continue
+            num = max(1, round(usable / spacing_nm))
+            way = corner_nm + (np.arange(num) + 0.5) * usable / num
+            points.append(begin + way[:, None] * step / length)
+            normals.append(np.tile([step[1] / length, -step[0] / length], (num, 1)))
+    places, normal = np.concatenate(points), np.concatenate(normals)
+    if field_nm is not None:
+        kept = ((places >= 0) & (places < field_nm)).all(axis=1)
+        places, normal = places[kept], normal[kept]
+    right, left = (_covered(places + side * _BESIDE_NM * normal, polygons) for side in (1, -1))
+    normal = np.where(right[:, None], -normal, normal)
+    kept = right != left
+    # Polygons that overlap along an edge have the same sites.
+    _, first = np.unique(np.round(places[kept], 3), axis=0, return_index=True)
+    first.sort()
+    return Sites(places[kept][first], normal[kept][first])
+
+
+def placement_errors_nm(
+    image: Tensor, threshold: float, sites: Sites, pixel_nm: float, reach_nm: float = 100.0
+) -> np.ndarray:
+    """How far outside of each site, along its normal, the image falls below the threshold; negative inside; (K,).
+
+    Of several places the nearest; NaN where none is within reach.
+
+    Args:
+        image: (H, W), such as the latent image.
+        threshold: above it prints.
+        sites: of the design.
+        pixel_nm: edge of a pixel.
+        reach_nm: how far a contour is looked for.
+    """
+    num = int(np.ceil(reach_nm / pixel_nm * _SAMPLES_PER_PIXEL))
+    ways = np.linspace(-reach_nm, reach_nm, 2 * num + 1)
+    places = sites.points_nm[:, None, :] + ways[:, None] * sites.normals[:, None, :]
+    values = _Smooth(image, pixel_nm)(places)
+    before, after = values[:, :-1], values[:, 1:]
+    falls = (before > threshold) & (after <= threshold)
+    share = np.divide(before - threshold, before - after, out=np.zeros_like(before), where=falls)
+    found = np.where(falls, ways[:-1] + share * np.diff(ways), np.inf)
+    nearest = np.abs(found).argmin(axis=1)
+    errors = found[np.arange(len(found)), nearest]
+    return np.where(np.isfinite(errors), errors, np.nan)
+
+
+def edge_placement_errors_nm(
+    image: Tensor,
+    threshold: float,
+    design: Tensor,
+    pixel_nm: float,
+    reach_nm: float = 100.0,
+    corner_nm: float = 0.0,
+) -> Tensor:
+    """`placement_errors_nm` at the `pixel_sites` of a design (H, W), in float64."""
+    sites = pixel_sites(design, pixel_nm, corner_nm)
+    return torch.from_numpy(placement_errors_nm(image, threshold, sites, pixel_nm, reach_nm))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A straight line from one place to another, x and y in nm, along which widths are measured."""
+
+    start_nm: tuple[float, float]
+    end_nm: tuple[float, float]
+
+    def at(self, way_nm: np.ndarray) -> np.ndarray:
+        """(N, 2): the places so far from its start."""
+        start, end = np.array(self.start_nm), np.array(self.end_nm)
+        return np.asarray(start + way_nm[:, None] * (end - start) / np.hypot(*(end - start)))
+
+
+def stretches_nm(image: Tensor, threshold: float, cut: Cut, pixel_nm: float) -> np.ndarray:
+    """Where what prints begins and ends along a cut, from its start: (N, 2). Their differences are the critical dimensions.
+
+    Only whole stretches: one that begins before the cut or goes on behind it is left out.
+    """
+    length = float(np.hypot(*np.subtract(cut.end_nm, cut.start_nm)))
+    ways = np.linspace(0, length, 1 + int(np.ceil(length / pixel_nm * _SAMPLES_PER_PIXEL)))
+    values = _Smooth(image, pixel_nm)(cut.at(ways))
+    above = values > threshold
+    index = np.flatnonzero(above[1:] != above[:-1])
+    share = (threshold - values[index]) / (values[index + 1] - values[index])
+    places = ways[index] + share * (ways[index + 1] - ways[index])
+    if len(places) and above[0]:
+        places = places[1:]
+    return np.asarray(places[: len(places) // 2 * 2].reshape(-1, 2))
+
+
+def smooth_contours_nm(image: Tensor, threshold: float, pixel_nm: float) -> list[np.ndarray]:
+    """The lines (N, 2) where the image (H, W) crosses the threshold, up to half a pixel beyond the field's edges."""
+    fine_nm = pixel_nm / _LINES_PER_PIXEL
+    y, x = ((np.arange(-2, length * _LINES_PER_PIXEL + 3)) * fine_nm for length in image.shape)
+    values = _Smooth(image, pixel_nm)(np.stack(np.meshgrid(x, y), axis=-1))
+    return [np.asarray(line) for line in contour_generator(x, y, values).lines(threshold)]
+
+
+class _Smooth:
+    """An image (H, W) between its pixels."""
+
+    def __init__(self, image: Tensor, pixel_nm: float) -> None:
+        self._coefficients = spline_filter(image.detach().cpu().double().numpy(), order=3, mode="grid-wrap")
+        self._pixel_nm = pixel_nm
+
+    def __call__(self, places_nm: np.ndarray) -> np.ndarray:
+        """(...) for x and y (..., 2)."""
+        rows_and_columns = np.moveaxis(places_nm[..., ::-1], -1, 0) / self._pixel_nm - 0.5
+        values = map_coordinates(
+            self._coefficients, rows_and_columns, order=3, mode="grid-wrap", prefilter=False
+        )
+        return np.asarray(values)
+
+
+def _straight(ends: np.ndarray, margin: int) -> np.ndarray:
+    """Sites whose edge goes on straight for `margin` more pixels on both sides."""
+    kept = ends.copy()
+    for step in range(1, margin + 1):
+        kept &= np.roll(ends, step, axis=0) & np.roll(ends, -step, axis=0)
+    return kept
+
+
+def _covered(points: np.ndarray, polygons: Sequence[Polygon]) -> np.ndarray:
+    """Which points (K, 2) are inside a polygon: a line from there to the right meets its edges an odd number of times."""
+    covered = np.zeros(len(points), dtype=bool)
+    for polygon in polygons:
+        near = ((points >= polygon.min(axis=0)) & (points <= polygon.max(axis=0))).all(axis=1) & ~covered
+        x, y = points[near].T[:, :, None]
+        (x0, y0), (x1, y1) = polygon.T, np.roll(polygon, -1, axis=0).T
+        passes = (y0 > y) != (y1 > y)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            meets = x0 + (y - y0) * (x1 - x0) / (y1 - y0)
+        covered[near] = (passes & (meets > x)).sum(axis=1) % 2 == 1
+    return covered

@@ -1,0 +1,182 @@
+"""Folders as LithoBench has them: `pixelILT`, `litho`, `printed` or `resist`, `target` and `glp`, joined by file name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from nbgpu.errors import DataError
+from nbgpu.recipes.lithography.layouts import GLP, read_layout
+from nbgpu.recipes.lithography.pairs import Pair, averaged, size_problem
+from nbgpu.recipes.lithography.rasterise import rasterised
+
+MASKS, AERIALS, TARGETS, LAYOUTS = "pixelILT", "litho", "target", "glp"
+"""Optimised masks, their aerial images, what they should print as pictures and as layouts."""
+PRINTS = ("printed", "resist")
+"""What the masks print: above half of white."""
+
+_GREY = ("L", "1", "I;16")
+_COLOURED = ("RGB", "RGBA", "LA", "P")
+"""Grey if their channels are equal."""
+_NUM_THREADS = 4
+
+
+def find_lithobench(folder: Path, size: int) -> list[Pair]:
+    """The pairs of a folder with `pixelILT` and `litho`, or of several such folders inside it, by file name.
+
+    `printed` or `resist`, `target` and `glp` are taken where they are there, and then have a file for each mask. Names and headers
+    are read, and pixels by `check_pixels`.
+
+    Raises:
+        DataError: a line for each file that has no partner, another size than its mask, or cannot be read.
+    """
+    roots = sorted({path.parent for path in folder.rglob(MASKS) if path.is_dir()})
+    pairs: list[Pair] = []
+    problems: list[str] = []
+    for root in roots:
+        prints = [name for name in PRINTS if (root / name).is_dir()]
+        if len(prints) > 1:
+            problems.append(
+                f"{root}: has both {' and '.join(prints)}, which are the same thing. Take one away"
+            )
+        kinds = [
+            MASKS,
+            AERIALS,
+            *prints[:1],
+            *(name for name in (TARGETS, LAYOUTS) if (root / name).is_dir()),
+        ]
+        files = {kind: _by_name(root / kind) for kind in kinds}
+        masks = files[MASKS]
+        if not (root / AERIALS).is_dir():
+            problems.append(f"{root}: has {MASKS} and no folder {AERIALS}")
+            continue
+        for kind in kinds[1:]:
+            problems += _unmatched(masks, files[kind], kind)
+        for name in sorted(masks.keys() & files[AERIALS].keys()):
+            of_name = {kind: files[kind][name] for kind in kinds if name in files[kind]}
+            problems += _header_problems(of_name, size)
+            printed = of_name.get(prints[0]) if prints else None
+            design = of_name.get(TARGETS, of_name.get(LAYOUTS))
+            pairs.append(Pair(str(masks[name]), masks[name], of_name[AERIALS], printed, design))
+    if not pairs and not problems:
+        problems = [f"{folder}: has no .png files in folders {MASKS} and {AERIALS}"]
+    if problems:
+        raise DataError("\n".join(problems))
+    return pairs
+
+
+def _by_name(folder: Path) -> dict[str, Path]:
+    suffixes = (GLP, ".png") if folder.name == LAYOUTS else (".png",)
+    return {path.stem: path for path in sorted(folder.glob("*")) if path.suffix.lower() in suffixes}
+
+
+def _unmatched(masks: dict[str, Path], others: dict[str, Path], kind: str) -> Iterator[str]:
+    what = "layout" if kind == LAYOUTS else "image"
+    for name in sorted(masks.keys() - others.keys()):
+        yield f"{masks[name]}: has no {what} of that name in {kind}"
+    for name in sorted(others.keys() - masks.keys()):
+        yield f"{others[name]}: has no mask of that name in {MASKS}"
+
+
+def _header_problems(of_name: dict[str, Path], size: int) -> Iterator[str]:
+    mask_size: tuple[int, int] | None = None
+    for kind, path in of_name.items():
+        if path.suffix.lower() == GLP:
+            continue
+        try:
+            with Image.open(path) as image:
+                mode, pixels = image.mode, image.size
+        except (OSError, UnidentifiedImageError) as error:
+            yield f"{path}: cannot be read as a picture: {error}"
+            continue
+        mask_size = pixels if kind == MASKS else mask_size
+        if mode not in _GREY + _COLOURED:
+            yield f"{path}: has pixels of the kind {mode}, not grey ones"
+        elif problem := size_problem(*pixels, size):
+            yield f"{path}: {problem}"
+        elif mask_size is not None and pixels != mask_size:
+            yield f"{path}: has {pixels[0]} x {pixels[1]} pixels, and its mask {mask_size[0]} x {mask_size[1]}"
+
+
+def check_pixels(pairs: Sequence[Pair], size: int, pixel_nm: float) -> None:
+    """Reads all files of pairs to their end but aerial images in grey, which can hold anything; on several threads.
+
+    Raises:
+        DataError: a line for each mask or target that is not black and white, picture in colours, and damaged file.
+    """
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        found = threads.map(lambda pair: list(_pixel_problems(pair, size, pixel_nm)), pairs)
+        problems = [problem for of_pair in found for problem in of_pair]
+    if problems:
+        raise DataError("\n".join(problems))
+
+
+def _pixel_problems(pair: Pair, size: int, pixel_nm: float) -> Iterator[str]:
+    for path, load in (
+        (pair.mask, lambda path: load_png(path, size, binary=True)),
+        (pair.aerial, _check_grey),
+        (pair.printed, lambda path: load_print(path, size)),
+        (pair.design, lambda path: load_design(path, size, pixel_nm)),
+    ):
+        if isinstance(path, Path):
+            try:
+                load(path)
+            except DataError as error:
+                yield str(error)
+
+
+def _check_grey(path: Path) -> None:
+    with Image.open(path) as image:
+        if image.mode in _GREY:
+            return
+    _grey(path)
+
+
+def _grey(path: Path) -> np.ndarray:
+    """(H, W) in float32, 0 to 1."""
+    try:
+        with Image.open(path) as image:
+            values = np.asarray(image.convert("RGB") if image.mode in ("P", "RGBA", "LA", "1") else image)
+    except (OSError, SyntaxError) as error:
+        raise DataError(f"{path}: cannot be read as a picture: {error}") from None
+    if values.ndim == 3:
+        if (values != values[..., :1]).any():
+            raise DataError(f"{path}: its red, green and blue differ; it takes grey pictures")
+        values = values[..., 0]
+    return np.asarray(values.astype(np.float32) / np.iinfo(values.dtype).max)
+
+
+def load_png(path: Path, size: int, *, binary: bool) -> Tensor:
+    """(1, size, size) in float32, 0 to 1. Raises DataError for colours, and for greys where it should be `binary`."""
+    grey = _grey(path)
+    if binary and not ((grey == 0) | (grey == 1)).all():
+        raise DataError(f"{path}: a mask with other values than black and white")
+    return averaged(torch.from_numpy(grey)[None], size)
+
+
+def load_print(path: Path, size: int) -> Tensor:
+    """(1, size, size): the share of each pixel that prints, where the picture is above half of white."""
+    return averaged(torch.from_numpy((_grey(path) > 0.5).astype(np.float32))[None], size)
+
+
+def load_design(path: Path, size: int, pixel_nm: float) -> Tensor:
+    """(1, size, size), 0 to 1: a black and white picture, or a layout, whose bounding box is put in the middle."""
+    if path.suffix.lower() != GLP:
+        return load_png(path, size, binary=True)
+    polygons = read_layout(path)
+    corners = np.concatenate(polygons)
+    low, high = corners.min(axis=0), corners.max(axis=0)
+    field = size * pixel_nm
+    if (high - low > field).any():
+        width, height = high - low
+        raise DataError(
+            f"{path}: is {width:g} x {height:g} nm, and {size} pixels of {pixel_nm:g} nm are {field:g}. Change pixel_nm"
+        )
+    x, y = (low + high - field) / 2
+    return torch.from_numpy(rasterised(polygons, (float(x), float(y)), (size, size), pixel_nm))[None]

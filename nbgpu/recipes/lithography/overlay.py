@@ -1,0 +1,186 @@
+"""What prints drawn over the layout that was asked for: contours, edge placement errors and critical dimensions."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from nbgpu.recipes.lithography.edges import (
+    Cut,
+    Sites,
+    pixel_sites,
+    placement_errors_nm,
+    polygon_sites,
+    smooth_contours_nm,
+    stretches_nm,
+)
+from nbgpu.recipes.lithography.rasterise import Polygon
+
+CONTOUR, WIDTH, LOST = "#000000", "#009e73", "#cc79a7"
+ERROR_COLOURS = "PuOr_r"
+_INCHES, _DPI = 6.0, 110
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """What prints beside what was asked for. A notebook shows it as a picture; `draw` puts it into axes of one's own."""
+
+    layout: Tensor | Sequence[Polygon]
+    field_nm: tuple[float, float]
+    """Width and height."""
+    contours_nm: Sequence[np.ndarray]
+    """(N, 2) each: x, y."""
+    sites: Sites
+    errors_nm: np.ndarray
+    """At each site, along the edge's normal, positive where too much prints; NaN where no contour is in reach."""
+    cuts: Sequence[Cut]
+    stretches_nm: Sequence[np.ndarray]
+    """Of each cut, (N, 2): where what prints begins and ends."""
+
+    @property
+    def table(self) -> dict[str, float]:
+        """In nm: the mean size of the edge placement errors, the mean error, and the worst one, over sites with a contour in
+        reach; how many sites there are, and how many are lost."""
+        seen = self.errors_nm[~np.isnan(self.errors_nm)]
+        nothing = float("nan")
+        return {
+            "mean_size_nm": float(np.abs(seen).mean()) if len(seen) else nothing,
+            "mean_nm": float(seen.mean()) if len(seen) else nothing,
+            "worst_nm": float(seen[np.abs(seen).argmax()]) if len(seen) else nothing,
+            "num_sites": len(self.errors_nm),
+            "num_lost": int(np.isnan(self.errors_nm).sum()),
+        }
+
+    @property
+    def widths_nm(self) -> list[np.ndarray]:
+        """The critical dimensions along each cut."""
+        return [stretches[:, 1] - stretches[:, 0] for stretches in self.stretches_nm]
+
+    def draw(self, axes: Axes, largest_nm: float | None = None, dot: float = 9.0) -> Normalize:
+        """The layout in grey, contours as lines, a dot at each site in the colour of its error, and each width with its number.
+
+        Args:
+            axes: of matplotlib.
+            largest_nm: the error with the strongest colour; left out: see `largest_shown_nm`.
+            dot: size of the dots, in points squared.
+
+        Returns:
+            What brings errors to colours, for a colour bar.
+        """
+        width, height = self.field_nm
+        if isinstance(self.layout, Tensor):
+            axes.imshow(
+                self.layout.detach().cpu().numpy(),
+                cmap="gray_r",
+                vmin=0,
+                vmax=5,
+                origin="lower",
+                extent=(0, width, 0, height),
+            )
+        else:
+            axes.add_collection(PolyCollection(list(self.layout), facecolor="#d9d9d9", edgecolor="none"))
+        axes.add_collection(LineCollection(list(self.contours_nm), colors=CONTOUR, linewidths=0.8))
+        lost = np.isnan(self.errors_nm)
+        largest = largest_nm or largest_shown_nm([self.errors_nm])
+        colours = Normalize(-largest, largest)
+        places = self.sites.points_nm
+        axes.scatter(
+            places[~lost, 0],
+            places[~lost, 1],
+            c=self.errors_nm[~lost],
+            cmap=ERROR_COLOURS,
+            norm=colours,
+            s=dot,
+            zorder=3,
+            edgecolors="#00000055",
+            linewidths=0.03 * dot,
+        )
+        axes.scatter(places[lost, 0], places[lost, 1], marker="x", c=LOST, s=12, linewidths=0.8, zorder=3)
+        for cut, stretches in zip(self.cuts, self.stretches_nm, strict=True):
+            for stretch in stretches:
+                ends = cut.at(stretch)
+                axes.plot(*ends.T, "|-", color=WIDTH, linewidth=1.2, zorder=4)
+                axes.annotate(
+                    f"{stretch[1] - stretch[0]:.1f}",
+                    ends.mean(axis=0),
+                    (0, 3),
+                    textcoords="offset points",
+                    color=WIDTH,
+                    fontsize=7,
+                    ha="center",
+                    zorder=5,
+                )
+        axes.set_xlim(0, width)
+        axes.set_ylim(0, height)
+        axes.set_aspect("equal")
+        return colours
+
+    def _repr_png_(self) -> bytes:
+        figure = Figure(figsize=(_INCHES, _INCHES * 0.85), dpi=_DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        colours = self.draw(axes)
+        axes.set_xlabel("nm")
+        bar = figure.colorbar(ScalarMappable(colours, ERROR_COLOURS), ax=axes, extend="both")
+        bar.set_label("edge placement error, nm (positive: prints beyond the edge)")
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png")
+        return buffer.getvalue()
+
+
+def largest_shown_nm(errors_nm: Sequence[np.ndarray]) -> float:
+    """What 95 of 100 errors do not exceed: ends of lines are far off, and would leave all else pale. At least 1 nm."""
+    sizes = np.abs(np.concatenate(errors_nm))
+    sizes = sizes[~np.isnan(sizes)]
+    return max(1.0, float(np.quantile(sizes, 0.95))) if len(sizes) else 1.0
+
+
+def overlay(
+    layout: Tensor | Sequence[Polygon],
+    image: Tensor,
+    threshold: float,
+    pixel_nm: float,
+    *,
+    spacing_nm: float | None = None,
+    corner_nm: float = 0.0,
+    reach_nm: float = 100.0,
+    cuts: Sequence[Cut] = (),
+) -> Overlay:
+    """Holds what an image prints against a layout.
+
+    Args:
+        layout: what was asked for: pixels (H, W), 0 to 1, or polygons in nm in the image's own coordinates, with edges in any
+            direction.
+        image: (H, W), such as the aerial image of a mask, or a resist's latent image.
+        threshold: above it prints.
+        pixel_nm: edge of the image's pixels. Column c covers x from c to c + 1 pixels, and row r likewise y.
+        spacing_nm: between sites on a polygon's edge; left out: a pixel. A layout of pixels has one at each pixel's side.
+        corner_nm: sites nearer than this to an end of their edge are left out.
+        reach_nm: how far from an edge its contour is looked for.
+        cuts: lines along which widths are measured.
+    """
+    height, width = image.shape
+    field = (width * pixel_nm, height * pixel_nm)
+    if isinstance(layout, Tensor):
+        sites = pixel_sites(layout, pixel_nm, corner_nm)
+    else:
+        sites = polygon_sites(layout, spacing_nm or pixel_nm, corner_nm, field)
+    return Overlay(
+        layout,
+        field,
+        smooth_contours_nm(image, threshold, pixel_nm),
+        sites,
+        placement_errors_nm(image, threshold, sites, pixel_nm, reach_nm),
+        tuple(cuts),
+        [stretches_nm(image, threshold, cut, pixel_nm) for cut in cuts],
+    )

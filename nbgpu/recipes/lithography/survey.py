@@ -1,0 +1,171 @@
+"""The process window of a mask, from the command line; the ranks share its conditions.
+
+    python -m nbgpu.recipes.lithography.survey --data chip.gds --layer 11/0 --pixel-nm 25
+    torchrun --nproc-per-node=4 -m nbgpu.recipes.lithography.survey --data chip.gds --layer 11/0 --pixel-nm 25
+
+The recipe's settings of masks, lens, source and resist are flags, and those of `SurveyConfig`. Leaves window.csv and window.png.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import numpy as np
+import torch.distributed as dist
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from pydantic import Field
+from torch import Tensor
+
+from nbgpu import flags
+from nbgpu.config import LithographyConfig, TrainConfig
+from nbgpu.errors import ConfigError, NbgpuError
+from nbgpu.recipes.lithography.lithobench import load_design, load_png
+from nbgpu.recipes.lithography.manhattan import manhattan
+from nbgpu.recipes.lithography.recipe import optics_of, pairs_of, source_of
+from nbgpu.recipes.lithography.resist import Resist
+from nbgpu.recipes.lithography.window import Condition, conditions, process_window
+from nbgpu.settings import Settings
+
+_OF_TRAINING = {
+    "recipe",
+    "steps",
+    "batch_size",
+    "num_kernels",
+    "kernel_nm",
+    "corrections",
+    "simulated_kernels",
+}
+_CSV, _PICTURE = "window.csv", "window.png"
+
+
+class SurveyConfig(Settings):
+    """What one mask prints over a range of dose and focus."""
+
+    doses: tuple[float, ...] = Field(
+        (0.9, 0.95, 1.0, 1.05, 1.1), min_length=1, description="in units of the nominal dose"
+    )
+    defocuses_nm: tuple[float, ...] = Field(
+        (-100.0, -50.0, 0.0, 50.0, 100.0), min_length=1, description="beside defocus_nm, in nm"
+    )
+    mask: int = Field(0, ge=0, description="number of the mask or tile in the data, counted from 0")
+    cut_row: int | None = Field(
+        None, ge=0, description="row of pixels along which the width is measured; left out: the middle one"
+    )
+    out: str = Field(".", min_length=1, description="folder that gets window.csv and window.png")
+
+    def problems(self) -> Iterator[str]:
+        if min(self.doses) <= 0:
+            yield f"doses={self.doses} must all be above 0"
+
+
+def survey(
+    config: LithographyConfig, asked: SurveyConfig, rank: int = 0, world_size: int = 1
+) -> list[Condition]:
+    """This rank's share of the conditions: neighbours, so that those of one focus share their image.
+
+    Raises:
+        ConfigError: no such mask or row.
+        DataError: all that is wrong with the data.
+    """
+    mask, design = _mask(config, asked.mask)
+    if asked.cut_row is not None and asked.cut_row >= config.size:
+        raise ConfigError(f"cut_row={asked.cut_row}: the mask has rows 0 to {config.size - 1}")
+    whole = conditions(asked.doses, asked.defocuses_nm)
+    share = [part.tolist() for part in np.array_split(np.arange(len(whole)), world_size)][rank]
+    return process_window(
+        mask.double(),
+        design,
+        optics_of(config),
+        source_of(config),
+        Resist(config.resist_threshold, config.diffusion_nm),
+        config.pixel,
+        [whole[i] for i in share],
+        cut_row=asked.cut_row,
+    )
+
+
+def _mask(config: LithographyConfig, number: int) -> tuple[Tensor, Tensor]:
+    """(mask, design), (size, size) each; the design is the mask where the data have none."""
+    if config.data == "generated":
+        mask = manhattan(config.size, config.pixel, config.seed, number)[0]
+        return mask, mask
+    pairs = pairs_of(config)
+    if number >= len(pairs):
+        raise ConfigError(f"mask={number}: {config.data} has masks 0 to {len(pairs) - 1}")
+    pair = pairs[number]
+    mask = pair.mask[0] if isinstance(pair.mask, Tensor) else load_png(pair.mask, config.size, binary=True)[0]
+    return mask, mask if pair.design is None else load_design(pair.design, config.size, config.pixel)[0]
+
+
+def write(found: Sequence[Condition], folder: Path) -> None:
+    """window.csv, a line for each condition, and window.png."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _CSV).open("w", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Condition)])
+        writer.writeheader()
+        writer.writerows(asdict(condition) for condition in found)
+    _draw(found, folder / _PICTURE)
+
+
+def _draw(found: Sequence[Condition], path: Path) -> None:
+    """Widths over focus, a line for each dose, and the errors of edges over both, with how many are lost."""
+    doses, foci = (
+        sorted({getattr(condition, name) for condition in found}) for name in ("dose", "defocus_nm")
+    )
+    by_place = {(condition.dose, condition.defocus_nm): condition for condition in found}
+    figure = Figure(figsize=(10, 4), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    widths, errors = figure.subplots(1, 2)
+    for dose in doses:
+        widths.plot(foci, [by_place[dose, focus].cd_nm for focus in foci], "o-", label=f"dose {dose:g}")
+    widths.set_xlabel("defocus, nm")
+    widths.set_ylabel("width, nm")
+    widths.legend()
+    sizes = np.array([[by_place[dose, focus].mean_epe_nm for focus in foci] for dose in doses])
+    figure.colorbar(errors.imshow(sizes, origin="lower", aspect="auto", cmap="viridis"), ax=errors)
+    errors.set_xticks(range(len(foci)), [f"{focus:g}" for focus in foci])
+    errors.set_yticks(range(len(doses)), [f"{dose:g}" for dose in doses])
+    errors.set_xlabel("defocus, nm")
+    errors.set_ylabel("dose")
+    errors.set_title("mean edge placement error, nm, and edges with no contour")
+    for (row, column), _ in np.ndenumerate(sizes):
+        lost = by_place[doses[row], foci[column]].num_lost
+        errors.text(column, row, str(lost), ha="center", va="center", color="white")
+    figure.savefig(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Reads the flags, takes this rank's share where torchrun has started several, and writes on rank 0."""
+    rank, world_size = (int(os.environ.get(name, one)) for name, one in (("RANK", 0), ("WORLD_SIZE", 1)))
+    hidden = {*TrainConfig.model_fields, *_OF_TRAINING} - {"data", "seed"}
+    values = flags.parse(
+        [LithographyConfig, SurveyConfig],
+        sys.argv[1:] if arguments is None else arguments,
+        prog="python -m nbgpu.recipes.lithography.survey",
+        hidden=tuple(hidden),
+    )
+    own = {name: values.pop(name) for name in SurveyConfig.model_fields}
+    try:
+        asked, config = SurveyConfig.checked(**own), LithographyConfig.checked(**values)
+        found = survey(config, asked, rank, world_size)
+    except NbgpuError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    if world_size > 1:
+        dist.init_process_group("gloo")
+        parts: list[list[Condition]] = [[] for _ in range(world_size)]
+        dist.all_gather_object(parts, found)
+        found = [condition for part in parts for condition in part]
+        dist.destroy_process_group()
+    if rank == 0:
+        write(found, Path(asked.out).expanduser())
+        sys.stdout.write(f"{len(found)} conditions: {Path(asked.out) / _CSV}, {Path(asked.out) / _PICTURE}\n")
+
+
+if __name__ == "__main__":
+    main()
