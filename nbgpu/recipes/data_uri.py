@@ -1,4 +1,4 @@
-"""Pictures as PNG data URIs, which a result carries and a page shows."""
+"""PNG pictures as data URIs, which a result carries and a page shows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 from typing import Any
 
 import matplotlib.image
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ def of_figure(figure: Figure) -> str:
 def of_pixels(pixels: NDArray[Any], **colours: Any) -> str:
     """(H, W) in the colours of `matplotlib.image.imsave`, or (H, W, 3 or 4) as they are; one pixel each, the first row on top."""
     buffer = io.BytesIO()
-    matplotlib.image.imsave(buffer, pixels, format="png", **colours)
+    matplotlib.image.imsave(buffer, np.ascontiguousarray(pixels), format="png", **colours)
     return _uri(buffer)
 
 
