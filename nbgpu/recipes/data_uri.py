@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 
 def of_figure(figure: Figure) -> str:
-    """A figure as it is laid out. It needs no canvas, and no display."""
+    """A figure as it is laid out, drawn without a display."""
     buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
+    FigureCanvasAgg(figure)
+    figure.savefig(buffer, format="png")
     return _uri(buffer)
 
 
