@@ -30,7 +30,7 @@ def curves(times: Floats, events: Flags, groups: NDArray[np.intp], num_groups: i
         axes.step([0, *curve.times], [1, *curve.values], where="post", color=colour, label=label)
         ended = times[own & ~events]
         axes.plot(ended, curve.at(ended), "|", color=colour, markersize=5)
-    axes.legend(loc="lower left", fontsize=8)
+    figure.legend(loc="outside upper center", fontsize=8)
     return data_uri.of_figure(figure)
 
 
