@@ -219,6 +219,13 @@ def test_a_short_run_on_files_with_folds_and_features(
     assert (losses[0] == losses[1]).all()
 
 
+def test_a_short_run_learns_the_generated_cohort(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    """The full form is `test_the_quality_gate`."""
+    _, result = _train(cluster2, tmp_path, num_patients=700, steps=150, val_every=0)
+    assert result["table"]["resnet18"]["c_index"] > 0.65
+    assert result["table"]["mean intensity"]["c_index"] < 0.6
+
+
 def test_bad_rows_stop_the_run_with_all_of_them(
     cluster2: nbgpu.Cluster, tmp_path: Path, cohort: Path
 ) -> None:
@@ -240,7 +247,7 @@ def test_bad_rows_stop_the_run_with_all_of_them(
 @pytest.mark.quality
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_quality_gate(cluster2: nbgpu.Cluster, tmp_path: Path, seed: int) -> None:
-    """500 + 200 generated patients. Nothing can be better than the true hazard, but for luck with 200."""
+    """1000 + 400 generated patients. Nothing can be better than the true hazard, but for luck with 400."""
     _, result = _train(cluster2, tmp_path, seed=seed)
     table = result["table"]
     assert table["resnet18"]["c_index"] >= table["true hazard"]["c_index"] - 0.01

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nbgpu.recipes import png
+from nbgpu.recipes import data_uri
 
 
 def pictures(image: Tensor, reconstruction: Tensor, num_samples: int = 6) -> dict[str, str]:
@@ -14,7 +14,7 @@ def pictures(image: Tensor, reconstruction: Tensor, num_samples: int = 6) -> dic
     original, output = image[chosen, 0], reconstruction[chosen, 0]
     error = (output - original).abs()
     return {
-        "original": png.middle_slices(original, 0, 1),
-        "reconstruction": png.middle_slices(output, 0, 1),
-        "absolute error, black is 0 and white 0.5": png.middle_slices(error, 0, 0.5),
+        "original": data_uri.middle_slices(original, 0, 1),
+        "reconstruction": data_uri.middle_slices(output, 0, 1),
+        "absolute error, black is 0 and white 0.5": data_uri.middle_slices(error, 0, 0.5),
     }

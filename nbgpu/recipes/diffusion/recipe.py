@@ -23,7 +23,7 @@ from nbgpu.engine.decoding import Decode, Item, opened, raise_together
 from nbgpu.engine.draws import Draw
 from nbgpu.engine.precision import at_least_float32
 from nbgpu.errors import DataError
-from nbgpu.recipes import CPU, Batch, Loaders, png
+from nbgpu.recipes import CPU, Batch, Loaders, data_uri
 from nbgpu.recipes.autoencoder import psnr_db, ssim
 from nbgpu.recipes.diffusion import files
 from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic, mean_image
@@ -242,10 +242,13 @@ class Diffusion:
         condition, target, found = data["condition"][shown], data["target"][shown, 0], made[shown, 0]
         given = [name for name in MODALITIES if name != self.config.target]
         return {
-            **{f"given: {name}": png.middle_slices(condition[:, i], -1, 1) for i, name in enumerate(given)},
-            f"true {self.config.target}": png.middle_slices(target, -1, 1),
-            f"sampled {self.config.target}": png.middle_slices(found, -1, 1),
-            "absolute error, black is 0 and white 1": png.middle_slices((found - target).abs(), 0, 1),
+            **{
+                f"given: {name}": data_uri.middle_slices(condition[:, i], -1, 1)
+                for i, name in enumerate(given)
+            },
+            f"true {self.config.target}": data_uri.middle_slices(target, -1, 1),
+            f"sampled {self.config.target}": data_uri.middle_slices(found, -1, 1),
+            "absolute error, black is 0 and white 1": data_uri.middle_slices((found - target).abs(), 0, 1),
         }
 
 

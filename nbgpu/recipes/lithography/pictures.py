@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from nbgpu.recipes import png
+from nbgpu.recipes import data_uri
 from nbgpu.recipes.lithography.contours import contours
 from nbgpu.recipes.lithography.edges import Cut
 from nbgpu.recipes.lithography.overlay import largest_shown_nm, overlay
@@ -67,4 +67,4 @@ def _drawn(num_tiles: int, draw: Callable[[Axes, int], None], inches: float = 1.
         axes = figure.add_axes((index / num_tiles, 0, 0.97 / num_tiles, 1))
         axes.set_axis_off()
         draw(axes, index)
-    return png.of_figure(figure)
+    return data_uri.of_figure(figure)

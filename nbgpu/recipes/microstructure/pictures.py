@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nbgpu.recipes.png import of_pixels
+from nbgpu.recipes import data_uri
 
 _LEAST_WIDTH = 160
 _GAP = 4
@@ -33,7 +33,7 @@ def png(tiles: list[Tensor], lowest: float, highest: float, colours: str = "viri
         # What is no number is left transparent.
         row.append(pad(big, (0, _GAP, 0, height - len(big)), value=math.nan))
     image = torch.cat(row, dim=1)[:, :-_GAP].numpy()
-    return of_pixels(image, cmap=colours, vmin=lowest, vmax=highest)
+    return data_uri.of_pixels(image, cmap=colours, vmin=lowest, vmax=highest)
 
 
 def block(volume: Tensor, lowest: float, highest: float, colours: str = "viridis", width: int = 320) -> str:
@@ -61,7 +61,7 @@ def block(volume: Tensor, lowest: float, highest: float, colours: str = "viridis
         ]
         shares = (voxels[tuple(at)] - lowest) / (highest - lowest)
         image[seen] = colour_of(shares) * np.array([light, light, light, 1.0])
-    return of_pixels(image.clip(0, 1))
+    return data_uri.of_pixels(image.clip(0, 1))
 
 
 def _enlarged(tile: Tensor) -> int:

@@ -59,11 +59,11 @@ def patient(seed: int, index: int) -> Patient:
 
 def _lesions(rng: np.random.Generator) -> NDArray[np.float64]:
     """How much of each voxel is lesion: some balls with soft edges."""
-    grid = np.stack(np.meshgrid(*map(np.arange, SIZE), indexing="ij"), axis=-1)
+    axes = np.ogrid[tuple(slice(edge) for edge in SIZE)]
     found = np.zeros(SIZE)
     for _ in range(round(exp(rng.uniform(*np.log(_NUM_LESIONS))))):
         radius = rng.uniform(*_RADII)
         centre = [rng.uniform(radius, edge - 1 - radius) for edge in SIZE]
-        distance = np.linalg.norm(grid - centre, axis=-1)
+        distance = np.sqrt(sum((axis - at) ** 2 for axis, at in zip(axes, centre, strict=True)))
         found = np.maximum(found, np.clip(radius + 0.5 - distance, 0, 1))
     return found

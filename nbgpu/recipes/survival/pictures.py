@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nbgpu.palette import rank_color
-from nbgpu.recipes import png
+from nbgpu.recipes import data_uri
 from nbgpu.recipes.survival.metrics import Flags, Floats, kaplan_meier
 
 _DPI = 100
@@ -30,8 +30,8 @@ def curves(times: Floats, events: Flags, groups: NDArray[np.intp], num_groups: i
         axes.step([0, *curve.times], [1, *curve.values], where="post", color=colour, label=label)
         ended = times[own & ~events]
         axes.plot(ended, curve.at(ended), "|", color=colour, markersize=5)
-    axes.legend(loc="lower left", fontsize=8)
-    return png.of_figure(figure)
+    figure.legend(loc="outside upper center", fontsize=8)
+    return data_uri.of_figure(figure)
 
 
 def _called(group: int, num_groups: int) -> str:
@@ -47,4 +47,4 @@ def slices(images: Sequence[Tensor]) -> str:
         axes = figure.add_axes((index / len(images), 0, 0.97 / len(images), 1))
         axes.set_axis_off()
         axes.imshow(image[0].amax(dim=-1).T.numpy(), cmap="gray", vmin=0, vmax=1, origin="lower")
-    return png.of_figure(figure)
+    return data_uri.of_figure(figure)

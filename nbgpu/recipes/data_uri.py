@@ -1,4 +1,4 @@
-"""Pictures as PNG data URIs, which a result carries and a page shows."""
+"""PNG pictures as data URIs, which a result carries and a page shows."""
 
 from __future__ import annotations
 
