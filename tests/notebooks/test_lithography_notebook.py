@@ -11,7 +11,7 @@ def test_the_notebook_learns_images_and_draws_a_process_window(tmp_path: Path) -
     content = executed("15_lithography.ipynb", tmp_path, {"steps=256": "steps=64, num_masks=96"})
     outputs = [output for cell in content.cells if cell.cell_type == "code" for output in cell.outputs]
     drawn = [output for output in outputs if "image/png" in output.get("data", {})]
-    assert len(drawn) == 3
+    assert len(drawn) == 4
     tables = [output.data["text/plain"] for output in outputs if "text/html" in output.get("data", {})]
     assert any("edge_nm" in table for table in tables)
     (window,) = [table for table in tables if "defocus_nm" in table]
