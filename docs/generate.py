@@ -13,7 +13,7 @@ CONFIGURATION = Path(__file__).with_name("configuration.md")
 _INTRODUCTION = """\
 # Settings
 
-Written by `make docs` from `nbgpu/config.py`; edit the descriptions there. The same models give the command
+Written by `make docs` from `nbgpu/config/`; edit the descriptions there. The same models give the command
 line its flags, the control panel its controls and a run's `run.toml` its keys. A bad value is refused before
 any engine starts, with its name, its bounds and what to do.
 """

@@ -1,0 +1,55 @@
+"""Every setting, once. The command line, the control panel, TOML files and the table in the docs are read
+off these models: a field that is added here shows up in all of them with no other edit.
+
+A field says what it is in `description`, its bounds in `ge`/`le`/`Literal`, and through `control(...)` in
+which group of the control panel it stands. A field with no control is for files and the command line only.
+"""
+
+from __future__ import annotations
+
+from nbgpu.config.autoencoder import AutoencoderConfig
+from nbgpu.config.cluster import ClusterConfig
+from nbgpu.config.data import DataSettings
+from nbgpu.config.diffusion import DiffusionConfig
+from nbgpu.config.files import read_toml, write_toml
+from nbgpu.config.lithography import LithographyConfig
+from nbgpu.config.microstructure import DescriptorType, MicrostructureConfig
+from nbgpu.config.own import RECIPE_GROUP, OwnConfig
+from nbgpu.config.recipes import TRAIN_CONFIGS, settings_of, train_config
+from nbgpu.config.survival import SurvivalConfig
+from nbgpu.config.training import (
+    MAX_PROFILED_STEPS,
+    CheckpointSettings,
+    LogSettings,
+    LoopSettings,
+    OptimizerSettings,
+    ParallelSettings,
+    PrecisionSettings,
+    TrainConfig,
+)
+
+__all__ = [
+    "MAX_PROFILED_STEPS",
+    "RECIPE_GROUP",
+    "TRAIN_CONFIGS",
+    "AutoencoderConfig",
+    "CheckpointSettings",
+    "ClusterConfig",
+    "DataSettings",
+    "DescriptorType",
+    "DiffusionConfig",
+    "LithographyConfig",
+    "LogSettings",
+    "LoopSettings",
+    "MicrostructureConfig",
+    "OptimizerSettings",
+    "OwnConfig",
+    "ParallelSettings",
+    "PrecisionSettings",
+    "SurvivalConfig",
+    "TrainConfig",
+    "read_toml",
+    "settings_of",
+    "train_config",
+    "write_toml",
+]

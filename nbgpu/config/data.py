@@ -1,0 +1,155 @@
+"""How data come to the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from nbgpu.settings import Settings, control, steered
+
+
+class DataSettings(Settings):
+    """From the files to the batches."""
+
+    data: str = Field("", description="where the samples come from; each recipe says what it takes")
+    dataset: Literal["auto", "plain", "cache", "smart", "persistent"] = Field(
+        "auto",
+        description="MONAI's dataset. plain: Dataset, decodes a volume each time; cache: CacheDataset, keeps the share "
+        "cache_rate in memory; smart: SmartCacheDataset, also replaces the share replace_rate after each epoch; "
+        "persistent: PersistentDataset, keeps decoded volumes in cache_dir; auto: smart where replace_rate is above 0, "
+        "else cache",
+        json_schema_extra=control("Data"),
+    )
+    cache_rate: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="share of the rank's volumes kept decoded in host memory",
+        json_schema_extra=control("Data") | steered("epoch"),
+    )
+    replace_rate: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the cache replaced after each epoch; above 0 takes SmartCacheDataset",
+        json_schema_extra=control("Data") | steered("epoch"),
+    )
+    cache_dir: str = Field(
+        "nbgpu_cache",
+        description="folder of dataset='persistent'; later runs with the same files and preparation use it again",
+    )
+    shards: Literal["padded", "uneven"] = Field(
+        "padded",
+        description="what to do where volumes do not come out even over ranks and steps. padded: every sample is used in "
+        "every epoch, and some twice; uneven: none is used twice, and what does not fill a step is left out",
+    )
+    num_workers: int | None = Field(
+        None,
+        ge=0,
+        le=64,
+        description="processes for each rank that read, decode, crop and augment; 0: a thread of the rank does; left "
+        "out: chosen, and the run says why",
+        json_schema_extra=control("Data"),
+    )
+    persistent_workers: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="keep worker processes from one epoch to the next; auto: on, but with SmartCacheDataset",
+    )
+    prefetch: int = Field(
+        2,
+        ge=1,
+        le=64,
+        description="batches made ready ahead, and volumes ahead for each worker process",
+    )
+    pin_memory: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="put batches into page-locked memory, which a GPU reads faster; auto: on where the rank has a GPU",
+    )
+    non_blocking: bool = Field(
+        True,
+        description="let the copy of a batch to the GPU run beside other work; it does from pinned memory",
+    )
+    transforms_on: Literal["cpu", "gpu"] = Field(
+        "cpu",
+        description="where samples are cropped and augmented; gpu: in a thread of the rank (ToDeviced, "
+        "ThreadDataLoader), with no worker processes",
+    )
+    rotate90_prob: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the samples that are turned by 90, 180 or 270 degrees in a random plane",
+        json_schema_extra=control("Augmentation"),
+    )
+    flip_prob: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the samples that are mirrored, along each axis by itself",
+        json_schema_extra=control("Augmentation"),
+    )
+    intensity_prob: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the samples whose intensities are scaled, and share of those that are shifted",
+        json_schema_extra=control("Augmentation"),
+    )
+    intensity_strength: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="largest change by intensity_prob: scaled by 1 - s to 1 + s, shifted by -s to s",
+    )
+    val_fraction: float = Field(0.2, ge=0, lt=1, description="share of the samples held out for validation")
+    val_every: int = Field(
+        50,
+        ge=0,
+        le=1_000_000,
+        description="steps between validations; 0 for none",
+        json_schema_extra=steered("step"),
+    )
+
+    @property
+    def dataset_kind(self) -> Literal["plain", "cache", "smart", "persistent"]:
+        """`dataset`, or what 'auto' stands for."""
+        if self.dataset != "auto":
+            return self.dataset
+        return "smart" if self.replace_rate > 0 else "cache"
+
+    def problems(self) -> Iterator[str]:
+        if self.replace_rate > 0 and self.cache_rate in (0, 1):
+            keeps = "every volume" if self.cache_rate else "none"
+            yield (
+                f"replace_rate={self.replace_rate} replaces nothing while cache_rate={self.cache_rate:g} keeps "
+                f"{keeps}; set cache_rate between 0 and 1, or replace_rate=0"
+            )
+        if self.replace_rate > 0 and self.dataset_kind != "smart":
+            yield (
+                f"replace_rate={self.replace_rate} is for dataset='smart', and dataset is {self.dataset!r}; set "
+                "replace_rate=0, or dataset='auto'"
+            )
+        if self.dataset == "smart" and self.replace_rate == 0:
+            yield "dataset='smart' replaces a share of its cache after each epoch; set replace_rate above 0"
+        yield from self._problems_of_workers()
+
+    def _problems_of_workers(self) -> Iterator[str]:
+        if self.persistent_workers == "on" and self.dataset_kind == "smart":
+            yield (
+                "persistent_workers='on' does not go with SmartCacheDataset: workers that stay would go on with the "
+                "volumes of the first epoch; leave it at 'auto'"
+            )
+        if self.persistent_workers == "on" and self.num_workers == 0:
+            yield "persistent_workers='on' keeps nothing with num_workers=0; leave one of them out"
+        if self.transforms_on == "gpu" and self.num_workers:
+            yield (
+                f"transforms_on='gpu' does not go with num_workers={self.num_workers}: each worker process would need "
+                "the GPU for itself; leave num_workers out"
+            )
+        if self.transforms_on == "gpu" and self.pin_memory == "on":
+            yield (
+                "pin_memory='on' does not go with transforms_on='gpu': what is on the GPU cannot be pinned; leave "
+                "pin_memory at 'auto'"
+            )

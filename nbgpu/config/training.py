@@ -1,0 +1,447 @@
+"""What every run has, whatever it trains, in groups."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from nbgpu import recipe_files
+from nbgpu.config.data import DataSettings
+from nbgpu.settings import Settings, control, shape_of_model, steered
+
+_WINDOW = re.compile(r"(\d+):(\d+)")
+MAX_PROFILED_STEPS = 100
+"""A step gives a trace some thousands of events, which a browser has to show."""
+
+
+class LoopSettings(Settings):
+    """How long, in what portions and from where a run trains."""
+
+    recipe: str = Field("autoencoder", description="the workload")
+    steps: int = Field(
+        200, ge=1, le=10_000_000, description="optimizer steps in all", json_schema_extra=control("Run")
+    )
+    batch_size: int = Field(
+        2,
+        ge=1,
+        le=4096,
+        description="samples for each rank and micro-batch",
+        json_schema_extra=control("Run") | steered("epoch"),
+    )
+    accumulate: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="micro-batches whose gradients are added up before each optimizer step",
+        json_schema_extra=control("Run"),
+    )
+    global_batch_size: int | None = Field(
+        None,
+        ge=1,
+        le=2**24,
+        description="samples that go into one optimizer step over all ranks; where it is given, batch_size follows from "
+        "it, and it must be a multiple of ranks x accumulate",
+    )
+    epochs: int | None = Field(
+        None,
+        ge=1,
+        le=10_000_000,
+        description="passes over the training data in all; where it is given, steps follows from it",
+    )
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of every random choice")
+    threads: int | None = Field(
+        None,
+        ge=1,
+        le=512,
+        description="CPU threads for each rank in this run; left out: as the cluster set them",
+    )
+    smoke_test: bool = Field(
+        False,
+        description="before a long run: two samples a rank, three steps, a validation and a checkpoint, with all checks on "
+        "(docs/training.md); it takes the place of steps, batch_size and what else would make it long",
+        json_schema_extra=control("Run"),
+    )
+
+    def samples_per_step(self, world_size: int) -> int:
+        """Samples that go into one optimizer step over all ranks."""
+        return self.batch_size * world_size * self.accumulate
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Optimizer steps in all; `steps_per_epoch` counts where the length is given in epochs."""
+        return self.steps if self.epochs is None else self.epochs * max(1, steps_per_epoch)
+
+
+class OptimizerSettings(Settings):
+    """From the gradient to the weights."""
+
+    optimizer: Literal["adamw", "adam", "sgd"] = Field(
+        "adamw",
+        description="torch's fused optimizer; a checkpoint holds its state, and fits the same one only",
+        json_schema_extra=control("Optimizer") | shape_of_model(),
+    )
+    lr: float = Field(
+        1e-3,
+        gt=0,
+        le=10,
+        description="peak learning rate, before lr_scaling",
+        json_schema_extra=control("Optimizer") | steered("step"),
+    )
+    lr_scaling: Literal["none", "sqrt", "linear"] = Field(
+        "none",
+        description="what lr is multiplied by where a step has more samples than lr_batch_size: nothing, the root of how "
+        "many times more (for Adam; Malladi et al. 2022), or that number itself (for SGD; Goyal et al. 2017)",
+    )
+    lr_batch_size: int | None = Field(
+        None,
+        ge=1,
+        le=2**24,
+        description="the global batch size that lr is meant for; left out: batch_size, that is one rank",
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="of optimizer='sgd'")
+    weight_decay: float = Field(
+        0.01,
+        ge=0,
+        le=10,
+        description="weight decay; decoupled from the gradient with adamw",
+        json_schema_extra=control("Optimizer") | steered("step"),
+    )
+    clip_norm: float = Field(
+        1.0,
+        ge=0,
+        le=1e6,
+        description="largest norm of the whole gradient; 0 leaves it as it is",
+        json_schema_extra=control("Optimizer") | steered("step"),
+    )
+    clip_value: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        description="largest absolute value of each element of the gradient, cut before clip_norm; 0 leaves them",
+        json_schema_extra=steered("step"),
+    )
+    ema_decay: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="what each step leaves of an average of the weights over the steps, such as 0.999; validation and result "
+        "are then those of the average, and checkpoints have both; 0 for no average",
+        json_schema_extra=control("Optimizer"),
+    )
+    schedule: Literal["constant", "cosine", "step", "plateau"] = Field(
+        "cosine",
+        description="how the learning rate goes after the warm-up; cosine falls to min_lr at the last step, step and "
+        "plateau multiply by lr_decay, every lr_decay_every steps or where the validation loss stays",
+        json_schema_extra=control("Optimizer"),
+    )
+    warmup_steps: int | None = Field(
+        None,
+        ge=0,
+        le=1_000_000,
+        description="steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps",
+    )
+    min_lr: float = Field(0.0, ge=0, le=10, description="where the schedule stops to lower the learning rate")
+    lr_decay: float = Field(0.5, gt=0, lt=1, description="factor of schedule='step' and 'plateau'")
+    lr_decay_every: int = Field(
+        1000, ge=1, le=10_000_000, description="steps between two factors of schedule='step'"
+    )
+    plateau_patience: int = Field(
+        5,
+        ge=0,
+        le=10_000,
+        description="validations in a row without a better loss that schedule='plateau' waits for",
+    )
+
+    def problems(self) -> Iterator[str]:
+        if self.min_lr > self.lr:
+            yield f"min_lr={self.min_lr} must not be above lr={self.lr}"
+
+    def peak_lr(self, batch_size: int, samples_per_step: int) -> float:
+        """The learning rate after the warm-up, where a step has `samples_per_step` over all ranks."""
+        times = samples_per_step / (self.lr_batch_size or batch_size)
+        return self.lr * {"none": 1.0, "sqrt": math.sqrt(times), "linear": times}[self.lr_scaling]
+
+
+class PrecisionSettings(Settings):
+    """The numbers that are computed with, and what is done where they are none."""
+
+    amp: Literal["off", "bf16", "fp16"] = Field(
+        "off",
+        description="automatic mixed precision; fp16 scales the loss (GradScaler), bf16 needs no scaling",
+        json_schema_extra=control("Run") | steered("step"),
+    )
+    dtype: Literal["float32", "float64"] = Field(
+        "float32", description="type of the weights, and of the data on its way through the model"
+    )
+    tf32: bool = Field(
+        False,
+        description="let GPUs from compute capability 8.0 on round the factors of float32 products to 10 bits (TF32)",
+    )
+    cudnn: Literal["default", "benchmark", "deterministic"] = Field(
+        "default",
+        description="'benchmark' measures cuDNN's algorithms and takes the fastest, 'deterministic' takes those that give "
+        "the same bits each time; they exclude each other",
+    )
+    sdpa: Literal["auto", "flash", "efficient", "cudnn", "math"] = Field(
+        "auto",
+        description="kernel of scaled_dot_product_attention; one that cannot do the model's shapes ends the run",
+    )
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        "stop",
+        description="what to do when the loss or the gradient is NaN or infinite: end the run with the weights of the "
+        "step before, or leave the step out and go on",
+    )
+    max_nonfinite_skips: int = Field(
+        10,
+        ge=1,
+        le=10_000,
+        description="steps in a row that on_nonfinite='skip' leaves out before the run ends",
+    )
+
+
+class ParallelSettings(Settings):
+    """How the model is spread over the ranks, and what is traded for speed or memory."""
+
+    strategy: Literal["ddp", "fsdp", "dp", "single"] = Field(
+        "ddp",
+        description="'ddp': every rank has the whole model, gradients are averaged; 'fsdp': weights, gradients and "
+        "optimizer state are shared out (fully_shard, as ZeRO stage 3); 'dp': one rank drives all its GPUs "
+        "(DataParallel, slower than ddp); 'single': one rank alone",
+        json_schema_extra=control("Parallel"),
+    )
+    cpu_offload: bool = Field(
+        False, description="fsdp keeps weights, gradients and optimizer state in host memory"
+    )
+    sync_batchnorm: bool = Field(
+        False, description="BatchNorm layers take their statistics over all ranks (SyncBatchNorm)"
+    )
+    static_graph: bool = Field(
+        False,
+        description="ddp: the same parameters take part in every step, which DDP may rely on",
+    )
+    find_unused_parameters: bool = Field(
+        False, description="ddp: look in each step for parameters that took no part; costs time"
+    )
+    broadcast_buffers: bool = Field(
+        True,
+        description="ddp: rank 0's buffers, such as BatchNorm's statistics, go to all ranks in each step",
+    )
+    gradient_as_bucket_view: bool = Field(
+        True, description="ddp: gradients stand in the buckets that are sent, which saves a copy of them"
+    )
+    bucket_mb: float = Field(
+        25.0, gt=0, le=10_000, description="ddp: MiB of gradients that are sent as one message"
+    )
+    comm_hook: Literal["none", "bf16", "fp16", "powersgd"] = Field(
+        "none",
+        description="ddp: what is sent of the gradients: rounded to bf16 or fp16, or their main directions "
+        "(PowerSGD, Vogels et al. 2019)",
+    )
+    powersgd_rank: int = Field(
+        2, ge=1, le=1024, description="directions of each matrix that comm_hook='powersgd' sends"
+    )
+    checkpoint_activations: bool = Field(
+        False,
+        description="compute the model's blocks again in the backward pass, in place of keeping their activations",
+        json_schema_extra=control("Parallel"),
+    )
+    compile: bool = Field(
+        False, description="torch.compile the model; the first step takes a minute or so, and a C++ compiler"
+    )
+    channels_last: bool = Field(False, description="channels_last_3d memory format of weights and volumes")
+
+    def problems(self) -> Iterator[str]:
+        if self.strategy != "ddp":
+            set_for_ddp = {
+                "static_graph": self.static_graph,
+                "find_unused_parameters": self.find_unused_parameters,
+                "comm_hook": self.comm_hook != "none",
+            }
+            for name in (name for name, is_set in set_for_ddp.items() if is_set):
+                yield f"{name} is an option of strategy='ddp', and strategy is {self.strategy!r}"
+        if self.cpu_offload and self.strategy != "fsdp":
+            yield f"cpu_offload is an option of strategy='fsdp', and strategy is {self.strategy!r}"
+        if self.static_graph and self.find_unused_parameters:
+            yield "static_graph and find_unused_parameters exclude each other: set one of them"
+
+
+class CheckpointSettings(Settings):
+    """What is kept on the disk to go on from, and when a run ends early."""
+
+    checkpoint_every: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="steps between checkpoints; 0 for one at the end only",
+        json_schema_extra=control("Run") | steered("step"),
+    )
+    checkpoint_every_epochs: int = Field(
+        0, ge=0, le=1_000_000, description="epochs between checkpoints, beside those of checkpoint_every"
+    )
+    keep_checkpoints: int = Field(
+        3, ge=1, le=10_000, description="how many of the run's newest whole checkpoints stay on the disk"
+    )
+    best_metric: str = Field(
+        "",
+        description="validation value, such as 'loss', whose best checkpoint is kept beside the newest ones; empty for none",
+        json_schema_extra=control("Run"),
+    )
+    best_mode: Literal["min", "max"] = Field(
+        "min", description="whether the best value of best_metric is the smallest or the largest"
+    )
+    restore_best: bool = Field(
+        False,
+        description="the result is that of the weights with the best validation (best_metric), not of the last step's",
+    )
+    early_stop_patience: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description="the run ends after so many validations in a row in which best_metric was not better; 0 for never",
+        json_schema_extra=control("Run"),
+    )
+    early_stop_min_delta: float = Field(
+        0.0, ge=0, le=1e9, description="by how much a value must be better to count for early_stop_patience"
+    )
+    resume: str = Field(
+        "",
+        description="where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir, a run's folder, "
+        "that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning",
+        json_schema_extra=control("Run"),
+    )
+
+    def problems(self) -> Iterator[str]:
+        if self.restore_best and not self.best_metric:
+            yield (
+                "restore_best=True asks for the best weights by best_metric, which is empty. "
+                "Give the validation value to follow, such as best_metric='loss'"
+            )
+        if self.early_stop_patience and not self.best_metric:
+            yield (
+                f"early_stop_patience={self.early_stop_patience} watches best_metric, which is empty. "
+                "Give the validation value to watch, such as best_metric='loss'"
+            )
+
+
+class LogSettings(Settings):
+    """What is written down of a run, and where."""
+
+    log_every: int = Field(
+        1,
+        ge=1,
+        le=1_000_000,
+        description="steps between two that are recorded; NaN and Inf are looked for in all",
+        json_schema_extra=control("Run") | steered("step"),
+    )
+    telemetry: bool = Field(
+        True, description="write and send each step's numbers; off is for measuring its cost"
+    )
+    runs_dir: str = Field("nbgpu_runs", description="folder that gets one folder for each run")
+    tensorboard: bool = Field(
+        False,
+        description="write TensorBoard's files into the run's folder: scalars, and histograms of weights and gradients",
+        json_schema_extra=control("Logs"),
+    )
+    histograms_every: int = Field(
+        100,
+        ge=0,
+        le=1_000_000,
+        description="steps between TensorBoard's histograms; 0 for none",
+    )
+    wandb: Literal["off", "offline", "online"] = Field(
+        "off",
+        description="log to Weights & Biases: into the run's folder, for `wandb sync` later, or at once over the network",
+        json_schema_extra=control("Logs"),
+    )
+    wandb_project: str = Field("nbgpu", min_length=1, description="W&B's project")
+    wandb_entity: str = Field("", description="W&B's user or team; empty for the account's own")
+    wandb_name: str = Field("", description="the run's name in W&B; empty for the name of the run's folder")
+    profile: str = Field(
+        "",
+        description="steps to profile, such as '10:20' for the steps 10 to 20 and all between; empty for none",
+        json_schema_extra=control("Logs"),
+    )
+
+    @property
+    def profiled_steps(self) -> range:
+        """The steps that `profile` names, counted from 1 as everywhere; empty where it names none."""
+        match = _WINDOW.fullmatch(self.profile)
+        return range(int(match[1]), int(match[2]) + 1) if match else range(0)
+
+    def problems(self) -> Iterator[str]:
+        asked_for = [name for name in ("tensorboard", "wandb") if getattr(self, name) not in (False, "off")]
+        if asked_for and not self.telemetry:
+            yield f"telemetry=False records nothing that {' and '.join(asked_for)} could show; set telemetry=True"
+        if not self.profile:
+            return
+        steps = self.profiled_steps
+        if not steps or steps.start < 1:
+            yield f"profile={self.profile!r} must be 'FROM:TO', two steps counted from 1, such as '10:20'"
+        elif len(steps) > MAX_PROFILED_STEPS:
+            yield f"profile={self.profile!r} are {len(steps)} steps; at most {MAX_PROFILED_STEPS} fit into one trace"
+
+
+# Pydantic lists the fields of the last base first.
+class TrainConfig(
+    LogSettings,
+    CheckpointSettings,
+    DataSettings,
+    ParallelSettings,
+    PrecisionSettings,
+    OptimizerSettings,
+    LoopSettings,
+):
+    """What every training run has, whatever it trains."""
+
+    VALIDATION_VALUES: ClassVar[tuple[str, ...]] = ("loss",)
+    """What the recipe's `validate` gives, by name; empty where that is known only when it runs."""
+    INPUTS: ClassVar[str] = ""
+    """What `data` may be, in a few words."""
+    TRIAL: ClassVar[str] = ""
+    """What a run with no flags does, and how long that takes."""
+    UNUSED: ClassVar[Mapping[str, str]] = {}
+    """Fields that mean nothing in the recipe, with the reason; another value than the default is refused."""
+    LIVE_PICTURES: ClassVar[bool] = False
+    """Whether its runs show pictures while they go on."""
+
+    def problems(self) -> Iterator[str]:
+        if self.epochs is None and self.num_warmup_steps(self.steps) >= self.steps:
+            yield f"warmup_steps={self.warmup_steps} must be smaller than steps={self.steps}"
+        if self.static_graph and self.accumulate > 1:
+            yield (
+                f"static_graph does not go with accumulate={self.accumulate}: DDP fails where the first micro-batch is "
+                "not synchronised (pytorch issue 143580). Set one of them"
+            )
+        if self.strategy == "fsdp" and self.amp == "fp16":
+            yield "amp='fp16' does not go with strategy='fsdp': ranks would scale their losses differently. Take 'bf16'"
+        if self.strategy == "fsdp" and self.optimizer == "sgd":
+            yield "optimizer='sgd' does not go with strategy='fsdp': torch has no fused SGD for sharded weights"
+        if self.dtype == "float64" and self.amp != "off":
+            yield f"amp={self.amp!r} does not go with dtype='float64'. Set one of them"
+        if self.schedule == "plateau" and not self.val_every:
+            yield "schedule='plateau' looks at the validation loss, and val_every=0 makes none"
+        if self.best_metric and not self.val_every:
+            yield f"best_metric={self.best_metric!r} is a value of validations, and val_every=0 makes none"
+        known = self.VALIDATION_VALUES
+        if self.best_metric and known and self.best_metric not in known:
+            yield (
+                f"best_metric={self.best_metric!r} is no value of this recipe's validation. Values: {', '.join(known)}"
+            )
+        for name in sorted(self.UNUSED):
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                yield f"{name}={value!r} means nothing in the recipe {self.recipe!r}: {self.UNUSED[name]}. Leave it out"
+        if self.epochs is None and self.profiled_steps and self.profiled_steps[-1] > self.steps:
+            yield f"profile={self.profile!r} goes beyond the last step; give steps up to steps={self.steps}"
+
+    @property
+    def title(self) -> str:
+        """The recipe's name, for people and folders."""
+        return Path(self.recipe).stem if recipe_files.is_file(self.recipe) else self.recipe
+
+    def num_warmup_steps(self, total_steps: int) -> int:
+        """`warmup_steps`, or what stands for it where it is left out."""
+        return total_steps // 20 if self.warmup_steps is None else self.warmup_steps
