@@ -209,9 +209,10 @@ def test_the_plan_stands_above_the_curves_of_a_run(tmp_path: Path) -> None:
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     NotebookClient(notebook, timeout=90).execute()
-    plan, curves = notebook.cells[1].outputs
+    plan, curves, pictures = notebook.cells[1].outputs
     # At first nothing was known of the data.
     assert "8 volumes over 2 ranks: 4 on each" in plan.data["text/plain"]
     assert "steps: 2, of which an epoch has 2; epochs: 1" in plan.data["text/plain"]
     assert "<summary" in plan.data["text/html"]
     assert curves.data["text/plain"].startswith("autoencoder: finished, step 2 of 2")
+    assert pictures.data["text/plain"].startswith("step 2: original, reconstruction, absolute error")
