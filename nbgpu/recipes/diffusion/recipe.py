@@ -24,13 +24,13 @@ from nbgpu.engine.draws import Draw
 from nbgpu.engine.precision import at_least_float32
 from nbgpu.errors import DataError
 from nbgpu.recipes import CPU, Batch, Loaders, data_uri
-from nbgpu.recipes.autoencoder import psnr_db, ssim
 from nbgpu.recipes.diffusion import files
 from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic, mean_image
 from nbgpu.recipes.diffusion.files import MODALITIES, Case
 from nbgpu.recipes.diffusion.phantoms import phantom
 from nbgpu.recipes.diffusion.sampler import Sampler
 from nbgpu.recipes.diffusion.schedules import antithetic
+from nbgpu.recipes.image_quality import psnr_db, ssim
 
 _MAX_BASELINE_VOXELS = 2**24
 """Of the training cases that the baselines are fitted on."""
