@@ -62,6 +62,7 @@ docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md anew from the settings
 	@$(RUN) docs/generate.py
 
 faults: $(FOR_DEVELOPMENT) ## bring every fault about, and write what was measured to docs/faults.md
+	@rm -f tests/_artifacts/faults.json
 	@$(RUN) -m pytest -m row
 	@$(RUN) docs/generate_faults.py
 
@@ -70,6 +71,7 @@ SOAK_REPEATS ?= 20
 SOAK_MINUTES ?= 10
 
 soak: $(FOR_DEVELOPMENT) ## bring every fault about twenty times, then random ones for ten minutes; an hour or so
+	@rm -f tests/_artifacts/faults.json
 	@SOAK_REPEATS=$(SOAK_REPEATS) $(RUN) -m pytest -m row
 	@$(RUN) docs/generate_faults.py
 	@SOAK_MINUTES=$(SOAK_MINUTES) $(RUN) -m pytest -s tests/faults/soak.py

@@ -20,19 +20,23 @@ What may go wrong on a rank, what is promised then, and what was measured. Writt
 Seconds are from the moment of the fault to the moment at which the person has their cell, or the end of their run,
 back. They include the forming of the new process group. A row counts as held only where its whole promise held; the
 bound is what is aimed at, and is not asserted. A row without a bound promises no time. n is how often it was tried:
-`make soak` tries each twenty times, and ranks, phases and sizes of clusters add up in one row.
+`make soak` tries each twenty times, and ranks, phases and sizes of clusters add up in one row. The load is what `uptime`
+says, the median of a row's tries, where it was noted: how many processes wanted to run at the time, these included.
 """
 
 
 def page(found: dict[str, Any]) -> str:
     """The whole page."""
-    load = f" (load {found['load']:.1f})" if "load" in found else ""
-    where = f"{found['date']}, {found['hardware']}{load}, torch {found['torch']}, " + (
-        f"{found['gpus']} GPUs."
-        if found["gpus"]
-        else "no GPU: the rows that need one were not run, and NCCL's ways are untried."
+    dates = sorted({row["date"] for row in found["rows"]})
+    where = (
+        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, {found['hardware']}, torch {found['torch']}, "
+        + (
+            f"{found['gpus']} GPUs."
+            if found["gpus"]
+            else "no GPU: the rows that need one were not run, and NCCL's ways are untried."
+        )
     )
-    head = "| fault | promise | bound, s | median, s | worst, s | n | run on |\n|---|---|---|---|---|---|---|"
+    head = "| fault | promise | bound, s | median, s | worst, s | n | load | run on |\n|---|---|---|---|---|---|---|---|"
     return "\n".join([_INTRODUCTION, where, "", head, *map(_line, found["rows"])]) + "\n"
 
 
@@ -47,7 +51,10 @@ def _line(row: dict[str, Any]) -> str:
     runs_on = row["runs_on"]
     if not row["held"] and not row["failed"]:
         count, runs_on = "0", f"{runs_on}: not run, {row['skipped']}"
-    return f"| {row['fault']} | {row['promise']} | {bound} | {middle} | {worst} | {count} | {runs_on} |"
+    load = f"{statistics.median(row['loads']):.1f}" if row["loads"] else ""
+    return (
+        f"| {row['fault']} | {row['promise']} | {bound} | {middle} | {worst} | {count} | {load} | {runs_on} |"
+    )
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ A row is declared once, on the test that brings the fault about:
 
 A fault that is no line of faults.py, such as a Stop, is noted with `measured.fault_now()`. Names in braces are the
 test's parameters. Bounds are shown beside what was measured and are not asserted. At the end of a session all rows go
-to tests/_artifacts/faults.json, and `make faults` makes docs/faults.md of that. With SOAK_REPEATS=20 each row runs
-twenty times.
+to tests/_artifacts/faults.json, where rows that did not run this time stay as they were, and `make faults` makes
+docs/faults.md of that. With SOAK_REPEATS=20 each row runs twenty times.
 """
 
 from __future__ import annotations
@@ -117,8 +117,20 @@ def _note(item: pytest.Item, mark: pytest.Mark, report: pytest.TestReport) -> No
     fault = mark.kwargs["fault"].format(**parameters)
     noted = _rows.setdefault(
         fault,
-        {**mark.kwargs, "fault": fault, "took_s": [], "held": 0, "failed": [], "skipped": "", "message": ""},
+        {
+            **mark.kwargs,
+            "fault": fault,
+            "date": time.strftime("%Y-%m-%d"),
+            "took_s": [],
+            "held": 0,
+            "failed": [],
+            "loads": [],
+            "skipped": "",
+            "message": "",
+        },
     )
+    if report.when == "call":
+        noted["loads"].append(round(os.getloadavg()[0], 2))
     if report.when == "setup" and report.skipped:
         noted["skipped"] = report.longrepr[2].removeprefix("Skipped: ")
     elif report.failed:
@@ -145,13 +157,17 @@ def pytest_sessionfinish() -> None:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
     RESULTS.parent.mkdir(exist_ok=True)
-    found = {
-        "date": time.strftime("%Y-%m-%d"),
+    found: dict[str, Any] = {
         "hardware": f"{len(os.sched_getaffinity(0))} cores of {model or platform.machine()}, "
         f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
-        "load": os.getloadavg()[1],
         "torch": str(torch.__version__),
         "gpus": torch.cuda.device_count(),
-        "rows": list(_rows.values()),
     }
+    earlier = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if {name: earlier.get(name) for name in found} == found:
+        # Others have been measured on the same machine.
+        rows = {row["fault"]: row for row in earlier["rows"]} | _rows
+    else:
+        rows = _rows
+    found["rows"] = list(rows.values())
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
