@@ -52,6 +52,8 @@ def _line(row: dict[str, Any]) -> str:
     if not row["held"] and not row["failed"]:
         count, runs_on = "0", f"{runs_on}: not run, {row['skipped']}"
     load = f"{statistics.median(row['loads']):.1f}" if row["loads"] else ""
+    if row.get("at_real_time_priority"):
+        load += ", at real-time priority"
     return (
         f"| {row['fault']} | {row['promise']} | {bound} | {middle} | {worst} | {count} | {load} | {runs_on} |"
     )

@@ -125,6 +125,7 @@ def _note(item: pytest.Item, mark: pytest.Mark, report: pytest.TestReport) -> No
             "held": 0,
             "failed": [],
             "loads": [],
+            "at_real_time_priority": os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR),
             "skipped": "",
             "message": "",
         },
