@@ -18,7 +18,7 @@ class SurvivalConfig(TrainConfig):
     INPUTS = (
         "a CSV list of NIfTI volumes with time, event, and folds and numbers if there are some; 'generated'"
     )
-    TRIAL = "1400 generated patients, 1000 of them trained on, 800 steps: about a minute on 2 CPU cores"
+    TRIAL = "1400 generated patients, 1000 of them trained on, 800 steps: one to two minutes on 2 CPU cores"
 
     recipe: Literal["survival"] = Field("survival", description="the workload")
     steps: int = Field(
