@@ -24,6 +24,7 @@ from torch import Tensor
 
 from nbgpu import flags
 from nbgpu.config import LithographyConfig, TrainConfig
+from nbgpu.engine import exchange
 from nbgpu.errors import ConfigError, NbgpuError
 from nbgpu.recipes.lithography.lithobench import load_design, load_png
 from nbgpu.recipes.lithography.manhattan import manhattan
@@ -158,9 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"{type(error).__name__}: {error}")
     if world_size > 1:
         dist.init_process_group("gloo")
-        parts: list[list[Condition]] = [[] for _ in range(world_size)]
-        dist.all_gather_object(parts, found)
-        found = [condition for part in parts for condition in part]
+        parts = exchange.gather([asdict(condition) for condition in found])
+        found = [Condition(**values) for part in parts for values in part]
         dist.destroy_process_group()
     if rank == 0:
         write(found, Path(asked.out).expanduser())
