@@ -39,7 +39,7 @@ test: $(FOR_DEVELOPMENT) ## run every check and test: Python, front end, browser
 	@bash tests/all.sh
 
 quality: $(FOR_DEVELOPMENT) ## train every recipe in full with three seeds, and hold what it learns to a floor; ten minutes or so
-	@$(RUN) -m pytest -m quality --durations=0
+	@$(RUN) -m pytest -m quality --timeout=1200 --durations=0
 
 test-oldest: $(FOR_OLDEST) ## run the tests in Python with the oldest versions that are supported
 	@$(OLDEST_VENV)/bin/python -m pytest -m "not quality"
