@@ -29,8 +29,8 @@ def resident_bytes():
 pages()
 begun_bytes, before = resident_bytes(), pages()
 with heap.kept():
-    # Something small may go into the room of the first, so that the next does not fit there.
-    kept = min(pages() for _ in range(4))
+    # Something small may go into the room of one, so that the next does not fit there, until there is room beside it.
+    kept = min(pages() for _ in range(20))
     kept_bytes = resident_bytes() - begun_bytes
 left_bytes, after = resident_bytes() - begun_bytes, pages()
 print(json.dumps([NUM_BYTES, before, kept, kept_bytes, left_bytes, after]))
