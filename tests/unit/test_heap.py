@@ -41,6 +41,8 @@ print(json.dumps([NUM_BYTES, before, kept, kept_bytes, left_bytes, after]))
 def test_what_a_step_frees_is_there_for_the_next_and_given_back_at_the_end() -> None:
     done = subprocess.run([sys.executable, "-c", STEPS], check=True, capture_output=True, text=True)
     num_bytes, before, kept, kept_bytes, left_bytes, after = json.loads(done.stdout)
+    if not before:
+        pytest.skip("this kernel does not count page faults")
     assert kept < before / 4
     assert kept_bytes > num_bytes / 2
     assert left_bytes < num_bytes / 2
