@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nbgpu import extras, flags, recipe_files, resume, sweeps, ui
-from nbgpu.client import doctor, listing
+from nbgpu.client import data_check, doctor, listing
 from nbgpu.client import run as client_run
 from nbgpu.client import sweep as client_sweep
 from nbgpu.client.cluster import Cluster
@@ -114,10 +114,11 @@ def _train(arguments: list[str]) -> None:
         hidden=("recipe", *unused(settings_of(recipe))),
     )
     settings = {name: value for name, value in values.items() if name not in ClusterConfig.model_fields}
-    # A bad value, or a checkpoint that does not fit, is told before any engine starts.
+    # A bad value, a checkpoint that does not fit, and bad data are told before any engine starts.
     config = train_config(recipe, **settings)
     extras.require(config)
     resume.find(config, contents=False)
+    data_check.require(config)
     console = Console()
     client_run.presenter = ui
     with Cluster(**{name: values[name] for name in ClusterConfig.model_fields}) as started:

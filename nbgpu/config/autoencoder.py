@@ -17,6 +17,7 @@ class AutoencoderConfig(TrainConfig):
 
     VALIDATION_VALUES = ("loss", "psnr_db")
     LIVE_PICTURES = True
+    WITHOUT_FILES = ("mni152", "phantoms")
     INPUTS = "a folder of NIfTI files, or a CSV or JSON list of them; 'mni152', 'phantoms'"
     TRIAL = "a template brain, 200 steps: 2 minutes on 2 CPU cores"
 

@@ -15,6 +15,7 @@ class DiffusionConfig(TrainConfig):
     """One modality of a brain from the other three, by diffusion in a few steps (Fast-DDPM)."""
 
     VALIDATION_VALUES = ("loss", "psnr_db")
+    WITHOUT_FILES = ("phantoms",)
     INPUTS = "a folder of BraTS (2023, before, or the Decathlon's Task01); 'phantoms'"
     TRIAL = "320 generated heads, 200 steps: 1 minute on 2 CPU cores"
     UNUSED: ClassVar[Mapping[str, str]] = dict.fromkeys(

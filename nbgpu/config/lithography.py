@@ -16,6 +16,7 @@ class LithographyConfig(TrainConfig):
     """From a mask to its aerial image: a network that learns a projection lens, and the lens itself."""
 
     VALIDATION_VALUES = ("loss", "mae", "iou")
+    WITHOUT_FILES = ("generated",)
     INPUTS = "masks as .npz, LithoBench's folders, or layouts: .glp, .gds, .oas"
     TRIAL = "320 generated masks, 256 steps: 40 s on 2 CPU cores"
     UNUSED: ClassVar[Mapping[str, str]] = {

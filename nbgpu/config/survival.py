@@ -15,6 +15,7 @@ class SurvivalConfig(TrainConfig):
     """From a volume to how soon an event is to be expected: a 3D ResNet with Cox's partial likelihood."""
 
     VALIDATION_VALUES = ("loss", "c_index")
+    WITHOUT_FILES = ("generated",)
     INPUTS = (
         "a CSV list of NIfTI volumes with time, event, and folds and numbers if there are some; 'generated'"
     )

@@ -401,6 +401,8 @@ class TrainConfig(
     """What the recipe's `validate` gives, by name; empty where that is known only when it runs."""
     INPUTS: ClassVar[str] = ""
     """What `data` may be, in a few words."""
+    WITHOUT_FILES: ClassVar[tuple[str, ...]] = ("",)
+    """Values of `data` for which no file of the person's is read."""
     TRIAL: ClassVar[str] = ""
     """What a run with no flags does, and how long that takes."""
     UNUSED: ClassVar[Mapping[str, str]] = {}

@@ -1,0 +1,24 @@
+"""What is wrong with the person's data is told before any engine starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from nbgpu.config import TrainConfig
+from nbgpu.errors import DataError
+
+_BAD_DATA = 3
+"""The exit code of `nbgpu.recipes.check`."""
+
+
+def require(config: TrainConfig) -> None:
+    """Raises DataError with a line for every bad row and file, as far as names and headers tell. Takes some seconds where
+    there are files: the process that looks at them loads torch."""
+    if config.data in type(config).WITHOUT_FILES:
+        return
+    command = [sys.executable, "-m", "nbgpu.recipes.check"]
+    done = subprocess.run(command, input=config.model_dump_json(), capture_output=True, text=True)
+    if done.returncode == _BAD_DATA:
+        raise DataError(done.stderr.strip())
+    # Whatever else it met, the ranks meet it too, and say it with their traceback.

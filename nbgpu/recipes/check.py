@@ -1,0 +1,34 @@
+"""Looks at a run's data, by names and headers, in a process of its own: before any engine starts.
+
+python -m nbgpu.recipes.check < settings.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from nbgpu.config import train_config
+from nbgpu.engine.minimiser import Problem
+from nbgpu.engine.rehearsal import load_recipe
+from nbgpu.errors import DataError
+
+BAD_DATA = 3
+"""The exit code where the data cannot be used; what is wrong stands on stderr."""
+
+
+def main() -> None:
+    """Reads the settings as JSON from stdin."""
+    recipe: object = load_recipe(train_config(**json.load(sys.stdin)))
+    try:
+        if isinstance(recipe, Problem):
+            recipe.load()
+        else:
+            recipe.amount()  # type: ignore[attr-defined]
+    except DataError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(BAD_DATA)
+
+
+if __name__ == "__main__":
+    main()
