@@ -38,7 +38,7 @@ lab: $(FOR_USE) ## open the first notebook in JupyterLab
 test: $(FOR_DEVELOPMENT) ## run every check and test: Python, front end, browser
 	@bash tests/all.sh
 
-quality: $(FOR_DEVELOPMENT) ## train every recipe in full with three seeds, and hold what it learns to a floor; ten minutes or so
+quality: $(FOR_DEVELOPMENT) ## train every recipe in full with three seeds, and hold what it learns to a floor; twenty minutes or so
 	@$(RUN) -m pytest -m quality --timeout=1200 --durations=0
 
 test-oldest: $(FOR_OLDEST) ## run the tests in Python with the oldest versions that are supported
