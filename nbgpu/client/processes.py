@@ -191,11 +191,11 @@ class Processes:
         answer = self._ask_nursery({"fork": True})
         return answer["pid"], answer["engine"]
 
-    def prepare_engines(self, modules: Sequence[str]) -> None:
-        """Has modules imported that engines will need which are started from now on; returns at once."""
+    def prepare_engines(self, recipes: Sequence[str]) -> None:
+        """Has imported what engines that are started from now on need to train with these recipes; returns at once."""
         # It may still import what it was asked for before, and does not answer meanwhile.
         with self._nursery() as nursery:
-            nursery.sendall(json.dumps({"import": list(modules)}).encode())
+            nursery.sendall(json.dumps({"train": list(recipes)}).encode())
 
     def _ask_nursery(self, request: dict[str, Any]) -> dict[str, Any]:
         with self._nursery() as nursery:

@@ -30,8 +30,6 @@ from nbgpu.records import CellOptions, Device
 
 _log = logging.getLogger("nbgpu.cluster")
 
-_NEEDED_IN_TRAINING = ("nbgpu.engine.train", "torch._dynamo")
-"""DDP's constructor imports the second, which takes a second."""
 _REGROUP_PATIENCE_S = 60.0
 _MAX_REGROUP_ATTEMPTS = 3
 _ENGINE_PATIENCE_S = 60.0
@@ -325,11 +323,9 @@ class Ranks:
 
     def prepare_to_train(self, recipes: Iterable[str]) -> None:
         """Has what training needs imported where a rank's replacement will come from; returns at once."""
-        modules = [*_NEEDED_IN_TRAINING, *(f"nbgpu.recipes.{recipe}" for recipe in recipes)]
-        self._processes.prepare_engines(modules)
+        self._processes.prepare_engines(list(recipes))
         for engine in set(self.seating.spares.values()) & set(self._client.ids):
-            for module in modules:
-                self._client[engine].apply_async(reference("importlib:import_module"), module)
+            self._client[engine].apply_async(reference("nbgpu.engine.train:get_ready"), list(recipes))
 
     def add_spares(self, num_spares: int) -> None:
         """Starts spare engines until there are so many; they come in their own time."""

@@ -146,8 +146,9 @@ class Run:
         threading.Thread(target=self._follow_to_the_end, name="nbgpu-run", daemon=True).start()
 
     def __repr__(self) -> str:
-        step = max(s.step for s in self.statuses())
-        return f"<Run {self.folder.name}: {self.status}, step {step} of {self.info.total_steps}>"
+        return (
+            f"<Run {self.folder.name}: {self.status}, step {self._newest_step()} of {self.info.total_steps}>"
+        )
 
     @classmethod
     def start(cls, config: TrainConfig, host: Host, planned: Plan | None = None) -> Run:
@@ -204,6 +205,9 @@ class Run:
     def statuses(self) -> list[RankStatus]:
         """The last known of every rank, in order."""
         return self.reader.statuses(self._info.devices)
+
+    def _newest_step(self) -> int:
+        return max(status.step for status in self.statuses())
 
     def metrics(self) -> pd.DataFrame:
         """Every number that the ranks recorded: one row for each sample, with rank, step, time_s and the series."""
@@ -339,7 +343,7 @@ class Run:
             while watch.pending() and not self._abandoned and not watch.stuck():
                 watch.wait(_WATCH_PERIOD_S)
                 watch.check()
-                if not self._prepared and self.status == "training":
+                if not self._prepared and self._newest_step() > self._died_at_step:
                     # Not earlier: it would take the cores from the ranks, which get ready themselves.
                     self._host.ranks.add_spares(self._host.config.spare)
                     self._host.ranks.prepare_to_train([self.config.recipe])
@@ -357,7 +361,7 @@ class Run:
             return False
         if any(failure.rank not in watch.gone for failure in self.failures):
             return False
-        step = max(status.step for status in self.statuses())
+        step = self._newest_step()
         self._num_deaths = self._num_deaths + 1 if step <= self._died_at_step + 1 else 1
         self._died_at_step = step
         if self._num_deaths <= _MAX_DEATHS_WITHOUT_PROGRESS:
@@ -421,7 +425,7 @@ class Run:
         answers = {result.result() for result in ended} if complete else set()
         self.reader.close()
         try:
-            logbook.complete(self.folder, max(s.step for s in self.statuses()), surely=failed)
+            logbook.complete(self.folder, self._newest_step(), surely=failed)
         except (OSError, ValueError) as error:
             _log.warning("the logs of %s are not complete: %s", self.folder.name, error)
         state: RunState = "failed" if failed else "finished" if answers == {"finished"} else "stopped"

@@ -120,10 +120,10 @@ class Nursery:
             asked = json.loads(request.recv(_REQUEST_BYTES))
         except (OSError, ValueError):
             return  # who asked is gone, and the engines may be there for another one
-        # For the engines that are forked from now on. Nobody waits for it.
-        for module in asked.get("import", []):
-            with suppress(ImportError):  # which the ranks, who need it, have met themselves
-                import_module(module)
+        if "train" in asked:
+            # For the engines that are forked from now on. Nobody waits for it.
+            import_module("nbgpu.engine.train").get_ready(asked["train"])
+            gc.freeze()
         if "fork" in asked:
             number, pid = self.fork_engine()
             with suppress(OSError):  # as above

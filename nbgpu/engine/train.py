@@ -10,7 +10,7 @@ import random
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -58,6 +58,17 @@ _interrupted: dict[str, Loop] = {}
 
 _FREED = (dist.DistError, KeyboardInterrupt)
 """What a rank raises that was freed from a collective. gloo raises plain RuntimeErrors besides."""
+
+
+def get_ready(recipes: Iterable[str]) -> None:
+    """Imports what training with these recipes needs, so that a rank that takes another's place has it at once."""
+    import_module("torch._dynamo")  # DDP's constructor would, and it takes a second
+    for recipe in recipes:
+        try:
+            import_module("nbgpu.recipes").import_code(recipe)
+        except Exception:  # noqa: BLE001
+            # This may be the process that forks the engines. Whoever trains with the recipe is told on the ranks.
+            traceback.print_exc()
 
 
 def run_in_engine(folder: str, mended: str = "") -> RunState:

@@ -164,6 +164,11 @@ def load(config: TrainConfig, run_folder: Path | None = None) -> Recipe:
     return recipe
 
 
+def import_code(recipe: str) -> None:
+    """Imports what the recipe's name, or the path of one's own, stands for, and all that it needs."""
+    _class(_RECIPES.get(recipe, _OWN))
+
+
 def _class(place: str) -> Any:
     module_name, class_name = place.split(":")
     return getattr(import_module(module_name), class_name)

@@ -93,13 +93,28 @@ def test_a_new_rank_goes_on_with_the_settings_that_were_changed(
     assert run.info.batch_size == 1
 
 
-@row(
-    "rank {dies} is killed in a step of a run",
-    "it is replaced, and training goes on; losses, weights and result equal those of a run that was never hurt",
-    bound_s=6,
-)
+NOTHING_HAPPENED = "it is replaced, and training goes on; losses, weights and result equal those of a run that was never hurt"
+
+
+@row("rank {dies} is killed in a step of a run", NOTHING_HAPPENED, bound_s=6)
+@pytest.mark.parametrize("cluster", [0], indirect=True, ids=["no spare"])
 @pytest.mark.parametrize("dies", [0, 1])
 def test_training_goes_on_as_if_nothing_had_happened(
+    cluster: nbgpu.Cluster, unhurt: Run, measured: Measured, tmp_path: Path, dies: int
+) -> None:
+    check_that_training_goes_on(cluster, unhurt, measured, tmp_path, dies)
+
+
+@row("rank {dies} is killed in a step of a run, with --spare 1", NOTHING_HAPPENED, bound_s=1.5)
+@pytest.mark.parametrize("cluster", [1], indirect=True, ids=["one spare"])
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_spare_takes_the_place_of_a_rank_that_dies(
+    cluster: nbgpu.Cluster, unhurt: Run, measured: Measured, tmp_path: Path, dies: int
+) -> None:
+    check_that_training_goes_on(cluster, unhurt, measured, tmp_path, dies)
+
+
+def check_that_training_goes_on(
     cluster: nbgpu.Cluster, unhurt: Run, measured: Measured, tmp_path: Path, dies: int
 ) -> None:
     cluster.execute(f"kept = 5\n{faults.in_training(dies, step=2 * 14, action='kill')}")
@@ -122,6 +137,20 @@ def test_training_goes_on_as_if_nothing_had_happened(
     assert "is empty" in cluster.news.pop()
     total = "total = torch.ones(1); dist.all_reduce(total); print(int(total))"
     assert cluster.execute(total) == {0: "2\n", 1: "2\n"}
+
+
+def test_whoever_takes_another_rank_s_place_need_not_import_what_training_needs(
+    cluster: nbgpu.Cluster, unhurt: Run
+) -> None:
+    """It takes seconds, which the others would wait for."""
+    os.kill(cluster.pids[1], signal.SIGKILL)
+    with pytest.raises(nbgpu.ClusterError, match="rank 1 was killed by SIGKILL"):
+        cluster.execute("1")
+    imported = (
+        "import sys; print('nbgpu.recipes.autoencoder.recipe' in sys.modules, 'torch._dynamo' in sys.modules)"
+    )
+    assert cluster.execute(imported, ranks=[1]) == {1: "True True\n"}
+    cluster.news.clear()
 
 
 @row(
