@@ -12,6 +12,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +57,9 @@ Loop = Trainer | Minimiser
 _interrupted: dict[str, Loop] = {}
 """By run folder: the loops of runs that ended here for no reason of this rank's own, and may go on."""
 
+_open_logs: dict[str, Callable[[], None]] = {}
+"""By run folder: what ends the logs of runs that failed here."""
+
 _FREED = (dist.DistError, KeyboardInterrupt)
 """What a rank raises that was freed from a collective. gloo raises plain RuntimeErrors besides."""
 
@@ -75,7 +79,7 @@ def run_in_engine(folder: str, mended: str = "") -> RunState:
     """Trains what `run.toml` in the folder says, on the engine's own process group.
 
     Called again for the same folder after a failure that is mended, it goes on where the ranks were. A rank
-    whose training was cut off keeps its state for that, until `let_go`.
+    whose training was cut off keeps its state for that, until `let_go`, which is to be called after every failure.
 
     Args:
         mended: what had gone wrong and is mended, in words; empty at the run's start.
@@ -119,7 +123,10 @@ def _go_on(folder: str, mended: str) -> RunState:
                 trainer.interrupted()
                 _interrupted[folder] = trainer
             else:
-                _close(trainer, error)
+                _end(trainer, error)
+                # Not the logs: rank 0 would wait for the others' last words, and they wait until its failure is known.
+                # Nor may what ends them keep the model.
+                _open_logs[folder] = partial(_end_logs, trainer.recorder, trainer.books, failed=True)
             # Whoever keeps the traceback would keep model, optimizer and activations.
             memory.let_go(error)
             del trainer
@@ -131,10 +138,12 @@ def _go_on(folder: str, mended: str) -> RunState:
 
 
 def let_go(folder: str) -> None:
-    """Ends a run that was cut off on this rank and does not go on."""
-    trainer = _interrupted.pop(folder, None)
-    if trainer is not None:
-        _close(trainer, RunError("the training on this rank was cut off, because another rank failed"))
+    """Ends a run that failed, on this rank or on another one, and does not go on."""
+    if folder in _interrupted:
+        cut_off = RunError("the training on this rank was cut off, because another rank failed")
+        _close(_interrupted.pop(folder), cut_off)
+    if folder in _open_logs:
+        _open_logs.pop(folder)()
 
 
 def train(trainer: Loop, mended: str = "") -> RunState:
@@ -181,16 +190,23 @@ def _trainer(config: TrainConfig, folder: Path, member: Membership, device: Devi
 
 
 def _close(trainer: Loop, error: BaseException | None = None) -> None:
-    """Ends what a trainer has running, and records how it failed, if it did."""
+    _end(trainer, error)
+    _end_logs(trainer.recorder, trainer.books, failed=error is not None)
+
+
+def _end(trainer: Loop, error: BaseException | None) -> None:
+    """Ends what a trainer has running but for its logs, and records how it failed, if it did."""
     trainer.close()
-    if trainer.recorder is None:
-        return
-    if error is not None:
+    if trainer.recorder is not None and error is not None:
         trainer.recorder.event("failure", f"{type(error).__name__}: {error}", trainer.step)
         trainer.recorder.state("failed", trainer.step)
-    if trainer.books is not None:
-        trainer.books.close(failed=error is not None)
-    trainer.recorder.close()
+
+
+def _end_logs(recorder: Recorder | None, books: Books | None, failed: bool) -> None:
+    if books is not None:
+        books.close(failed)
+    if recorder is not None:
+        recorder.close()
 
 
 def _load_recipe(config: TrainConfig, folder: Path) -> Recipe:
