@@ -66,8 +66,11 @@ class Ending(Generic[State]):
         describe: Callable[[], str],
         stop: Callable[[], None],
         patience_s: float,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         """Waits for it. The kernel's interrupt calls `stop`, waits `patience_s` for what that does, and is then raised.
+
+        `meanwhile` is called several times a second.
 
         Raises:
             TimeoutError: it did not come within `timeout_s` seconds; `describe` says how far it is.
@@ -76,6 +79,7 @@ class Ending(Generic[State]):
         try:
             # In slices, because a plain wait would hold off the interrupt on some platforms.
             while not self._over.wait(_WAIT_PERIOD_S):
+                meanwhile()
                 if deadline_s is not None and time.monotonic() > deadline_s:
                     raise TimeoutError(f"{self._name} is still {describe()} after {timeout_s:g} s")
         except KeyboardInterrupt:

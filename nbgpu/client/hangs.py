@@ -1,10 +1,11 @@
-"""Who waits for whom in a cell that does not come to its end, in words."""
+"""Who waits for whom in a cell or a run that does not get on, in words."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import ipyparallel as ipp
 
@@ -18,10 +19,10 @@ _SILENCE_WORTH_SAYING_S = 1.0
 
 @dataclass(frozen=True)
 class Place:
-    """Where one rank is, as far as a cell is concerned."""
+    """Where one rank is, as far as a cell or a run is concerned."""
 
     where: Whereabouts | None = None
-    """None where it has not answered in this cell, or has nothing to do with it any more."""
+    """None where it has not answered yet, or has nothing to do with it any more."""
     for_s: float = 0.0
     """How long it has been there, with nothing going through its process groups."""
     instead: str = ""
@@ -48,17 +49,23 @@ class Place:
         if self.instead or self.where is None:
             return self.words
         if self.waits:
-            return f"waits in {self.where.collective}, {self.where.place}"
+            # The trainer's own lines are nobody's question.
+            place = f"step {self.where.step + 1}" if self.where.doing == "run" else self.where.place
+            return f"waits in {self.where.collective}, {place}"
         return f"is {'' if self.where.doing == 'idle' else 'at '}{told(self.where)}"
 
 
 def notice(places: Mapping[int, Place], after_s: float) -> str:
-    """Who waits where and who does not; empty unless a rank waits in a collective for `after_s` seconds.
+    """What `told_of_all` says; empty unless a rank waits in a collective for `after_s` seconds."""
+    hangs = any(place.waits and place.for_s >= after_s for place in places.values())
+    return told_of_all(places) if hangs else ""
+
+
+def told_of_all(places: Mapping[int, Place]) -> str:
+    """Who waits where and who does not.
 
     'rank 0 waits in all_reduce, cell line 4, for 7 s; rank 1 has finished the cell'
     """
-    if not any(place.waits and place.for_s >= after_s for place in places.values()):
-        return ""
     ranks_by_kind: dict[str, list[int]] = {}
     for rank, place in sorted(places.items()):
         ranks_by_kind.setdefault(place.kind, []).append(rank)
@@ -80,27 +87,36 @@ def _plural(words: str) -> str:
 
 
 class HangWatch:
-    """Follows where the ranks of a cell are.
+    """Follows where the ranks of a cell or of a run are.
 
     Args:
         lookout: asks them.
-        results: by rank, of the cell.
-        world_size: how many ranks there are; some may not have been given the cell.
+        results: by rank, of what was sent to them.
+        world_size: how many ranks there are; some may not have been given it.
         notice_after_s: how long ranks wait in a collective before that is worth saying; 0 for never.
+        work: what was sent to them.
     """
 
     def __init__(
-        self, lookout: Lookout, results: Mapping[int, ipp.AsyncResult], world_size: int, notice_after_s: float
+        self,
+        lookout: Lookout,
+        results: Mapping[int, ipp.AsyncResult],
+        world_size: int,
+        notice_after_s: float,
+        work: Literal["cell", "run"] = "cell",
     ) -> None:
         self._lookout = lookout
         self._results = results
         self._world_size = world_size
         self._notice_after_s = notice_after_s
+        self._work = work
         self._period_s = min(_LONGEST_PERIOD_S, notice_after_s / _PERIODS_BEFORE_NOTICE or _LONGEST_PERIOD_S)
         self._asked_mono_s = time.monotonic()
         self._here_since: dict[int, tuple[Whereabouts, float]] = {}
         self.text = ""
         """The notice; empty while there is nothing to say."""
+        self.longest_wait_s = 0.0
+        """Of any rank in a collective, with nothing going through its process groups."""
 
     def check(self) -> None:
         """Takes what the ranks have answered and asks them again, about once a second. Does not wait."""
@@ -113,9 +129,14 @@ class HangWatch:
             return
         self._asked_mono_s = now_s
         self._lookout.ask()
+        places = self._places()
+        self.longest_wait_s = max((place.for_s for place in places.values() if place.waits), default=0.0)
         if self._notice_after_s:
-            places = {rank: self._place(rank) for rank in range(self._world_size)}
             self.text = notice(places, self._notice_after_s)
+
+    def describe_all(self) -> str:
+        """Where all ranks are, whether they hang or not."""
+        return told_of_all(self._places())
 
     def ask(self) -> None:
         """Asks now, so that a rank that does not answer is known as such a moment later."""
@@ -128,11 +149,14 @@ class HangWatch:
             return f"{place.words}, at cell line {line}"
         return place.words
 
+    def _places(self) -> dict[int, Place]:
+        return {rank: self._place(rank) for rank in range(self._world_size)}
+
     def _place(self, rank: int) -> Place:
         if rank not in self._results:
-            return Place(instead="was not given the cell")
+            return Place(instead=f"was not given the {self._work}")
         if self._results[rank].ready():
-            return Place(instead="has finished the cell")
+            return Place(instead=f"has finished the {self._work}")
         if self._lookout.silent_s(rank) > _SILENCE_WORTH_SAYING_S:
             return Place(instead=self._lookout.silence(rank))
         if rank not in self._here_since:

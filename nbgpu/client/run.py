@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -16,12 +18,15 @@ from nbgpu import logbook, manifest, resume, runs
 from nbgpu.backends import Climb, Rung
 from nbgpu.client.ending import Ending
 from nbgpu.client.frames import frame_of
+from nbgpu.client.hangs import HangWatch
+from nbgpu.client.notice import Notice
 from nbgpu.client.plan import Plan
 from nbgpu.client.ranks import Ranks
 from nbgpu.client.results import LeftResult, sentence
 from nbgpu.client.watch import RankWatch
+from nbgpu.client.whereabouts import Lookout
 from nbgpu.config import ClusterConfig, TrainConfig, read_toml
-from nbgpu.errors import ConfigError, NbgpuError, RankError, RunError
+from nbgpu.errors import ClusterError, ConfigError, NbgpuError, RankError, RunError
 from nbgpu.records import (
     FINAL_STATES,
     Command,
@@ -43,6 +48,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger("nbgpu.run")
 _RUN_IN_ENGINE = "nbgpu.engine.train:run_in_engine"
 _STOP_PATIENCE_S = 10.0
+_HANG_S = 5.0
+"""A rank that waits so long, or as long as a notice takes to come, while the person wants the run to stop, waits for one that
+does not come."""
+_SECOND_STOP_AFTER_S = 1.0
+"""Who presses twice within a second meant it once."""
 _MAX_HEAL_ATTEMPTS = 3
 _MAX_DEATHS_WITHOUT_PROGRESS = 2
 """A step that kills its rank each time it is done would go on for ever."""
@@ -70,6 +80,8 @@ class Host(Protocol):
     def replace_gone(self) -> str: ...
 
     def leave_behind(self, results: Mapping[int, ipp.AsyncResult]) -> None: ...
+
+    def lookout(self) -> Lookout: ...
 
 
 class Presenter(Protocol):
@@ -112,6 +124,8 @@ class Run:
         config: the settings that it was started with, and those that were set since.
         reader: every sample and event of every rank so far.
         failures: what was raised on the ranks; empty unless `status` is 'failed'.
+        hang: who waits where and who does not, in words, while a rank waits longer than the cluster's
+            `notice_after_s`; else empty.
     """
 
     def __init__(
@@ -127,6 +141,7 @@ class Run:
         self.config = config
         self._planned = planned or Plan.at_first(host.config, config, info.devices, host.climb)
         self.failures: Sequence[RankFailure] = ()
+        self.hang = ""
         self.reader = Reader(folder, info.world_size)
         self._info = info
         self._info_written_ns = 0
@@ -134,6 +149,10 @@ class Run:
         self._results = results
         self._ending: Ending[RunState] = Ending(folder.name, _log)
         self._abandoned = False
+        self._num_stops_asked = 0
+        self._stop_asked_mono_s = 0.0
+        self._interrupted = False
+        """Whether a Stop has had to interrupt the ranks."""
         self._lost: NbgpuError | None = None
         self._prepared = False
         """Whether what a new rank needs has been imported where it comes from."""
@@ -262,8 +281,16 @@ class Run:
         send_settings(self.folder, {name: getattr(config, name) for name in settings})
 
     def stop(self) -> None:
-        """Asks all ranks to end after the step they are in; they write a checkpoint first."""
+        """Asks all ranks to end after the step they are in; they write a checkpoint first.
+
+        A step that does not come to its end, because a rank waits for one that does not come, is interrupted; so is
+        any step where this is called again. Training goes back to the state before it then and ends with that; with
+        strategy='fsdp', where no rank has it, with that of the newest checkpoint.
+        """
         self._ask("stop")
+        now_s = time.monotonic()
+        if not self._num_stops_asked or now_s - self._stop_asked_mono_s > _SECOND_STOP_AFTER_S:
+            self._num_stops_asked, self._stop_asked_mono_s = self._num_stops_asked + 1, now_s
 
     def wait(self, timeout_s: float | None = None) -> Run:
         """Waits for the end. The kernel's interrupt stops the run, waits for that, and is then raised.
@@ -273,7 +300,17 @@ class Run:
             ClusterError: the ranks could not be reached any more while it went on.
             TimeoutError: the run goes on after `timeout_s` seconds.
         """
-        self._ending.wait(timeout_s, lambda: self.status, self.stop, _STOP_PATIENCE_S)
+        notice = Notice()
+        try:
+            self._ending.wait(
+                timeout_s,
+                lambda: self.status,
+                self.stop,
+                _STOP_PATIENCE_S,
+                meanwhile=lambda: notice.show(self.hang),
+            )
+        finally:
+            notice.show("")
         if self.failures:
             raise RankError(self.failures)
         if self._lost is not None:
@@ -340,20 +377,80 @@ class Run:
     def _bring_every_rank_back(self) -> None:
         while True:
             watch = RankWatch(self._host.ranks, self._results)
-            while watch.pending() and not self._abandoned and not watch.stuck():
-                watch.wait(_WATCH_PERIOD_S)
-                watch.check()
-                if not self._prepared and self._newest_step() > self._died_at_step:
-                    # Not earlier: it would take the cores from the ranks, which get ready themselves.
-                    self._host.ranks.add_spares(self._host.config.spare)
-                    self._host.ranks.prepare_to_train([self.config.recipe])
-                    self._prepared = True
+            hang = self._wait_for_all(watch)
             if self._abandoned:
                 return
             self.failures, _ = watch.outcome()
-            if not (self._can_heal(watch) and self._heal(watch)):
-                self._end_on_the_ranks(watch)
-                return
+            if hang is not None and watch.only_freed:
+                if self._can_end_in_order(watch, hang):
+                    continue
+            elif self._can_heal(watch) and self._heal(watch):
+                continue
+            self._end_on_the_ranks(watch)
+            return
+
+    def _wait_for_all(self, watch: RankWatch) -> str | None:
+        """Waits until all ranks are back or gone; returns where they were if a Stop had to interrupt them."""
+        found: str | None = None
+        lookout = self._host.lookout()
+        hangs = HangWatch(
+            lookout, self._results, self._info.world_size, self._host.config.notice_after_s, work="run"
+        )
+        with closing(hangs):
+            while watch.pending() and not self._abandoned and not watch.stuck():
+                watch.wait(_WATCH_PERIOD_S)
+                watch.check()
+                hangs.check()
+                self.hang = hangs.text
+                if not watch.severed and self._must_interrupt(hangs):
+                    found = hangs.describe_all()
+                    watch.stop()
+                self._prepare_replacements()
+        self.hang = ""
+        return found
+
+    def _must_interrupt(self, hangs: HangWatch) -> bool:
+        """Whether what the person wants stopped would not stop by itself."""
+        if self._num_stops_asked > 1:
+            return True
+        # With fsdp no rank has all of the state to go on from, so that the person has to say it twice.
+        survives = self.config.strategy != "fsdp"
+        too_long_s = min(self._host.config.notice_after_s or _HANG_S, _HANG_S)
+        return self._num_stops_asked == 1 and survives and hangs.longest_wait_s > too_long_s
+
+    def _prepare_replacements(self) -> None:
+        """Once the ranks train: earlier it would take the cores from them, while they get ready themselves."""
+        if not self._prepared and self._newest_step() > self._died_at_step:
+            self._host.ranks.add_spares(self._host.config.spare)
+            self._host.ranks.prepare_to_train([self.config.recipe])
+            self._prepared = True
+
+    def _can_end_in_order(self, watch: RankWatch, hang: str) -> bool:
+        """Lets ranks that a Stop has interrupted end as any other run that is stopped; False where that is in vain."""
+        self.failures = ()
+        if self.status in ("starting", "loading"):
+            # There is nothing yet that could be kept.
+            return False
+        told = f"{self.folder.name} did not come to the end of its step when it was to stop: {hang}."
+        if stuck := watch.stuck():
+            named = ", ".join(map(str, stuck))
+            ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in stuck)
+            self._lost = ClusterError(
+                f"{told} Rank {named} did not come back. Code in C cannot be interrupted. Wait for it to end, or give up "
+                f"the rank's variables: {ways_out}"
+            )
+        elif self._interrupted:
+            self._lost = RunError(
+                f"{told} It was interrupted for the second time, and ended without a checkpoint"
+            )
+        else:
+            self._interrupted = True
+            self._num_stops_asked = 1
+            self._host.ranks.regroup()
+            self._results = self._host.ranks.call(
+                _RUN_IN_ENGINE, str(self.folder), f"{hang}: all were interrupted for the Stop."
+            )
+        return self._lost is None
 
     def _can_heal(self, watch: RankWatch) -> bool:
         """Whether ranks died, which can be replaced, and nothing else went wrong."""
@@ -389,7 +486,9 @@ class Run:
         self._host.news.append(f"While {self.folder.name} was training, {sentence(why)} {told}")
         self.failures = ()
         self._prepared = False
-        self._results = self._host.ranks.call(_RUN_IN_ENGINE, str(self.folder), sentence(why))
+        self._results = self._host.ranks.call(
+            _RUN_IN_ENGINE, str(self.folder), f"{sentence(why)} It was replaced."
+        )
         return True
 
     def _add_to_failures(self, text: str) -> None:
@@ -400,7 +499,8 @@ class Run:
         stuck = watch.stuck()
         back = [rank for rank in self._results if rank not in watch.gone and rank not in stuck]
         # Rank 0 ends the run's logs in it.
-        ended = self._host.ranks.call("nbgpu.engine.train:let_go", str(self.folder), ranks=back)
+        failed = bool(self.failures or self._lost)
+        ended = self._host.ranks.call("nbgpu.engine.train:let_go", str(self.folder), failed, ranks=back)
         if watch.left_the_group_unsure and not watch.gone and not stuck:
             self._host.ranks.regroup([failure.rank for failure in self.failures])
         if stuck:
@@ -422,7 +522,8 @@ class Run:
         ended = [result for result in self._results.values() if result.ready()]
         failed = bool(self.failures or self._lost)
         complete = len(ended) == len(self._results) and not failed
-        answers = {result.result() for result in ended} if complete else set()
+        # A run that a Stop has interrupted while it loaded its data has raised on all ranks.
+        answers = {result.result() for result in ended if result.exception() is None} if complete else set()
         self.reader.close()
         try:
             logbook.complete(self.folder, self._newest_step(), surely=failed)

@@ -174,6 +174,13 @@ class RankWatch:
         return (real, freed) if real else (raised, [])
 
     @property
+    def only_freed(self) -> bool:
+        """Whether nothing else is wrong with the ranks that are back than that they were freed and interrupted."""
+        raised = failures({rank: result for rank, result in self._results.items() if result.ready()})
+        alone = all(f.error_type == _ECHO or f.error_type in _NETWORK_ERRORS for f in raised)
+        return self.severed and not self._real and not self._gone and alone
+
+    @property
     def severed(self) -> bool:
         """Whether the ranks were cut off from their groups."""
         return self._freed_mono_s is not None

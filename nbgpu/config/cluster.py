@@ -83,8 +83,8 @@ class ClusterConfig(Settings):
         5.0,
         ge=0,
         le=3600,
-        description="seconds that ranks wait in a collective before a notice under the cell names who waits where; "
-        "0 for never",
+        description="seconds that ranks wait in a collective before a notice, under the cell or in a run's panel, names "
+        "who waits where; 0 for never",
     )
     max_output_lines: int = Field(
         25_000,

@@ -197,7 +197,7 @@ class Minimiser:
         self._is_asking = False
         self._gather_ranks()
         if mended:
-            self._event("heal", f"{mended} It was replaced, and the search goes on after step {self.step}.")
+            self._event("heal", f"{mended} The search goes on after step {self.step}.")
         self._enter("training")
         started_s = time.perf_counter()
         try:

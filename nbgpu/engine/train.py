@@ -137,11 +137,15 @@ def _go_on(folder: str, mended: str) -> RunState:
         raise
 
 
-def let_go(folder: str) -> None:
-    """Ends a run that failed, on this rank or on another one, and does not go on."""
-    if folder in _interrupted:
-        cut_off = RunError("the training on this rank was cut off, because another rank failed")
-        _close(_interrupted.pop(folder), cut_off)
+def let_go(folder: str, failed: bool = True) -> None:
+    """Ends a run that failed, on this rank or on another one, or was stopped, and does not go on."""
+    if (trainer := _interrupted.pop(folder, None)) is not None:
+        if failed:
+            _close(trainer, RunError("the training on this rank was cut off, because another rank failed"))
+        else:
+            if trainer.recorder is not None:
+                trainer.recorder.state("stopped", trainer.step)
+            _close(trainer)
     if folder in _open_logs:
         _open_logs.pop(folder)()
 

@@ -146,7 +146,7 @@ class Trainer:
         self._consensus = Consensus(CommandWatch(self.folder) if self.rank == 0 else None)
         self._gather_ranks()
         if mended:
-            self._event("heal", f"{mended} {self._healed_in_words()}")
+            self._event("heal", f"{mended} {self._goes_on_in_words()}")
         self._enter("training")
         started_s = time.perf_counter()
         try:
@@ -364,9 +364,9 @@ class Trainer:
         if (gone := self._saves.point_to_earlier_best(path, self._progress.best)) is not None:
             self._event("note", gone)
 
-    def _healed_in_words(self) -> str:
+    def _goes_on_in_words(self) -> str:
         if not self._lost_step:
-            return f"It was replaced, and training goes on after step {self.step}."
+            return f"Training goes on after step {self.step}."
         lost, self._lost_step = self._lost_step, 0
         where = (
             f"goes on from the newest whole checkpoint, after step {self.step}"
@@ -374,8 +374,8 @@ class Trainer:
             else "begins again with the first step, because there is no checkpoint"
         )
         return (
-            f"It was replaced. Its part of the weights, which no other rank has with strategy={self.config.strategy!r}, is "
-            f"lost: training had done {lost} steps and {where}."
+            f"With strategy={self.config.strategy!r} each rank has a part of the weights, and they are lost with the "
+            f"group: training had done {lost} steps and {where}."
         )
 
     def _take_state(self, source: int) -> None:
@@ -410,7 +410,9 @@ class Trainer:
     def _train(self) -> None:
         """Steps until the last one, or until the person stops it; saves and validates in between."""
         while True:
-            if self._due(self.config.val_every) and self._validated_step != self.step:
+            must_validate = self._due(self.config.val_every) and self._validated_step != self.step
+            # Whoever stops a run waits for its end, and a validation may be what does not come to one.
+            if must_validate and self.command != "stop":
                 self._validate()
             ends = self.step == self.total_steps or self._progress.is_over
             if self._saves.newest_step < self.step and not ends and self._is_worth_a_checkpoint():

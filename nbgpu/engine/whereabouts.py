@@ -32,7 +32,7 @@ from nbgpu.records import Whereabouts
 _log = logging.getLogger("nbgpu.engine")
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
-_TRAINS = ("nbgpu/engine/trainer.py", "run")
+_TRAIN = (("nbgpu/engine/trainer.py", "run"), ("nbgpu/engine/minimiser.py", "run"))
 _DDP = "torch/nn/parallel/distributed.py"
 _MAX_SOURCE_CHARS = 80
 
@@ -86,9 +86,9 @@ def find() -> Whereabouts:
     if (first := _first_below(frames, RUNS_A_CELL)) is not None:
         return _in_person_code("cell", frames[first:], main_thread)
     if (first := _first_below(frames, RUNS_A_CALL)) is not None:
-        training = _first_below(frames, _TRAINS)
-        if training is not None:
-            return _in_run(frames[training - 1 :], main_thread)
+        for trains in _TRAIN:
+            if (training := _first_below(frames, trains)) is not None:
+                return _in_run(frames[training - 1 :], main_thread)
         return _in_person_code("call", frames[first:], main_thread)
     return Whereabouts("idle")
 
@@ -121,10 +121,11 @@ def _in_person_code(doing: Any, frames: Sequence[FrameType], main_thread: int) -
 
 
 def _in_run(frames: Sequence[FrameType], main_thread: int) -> Whereabouts:
-    """`frames` begins with the trainer's own."""
-    package = [i for i, frame in enumerate(frames) if frame.f_code.co_filename.startswith(_PACKAGE)]
-    innermost = frames[package[-1]]
-    collective = _collective(frames[package[-1] :])
+    """`frames` begins with the trainer's own, or the minimiser's."""
+    paths = [frame.f_code.co_filename for frame in frames]
+    ours_or_theirs = [i for i, path in enumerate(paths) if path.startswith(_PACKAGE) or not is_library(path)]
+    innermost = frames[ours_or_theirs[-1]]
+    collective = _collective(frames[ours_or_theirs[-1] :])
     return Whereabouts(
         "run",
         source=_source(innermost),

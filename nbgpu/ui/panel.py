@@ -240,6 +240,7 @@ class Panel(anywidget.AnyWidget):
             "samples_per_s": now.samples_per_s,
             "eta": words.duration(now.eta_s) if now.eta_s is not None else "",
             "pace": words.pace(self._follower.history),
+            "hang": self._run.hang,
             "ranks": [
                 {
                     "state": s.state,
@@ -320,8 +321,8 @@ class _TextLine:
         if last:
             self._handle.update(bundle(self._run, history), raw=True)
             return
-        lines = [summary(self._run, history), *words.recent(history)]
-        self._handle.update({"text/plain": "\n".join(lines)}, raw=True)
+        lines = [summary(self._run, history), *words.recent(history), self._run.hang]
+        self._handle.update({"text/plain": "\n".join(filter(None, lines))}, raw=True)
 
 
 def show(run: Run, on_state: Callable[[str], None] = lambda state: None) -> None:

@@ -82,6 +82,7 @@ class _Screen:
         # These were told when the run was made.
         self._known = set(resume.Beginning.read(run.folder).notes)
         self._result_is_told = False
+        self._hung = False
         self._profiled: set[int] = set()
 
     def tell_news(self) -> None:
@@ -97,6 +98,10 @@ class _Screen:
         for event in marks:
             if event.text not in self._known:
                 self.console.print(_in_words(event), highlight=False)
+        hangs = bool(self._run.hang)
+        if hangs and not self._hung and not self.console.is_terminal:
+            self.console.print(self._run.hang, highlight=False, soft_wrap=True)
+        self._hung = hangs
         for rank, event in self._history.profiles.items():
             if rank not in self._profiled:
                 self._profiled.add(rank)
@@ -142,7 +147,8 @@ class _Screen:
             [] if len(statuses) <= MAX_ROWS else [Text(f"and {len(statuses) - MAX_ROWS} more", style="dim")]
         )
         pace = [Text(words.pace(self._history), style="dim")] if words.pace(self._history) else []
-        return Group(head, *([Text(", ".join(parts))] if parts else []), table, *below, *pace)
+        hang = [Text(run.hang, style="bold red")] if run.hang else []
+        return Group(head, *([Text(", ".join(parts))] if parts else []), table, *below, *pace, *hang)
 
 
 def _row(status: RankStatus) -> list[RenderableType]:

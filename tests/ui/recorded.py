@@ -54,6 +54,7 @@ class RecordedRun:
             started_s=time.time(),
         )
         self.status: str = "starting"
+        self.hang = ""
         self.failures: list[RankFailure] = []
         self.reader = Reader(folder, num_ranks)
         self._step_s = step_s

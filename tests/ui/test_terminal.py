@@ -51,6 +51,14 @@ def test_a_pipe_gets_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert any(line == "step 40: checkpoint: step-40" for line in lines)
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_it_says_who_waits_for_whom(tmp_path: Path, is_terminal: bool) -> None:
+    run: Any = RecordedRun(tmp_path, steps=20, step_s=0.05)
+    run.hang = "rank 0 waits in DDP backward, step 3, for 7 s; rank 1 is at read, data.py line 5"
+    assert run.hang in shown(run, is_terminal)
+    run.wait(30)
+
+
 def test_ctrl_c_in_a_real_terminal_stops_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     settings = {
         "--gpus": "none",

@@ -31,6 +31,7 @@ export class View {
   private readonly axes = element("div", "nbgpu-toggles", { role: "group", "aria-label": "Charts over" });
   private readonly grid = element("div", "nbgpu-charts");
   private readonly pace = element("p", "nbgpu-pace");
+  private readonly hang = element("p", "nbgpu-hang");
   private readonly eventsTitle = element("summary", "");
   private readonly eventsList = element("ol", "");
   private readonly events = element("details", "nbgpu-events", {}, this.eventsTitle, this.eventsList);
@@ -59,6 +60,7 @@ export class View {
     this.makeToggles();
     this.root.append(
       this.header.root,
+      this.hang,
       this.chips.root,
       element("div", "nbgpu-toolbar", {}, this.toggles, this.axes),
       this.grid,
@@ -126,6 +128,7 @@ export class View {
     this.header.update();
     this.chips.update(store);
     setText(this.pace, store.status?.pace ?? "");
+    setText(this.hang, store.status?.hang ?? "");
     this.events.hidden = store.marks.length === 0;
     setText(this.eventsTitle, `What happened (${store.marks.length})`);
     while (this.eventsList.children.length > store.marks.length) this.eventsList.lastChild?.remove();

@@ -44,6 +44,8 @@ export interface Status {
   /** In words; empty where it cannot be said. */
   eta: string;
   pace: string;
+  /** Who waits where and who does not, while a rank waits too long; else empty. */
+  hang: string;
   ranks: RankNow[];
 }
 

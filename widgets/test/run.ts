@@ -12,6 +12,7 @@ export function status(overrides: Partial<Status> = {}, ranks = 2): Status {
     samples_per_s: 40,
     eta: "12 s",
     pace: "All ranks keep the same pace.",
+    hang: "",
     ranks: Array.from({ length: ranks }, () => ({
       state: "training" as const,
       step: 3,

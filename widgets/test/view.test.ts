@@ -112,6 +112,15 @@ describe("a panel", () => {
     expect(button(el, "Stop").disabled).toBe(false);
   });
 
+  it("says who waits for whom while that lasts", async () => {
+    const { model, el } = open();
+    const hang = "rank 0 waits in DDP backward, step 3, for 7 s; rank 1 is at read, data.py line 5";
+    await say(model, { hang });
+    expect(el.textContent).toContain(hang);
+    await say(model, { hang: "" });
+    expect(el.textContent).not.toContain("rank 0 waits");
+  });
+
   it("can leave the buttons to others", () => {
     const { el } = open({ show_buttons: false });
     expect(el.querySelector<HTMLElement>(".nbgpu-buttons")?.hidden).toBe(true);

@@ -1,0 +1,173 @@
+"""A run that does not get on says who waits for whom, and can be stopped with its state."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import faults
+import pytest
+from kernel import Kernel, kernel
+from rows import Measured, row
+
+import nbgpu
+from nbgpu import manifest
+from nbgpu.records import Event
+
+BOUND_S = 60
+ENDLESS: dict[str, Any] = {
+    "data": "phantoms",
+    "patch_size": 16,
+    "num_phantoms": 16,
+    "batch_size": 2,
+    "steps": 100_000,
+    "val_every": 0,
+    "threads": 1,
+}
+SUM_AND_VARIABLE = f"{faults.MEND}\ntotal = torch.ones(1); dist.all_reduce(total); print(int(total), kept)"
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Kernel]:
+    with kernel() as started:
+        command = "%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2 --notice-after-s 1"
+        assert started.run(command).status == "ok"
+        yield started
+        started.run("%nbgpu stop")
+
+
+def until(holds: Callable[[], Any], what: str) -> None:
+    give_up_s = time.monotonic() + BOUND_S
+    while not holds():
+        assert time.monotonic() < give_up_s, what
+        time.sleep(0.05)
+
+
+def train(cluster: nbgpu.Cluster, tmp_path: Path, **settings: Any) -> Any:
+    return cluster.train("autoencoder", **{**ENDLESS, **settings}, runs_dir=str(tmp_path))
+
+
+@row(
+    "a rank does not come to the end of a step of a run",
+    "a notice names who waits and where the other is; Stop ends the run with a checkpoint of the step before, the sum is right, "
+    "variables are kept",
+    bound_s=2,
+)
+def test_a_notice_names_who_waits_and_stop_ends_the_run(
+    notebook: Kernel, measured: Measured, tmp_path: Path
+) -> None:
+    def stop() -> None:
+        measured.fault_now()
+        notebook.manager.interrupt_kernel()
+
+    fault = faults.in_training(1, step=4, action="sleep")
+    assert notebook.run(f"%%distributed\nkept = 3 + rank\n{fault}").status == "ok"
+    settings = {**ENDLESS, "runs_dir": str(tmp_path)}
+    notebook.run(f"import nbgpu\nrun = nbgpu.current().train('autoencoder', **{settings!r})")
+    done = notebook.run("run.wait()", meanwhile=stop, timeout_s=BOUND_S)
+    measured.ended(done.error)
+    assert "KeyboardInterrupt" in done.error
+    notices = [data["text/plain"] for data in [*done.displays, *done.updates] if "text/html" in data]
+    pattern = r"rank 0 waits in DDP backward, step 4, for \d+ s; rank 1 is at faulty, line \d+ of an earlier cell, in step 4: .*"
+    assert re.fullmatch(pattern, notices[0]), notices
+    assert notices[-1] == ""
+
+    assert notebook.run("run.status").value == "'stopped'"
+    (folder,) = tmp_path.iterdir()
+    newest = manifest.newest_whole(folder).checkpoint
+    assert newest is not None
+    assert newest.name.endswith("3")
+    events = [json.loads(line) for line in (folder / "rank0.jsonl").read_text().splitlines()]
+    told = [str(event.get("text", "")) for event in events]
+    assert any(
+        "rank 1 is at faulty" in text and text.endswith("Training goes on after step 3.") for text in told
+    )
+    assert notebook.run(f"%%distributed\n{SUM_AND_VARIABLE}").stdout == "[0] 2 3\n[1] 2 4\n"
+
+
+def test_a_run_that_pauses_does_not_hang(notebook: Kernel, tmp_path: Path) -> None:
+    settings = {**ENDLESS, "runs_dir": str(tmp_path)}
+    notebook.run(f"import nbgpu, time\nrun = nbgpu.current().train('autoencoder', **{settings!r})")
+    code = "while run.status != 'training': time.sleep(0.1)\nrun.pause()\nwhile run.status != 'paused': time.sleep(0.1)"
+    assert notebook.run(code, timeout_s=BOUND_S).status == "ok"
+    assert notebook.run("time.sleep(3)\nrun.hang").value == "''"
+    assert notebook.run("run.stop(); run.wait().status").value == "'stopped'"
+
+
+def test_stop_pressed_again_interrupts_a_step_in_which_nobody_waits(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    both = faults.in_training(0, step=4, action="sleep") + faults.in_training(1, step=4, action="sleep")
+    cluster2.execute(f"kept = 3 + rank\n{both}")
+    run = train(cluster2, tmp_path)
+    until(lambda: max(s.step for s in run.statuses()) >= 2, "the run does not train")
+    time.sleep(1)
+    run.stop()
+    time.sleep(2)
+    assert not run.over
+    run.stop()
+    assert run.wait(BOUND_S).status == "stopped"
+    assert run.checkpoint().name.endswith("3")
+    assert cluster2.execute(SUM_AND_VARIABLE) == {0: "2 3\n", 1: "2 4\n"}
+
+
+def test_a_run_that_hangs_while_it_loads_is_stopped_and_leaves_nothing(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    cluster2.execute(
+        "import time\nfrom nbgpu.recipes.autoencoder.recipe import Autoencoder\n"
+        "kept, whole = 3 + rank, Autoencoder.build_loaders\n"
+        "def slow(*args):\n    time.sleep(600 * rank)\n    return whole(*args)\n"
+        "Autoencoder.build_loaders = slow"
+    )
+    run = train(cluster2, tmp_path)
+    until(lambda: "loading" in {s.state for s in run.statuses()}, "the run does not load")
+    time.sleep(1)
+    run.stop()
+    time.sleep(1.5)
+    run.stop()
+    assert run.wait(BOUND_S).status == "stopped"
+    assert {s.state for s in run.statuses()} == {"stopped"}
+    with pytest.raises(nbgpu.RunError, match="has no checkpoint"):
+        run.checkpoint()
+    assert cluster2.execute(f"Autoencoder.build_loaders = whole\n{SUM_AND_VARIABLE}") == {
+        0: "2 3\n",
+        1: "2 4\n",
+    }
+    assert train(cluster2, tmp_path, steps=3).wait(BOUND_S).status == "finished"
+
+
+def test_with_fsdp_it_takes_a_second_stop_and_the_newest_checkpoint_is_what_is_left(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    cluster2.execute(f"kept = 3 + rank\n{faults.in_training(1, step=6, action='sleep')}")
+    run = train(cluster2, tmp_path, strategy="fsdp", checkpoint_every=2)
+    until(lambda: run.hang, "nothing is said of the hang")
+    run.stop()
+    time.sleep(2)
+    assert not run.over
+    run.stop()
+    assert run.wait(BOUND_S).status == "stopped"
+    assert run.checkpoint().name.endswith("4")
+    (told,) = {e.text for e in run.reader.since()[0] if isinstance(e, Event) and e.kind == "heal"}
+    assert "all were interrupted for the Stop" in told
+    assert told.endswith("goes on from the newest whole checkpoint, after step 4.")
+    assert cluster2.execute(SUM_AND_VARIABLE) == {0: "2 3\n", 1: "2 4\n"}
+
+
+def test_a_rank_in_c_code_is_told_with_the_way_out(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    cluster2.execute(f"kept = 3 + rank\n{faults.in_training(1, step=4, action='hold_gil_for_ever')}")
+    run = train(cluster2, tmp_path)
+    until(lambda: run.hang, "nothing is said of the hang")
+    assert re.search(r"rank 1 does not answer for \d+ s: it is in C code that holds the GIL", run.hang)
+    run.stop()
+    with pytest.raises(nbgpu.ClusterError, match="%nbgpu restart --rank 1"):
+        run.wait(BOUND_S)
+    assert run.status == "failed"
+    assert "it is empty" in cluster2.restart(rank=1)
+    assert cluster2.execute(f"{faults.MEND}\nprint(kept)", ranks=[0]) == {0: "3\n"}
+    assert train(cluster2, tmp_path, steps=3).wait(BOUND_S).status == "finished"
