@@ -111,7 +111,7 @@ class HangWatch:
         self._notice_after_s = notice_after_s
         self._work = work
         self._period_s = min(_LONGEST_PERIOD_S, notice_after_s / _PERIODS_BEFORE_NOTICE or _LONGEST_PERIOD_S)
-        self._asked_mono_s = time.monotonic()
+        self._asked_mono_s = self._began_mono_s = time.monotonic()
         self._here_since: dict[int, tuple[Whereabouts, float]] = {}
         self.text = ""
         """The notice; empty while there is nothing to say."""
@@ -122,7 +122,9 @@ class HangWatch:
         """Takes what the ranks have answered and asks them again, about once a second. Does not wait."""
         self._lookout.collect()
         for rank, seen in list(self._lookout.seen.items()):
-            if rank not in self._here_since or self._here_since[rank][0] != seen.where:
+            # Where a rank was before, such as a rank of a run before another one was replaced, says nothing of this.
+            is_of_now = seen.mono_s >= self._began_mono_s
+            if is_of_now and (rank not in self._here_since or self._here_since[rank][0] != seen.where):
                 self._here_since[rank] = seen.where, seen.mono_s
         now_s = time.monotonic()
         if now_s - self._asked_mono_s < self._period_s:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import faults
+import leaks
 import pytest
 from kernel import Kernel, kernel
 from rows import Measured, row
@@ -33,7 +34,7 @@ SUM_AND_VARIABLE = f"{faults.MEND}\ntotal = torch.ones(1); dist.all_reduce(total
 
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Kernel]:
-    with kernel() as started:
+    with kernel() as started, leaks.holding_family_of(started.manager.provisioner.pid):
         command = "%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2 --notice-after-s 1"
         assert started.run(command).status == "ok"
         yield started
@@ -87,6 +88,26 @@ def test_a_notice_names_who_waits_and_stop_ends_the_run(
         "rank 1 is at faulty" in text and text.endswith("Training goes on after step 3.") for text in told
     )
     assert notebook.run(f"%%distributed\n{SUM_AND_VARIABLE}").stdout == "[0] 2 3\n[1] 2 4\n"
+
+
+def test_nothing_is_said_of_a_hang_that_is_over(notebook: Kernel, tmp_path: Path) -> None:
+    """The rank that others waited for is killed and replaced."""
+    notebook.run(f"%%distributed\n{faults.in_training(1, step=4, action='sleep')}")
+    settings = {**ENDLESS, "runs_dir": str(tmp_path)}
+    code = f"""
+import nbgpu, os, signal, time
+run = nbgpu.current().train('autoencoder', **{settings!r})
+while not run.hang: time.sleep(0.1)
+os.kill(nbgpu.current().pids[1], signal.SIGKILL)
+while run.hang: time.sleep(0.01)
+said, until_s = set(), time.monotonic() + 4
+while time.monotonic() < until_s:
+    said.add(run.hang)
+    time.sleep(0.01)
+run.stop()
+run.wait().status, said"""
+    assert notebook.run(code, timeout_s=BOUND_S).value == "('stopped', {''})"
+    assert notebook.run(f"%%distributed\n{faults.MEND}").status == "ok"
 
 
 def test_a_run_that_pauses_does_not_hang(notebook: Kernel, tmp_path: Path) -> None:
