@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,11 @@ import rows
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 IN_CI = os.environ.get("CI") == "true"
+
+
+# Files that tests find good are nobody's business afterwards.
+_cache = tempfile.TemporaryDirectory(prefix="nbgpu-tests-")
+os.environ["NBGPU_CACHE_DIR"] = _cache.name
 
 
 def pytest_configure(config: pytest.Config) -> None:

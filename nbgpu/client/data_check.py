@@ -13,12 +13,16 @@ _BAD_DATA = 3
 
 
 def require(config: TrainConfig) -> None:
-    """Raises DataError with a line for every bad row and file, as far as names and headers tell. Takes some seconds where
-    there are files: the process that looks at them loads torch."""
+    """Raises DataError with a line for every bad row and file.
+
+    Takes some seconds where there are files, for the process that looks at them loads torch, and with `check_voxels` the time
+    to read those that were not found good before.
+    """
     if config.data in type(config).WITHOUT_FILES:
         return
     command = [sys.executable, "-m", "nbgpu.recipes.check"]
-    done = subprocess.run(command, input=config.model_dump_json(), capture_output=True, text=True)
+    # It says itself what takes long.
+    done = subprocess.run(command, input=config.model_dump_json(), stderr=subprocess.PIPE, text=True)
     if done.returncode == _BAD_DATA:
         raise DataError(done.stderr.strip())
     # Whatever else it met, the ranks meet it too, and say it with their traceback.

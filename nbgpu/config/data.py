@@ -22,6 +22,11 @@ class DataSettings(Settings):
         "else cache",
         json_schema_extra=control("Data"),
     )
+    check_voxels: bool = Field(
+        True,
+        description="read every file to its end before the first step, those aside that were found good before; off leaves "
+        "damage, NaN and the like to the step that meets them",
+    )
     cache_rate: float = Field(
         1.0,
         ge=0,

@@ -59,11 +59,6 @@ class DiffusionConfig(TrainConfig):
         description="how a file's volume becomes a cube: the brain's box resampled to it, or its middle at the file's own "
         "resolution, cut or padded",
     )
-    check_voxels: bool = Field(
-        True,
-        description="read every file once before training, each rank its share, where the cache does not anyhow; off leaves "
-        "damage, NaN and unknown labels to the step that meets them",
-    )
     num_phantoms: int = Field(320, ge=4, le=1_000_000, description="heads generated where data='phantoms'")
     val_cases: int = Field(
         16,

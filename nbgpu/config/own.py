@@ -25,6 +25,7 @@ class OwnConfig(TrainConfig):
         (
             "data",
             "dataset",
+            "check_voxels",
             "cache_rate",
             "replace_rate",
             "cache_dir",

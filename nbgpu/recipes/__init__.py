@@ -85,6 +85,15 @@ class Recipe(Protocol):
 
 
 @runtime_checkable
+class Inspecting(Protocol):
+    """A recipe that can read all its files to their end, before any engine is there."""
+
+    def inspect(self) -> None:
+        """DataError with a line for each file that cannot be used."""
+        ...
+
+
+@runtime_checkable
 class Adversarial(Protocol):
     """A recipe whose model may also learn to deceive a second network, which learns beside it to tell the model's outputs
     from the data (Goodfellow et al. 2014)."""

@@ -1,4 +1,4 @@
-"""Looks at a run's data, by names and headers, in a process of its own: before any engine starts.
+"""Looks at a run's data in a process of its own, before any engine starts.
 
 python -m nbgpu.recipes.check < settings.json
 """
@@ -6,24 +6,30 @@ python -m nbgpu.recipes.check < settings.json
 from __future__ import annotations
 
 import json
+import logging
 import sys
 
 from nbgpu.config import train_config
 from nbgpu.engine.minimiser import Problem
 from nbgpu.engine.rehearsal import load_recipe
 from nbgpu.errors import DataError
+from nbgpu.recipes import Inspecting
 
 BAD_DATA = 3
 """The exit code where the data cannot be used; what is wrong stands on stderr."""
 
 
 def main() -> None:
-    """Reads the settings as JSON from stdin."""
+    """Reads the settings as JSON from stdin, and says on stdout what takes long."""
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    logging.getLogger("nbgpu").setLevel(logging.INFO)
     recipe: object = load_recipe(train_config(**json.load(sys.stdin)))
     try:
         if isinstance(recipe, Problem):
             recipe.load()
         else:
+            if isinstance(recipe, Inspecting):
+                recipe.inspect()
             recipe.amount()  # type: ignore[attr-defined]
     except DataError as error:
         sys.stderr.write(f"{error}\n")

@@ -1,13 +1,19 @@
-"""Bad data are told by `nbgpu train` before any engine starts: all that names and headers tell, at once."""
+"""Bad data are told by `nbgpu train` before any engine starts: all at once, and read to their end only once."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import nibabel
 import numpy as np
+import pytest
+
+from nbgpu.client import data_check
+from nbgpu.config import train_config
+from nbgpu.errors import DataError
 
 
 def _train(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -47,3 +53,62 @@ def test_files_of_a_folder(tmp_path: Path) -> None:
 
 def test_a_missing_microstructure(tmp_path: Path) -> None:
     _refused(_train(tmp_path, "microstructure", "--data", "gone.npy"), "gone.npy")
+
+
+def _volumes(folder: Path, count: int) -> None:
+    folder.mkdir()
+    for index in range(count):
+        image = np.random.default_rng(index).normal(size=(20, 20, 20)).astype(np.float32) ** 2
+        nibabel.save(nibabel.Nifti1Image(image, np.eye(4)), folder / f"{index}.nii.gz")
+
+
+def test_what_only_voxels_tell(tmp_path: Path) -> None:
+    _volumes(tmp_path / "volumes", 4)
+    for index, value in ((1, np.nan), (3, 7)):
+        image = np.full((20, 20, 20), value, dtype=np.float32)
+        nibabel.save(nibabel.Nifti1Image(image, np.eye(4)), tmp_path / "volumes" / f"{index}.nii.gz")
+    # Beside it what the header tells.
+    small = nibabel.Nifti1Image(np.ones((20, 20, 4), dtype=np.float32), np.eye(4))
+    nibabel.save(small, tmp_path / "volumes" / "4.nii.gz")
+    done = _train(tmp_path, "autoencoder", "--data", "volumes", "--patch-size", "16")
+    _refused(
+        done,
+        "1.nii.gz: 8000 of 8000 voxels are NaN",
+        "3.nii.gz: is constant",
+        "4.nii.gz: has 20 x 20 x 4 voxels",
+    )
+    assert "0.nii.gz" not in done.stderr
+
+
+def test_labels_and_empty_modalities(tmp_path: Path) -> None:
+    for case in "ab":
+        (tmp_path / "brats" / case).mkdir(parents=True)
+        for index, kind in enumerate(("t1n", "t1c", "t2w", "t2f", "seg")):
+            voxels = np.random.default_rng(index).integers(0, 4, (8, 8, 8)).astype(np.int16)
+            if (case, kind) == ("a", "t2w"):
+                voxels[:] = 0
+            if (case, kind) == ("b", "seg"):
+                voxels[0] = 9
+            nibabel.save(
+                nibabel.Nifti1Image(voxels, np.eye(4)), tmp_path / "brats" / case / f"{case}-{kind}.nii.gz"
+            )
+    done = _train(tmp_path, "diffusion", "--data", "brats")
+    _refused(done, "a-t2w.nii.gz: is empty", "b-seg.nii.gz: has the label(s) 9")
+
+
+def test_good_files_are_read_to_their_end_once(tmp_path: Path) -> None:
+    _volumes(tmp_path / "volumes", 2)
+    config = train_config("autoencoder", data=str(tmp_path / "volumes"), patch_size=16)
+    data_check.require(config)
+    # As many bytes of other voxels with the times of the file before: nobody looks into it again.
+    changed = tmp_path / "volumes" / "1.nii.gz"
+    before, size_bytes = changed.stat(), changed.stat().st_size
+    content = bytearray(changed.read_bytes())
+    content[size_bytes // 2 : size_bytes // 2 + 64] = bytes(64)
+    changed.write_bytes(content)
+    os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
+    data_check.require(config)
+    os.utime(changed)
+    with pytest.raises(DataError, match=r"1\.nii\.gz"):
+        data_check.require(config)
+    data_check.require(config.changed(check_voxels=False))

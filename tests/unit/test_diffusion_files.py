@@ -65,7 +65,7 @@ def test_each_way_of_naming_gives_the_same_modalities(tmp_path: Path) -> None:
         (case,), problems = find_cases(tmp_path / folder)
         assert not problems
         assert case.patient == patient
-        assert voxel_problems([case]) == []
+        assert voxel_problems(case) == []
         labels = label(case)
         assert labels is not None
         assert labels[0, 3, 3].tolist() == [1, 2, 3, 0, 0, 0, 0, 0]
@@ -106,7 +106,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
 
     whole, problems = find_cases(tmp_path)
     assert {case.name[-5:-4] for case in whole} == {"0", "5", "6", "7"}
-    text = "\n".join(problems + voxel_problems(whole))
+    text = "\n".join(problems + [told for case in whole for told in voxel_problems(case)])
     for place, reason in {
         str(no_t1c): "has no t1c",
         f"{shape.name}-t2w": "has 9 x 12 x 8 voxels, and",

@@ -14,7 +14,6 @@ from nbgpu.config import LithographyConfig, train_config
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.lithography.layouts import read_layout
 from nbgpu.recipes.lithography.lithobench import (
-    check_pixels,
     find_lithobench,
     load_design,
     load_png,
@@ -175,7 +174,7 @@ def _lithobench(folder: Path, names: str) -> np.ndarray:
 
 def test_lithobench_folders_are_joined_by_name(tmp_path: Path) -> None:
     mask = _lithobench(tmp_path / "MetalSet", "abc")
-    pairs = find_lithobench(tmp_path, 16)
+    pairs = find_lithobench(tmp_path, 16, 25.0)
     assert [Path(pair.name).name for pair in pairs] == ["a.png", "b.png", "c.png"]
     aerial, printed, design = pairs[0].aerial, pairs[0].printed, pairs[0].design
     assert isinstance(aerial, Path)
@@ -189,7 +188,9 @@ def test_lithobench_folders_are_joined_by_name(tmp_path: Path) -> None:
     # A target counts more than a layout, and small pixels are too few for it.
     for name in "abc":
         _png(tmp_path / "MetalSet" / "target" / f"{name}.png", mask)
-    assert {pair.design.parent.name for pair in find_lithobench(tmp_path, 16) if pair.design} == {"target"}
+    assert {pair.design.parent.name for pair in find_lithobench(tmp_path, 16, 25.0) if pair.design} == {
+        "target"
+    }
     with pytest.raises(DataError, match=r"is 200 x 100 nm, and 16 pixels of 5 nm are 80\. Change pixel_nm"):
         load_design(design, 16, 5.0)
 
@@ -218,7 +219,7 @@ def test_every_bad_file_of_lithobench_is_named_at_once(tmp_path: Path) -> None:
     (folder / "litho" / "e.png").write_bytes(b"no picture")
     (folder / "printed").mkdir()
     with pytest.raises(DataError) as caught:
-        find_lithobench(tmp_path, 16)
+        find_lithobench(tmp_path, 16, 25.0)
     wanted = (
         "MetalSet: has both printed and resist",
         "a.png: has no image of that name in litho",
@@ -231,7 +232,7 @@ def test_every_bad_file_of_lithobench_is_named_at_once(tmp_path: Path) -> None:
         assert text in str(caught.value)
     (folder / "printed").rmdir()
     with pytest.raises(DataError, match=r"resist/x\.png: has no mask of that name") as caught:
-        find_lithobench(tmp_path, 16)
+        find_lithobench(tmp_path, 16, 25.0)
     assert "d.png: has 16 x 16 pixels, and its mask 32 x 32" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 6
 
@@ -244,29 +245,31 @@ def test_pixels_are_looked_at_before_training(tmp_path: Path) -> None:
     (tmp_path / "pixelILT" / "c.png").write_bytes(whole[:-40])
     (tmp_path / "glp" / "d.glp").write_text("RECT N M1 1 2 3")
     _png(tmp_path / "pixelILT" / "e.png", np.stack([mask, mask, mask], axis=2))
-    pairs = find_lithobench(tmp_path, 16)
-    with pytest.raises(DataError) as caught:
-        check_pixels(pairs, 16, 25.0)
-    lines = str(caught.value).splitlines()
-    assert len(lines) == 4
-    for line, text in zip(
-        lines,
-        (
-            "a.png: a mask with other values than black and white",
-            "b.png: its red, green and blue differ",
-            "c.png: cannot be read as a picture",
-            "d.glp: line 1: a RECT needs",
-        ),
-        strict=True,
-    ):
-        assert text in line
     config = train_config("lithography", data=str(tmp_path), size=16, pixel_nm=25.0, val_fraction=0)
     assert isinstance(config, LithographyConfig)
+    with pytest.raises(DataError) as caught:
+        Lithography(config).inspect()
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 4
+    for text in (
+        "a.png: a mask with other values than black and white",
+        "b.png: its red, green and blue differ",
+        "c.png: cannot be read as a picture",
+        "d.glp: line 1: a RECT needs",
+    ):
+        assert sum(text in line for line in lines) == 1
     with pytest.raises(DataError, match="other values than black and white"):
         Lithography(config).build_loaders(0, 1)
+    # What is wrong with names and headers comes first, and hides none of it.
+    (tmp_path / "litho" / "f.png").unlink()
+    with pytest.raises(DataError) as caught:
+        Lithography(config).inspect()
+    assert "f.png: has no image of that name" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 5
+    _png(tmp_path / "litho" / "f.png", mask)
     (tmp_path / "litho").rename(tmp_path / "images")
     with pytest.raises(DataError, match="has pixelILT and no folder litho"):
-        find_lithobench(tmp_path, 16)
+        find_lithobench(tmp_path, 16, 25.0)
 
 
 @pytest.mark.parametrize(

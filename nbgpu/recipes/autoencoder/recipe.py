@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -20,12 +21,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.config import AutoencoderConfig
+from nbgpu.engine import inspection
 from nbgpu.engine.augmentation import augmentation
 from nbgpu.engine.data import SampleLoader, grid_patches, hold_out
 from nbgpu.engine.decoding import Decode, Item, opened, raise_together
 from nbgpu.engine.draws import Draw
 from nbgpu.engine.precision import at_least_float32
-from nbgpu.engine.volumes import check_headers, find_volumes
+from nbgpu.engine.volumes import find_volumes, header_problem
+from nbgpu.errors import DataError
 from nbgpu.recipes import CPU, Batch, Loaders
 from nbgpu.recipes.autoencoder.baselines import largest_cube_edge, principal_components, project, trilinear
 from nbgpu.recipes.autoencoder.losses import deceived, kl_divergence, told_apart
@@ -70,6 +73,7 @@ class Autoencoder:
         if config.perceptual == "features":
             layers_of(config.perceptual_network)
         training, held_out = self._items()
+        inspection.require_share(config, training + held_out, self._steps(), rank, world_size)
         # Decoded first: it is the smaller part, and a bad file in it should not wait for the cache.
         share = self._held_out_share(held_out, rank, world_size)
         val_batches = [{"image": chunk} for chunk in torch.split(share, config.batch_size) if len(chunk)]
@@ -87,6 +91,11 @@ class Autoencoder:
         first_step = self.discriminator_first_step
         if config.adversarial_weight and config.epochs is None and first_step >= config.steps:
             yield f"adversarial_after={first_step}: the run ends with step {config.steps}, before the discriminator begins"
+
+    def inspect(self) -> None:
+        """Reads all volumes. DataError has a line for each that cannot be used."""
+        training, held_out = self._items()
+        inspection.require(self.config, training + held_out, self._steps())
 
     def amount(self) -> tuple[int, int]:
         """Of the files only names and headers are read."""
@@ -112,13 +121,21 @@ class Autoencoder:
         if config.data == "mni152":
             return self._two_parts({"name": "mni152", "image": mni152()})
         volumes = find_volumes(config.data)
-        check_headers((*volumes.training, *volumes.validation), config.patch_size)
+        self._check_headers((*volumes.training, *volumes.validation))
         training = [item_of(path) for path in volumes.training]
         if volumes.validation:
             return training, [item_of(path) for path in volumes.validation]
         if len(training) == 1:
             return self._two_parts(training[0])
         return hold_out(training, config.val_fraction, config.seed)
+
+    def _check_headers(self, paths: Sequence[Path]) -> None:
+        problems = {path: header_problem(path, self.config.patch_size) for path in paths}
+        if any(problems.values()):
+            # What is wrong inside the others is told with it.
+            others = [item_of(path) for path, problem in problems.items() if problem is None]
+            told = [f"{path}: {problem}" for path, problem in problems.items() if problem is not None]
+            raise DataError("\n".join(told + inspection.problems(self.config, others, self._steps())))
 
     def _two_parts(self, item: Item) -> tuple[list[Item], list[Item]]:
         if self.config.val_fraction == 0:

@@ -169,15 +169,14 @@ def _opened(path: Path, num_channels: int) -> tuple[tuple[int, ...], np.ndarray]
         return f"cannot be read as NIfTI ({first_line(error)}). Copy it again"
 
 
-def voxel_problems(cases: Sequence[Case]) -> list[str]:
+def voxel_problems(case: Case) -> list[str]:
     """A line for each file with damage, NaN, nothing in it, or unknown labels. Reads all of them."""
     problems = []
-    for case in cases:
-        for load in (images, label):
-            try:
-                load(case)
-            except DataError as error:
-                problems += str(error).splitlines()
+    for load in (images, label):
+        try:
+            load(case)
+        except DataError as error:
+            problems += str(error).splitlines()
     return problems
 
 

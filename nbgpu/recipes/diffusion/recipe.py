@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nbgpu.config import DiffusionConfig
+from nbgpu.engine import inspection
 from nbgpu.engine.augmentation import augmentation
 from nbgpu.engine.data import SampleLoader, hold_out
 from nbgpu.engine.decoding import Decode, Item, opened, raise_together
@@ -55,7 +56,7 @@ class Diffusion:
         Raises DataError: a line for everything that is wrong with the files, their voxels included (`check_voxels`).
         """
         config = self.config
-        self._check(rank, world_size)
+        self._inspect(rank, world_size, are_read_anyhow=inspection.are_read_anyhow(config))
         training, held_out = self.items()
         batches = []
         numbers = range(min(len(held_out), config.val_cases))[rank::world_size]
@@ -105,15 +106,18 @@ class Diffusion:
     def _found(self) -> tuple[list[Case], list[str]]:
         return files.find_cases(Path(self.config.data).expanduser())
 
-    def _check(self, rank: int, world_size: int) -> None:
-        """Reads the rank's share of the voxels, unless the cache will read all of them."""
-        config = self.config
-        if config.data == "phantoms":
+    def inspect(self) -> None:
+        """Reads all files to their end. DataError has a line for each that cannot be used."""
+        self._inspect(rank=0, world_size=1, are_read_anyhow=False)
+
+    def _inspect(self, rank: int, world_size: int, are_read_anyhow: bool) -> None:
+        if self.config.data == "phantoms":
             return
         cases, problems = self._found
-        cached = config.dataset_kind == "cache" and config.cache_rate == 1
-        if problems or (config.check_voxels and not cached):
-            problems = problems + files.voxel_problems(cases[rank::world_size])
+        # Where names or headers are wrong nothing comes after this.
+        if problems or not are_read_anyhow:
+            items = [as_item(case) for case in cases[rank::world_size]]
+            problems = problems + inspection.problems(self.config, items, Compose([_Look()]))
         if problems:
             raise DataError("\n".join(problems))
 
@@ -284,6 +288,20 @@ def as_item(case: Case) -> Item:
     return {**place, **case.files}
 
 
+def _case(item: Item) -> Case:
+    paths = {kind: item[kind] for kind in (*MODALITIES, "seg") if kind in item}
+    return Case(item["case"], Path(item["folder"]), paths)
+
+
+class _Look(Transform):
+    """Reads the files of an Item to their end. Raises DataError with a line for each that cannot be used."""
+
+    def __call__(self, item: Item) -> dict[str, Tensor]:
+        if problems := files.voxel_problems(_case(item)):
+            raise DataError("\n".join(problems))
+        return {}
+
+
 class _Prepare(Transform):
     """An Item to `condition` (3, e, e, e), `target` (1, e, e, e) if it is there, and `label` (1, e, e, e) if it is asked for."""
 
@@ -307,9 +325,7 @@ class _Prepare(Transform):
         return prepared
 
     def _read(self, item: Item) -> dict[str, Tensor]:
-        kinds = (*MODALITIES, "seg")
-        paths = {kind: item[kind] for kind in kinds if kind in item}
-        case = Case(item["case"], Path(item["folder"]), paths)
+        case = _case(item)
         volumes = files.images(case)
         label = files.label(case)
         # Without the target, which a case to be sampled need not have: its box would be another one.

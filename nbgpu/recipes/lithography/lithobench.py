@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,20 +23,21 @@ PRINTS = ("printed", "resist")
 _GREY = ("L", "1", "I;16")
 _COLOURED = ("RGB", "RGBA", "LA", "P")
 """Grey if their channels are equal."""
-_NUM_THREADS = 4
 
 
-def find_lithobench(folder: Path, size: int) -> list[Pair]:
+def find_lithobench(folder: Path, size: int, pixel_nm: float) -> list[Pair]:
     """The pairs of a folder with `pixelILT` and `litho`, or of several such folders inside it, by file name.
 
     `printed` or `resist`, `target` and `glp` are taken where they are there, and then have a file for each mask. Names and headers
-    are read, and pixels by `check_pixels`.
+    are read, and pixels by `pixel_problems`.
 
     Raises:
-        DataError: a line for each file that has no partner, another size than its mask, or cannot be read.
+        DataError: a line for each file that has no partner, another size than its mask, or cannot be read; where there is one,
+            what `pixel_problems` says of the other files is told with it.
     """
     roots = sorted({path.parent for path in folder.rglob(MASKS) if path.is_dir()})
     pairs: list[Pair] = []
+    readable: list[Pair] = []
     problems: list[str] = []
     for root in roots:
         prints = [name for name in PRINTS if (root / name).is_dir()]
@@ -60,14 +60,19 @@ def find_lithobench(folder: Path, size: int) -> list[Pair]:
             problems += _unmatched(masks, files[kind], kind)
         for name in sorted(masks.keys() & files[AERIALS].keys()):
             of_name = {kind: files[kind][name] for kind in kinds if name in files[kind]}
-            problems += _header_problems(of_name, size)
+            of_headers = list(_header_problems(of_name, size))
+            problems += of_headers
             printed = of_name.get(prints[0]) if prints else None
             design = of_name.get(TARGETS, of_name.get(LAYOUTS))
-            pairs.append(Pair(str(masks[name]), masks[name], of_name[AERIALS], printed, design))
+            pair = Pair(str(masks[name]), masks[name], of_name[AERIALS], printed, design)
+            pairs.append(pair)
+            if not of_headers:
+                readable.append(pair)
     if not pairs and not problems:
         problems = [f"{folder}: has no .png files in folders {MASKS} and {AERIALS}"]
     if problems:
-        raise DataError("\n".join(problems))
+        of_pixels = [problem for pair in readable for problem in pixel_problems(pair, size, pixel_nm)]
+        raise DataError("\n".join(problems + of_pixels))
     return pairs
 
 
@@ -104,20 +109,11 @@ def _header_problems(of_name: dict[str, Path], size: int) -> Iterator[str]:
             yield f"{path}: has {pixels[0]} x {pixels[1]} pixels, and its mask {mask_size[0]} x {mask_size[1]}"
 
 
-def check_pixels(pairs: Sequence[Pair], size: int, pixel_nm: float) -> None:
-    """Reads all files of pairs to their end but aerial images in grey, which can hold anything; on several threads.
+def pixel_problems(pair: Pair, size: int, pixel_nm: float) -> Iterator[str]:
+    """A line for each mask or target that is not black and white, picture in colours, and damaged file.
 
-    Raises:
-        DataError: a line for each mask or target that is not black and white, picture in colours, and damaged file.
+    All files of the pair are read to their end but aerial images in grey, which can hold anything.
     """
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        found = threads.map(lambda pair: list(_pixel_problems(pair, size, pixel_nm)), pairs)
-        problems = [problem for of_pair in found for problem in of_pair]
-    if problems:
-        raise DataError("\n".join(problems))
-
-
-def _pixel_problems(pair: Pair, size: int, pixel_nm: float) -> Iterator[str]:
     for path, load in (
         (pair.mask, lambda path: load_png(path, size, binary=True)),
         (pair.aerial, _check_grey),

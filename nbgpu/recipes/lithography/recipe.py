@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.config import LithographyConfig
+from nbgpu.engine import inspection
 from nbgpu.engine.augmentation import augmentation
 from nbgpu.engine.data import SampleLoader, hold_out
 from nbgpu.engine.decoding import Decode, Item, opened, raise_together
@@ -26,11 +27,11 @@ from nbgpu.recipes.lithography.contours import iou
 from nbgpu.recipes.lithography.edges import Cut, edge_placement_errors_nm, stretches_nm
 from nbgpu.recipes.lithography.imaging import Imager, abbe, socs
 from nbgpu.recipes.lithography.lithobench import (
-    check_pixels,
     find_lithobench,
     load_design,
     load_png,
     load_print,
+    pixel_problems,
 )
 from nbgpu.recipes.lithography.manhattan import manhattan
 from nbgpu.recipes.lithography.network import AerialNetwork
@@ -66,8 +67,8 @@ class Lithography:
         """The rank's pairs, {"mask", "aerial"} of (batch_size, 1, size, size). DataError has a line for each bad file."""
         config = self.config
         training, held_out = self._items()
-        own = [Pair(**item) for item in (training + held_out)[rank::world_size] if "generated" not in item]
-        check_pixels(own, config.size, config.pixel)
+        look = Compose([_Look(config.size, config.pixel)])
+        inspection.require(config, (training + held_out)[rank::world_size], look)
         share = self._decoded(held_out[rank::world_size])
         val = [
             {name: share[name][i : i + config.batch_size] for name in share}
@@ -78,6 +79,12 @@ class Lithography:
         return SampleLoader(
             training, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
         ).loaders(val)
+
+    def inspect(self) -> None:
+        """Reads all files to their end. DataError has a line for each that cannot be used."""
+        training, held_out = self._items()
+        look = Compose([_Look(self.config.size, self.config.pixel)])
+        inspection.require(self.config, training + held_out, look)
 
     def amount(self) -> tuple[int, int]:
         """Of pictures only names and headers are read."""
@@ -274,6 +281,19 @@ class Lithography:
         }
 
 
+class _Look(Transform):
+    """Reads the files of an Item to their end. Raises DataError with a line for each that cannot be used."""
+
+    def __init__(self, size: int, pixel_nm: float) -> None:
+        self.size = size
+        self.pixel_nm = pixel_nm
+
+    def __call__(self, item: Item) -> dict[str, Tensor]:
+        if problems := list(pixel_problems(Pair(**item), self.size, self.pixel_nm)):
+            raise DataError("\n".join(problems))
+        return {}
+
+
 class _Prepare(Transform):
     """An Item to {"mask", "aerial"}, each (1, size, size) in float32."""
 
@@ -341,7 +361,7 @@ def pairs_of(config: LithographyConfig) -> list[Pair]:
         is_lithobench = any(path.is_dir() for path in paths[0].rglob("pixelILT"))
         if drawn and not is_lithobench:
             return tiles_of_all(drawn, config.layer, config.size, config.pixel)
-        return find_lithobench(paths[0], config.size)
+        return find_lithobench(paths[0], config.size, config.pixel)
     if suffixes == {".npz"} and len(paths) == 1:
         return read_npz(paths[0], config.size, config.pixel)
     if suffixes <= set(layouts.SUFFIXES):

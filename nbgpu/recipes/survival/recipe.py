@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.config import SurvivalConfig
+from nbgpu.engine import inspection
 from nbgpu.engine.augmentation import augmentation
 from nbgpu.engine.data import SampleLoader
 from nbgpu.engine.decoding import Decode, Item, opened, raise_together
@@ -63,6 +64,7 @@ class Survival:
         The held-out volumes of a rank stay in memory.
         """
         config = self.config
+        inspection.require_share(config, self._patients.items, self._steps(), rank, world_size)
         held_out = list(self._decoded(self._patients.held_out[rank::world_size]))
         draw = Draw(augment=augmentation(config, ["image"], config.volume_shape, intensity_keys=["image"]))
         loaders = SampleLoader(
@@ -75,6 +77,10 @@ class Survival:
             device=device,
         ).loaders(held_out)
         return freezing(loaders, config.freeze_epochs) if config.freeze_epochs else loaders
+
+    def inspect(self) -> None:
+        """Reads all volumes. DataError has a line for each bad row, or if there is none for each bad volume."""
+        inspection.require(self.config, self._patients.items, self._steps())
 
     def amount(self) -> tuple[int, int]:
         """Of volumes only names and headers are read."""
