@@ -97,6 +97,10 @@ class SurvivalConfig(TrainConfig):
         description="column of the CSV file that says 'train' or 'val', such as 'Fold_1'; empty to hold out val_fraction",
         json_schema_extra=control("Data"),
     )
+    check_time_unit: bool = Field(
+        True,
+        description="refuse a CSV file whose times have a gap of more than ten times, as if some were in days and some in years",
+    )
     features: tuple[str, ...] = Field(
         (),
         description="columns of the CSV file with numbers that go to the last layer beside the volume, such as 'Age'",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import faults
 import pytest
 from conftest import REPOSITORY, chromium
 from lab import Lab, Notebook, browser_page, jupyter_lab
@@ -377,3 +378,41 @@ def test_a_sweep_is_watched_and_stopped(lab: Lab, page: Page) -> None:
     saved = notebook.save()
     assert "stopped: 0 of 2" in str([o.get("data") for o in saved.cells[0].outputs])
     assert notebook.in_kernel("print(all(trial.checkpoint() for trial in sweep.trials))") == "True\n"
+
+
+@pytest.mark.subshells
+@pytest.mark.timeout(180)
+def test_a_run_that_hangs_says_so_and_stops(lab: Lab, page: Page) -> None:
+    settings = {
+        "data": "phantoms",
+        "num_phantoms": 16,
+        "patch_size": 16,
+        "steps": 100_000,
+        "val_every": 0,
+        "threads": 1,
+    }
+    train = f"run = nbgpu.current().train('autoencoder', **{settings!r})\nrun.panel()\nrun.wait()\nrun.checkpoint()"
+    fault = faults.in_training(1, step=40, action="sleep")
+    cells = [f"{START_CLUSTER} --notice-after-s 1", f"%%distributed\n{fault}", train, STOP_CLUSTER]
+    lab.write_notebook("hang.ipynb", cells)
+    page.set_viewport_size({"width": 1280, "height": 1250})
+    notebook = Notebook(page, lab, "hang.ipynb")
+    notebook.open()
+    for index in (0, 1, 2):
+        notebook.run_cell(index)
+    said = re.compile(
+        r"rank 0 waits in DDP backward, step 40, for \d+ s; rank 1 is at faulty, line \d+ of an earlier cell"
+    )
+    hang = page.locator(".nbgpu-hang")
+    expect(hang).to_have_text(said, timeout=90_000)
+    # Under the cell, too.
+    expect(page.locator(".jp-OutputArea-output b", has_text=said)).to_be_visible()
+    screenshot(page, "hang")
+
+    page.locator(".nbgpu-stop").click()
+    expect(page.locator(".jp-OutputArea-output", has_text="step-00000039")).to_be_visible(timeout=20_000)
+    page.locator(".jp-RenderedPlotly .main-svg").first.wait_for()
+    expect(page.locator(".jp-OutputArea-output b", has_text=said)).to_have_count(0)
+    screenshot(page, "hang-stopped")
+    notebook.run_cell(3)
+    notebook.wait_until_idle()

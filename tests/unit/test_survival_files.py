@@ -118,6 +118,8 @@ def test_times_that_tell_nothing_or_mix_units_are_refused(volumes: Path) -> None
     ]
     with pytest.raises(DataError, match=r"no time is between 4 and 400, as if .* in lines 2, 3, 4, 5. Give"):
         _table(volumes, days_and_years, fold="")
+    path = volumes / "cohort.csv"
+    assert len(read_table(path, "", [], header_problem, check_time_unit=False).training) == 8
 
 
 def test_files_are_read_without_torch() -> None:

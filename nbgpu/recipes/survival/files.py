@@ -46,7 +46,11 @@ class Table:
 
 
 def read_table(
-    path: Path, fold: str, features: Sequence[str], image_problem: Callable[[Path], str | None]
+    path: Path,
+    fold: str,
+    features: Sequence[str],
+    image_problem: Callable[[Path], str | None],
+    check_time_unit: bool = True,
 ) -> Table:
     """The rows of a cohort's CSV file.
 
@@ -55,6 +59,7 @@ def read_table(
         fold: heading of the column that says 'train' or 'val' of each row; empty for none.
         features: headings of columns with numbers that go to the network beside the volume.
         image_problem: says what is wrong with a volume's file, or None.
+        check_time_unit: refuses times with a gap as if some were in days and some in years.
 
     Raises:
         DataError: everything that is wrong, a line for each row.
@@ -74,6 +79,8 @@ def read_table(
         if not wrong:
             found.append((number, reading.row(line), reading.part(line), reading.patient(line)))
     problems += [f"{path}: {problem}" for problem in _problems_of_all(found, fold)]
+    if check_time_unit:
+        problems += [f"{path}: {problem}" for problem in _problems_of_unit(found)]
     if not lines:
         problems.append(f"{path}: has no rows")
     if problems:
@@ -196,13 +203,13 @@ def _problems_of_all(found: Sequence[tuple[int, Row, str, str]], fold: str) -> I
             yield f"no row is{among}"
         elif found and not any(row.event for row in rows):
             yield f"none of the {len(rows)} rows{among} has the event: nothing can be learned or measured"
-    yield from _problems_of_times(found)
+    times = {row.time for _, row, _, _ in found}
+    if len(found) > 1 and len(times) == 1:
+        yield f"all times are {times.pop():g}, so that nobody comes before anybody else"
 
 
-def _problems_of_times(found: Sequence[tuple[int, Row, str, str]]) -> Iterator[str]:
+def _problems_of_unit(found: Sequence[tuple[int, Row, str, str]]) -> Iterator[str]:
     in_order = sorted((row.time, number) for number, row, _, _ in found)
-    if len(in_order) > 1 and in_order[0][0] == in_order[-1][0]:
-        yield f"all times are {in_order[0][0]:g}, so that nobody comes before anybody else"
     margin = max(3, math.ceil(_SHARE * len(in_order)))
     for first in range(margin, len(in_order) - margin + 1):
         below, above = in_order[first - 1][0], in_order[first][0]
@@ -212,6 +219,6 @@ def _problems_of_times(found: Sequence[tuple[int, Row, str, str]]) -> Iterator[s
             more = f" and {len(fewer) - _MAX_SHOWN} more" if len(fewer) > _MAX_SHOWN else ""
             yield (
                 f"no time is between {below:g} and {above:g}, as if some were in another unit, in lines {lines}{more}. "
-                "Give all in one"
+                "Give all in one, or set check_time_unit=False"
             )
             return

@@ -50,7 +50,13 @@ def patients_of(config: SurvivalConfig) -> Patients:
     """
     if config.data == "generated":
         return _generated(config)
-    table = read_table(Path(config.data).expanduser(), config.fold, config.features, header_problem)
+    table = read_table(
+        Path(config.data).expanduser(),
+        config.fold,
+        config.features,
+        header_problem,
+        config.check_time_unit,
+    )
     training, held_out = list(table.training), list(table.held_out)
     if not config.fold:
         # Of one patient, all volumes are on one side.
