@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
-RunState = Literal["starting", "loading", "training", "validating", "paused", "stopped", "finished", "failed"]
+RunState = Literal[
+    "starting", "loading", "training", "validating", "paused", "stopping", "stopped", "finished", "failed"
+]
 """What a rank, and the run as a whole, is doing. The last three are final."""
 
 FINAL_STATES = frozenset({"stopped", "finished", "failed"})

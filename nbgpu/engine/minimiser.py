@@ -206,6 +206,8 @@ class Minimiser:
             self._train_s += time.perf_counter() - started_s
         if self._is_asking:
             self._hear()
+        if self.command == "stop":
+            self._enter("stopping")
         self._conclude()
         ended: RunState = "stopped" if self.command == "stop" else "finished"
         self._enter(ended)

@@ -153,6 +153,8 @@ class Trainer:
             self._train()
         finally:
             self._train_s += time.perf_counter() - started_s
+        if self.command == "stop":
+            self._enter("stopping")
         self._flush()
         ended_early = self._progress.is_over and self.command != "stop" and self.step < self.total_steps
         if ended_early and self.rank == 0:

@@ -27,7 +27,9 @@ class Told(Protocol):
     folder: Path
     config: TrainConfig
     reader: Reader
-    failures: Sequence[RankFailure]
+
+    @property
+    def failures(self) -> Sequence[RankFailure]: ...
 
     @property
     def info(self) -> RunInfo: ...

@@ -110,13 +110,39 @@ run.wait().status, said"""
     assert notebook.run(f"%%distributed\n{faults.MEND}").status == "ok"
 
 
+def test_a_last_checkpoint_that_takes_long_is_not_taken_for_a_hang(notebook: Kernel, tmp_path: Path) -> None:
+    slow = """
+import time
+from nbgpu.engine.saves import Saves
+finish, num_calls = Saves.finish, []
+def slowly(*args):
+    num_calls.append(1)
+    time.sleep(4 * (rank == 0))
+    return finish(*args)
+Saves.finish = slowly"""
+    notebook.run(f"%%distributed\n{slow}")
+    settings = {**ENDLESS, "runs_dir": str(tmp_path)}
+    code = f"""
+import nbgpu, time
+run = nbgpu.current().train('autoencoder', **{settings!r})
+while run.status != 'training': time.sleep(0.1)
+run.stop()
+while run.status != 'stopping': time.sleep(0.01)
+while not run.hang: time.sleep(0.01)
+run.wait().status, run.checkpoint().exists()"""
+    done = notebook.run(code, timeout_s=BOUND_S)
+    assert done.value == "('stopped', True)", done.error
+    assert notebook.run("%%distributed\nSaves.finish = finish\nlen(num_calls)").stdout == "[0-1] 1\n"
+
+
 def test_a_run_that_pauses_does_not_hang(notebook: Kernel, tmp_path: Path) -> None:
     settings = {**ENDLESS, "runs_dir": str(tmp_path)}
     notebook.run(f"import nbgpu, time\nrun = nbgpu.current().train('autoencoder', **{settings!r})")
     code = "while run.status != 'training': time.sleep(0.1)\nrun.pause()\nwhile run.status != 'paused': time.sleep(0.1)"
     assert notebook.run(code, timeout_s=BOUND_S).status == "ok"
     assert notebook.run("time.sleep(3)\nrun.hang").value == "''"
-    assert notebook.run("run.stop(); run.wait().status").value == "'stopped'"
+    done = notebook.run("run.stop(); run.wait().status")
+    assert done.value == "'stopped'", done.error
 
 
 def test_stop_pressed_again_interrupts_a_step_in_which_nobody_waits(

@@ -6,6 +6,7 @@ export type RunState =
   | "training"
   | "validating"
   | "paused"
+  | "stopping"
   | "stopped"
   | "finished"
   | "failed";
