@@ -268,8 +268,11 @@ class Processes:
         if not process_id.is_ending(pid):
             return None
         code = self._engine_exit_code(pid)
-        if code is None and psutil.pid_exists(pid):
-            return None  # it is still on its way out
+        if code is None:
+            if psutil.pid_exists(pid):
+                return None  # it is still on its way out
+            # It may have gone in this very moment, and its parent writes down how.
+            code = self._engine_exit_code(pid)
         if code is None or code >= 0:
             return "is gone" + ("" if code is None else f", with exit code {code}")
         name = signal.Signals(-code).name

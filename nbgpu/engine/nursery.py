@@ -111,9 +111,11 @@ class Nursery:
         pid = self._pid_of.pop(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
-        # Only a parent is told how a process ended; the client reads it here.
+        # Only a parent is told how a process ended; the client reads it here, and never half of it.
         with suppress(FileNotFoundError):
-            (self._folder / f"ended-{pid}").write_text(str(os.waitstatus_to_exitcode(status)))
+            written = self._folder / f"ending-{pid}"
+            written.write_text(str(os.waitstatus_to_exitcode(status)))
+            written.rename(self._folder / f"ended-{pid}")
 
     def _answer(self, request: socket.socket) -> None:
         try:
