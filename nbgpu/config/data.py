@@ -24,7 +24,7 @@ class DataSettings(Settings):
     )
     check_voxels: bool = Field(
         True,
-        description="read every file to its end before the first step, those aside that were found good before; off leaves "
+        description="read every file to its end before the first step, but for those that were found good before; off leaves "
         "damage, NaN and the like to the step that meets them",
     )
     cache_rate: float = Field(
