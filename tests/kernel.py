@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from queue import Empty
 from typing import Any
 
+import ipykernel
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 from jupyter_core.utils import ensure_event_loop
@@ -115,6 +116,9 @@ class Kernel:
         while (reply := self.client.get_shell_msg(timeout=10))["parent_header"].get("msg_id") != message_id:
             pass
         done.status = reply["content"]["status"]
+        if done.status == "error" and ipykernel.version_info < (7,):
+            # For a moment it drops what comes after a plain error, too.
+            time.sleep(0.2)
         done.took_s = time.monotonic() - started_s
         return done
 

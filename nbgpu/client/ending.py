@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from nbgpu.client import queue
+
 _WAIT_PERIOD_S = 0.1
 
 State = TypeVar("State")
@@ -83,6 +85,7 @@ class Ending(Generic[State]):
                 if deadline_s is not None and time.monotonic() > deadline_s:
                     raise TimeoutError(f"{self._name} is still {describe()} after {timeout_s:g} s")
         except KeyboardInterrupt:
+            queue.keep_what_comes_now()
             if not self.over:
                 stop()
                 self._over.wait(patience_s)

@@ -101,7 +101,7 @@ def test_a_failed_trial_takes_no_other_with_it_and_is_tried_again(tmp_path: Path
     assert f"{volumes}/a.nii.gz" in str(sweep.trials[0].error)
     assert [f.error_type for f in sweep.trials[0].failures()] == ["DataError"]
     assert "was killed by SIGKILL" in str(killed.error)
-    table = pd.read_csv(sweep.folder / "table.csv")
+    table = pd.read_csv(sweep.folder / "table.csv", float_precision="round_trip")
     assert list(table["state"]) == ["finished", "failed", "failed", "failed"]
     assert {"data", "seed", "best val_loss", "at step", "loss", "error", "folder"} <= set(table.columns)
     measured = sweep.trials[3].metrics()["val_loss"].dropna()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from kernel import kernel as start_kernel
 from test_kernel import new_subshell, run_cell, say, wait_for
 
@@ -17,6 +18,7 @@ sweep
 """
 
 
+@pytest.mark.subshells
 def test_the_panel_of_a_sweep_is_live_and_leaves_table_and_chart(tmp_path: Path) -> None:
     with start_kernel() as started:
         kernel = started.client
