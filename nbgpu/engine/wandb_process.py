@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from queue import SimpleQueue
@@ -60,4 +61,7 @@ def _read(lines: SimpleQueue[str | None]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    # Older versions leave a socket behind where temporary files are.
+    with tempfile.TemporaryDirectory(prefix="nbgpu-wandb-") as place:
+        os.environ["TMPDIR"] = tempfile.tempdir = place
+        main(Path(sys.argv[1]))

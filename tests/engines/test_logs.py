@@ -61,7 +61,7 @@ def test_no_log_complains(run: Run) -> None:
 
 
 def test_the_table_has_every_step_of_every_rank_once(run: Run) -> None:
-    table = pd.read_csv(run.folder / "metrics.csv")
+    table = pd.read_csv(run.folder / "metrics.csv", float_precision="round_trip")
     assert list(zip(table["step"], table["rank"], strict=True)) == [
         (s, r) for s in range(1, 9) for r in (0, 1)
     ]
@@ -77,7 +77,7 @@ def test_the_table_has_every_step_of_every_rank_once(run: Run) -> None:
 
 
 def test_each_epoch_is_summed_up(run: Run) -> None:
-    table = pd.read_csv(run.folder / "metrics.csv")
+    table = pd.read_csv(run.folder / "metrics.csv", float_precision="round_trip")
     told = epochs(run.folder)
     steps_per_epoch = run.info.steps_per_epoch
     num_epochs = -(-8 // steps_per_epoch)
@@ -100,7 +100,7 @@ def test_tensorboard_reads_scalars_and_histograms(run: Run) -> None:
 
     events = EventAccumulator(str(run.folder / "tensorboard"), {"histograms": 0})
     events.Reload()
-    table = pd.read_csv(run.folder / "metrics.csv")
+    table = pd.read_csv(run.folder / "metrics.csv", float_precision="round_trip")
     losses = events.Scalars("train/loss")
     assert [e.step for e in losses] == list(range(1, 9))
     assert [e.value for e in losses] == pytest.approx(list(table.groupby("step")["loss"].mean()))
@@ -125,7 +125,7 @@ def test_wandb_has_settings_and_steps_offline(run: Run) -> None:
     assert (written["id"], written["project"], written["name"]) == (run.folder.name, "volumes", "first try")
     assert written["config"]["batch_size"] == 2
     assert [step["_step"] for step in written["history"]] == list(range(1, 9))
-    table = pd.read_csv(run.folder / "metrics.csv")
+    table = pd.read_csv(run.folder / "metrics.csv", float_precision="round_trip")
     losses = [step["train/loss"] for step in written["history"]]
     assert losses == pytest.approx(list(table.groupby("step")["loss"].mean()))
     assert written["history"][0]["_timestamp"] == pytest.approx(table["time_s"].iloc[0], abs=0.01)
@@ -157,7 +157,7 @@ def test_a_run_that_fails_has_all_that_was_recorded(cluster2: nbgpu.Cluster, tmp
             failing.wait(120)
     finally:
         cluster2.execute(faults.MEND)
-    table = pd.read_csv(failing.folder / "metrics.csv")
+    table = pd.read_csv(failing.folder / "metrics.csv", float_precision="round_trip")
     recorded = failing.metrics().dropna(subset=["loss"])
     assert set(zip(table["step"], table["rank"], strict=True)) == set(
         zip(recorded["step"], recorded["rank"], strict=True)
@@ -179,7 +179,7 @@ def test_a_log_that_cannot_be_written_costs_only_itself(cluster2: nbgpu.Cluster,
     notes = "\n".join(run.notes())
     assert "epochs.jsonl is not written any more" in notes
     assert "TensorBoard's log is not written any more" in notes
-    assert len(pd.read_csv(run.folder / "metrics.csv")) == 16
+    assert len(pd.read_csv(run.folder / "metrics.csv", float_precision="round_trip")) == 16
 
 
 def test_packages_that_are_not_installed_are_named_before_anything_starts(tmp_path: Path) -> None:

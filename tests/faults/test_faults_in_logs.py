@@ -51,7 +51,7 @@ def test_logs_go_on_where_the_rank_that_died_had_got_to(tmp_path: Path) -> None:
         cluster.execute("if '_in_time' in globals(): Autoencoder.loss = _in_time")
     assert run.status == "finished"
     assert run.notes() == []
-    table = pd.read_csv(run.folder / "metrics.csv")
+    table = pd.read_csv(run.folder / "metrics.csv", float_precision="round_trip")
     recorded = run.metrics().dropna(subset=["loss"]).sort_values(["step", "rank"])
     # What the killed rank had not written when it died is all that is missing.
     assert list(zip(table["step"], table["rank"], strict=True)) == list(
