@@ -51,6 +51,12 @@ class RankWatch:
         self._real: set[int] = set()
         """Ranks that failed before any was freed."""
         self._freed: set[int] = set()
+        self._left = {
+            rank
+            for rank, result in results.items()
+            if not isinstance(result, ipp.AsyncResult) and result.ready()
+        }
+        """Ranks of a run that was rejoined, which were back before: who had the run then may have freed them."""
         self._freed_mono_s: float | None = None
         self._interrupted_mono_s = 0.0
         self._use_when_freed: dict[int, CoreUse | None] = {}
@@ -158,7 +164,7 @@ class RankWatch:
             return mismatch, []
         gone = [RankFailure(rank, "RankGone", how, how) for rank, how in self._gone.items()]
         # Who says the same as one that was not freed has failed like it, and only a little later.
-        alike = {(f.error_type, f.message) for f in raised if f.rank in self._real and not gone}
+        alike = {(f.error_type, f.message) for f in raised if f.rank in self._real - self._left and not gone}
         freed = [
             f.rank
             for f in raised
@@ -166,7 +172,7 @@ class RankWatch:
             or (
                 f.error_type in _NETWORK_ERRORS
                 and (f.error_type, f.message) not in alike
-                and (f.rank in self._freed or (gone and f.rank not in self._freed))
+                and (gone or f.rank in self._freed | self._left)
             )
         ]
         real = gone + [f for f in raised if f.rank not in freed]

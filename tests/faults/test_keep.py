@@ -122,10 +122,11 @@ def test_a_run_that_failed_while_nobody_watched_is_told_and_the_ranks_are_freed(
     with kernel() as first:
         start(first, "--keep")
         # Rank 1 raises once it may, and rank 0 waits for it in the backward pass.
-        fault = faults.in_training(1, step=6, action="raise").replace(
-            "if len(calls) == 6:",
-            "while len(calls) == 6 and not pathlib.Path(may).exists(): time.sleep(0.05)\n"
-            "        if len(calls) == 6:",
+        due = "is_due = "
+        fault = faults.in_training(1, step=6, action="raise")
+        assert due in fault
+        fault = fault.replace(
+            due, f"while len(calls) == 6 and not pathlib.Path(may).exists(): time.sleep(0.05)\n        {due}"
         )
         first.run(f"%%distributed\nimport pathlib, time\nmay = {str(tmp_path / 'may')!r}\n{fault}")
         train(first, tmp_path / "runs")
@@ -142,6 +143,27 @@ def test_a_run_that_failed_while_nobody_watched_is_told_and_the_ranks_are_freed(
             f"cluster.execute('''{faults.MEND}\ntotal = torch.ones(1); dist.all_reduce(total); print(int(total))''')"
         )
         assert done.value == "{0: '2\\n', 1: '2\\n'}", done.error
+
+
+def test_what_failed_before_the_kernel_went_is_told_with_its_cause(tmp_path: Path) -> None:
+    """The first kernel has freed rank 0, which is no failure to the second one either."""
+    with kernel() as first:
+        start(first, "--keep")
+        first.run(f"%%distributed\n{faults.in_training(1, step=6, action='raise')}")
+        train(first, tmp_path / "runs")
+        (folder,) = (tmp_path / "runs").iterdir()
+        both = (0, 1)
+        wait_until(
+            lambda: all(runs.outcome(folder, rank) is not None for rank in both),
+            lambda: StoredRun(folder).statuses(),
+        )
+        kill(first)
+    with kernel() as second:
+        second.run("import nbgpu\ncluster = nbgpu.attach()")
+        done = second.run("cluster.run.wait(60)")
+        assert done.error.startswith("on rank 1:"), done.error
+        assert "ValueError: on purpose" in done.error
+        assert "on rank 0" not in done.error
 
 
 def test_only_one_notebook_has_a_cluster(tmp_path: Path) -> None:
