@@ -28,7 +28,7 @@ IN_CI = os.environ.get("CI") == "true"
 
 
 # Files that tests find good are nobody's business afterwards.
-_cache = tempfile.TemporaryDirectory(prefix="nbgpu-tests-")
+_cache = tempfile.TemporaryDirectory(prefix="nbgpu-test-cache-")
 os.environ["NBGPU_CACHE_DIR"] = _cache.name
 
 
