@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rows import Measured, row
 
 import nbgpu
 from nbgpu.client import registry
@@ -54,13 +55,27 @@ time.sleep(60)
 """
 
 
-def test_when_the_owner_is_killed_engines_and_controller_go_too() -> None:
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@row("the kernel is killed", "engines, their parent and the controller end, and leave nothing", bound_s=2)
+def test_when_the_owner_is_killed_engines_and_controller_go_too(measured: Measured) -> None:
     with subprocess.Popen([sys.executable, "-c", _OWNER], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         processes = [psutil.Process(int(pid)) for pid in owner.stdout.readline().split()]
         assert len(processes) >= 4, "two engines, their nursery and the controller"
         (entry,) = registry.entries()
+        measured.fault_now()
         os.kill(owner.pid, signal.SIGKILL)
+        # A zombie has ended; how soon it is buried is up to the host.
+        give_up_s = time.monotonic() + 10
+        while not all(map(_has_ended, processes)) and time.monotonic() < give_up_s:
+            time.sleep(0.01)
+        measured.ended()
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert not alive
     assert not entry.folder.exists()
