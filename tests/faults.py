@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import Literal
+from typing import Any, Literal
 
 from rows import moment
 
@@ -22,6 +22,16 @@ Action = Literal[
     "oom",
 ]
 BadNumber = Literal["nan_loss", "nan_input", "inf_gradient"]
+
+ENDLESS: dict[str, Any] = {
+    "data": "phantoms",
+    "patch_size": 16,
+    "num_phantoms": 16,
+    "batch_size": 2,
+    "steps": 100_000,
+    "val_every": 0,
+}
+"""Settings of a run of `autoencoder` that does not end before it is made to."""
 
 _ACTIONS: dict[Action, str] = {
     "raise": "raise ValueError('on purpose')",

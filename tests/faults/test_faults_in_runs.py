@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import faults
 import pytest
+from faults import ENDLESS
 from rows import Measured, row
 
 import nbgpu
-
-ENDLESS: dict[str, Any] = {
-    "data": "phantoms",
-    "patch_size": 16,
-    "num_phantoms": 16,
-    "batch_size": 2,
-    "steps": 100_000,
-    "val_every": 0,
-}
 
 
 @row(

@@ -20,15 +20,7 @@ from nbgpu import manifest
 from nbgpu.records import Event
 
 BOUND_S = 60
-ENDLESS: dict[str, Any] = {
-    "data": "phantoms",
-    "patch_size": 16,
-    "num_phantoms": 16,
-    "batch_size": 2,
-    "steps": 100_000,
-    "val_every": 0,
-    "threads": 1,
-}
+ENDLESS = {**faults.ENDLESS, "threads": 1}
 SUM_AND_VARIABLE = f"{faults.MEND}\ntotal = torch.ones(1); dist.all_reduce(total); print(int(total), kept)"
 
 
