@@ -7,6 +7,8 @@ gathering when an error's reply overtakes what was printed before the error.
 
 from __future__ import annotations
 
+import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -19,10 +21,15 @@ from functools import partial
 from typing import Any
 
 import ipyparallel as ipp
+import zmq
 from tornado.ioloop import IOLoop
 from tornado.platform.asyncio import AsyncIOLoop
 
+from nbgpu.client.cell_socket import CellSocket
 from nbgpu.records import CellOptions, CellOutputs
+
+_POLL_PERIOD_S = 0.1
+_CURVE_KEYS = ("serverkey", "publickey", "secretkey")
 
 Message = dict[str, Any]
 """A message of the Jupyter protocol, as it came on iopub."""
@@ -79,6 +86,13 @@ class Arrivals:
         elif kind == "status" and message["content"]["execution_state"] == "idle":
             self._end(rank)
 
+    @contextmanager
+    def _settling(self) -> Iterator[None]:
+        """The answer and the output that belongs to it may come on two threads, and ipyparallel's own record of what is still to
+        come is made for one."""
+        with self._quiet:
+            yield
+
     def _is_answered(self, rank: int, answer: Message) -> None:
         # A rank that refused the cell says no number, and that it is idle.
         if CellOutputs.NUM in answer["metadata"]:
@@ -103,16 +117,20 @@ class _Loop(AsyncIOLoop):
     prepares the others, and the last rank would begin late."""
 
     @contextmanager
-    def at_once(self) -> Iterator[None]:
-        """What the calling thread hands to the loop meanwhile is done in the end, without a pause; nothing of it after an
-        exception."""
+    def at_once(self, here: bool) -> Iterator[None]:
+        """What the calling thread hands to the loop meanwhile is done in the end, without a pause, by the loop or `here`; nothing of
+        it after an exception."""
         held: list[Callable[[], object]] = []
         token = _held.set(held)
         try:
             yield
         finally:
             _held.reset(token)
-        super().add_callback(lambda: [callback() for callback in held])
+        if here:
+            for callback in held:
+                callback()
+        else:
+            super().add_callback(lambda: [callback() for callback in held])
 
     def add_callback(self, callback: Callable[..., object], *args: Any, **options: Any) -> None:
         """Called by ipyparallel and pyzmq."""
@@ -130,22 +148,38 @@ class Answer:
     """What a rank answers to a cell, once it does: as much of ipyparallel's AsyncResult as cells need.
 
     An AsyncResult has seven locks, and takes longer to make than the request takes to send.
+
+    Args:
+        future: ipyparallel's.
+        gathered: what ipyparallel knows of the request.
+        socket: where it comes, unless it comes to ipyparallel's thread.
     """
 
-    def __init__(self, future: Any, gathered: Message) -> None:
+    def __init__(self, future: Any, gathered: Message, socket: CellSocket | None) -> None:
         self._future = future
+        self._socket = socket
         self.metadata = gathered
 
     def ready(self) -> bool:
         """Whether the rank has answered."""
-        return bool(self._future.done())
+        return self.wait(0.0)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits for the answer, at most so long; returns whether it came."""
-        return bool(self._future.wait(timeout_s))
+        if self._socket is None or not self._socket.is_of_this_thread:
+            return bool(self._future.wait(timeout_s))
+        give_up_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self._future.done():
+            left_s = max(0.0, give_up_s - time.monotonic())
+            # In slices: that its engine died is told on ipyparallel's thread.
+            self._socket.poll(min(left_s, _POLL_PERIOD_S))
+            if not left_s:
+                break
+        return bool(self._future.done())
 
     def result(self) -> Any:
         """ipyparallel's reply; raises what the cell raised."""
+        self.wait()
         answer = self._future.result()
         if isinstance(answer, Exception):
             raise answer
@@ -153,19 +187,29 @@ class Answer:
 
     def exception(self) -> Exception | None:
         """What the cell raised; waits for the answer."""
+        self.wait()
         answer = self._future.result()
         return answer if isinstance(answer, Exception) else None
 
     def add_done_callback(self, tell: Callable[[Answer], None]) -> None:
-        """Calls `tell` when the answer is there, on ipyparallel's thread; at once where it is."""
+        """Calls `tell` when the answer is there, on the thread that takes it; at once where it is."""
         self._future.add_done_callback(lambda _: tell(self))
 
 
 class Client(ipp.Client):  # type: ignore[misc]
     """ipyparallel's client, in which a cell's output can be listened to from before the cell is sent."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._cell_sockets: dict[asyncio.AbstractEventLoop, CellSocket] = {}
+        super().__init__(*args, **options)
+
     def send_cell(
-        self, engines: Mapping[int, int], code: str, options: CellOptions, arrivals: Arrivals
+        self,
+        engines: Mapping[int, int],
+        code: str,
+        options: CellOptions,
+        arrivals: Arrivals,
+        is_awaited: bool = False,
     ) -> dict[int, Answer]:
         """Sends a cell to engines as `view.execute` does, to all or to none, and returns at once.
 
@@ -174,24 +218,45 @@ class Client(ipp.Client):  # type: ignore[misc]
             code: the cell's text.
             options: sent along.
             arrivals: gets what the engines publish.
+            is_awaited: the caller is a coroutine, and will leave its event loop free to take the answers.
 
         Returns:
             By rank, what will hold its end.
         """
+        # What was sent before by ipyparallel's thread, and is still on its way, must not be overtaken.
+        socket = self._socket_of_this_loop() if is_awaited and not self.outstanding else None
         metadata = {CellOptions.METADATA: asdict(options)}
         idents, _ = self._build_targets(list(engines.values()))
         answers = {}
-        with self._io_loop.at_once():
+        with self._io_loop.at_once(here=socket is not None):
             for rank, ident in zip(engines, idents, strict=True):
                 token = _listener.set((arrivals, rank))
                 try:
                     future = self.send_execute_request(
-                        self._mux_stream, code, silent=False, metadata=metadata, ident=ident
+                        socket or self._mux_stream, code, silent=False, metadata=metadata, ident=ident
                     )
                 finally:
                     _listener.reset(token)
-                answers[rank] = Answer(future, self.metadata[future.msg_id])
+                answers[rank] = Answer(future, self.metadata[future.msg_id], socket)
         return answers
+
+    def _socket_of_this_loop(self) -> CellSocket:
+        """Made for the first cell that is awaited: who sends none has no use for it."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._cell_sockets:
+            socket = self._context.socket(zmq.DEALER)
+            # The controller's records take it for text.
+            socket.setsockopt_string(zmq.IDENTITY, f"{self.session.session}-cells-{len(self._cell_sockets)}")
+            keys = {f"curve_{kind}": getattr(self, f"curve_{kind}") for kind in _CURVE_KEYS}
+            ipp.util.connect(socket, self._config["mux"], **keys)
+            self._cell_sockets[loop] = CellSocket(socket, self._dispatch_reply)
+        return self._cell_sockets[loop]
+
+    def close(self, linger: int | None = None) -> None:
+        """As ipyparallel's."""
+        for socket in self._cell_sockets.values():
+            socket.close()
+        super().close(linger)
 
     def _make_io_loop(self) -> IOLoop:
         """Called by ipyparallel for the loop of its thread."""
@@ -225,10 +290,13 @@ class Client(ipp.Client):  # type: ignore[misc]
     def _handle_execute_reply(self, msg: Message) -> None:
         """Called by ipyparallel's thread with each answer; the name is ipyparallel's."""
         future = self._futures.get(msg["parent_header"]["msg_id"])
-        if (listener := getattr(future, "listener", None)) is not None:
-            arrivals, rank = listener
+        if (listener := getattr(future, "listener", None)) is None:
+            super()._handle_execute_reply(msg)
+            return
+        arrivals, rank = listener
+        with arrivals._settling():
             arrivals._is_answered(rank, msg)
-        super()._handle_execute_reply(msg)
+            super()._handle_execute_reply(msg)
 
 
 def _resolve(end: Future[None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -37,6 +38,7 @@ class DistributedCell:
         ranks: which of them; None for all.
         timeout_s: after this time the ranks are interrupted; None waits as long as it takes.
         full: tracebacks show libraries' frames too.
+        is_awaited: it is shown by a coroutine (`show`), whose event loop goes on meanwhile.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class DistributedCell:
         ranks: Sequence[int] | None,
         timeout_s: float | None,
         full: bool = False,
+        is_awaited: bool = False,
     ) -> None:
         self._cluster = cluster
         self._timeout_s = timeout_s
@@ -56,7 +59,7 @@ class DistributedCell:
         self._questions = cluster.questions()
         try:
             options = CellOptions(_number(), full, self._questions.are_answered)
-            self._results = cluster.send_cell(code, ranks, options, arrivals)
+            self._results = cluster.send_cell(code, ranks, options, arrivals, is_awaited)
         except BaseException:
             self._questions.close()
             raise
@@ -87,20 +90,25 @@ class DistributedCell:
             self._close()
 
     async def _until_back(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, thread = asyncio.get_running_loop(), threading.get_ident()
         returned = asyncio.Event()
 
         def wake(answer: Answer) -> None:
             # One that is back can wait for the others, unless they have to be freed from waiting for it.
             if answer.exception() is not None or not self._watch.pending():
-                # The loop is gone if the cell was cancelled before the rank returned.
-                with suppress(RuntimeError):
-                    loop.call_soon_threadsafe(returned.set)
+                look()
+
+        def look() -> None:
+            if threading.get_ident() == thread:
+                returned.set()
+                return
+            # The loop is gone if the cell was cancelled before the rank returned.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(returned.set)
 
         def stop() -> None:
             self._stop_was_pressed = True
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(returned.set)
+            look()
 
         for result in self._results.values():
             result.add_done_callback(wake)

@@ -332,10 +332,22 @@ class Cluster:
         )
 
     def send_cell(
-        self, code: str, ranks: Sequence[int] | None, options: CellOptions, arrivals: Arrivals
+        self,
+        code: str,
+        ranks: Sequence[int] | None,
+        options: CellOptions,
+        arrivals: Arrivals,
+        is_awaited: bool = False,
     ) -> dict[int, Answer]:
-        """As `submit`, in half the time; `options` go along, and `arrivals` gets what is printed, message by message."""
-        return self._send(code, ranks, lambda chosen: self.ranks.send_cell(chosen, code, options, arrivals))
+        """As `submit`, in half the time; `options` go along, and `arrivals` gets what is printed, message by message.
+
+        The answers to a cell that `is_awaited` come on the caller's event loop.
+        """
+        return self._send(
+            code,
+            ranks,
+            lambda chosen: self.ranks.send_cell(chosen, code, options, arrivals, is_awaited),
+        )
 
     def _send(
         self, code: str, ranks: Sequence[int] | None, send: Callable[[Sequence[int]], Mapping[int, _R]]

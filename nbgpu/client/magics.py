@@ -16,7 +16,7 @@ from IPython.core.magic_arguments import MagicArgumentParser, argument, magic_ar
 from IPython.display import display
 
 from nbgpu import flags, obstacles
-from nbgpu.client import doctor, imports, listing, names, postmortem, variables
+from nbgpu.client import doctor, imports, listing, names, postmortem, prompt_end, variables
 from nbgpu.client.cells import DistributedCell
 from nbgpu.client.cluster import Cluster, current
 from nbgpu.client.kept import attach
@@ -54,6 +54,12 @@ def _cell_arguments() -> MagicArgumentParser:
     return parser
 
 
+@cache  # what stands behind the magic's name is the same for most cells
+def _options(line: str) -> Namespace:
+    options: Namespace = _cell_arguments().parse_argstring(line)
+    return options
+
+
 def parse_ranks(text: str) -> list[int]:
     """'0,2-3' as [0, 2, 3]; ConfigError where it is something else."""
     ranks: list[int] = []
@@ -85,15 +91,16 @@ await_distributed_cells.has_side_effects = True  # type: ignore[attr-defined]
 
 async def run_cell(line: str, code: str) -> None:
     """Runs a `%%distributed` cell: `line` is what stands behind the magic's name, `code` what stands below."""
-    arguments = _cell_arguments().parse_argstring(line)
-    cell = _cell(code, arguments)
+    arguments = _options(line)
+    prompt_end.arrange(InteractiveShell.instance())
+    cell = _cell(code, arguments, is_awaited=True)
     await cell.show()
     _keep_values(cell, arguments)
 
 
-def _cell(code: str, arguments: Namespace) -> DistributedCell:
+def _cell(code: str, arguments: Namespace, is_awaited: bool = False) -> DistributedCell:
     ranks = None if arguments.ranks is None else parse_ranks(arguments.ranks)
-    return DistributedCell(current(), code, ranks, arguments.timeout, arguments.full)
+    return DistributedCell(current(), code, ranks, arguments.timeout, arguments.full, is_awaited)
 
 
 def _keep_values(cell: DistributedCell, arguments: Namespace) -> None:
@@ -112,7 +119,7 @@ class NbgpuMagics(Magics):
     def distributed(self, line: str, cell: str) -> None:
         """Run the cell on every rank; its last value is shown, and its variables stay on the ranks."""
         # Reached in a terminal, and where the cell does not begin with the magic, so that the transformer did not see it.
-        arguments = _cell_arguments().parse_argstring(line)
+        arguments = _options(line)
         running = _cell(cell, arguments)
         running.show_blocking()
         _keep_values(running, arguments)
@@ -275,6 +282,7 @@ def load(shell: Any) -> None:
     # A terminal's IPython has no event loop to keep free, and Ctrl-C does not reach what it awaits: there the magic runs.
     has_kernel = getattr(shell, "kernel", None) is not None
     if has_kernel and await_distributed_cells not in transformers:
+        prompt_end.install(shell)
         transformers.append(await_distributed_cells)  # after the one that takes empty lines at the top away
     names.install(shell, _words())
 
@@ -284,4 +292,5 @@ def unload(shell: Any) -> None:
     transformers = shell.input_transformer_manager.cleanup_transforms
     if await_distributed_cells in transformers:
         transformers.remove(await_distributed_cells)
+        prompt_end.uninstall(shell)
     names.uninstall()

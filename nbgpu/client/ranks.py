@@ -118,10 +118,16 @@ class Ranks:
         return engine
 
     def send_cell(
-        self, ranks: Iterable[int], code: str, options: CellOptions, arrivals: Arrivals
+        self,
+        ranks: Iterable[int],
+        code: str,
+        options: CellOptions,
+        arrivals: Arrivals,
+        is_awaited: bool = False,
     ) -> dict[int, Answer]:
-        """Sends a cell to ranks and returns at once; `arrivals` gets what they print."""
-        return self._client.send_cell({rank: self._engine(rank) for rank in ranks}, code, options, arrivals)
+        """As `Client.send_cell`, to ranks."""
+        engines = {rank: self._engine(rank) for rank in ranks}
+        return self._client.send_cell(engines, code, options, arrivals, is_awaited)
 
     def prepare_for(self, rung: Rung, anew: bool) -> None:
         """Gives the engines their places for a way to talk.

@@ -56,7 +56,8 @@ class Lookout:
         self._pids = pids
         self.seen = seen
         self._open: dict[int, _Question] = {}
-        self._selector = selectors.DefaultSelector()
+        # Of all kinds this one costs nothing to make, and few cells ever come to use it.
+        self._selector = selectors.PollSelector()
 
     def ask(self) -> None:
         """Asks each rank that owes no answer; one that is gone is not asked."""

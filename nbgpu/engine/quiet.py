@@ -13,6 +13,7 @@ import threading
 from typing import Any
 
 from nbgpu.records import CellOptions, CellOutputs
+from nbgpu.streams import flush_only_what_was_written
 
 
 def say_only_what_is_heard(kernel: Any) -> None:
@@ -30,7 +31,7 @@ def say_only_what_is_heard(kernel: Any) -> None:
 
         kernel._publish_status = publish_the_end
     for stream in (sys.stdout, sys.stderr):
-        _flush_only_what_was_written(stream)
+        flush_only_what_was_written(stream)
     # Of five lines for each request one is written; to make them took a twelfth of the time of an empty cell.
     getattr(kernel.log, "logger", kernel.log).setLevel(logging.WARNING)
 
@@ -75,22 +76,3 @@ class _CountOutputs:
             with self._lock:
                 self._num += 1
         return sent
-
-
-def _flush_only_what_was_written(stream: Any) -> None:
-    """Each request flushes both streams twice, and each time waits for the thread that sends."""
-    write, flush = stream.write, stream.flush
-    written = False
-
-    def write_and_note(text: str) -> Any:
-        nonlocal written
-        written = True
-        return write(text)
-
-    def flush_if_written() -> None:
-        nonlocal written
-        if written:
-            written = False  # first: what another thread writes meanwhile is for the next flush
-            flush()
-
-    stream.write, stream.flush = write_and_note, flush_if_written

@@ -150,3 +150,22 @@ def test_without_a_cluster_the_cell_says_how_to_start_one() -> None:
         notebook.run("%load_ext nbgpu")
         assert "%nbgpu start" in notebook.run("%%distributed\n1").error
         assert notebook.run("import sys; 'torch' in sys.modules").value == "False"
+
+
+def test_a_cell_does_not_overtake_what_was_sent_before_it(notebook: Kernel) -> None:
+    long = "nbgpu.current().submit(f'order = [1]; long = {20_000_000 * \"x\"!r}')"
+    short = "await nbgpu.client.magics.run_cell('', 'order.append(2)')"
+    assert notebook.run(f"import nbgpu.client.magics\n{long}\n{short}").error == ""
+    assert notebook.run("%distributed order").stdout == "[0-1] [1, 2]\n"
+
+
+def test_what_the_notebook_itself_writes_beside_a_cell_is_there_at_its_end(notebook: Kernel) -> None:
+    """A cell on the ranks leaves ipykernel's waits for its streams out, but not where there is something to wait for."""
+    write = "print('from here')\nawait nbgpu.client.magics.run_cell('', 'pass')\nprint('and here', end='')"
+    for _ in range(20):
+        assert notebook.run("%%distributed\npass").stdout == ""
+        assert notebook.run(f"import nbgpu.client.magics\n{write}").stdout == "from here\nand here"
+    flush = (
+        "import sys\nfrom ipykernel.iostream import OutStream\nsys.stdout.flush.__func__ is OutStream.flush"
+    )
+    assert notebook.run(flush).value == "True"

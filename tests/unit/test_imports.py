@@ -28,6 +28,7 @@ MIDDLE |= {
     "epochs",
     "workers",
     "sweeps",
+    "streams",
 }
 
 MAY_IMPORT = {
