@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -18,7 +16,7 @@ import ipyparallel as ipp
 
 from nbgpu import backends, devices
 from nbgpu.backends import Climb, Rung
-from nbgpu.client import definitions, registry, status, transfer, variables
+from nbgpu.client import definitions, environment, registry, status, transfer, variables
 from nbgpu.client.arrivals import Answer, Arrivals
 from nbgpu.client.batch_sizes import BatchSizes
 from nbgpu.client.ladder import climb_down
@@ -45,9 +43,6 @@ if TYPE_CHECKING:
 _OUTPUT_PATIENCE_S = 2.0
 _ANSWER_PATIENCE_S = 1.0
 _WATCH_PERIOD_S = 0.1
-_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""What torch's allocator reads; newer versions read both, and the second wins."""
-_TORCH_WITH_ALLOC_CONF = (2, 10)
 _NOT_RUNNING = "this cluster is not running. Start it with: start(), or %nbgpu start"
 
 _R = TypeVar("_R")
@@ -197,7 +192,7 @@ class Cluster:
             registry.claim(entry)
             self._entry = entry
             num_engines = self.world_size + self.config.spare
-            processes.start(num_engines, self._engine_environment())
+            processes.start(num_engines, environment.of_engines(self.config, self.devices))
             self._note()
             self._client = processes.connect(num_engines, self.config.start_timeout_s)
             seating = Seating.at_start(
@@ -353,9 +348,7 @@ class Cluster:
         self, code: str, ranks: Sequence[int] | None, send: Callable[[Sequence[int]], Mapping[int, _R]]
     ) -> dict[int, _R]:
         chosen = self._chosen(ranks)
-        self._refuse_during_run()
-        self._replace_ranks_that_went()
-        self._take_back_ranks_left_behind()
+        self._make_ready()
         self._last_seen = {}
         self.reloading.before_cell(self.ranks)
         self.history.note(chosen, code)
@@ -393,9 +386,7 @@ class Cluster:
     ) -> dict[int, Any]:
         """Calls a function on the ranks and returns its results by rank; RankError where it raised."""
         chosen = self._chosen(ranks)
-        self._refuse_during_run()
-        self._replace_ranks_that_went()
-        self._take_back_ranks_left_behind()
+        self._make_ready()
         results = {rank: self.ranks[rank].apply_async(function, *args) for rank in chosen}
         self._bring_back(RankWatch(self.ranks, results), results)
         return {rank: result.result() for rank, result in results.items()}
@@ -530,10 +521,7 @@ class Cluster:
             RunError: a training run has the ranks now.
         """
         config = settled(train_config(recipe, **settings), self.devices)
-        self.ranks.require_reachable()
-        self._refuse_during_run()
-        self._replace_ranks_that_went()
-        self._take_back_ranks_left_behind()
+        self._make_ready()
         results = self.ranks.call("nbgpu.engine.estimate:of_run", config.model_dump(mode="json"), ranks=[0])
         self._bring_back(RankWatch(self.ranks, results), results)
         found = results[0].result()
@@ -571,10 +559,7 @@ class Cluster:
                 "find_batch_size does not know strategy='fsdp': each rank has the whole model in its tries, and a part of it "
                 "in the run. cluster.plan(..., strategy='fsdp', batch_size=N).fits is an estimate for one size"
             )
-        self.ranks.require_reachable()
-        self._refuse_during_run()
-        self._replace_ranks_that_went()
-        self._take_back_ranks_left_behind()
+        self._make_ready()
         results = self.ranks.call("nbgpu.engine.batch_size:find", config.model_dump(mode="json"))
         self._bring_back(RankWatch(self.ranks, results), results, stop)
         return BatchSizes(results[0].result())
@@ -661,31 +646,6 @@ class Cluster:
         with closing(self.lookout()) as lookout:
             return status.table(self, lookout)
 
-    def _engine_environment(self) -> dict[str, str]:
-        gpus = dict.fromkeys(d.uuid for d in self.devices if d.kind == "cuda")
-        return {
-            # Every rank sees the cluster's GPUs, in order, as under torchrun: cuda:local_rank is its own.
-            "CUDA_VISIBLE_DEVICES": ",".join(gpus),
-            "OMP_NUM_THREADS": str(self.config.threads_for(self.world_size)),
-            **({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if self.config.debug else {}),
-            **self._allocator_settings(),
-        }
-
-    def _allocator_settings(self) -> dict[str, str]:
-        """torch reads these once, when it is loaded."""
-        wanted = self.config.allocator
-        theirs = [f"{name}={os.environ[name]}" for name in _ALLOCATOR_VARIABLES if os.environ.get(name)]
-        if wanted and theirs:
-            warnings.warn(
-                f"allocator={wanted!r} is left out, because you have set {' and '.join(theirs)}", stacklevel=4
-            )
-        if not wanted or theirs:
-            return {}
-        newer = (
-            tuple(int(part) for part in metadata.version("torch").split(".")[:2]) >= _TORCH_WITH_ALLOC_CONF
-        )
-        return {_ALLOCATOR_VARIABLES[0 if newer else 1]: wanted}
-
     def _sit_down(self, processes: Processes, seating: Seating) -> Ranks:
         return Ranks(processes, self._client, self.devices, self.climb.rung, self.config, seating, self._note)
 
@@ -697,6 +657,13 @@ class Cluster:
         if wrong or not ranks:
             raise ConfigError(f"ranks = {list(ranks)} is not valid. Ranks: 0 to {self.world_size - 1}")
         return sorted(set(ranks))
+
+    def _make_ready(self) -> None:
+        """Called before work is sent: all ranks are there and free, or it says why not."""
+        self.ranks.require_reachable()
+        self._refuse_during_run()
+        self._replace_ranks_that_went()
+        self._take_back_ranks_left_behind()
 
     def _replace_ranks_that_went(self) -> None:
         """Replaces ranks that ended between two cells, and says so before the next one meets empty ranks."""

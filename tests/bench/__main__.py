@@ -1,6 +1,6 @@
 """Measures nbgpu against its peers, each pair in one run and in turns, and writes docs/benchmarks.md.
 
-    python tests/bench [start] [cell] [train] [scaling] [telemetry] [logs] [transfer] [data] [peers] [loops] [mcrpy]
+    python tests/bench [start] [cell] [page] [train] [scaling] [telemetry] [logs] [transfer] [data] [peers] [loops] [mcrpy]
 
 Seconds depend on the machine and on what else it does; a ratio of two things measured in turns does so much
 less. Nothing here is an assertion.
@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ sys.path.insert(0, str(REPOSITORY / "tests"))
 
 import epochs  # noqa: E402
 import microstructures  # noqa: E402
+import pages  # noqa: E402
 import peers  # noqa: E402
 import training  # noqa: E402
 from kernel import Kernel, kernel  # noqa: E402 - it stands beside the tests
@@ -50,25 +51,38 @@ def start() -> str:
     )
 
 
+EMPTY_CELLS = {"plain": "pass", "%%px": "%%px --block\npass", "%%distributed": "%%distributed\npass"}
+CLUSTER_FOR_CELLS = [
+    "%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2",
+    "import nbgpu, ipyparallel as ipp\n"
+    "client = ipp.Client(connection_info=str(nbgpu.current().connection_file))\n"
+    "client[:].activate()",
+]
+
+
 def cell() -> str:
     """Round trip of an empty cell: plain, `%%px` and `%%distributed`, in turns in one kernel."""
     with kernel() as notebook:
-        _must(notebook, "%load_ext nbgpu")
-        _must(notebook, "%nbgpu start --gpus none --ranks 2")
-        _must(notebook, "import nbgpu, ipyparallel as ipp")
-        _must(notebook, "client = ipp.Client(connection_info=str(nbgpu.current().connection_file))")
-        _must(notebook, "client[:].activate()")
-        codes = {"plain": "pass", "%%px": "%%px --block\npass", "%%distributed": "%%distributed\npass"}
-        times: dict[str, list[float]] = {name: [] for name in codes}
+        for code in CLUSTER_FOR_CELLS:
+            _must(notebook, code)
+        times: dict[str, list[float]] = {name: [] for name in EMPTY_CELLS}
         for _ in range(200):
-            for name, code in codes.items():
+            for name, code in EMPTY_CELLS.items():
                 times[name].append(1000 * _must(notebook, code))
         _must(notebook, "client.close()")
         _must(notebook, "%nbgpu stop")
-    rows = [(f"empty cell, {name}", taken) for name, taken in times.items()]
+    return _empty_cells(times)
+
+
+def page() -> str:
+    """The same in a notebook that is open in JupyterLab, from the command to run the cell until the page has shown its end."""
+    return _empty_cells(pages.round_trips_ms(CLUSTER_FOR_CELLS, EMPTY_CELLS, 100))
+
+
+def _empty_cells(times: Mapping[str, Sequence[float]]) -> str:
     return (
-        _table("ms", rows)
-        + _ratio("%%distributed / plain", times["%%distributed"], times["plain"])
+        _table("ms", [(f"empty cell, {name}", taken) for name, taken in times.items()])
+        + _ratio("%%distributed / plain", times["%%distributed"], times["plain"], "below 1.5")
         + _ratio("%%px / plain", times["%%px"], times["plain"])
     )
 
@@ -257,6 +271,7 @@ def _write(name: str, text: str) -> None:
 BENCHMARKS: dict[str, Callable[[], str]] = {
     "start": start,
     "cell": cell,
+    "page": page,
     "train": train,
     "scaling": scaling,
     "telemetry": telemetry,
