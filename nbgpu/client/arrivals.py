@@ -249,8 +249,13 @@ class Client(ipp.Client):  # type: ignore[misc]
             socket.setsockopt_string(zmq.IDENTITY, f"{self.session.session}-cells-{len(self._cell_sockets)}")
             keys = {f"curve_{kind}": getattr(self, f"curve_{kind}") for kind in _CURVE_KEYS}
             ipp.util.connect(socket, self._config["mux"], **keys)
-            self._cell_sockets[loop] = CellSocket(socket, self._dispatch_reply)
+            self._cell_sockets[loop] = CellSocket(socket, self._take_answer)
         return self._cell_sockets[loop]
+
+    def _take_answer(self, parts: list[zmq.Frame]) -> None:
+        """ipyparallel's own way to unpack looks up each time how its method is called."""
+        _, message = self.session.feed_identities(parts, copy=False)
+        self._handle_execute_reply(self.session.deserialize(message, copy=False))
 
     def close(self, linger: int | None = None) -> None:
         """As ipyparallel's."""

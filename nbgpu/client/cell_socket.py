@@ -37,6 +37,7 @@ class CellSocket:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._is_taking = False
+        self._look_is_due = False
         self._loop.add_reader(socket.FD, self._take)
 
     @property
@@ -47,15 +48,23 @@ class CellSocket:
     def send_multipart(self, parts: list[Any], **options: Any) -> Any:
         """Called by jupyter_client's session."""
         sent = self._socket.send_multipart(parts, **options)
-        # The descriptor tells of news once, and to send may have used that up.
-        self._loop.call_soon(self._take)
+        if not self._look_is_due:
+            # The descriptor tells of news once, and to send may have used that up.
+            self._look_is_due = True
+            self._loop.call_soon(self._look)
         return sent
+
+    def _look(self) -> None:
+        self._look_is_due = False
+        self.poll()
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Takes the answers that have come, or come in so many seconds; for the thread that it belongs to."""
         if self._is_taking or self._socket.closed:
             return
-        if self._socket.poll(int(1000 * timeout_s)):
+        if timeout_s > 0.0:
+            self._socket.poll(int(1000 * timeout_s))
+        if int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
             # An interrupt in the midst of an answer would lose it.
             with uninterrupted():
                 self._take()

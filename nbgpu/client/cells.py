@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import ipyparallel as ipp
@@ -65,9 +66,6 @@ class DistributedCell:
             raise
         self._watch = RankWatch(cluster.ranks, self._results)
         self._output = CellOutput(arrivals, self._results, cluster.config.max_output_lines)
-        self._hangs = HangWatch(
-            cluster.lookout(), self._results, cluster.world_size, cluster.config.notice_after_s
-        )
         self._notice = Notice()
         self._last_words = ""
         self._stop_was_pressed = False
@@ -158,6 +156,16 @@ class DistributedCell:
     def _ran_s(self) -> float:
         return time.monotonic() - self._started_s
 
+    @cached_property
+    def _hangs(self) -> HangWatch:
+        """Made for cells that are not over in a moment."""
+        return HangWatch(
+            self._cluster.lookout(),
+            self._results,
+            self._cluster.world_size,
+            self._cluster.config.notice_after_s,
+        )
+
     def _refresh(self) -> None:
         self._watch.check()
         if not self._watch.pending() or (now_s := time.monotonic()) < self._refresh_due_s:
@@ -229,7 +237,8 @@ class DistributedCell:
         self._output.close()
         self._questions.close()
         self._notice.show(self._last_words)
-        self._hangs.close()
+        if "_hangs" in vars(self):
+            self._hangs.close()
         if self._take_button_away is not None:
             self._take_button_away()
 

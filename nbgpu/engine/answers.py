@@ -11,9 +11,14 @@ def answer_cells(kernel: Any) -> None:
     """From now on the engine answers cells as ipykernel does, sooner, and also those with an `await` of their own.
 
     ipykernel's `do_execute` takes as long as an empty cell itself: it translates the cell's syntax to ask whether it has to be
-    awaited, and then once more to run it, and it looks up parameters that never change.
+    awaited, and then once more to run it, and it looks up parameters that never change. IPython asks that again.
     """
     shell = kernel.shell
+    should_run_async = shell.should_run_async
+    shell.should_run_async = lambda raw_cell, **options: (
+        awaiting.may_await(options.get("transformed_cell") or raw_cell)
+        and should_run_async(raw_cell, **options)
+    )
 
     async def do_execute(
         code: str,

@@ -24,9 +24,14 @@ async def run(shell: Any, code: str, silent: bool, store_history: bool) -> Any:
     return None if transformed is None else await _run(shell, code, transformed, silent, store_history)
 
 
+def may_await(code: str) -> bool:
+    """False for most cells, for which compiling them to know would be a waste."""
+    return "await" in code or "async" in code
+
+
 def _to_be_awaited(shell: Any, code: str) -> str | None:
     """The code without IPython's syntax if it awaits something; None for any other cell."""
-    if "await" not in code and "async" not in code:  # most cells, for which compiling would be a waste
+    if not may_await(code):
         return None
     try:
         transformed: str = shell.transform_cell(code)
