@@ -51,6 +51,11 @@ class Arrivals:
         # The other thread may add to it meanwhile.
         return [self._came.popleft() for _ in range(len(self._came))]
 
+    @property
+    def are_empty(self) -> bool:
+        """Whether there is nothing to take."""
+        return not self._came
+
     def wait_for_ends(self, ranks: Collection[int], patience_s: float) -> None:
         """Waits until nothing more will come of these ranks, which have ended the cell; at most so long.
 

@@ -112,10 +112,11 @@ class DistributedCell:
             result.add_done_callback(wake)
         try:
             while self._watch.pending():
-                # Not asyncio.wait_for: before Python 3.12 it can lose a cancellation, and so the person's Stop.
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_REFRESH_PERIOD_S):
-                        await returned.wait()
+                due = loop.call_later(_REFRESH_PERIOD_S, returned.set)
+                try:
+                    await returned.wait()
+                finally:
+                    due.cancel()
                 returned.clear()
                 if self._stop_was_pressed:
                     raise KeyboardInterrupt

@@ -84,6 +84,7 @@ class CellOutput:
         """Text of a cell that may be over in a moment."""
         self._waiting_since_s = 0.0
         """When the first of it came; 0 while there is none."""
+        self._has_taken = False
         self._closed = False
 
     def show_new(self) -> None:
@@ -132,6 +133,8 @@ class CellOutput:
             return
         self._closed = True
         self._arrivals.close()
+        if not self._has_taken and self._arrivals.are_empty:
+            return  # nothing was said
         self._take(self._ranks)
         blocks = self._limited(self._merger.take(time.monotonic()))
         values = _as_lines(merged({rank: [value] for rank, value in self._values.items()}))
@@ -147,6 +150,7 @@ class CellOutput:
 
     def _take(self, ended: Collection[int]) -> None:
         """Gives the merger what came, in the order in which each rank said it."""
+        self._has_taken = True
         said: dict[int, list[tuple[str, list[str]]]] = {rank: [] for rank in self._ranks}
         for rank, message in self._arrivals.take():
             kind, content = message["header"]["msg_type"], message["content"]
