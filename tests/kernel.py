@@ -116,11 +116,16 @@ class Kernel:
         while (reply := self.client.get_shell_msg(timeout=10))["parent_header"].get("msg_id") != message_id:
             pass
         done.status = reply["content"]["status"]
-        if done.status == "error" and ipykernel.version_info < (7,):
-            # For a moment it drops what comes after a plain error, too.
-            time.sleep(0.2)
+        if done.status == "error":
+            rest_after_error()
         done.took_s = time.monotonic() - started_s
         return done
+
+
+def rest_after_error() -> None:
+    """For a moment older versions of ipykernel drop what comes after a plain error, too."""
+    if ipykernel.version_info < (7,):
+        time.sleep(0.2)
 
 
 @contextmanager

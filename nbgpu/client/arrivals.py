@@ -268,6 +268,14 @@ class Client(ipp.Client):  # type: ignore[misc]
             socket.close()
         super().close(linger)
 
+    def _connect(self, *args: Any, **options: Any) -> None:
+        """Called by ipyparallel; TimeoutError where the controller does not answer, and nothing is left of the try."""
+        try:
+            super()._connect(*args, **options)
+        except BaseException:
+            self._query_socket.close(linger=0)
+            raise
+
     def _make_io_loop(self) -> IOLoop:
         """Called by ipyparallel for the loop of its thread."""
         loop: IOLoop = _Loop(make_current=False)

@@ -41,6 +41,7 @@ _OBITUARY_PATIENCE_S = 0.2
 _EXIT_CODE_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.05
 """Who sends a cell every few milliseconds does not look at the processes each time."""
+_CONTROLLER_PATIENCE_S = 1.0
 _NURSERY_PATIENCE_S = 60.0
 _CLUSTER_ID = "nbgpu"
 _serializers_tables = threading.Lock()
@@ -170,13 +171,16 @@ class Processes:
         while (connection := self._connection()) is None:
             self._check_start(0, num_engines, deadline_s, timeout_s)
         _fill_serializers_tables()
-        try:
-            with _no_warning_of_missing_signatures():
-                client = Client(connection, timeout=timeout_s)
-        except TimeoutError:
-            raise ClusterError(
-                f"the controller did not answer within {timeout_s:g} s. {self.log_tail('controller')}"
-            ) from None
+        client = None
+        patience_s = _CONTROLLER_PATIENCE_S
+        while client is None:
+            try:
+                with _no_warning_of_missing_signatures():
+                    client = Client(connection, timeout=min(patience_s, timeout_s))
+            except TimeoutError:
+                # It may have ended just after it had written how it is reached, or have much to do: then it gets longer.
+                self._check_start(0, num_engines, deadline_s, timeout_s)
+                patience_s *= 2
         try:
             while len(client.ids) < num_engines:
                 self._check_start(len(client.ids), num_engines, deadline_s, timeout_s)

@@ -16,6 +16,8 @@ from rows import Measured, row
 import nbgpu
 from nbgpu.client import registry
 from nbgpu.client.cluster import current
+from nbgpu.client.process_id import ProcessId
+from nbgpu.client.processes import Processes
 from nbgpu.client.results import collect
 
 
@@ -131,3 +133,18 @@ def test_an_owner_killed_in_the_middle_of_the_start_leaves_nothing(after_s: floa
         assert owner.stdout.readline() == "starting\n"
         time.sleep(after_s)
         os.kill(owner.pid, signal.SIGKILL)
+
+
+def test_a_controller_that_ended_before_it_answered_is_noticed(tmp_path: Path) -> None:
+    with nbgpu.Cluster(gpus="none", ranks=1) as cluster:
+        connection = cluster.connection_file.read_bytes()
+    ended = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    controller = ProcessId.of(ended.pid)
+    ended.communicate(b"\n")
+    processes = Processes(tmp_path, {"controller": controller})
+    processes.connection_file.parent.mkdir(parents=True)
+    processes.connection_file.write_bytes(connection)
+    started_s = time.monotonic()
+    with pytest.raises(nbgpu.ClusterError, match="the controller ended during the start"):
+        processes.connect(1, timeout_s=300)
+    assert time.monotonic() - started_s < 60

@@ -18,7 +18,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from kernel import Kernel, kernel
+from kernel import Kernel, kernel, rest_after_error
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import v4
@@ -42,7 +42,10 @@ def _run_all(notebook: Kernel, cells: list[str]) -> list[str]:
     while len(status_by_id) < len(message_ids):
         reply = notebook.client.get_shell_msg(timeout=60)
         status_by_id[reply["parent_header"]["msg_id"]] = reply["content"]["status"]
-    return [status_by_id[message_id] for message_id in message_ids]
+    statuses = [status_by_id[message_id] for message_id in message_ids]
+    if "error" in statuses:
+        rest_after_error()
+    return statuses
 
 
 def test_cells_that_wait_run_in_their_order(notebook: Kernel) -> None:
