@@ -40,6 +40,7 @@ class DistributedCell:
         timeout_s: after this time the ranks are interrupted; None waits as long as it takes.
         full: tracebacks show libraries' frames too.
         is_awaited: it is shown by a coroutine (`show`), whose event loop goes on meanwhile.
+        number: of the notebook's cell; None for the one that runs.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class DistributedCell:
         timeout_s: float | None,
         full: bool = False,
         is_awaited: bool = False,
+        number: int | None = None,
     ) -> None:
         self._cluster = cluster
         self._timeout_s = timeout_s
@@ -59,7 +61,8 @@ class DistributedCell:
         arrivals = Arrivals()
         self._questions = cluster.questions()
         try:
-            options = CellOptions(_number(), full, self._questions.are_answered)
+            shown_as = _number() if number is None else number
+            options = CellOptions(shown_as, full, self._questions.are_answered)
             self._results = cluster.send_cell(code, ranks, options, arrivals, is_awaited)
         except BaseException:
             self._questions.close()
@@ -84,6 +87,13 @@ class DistributedCell:
         try:
             await self._until_back()
             self._finish()
+        finally:
+            self._close()
+
+    def give_up(self) -> None:
+        """Stops the ranks; in place of showing what they do."""
+        try:
+            self._stop()
         finally:
             self._close()
 

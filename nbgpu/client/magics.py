@@ -16,7 +16,7 @@ from IPython.core.magic_arguments import MagicArgumentParser, argument, magic_ar
 from IPython.display import display
 
 from nbgpu import flags, obstacles
-from nbgpu.client import doctor, imports, listing, names, postmortem, prompt_end, variables
+from nbgpu.client import doctor, head_start, imports, listing, names, postmortem, prompt_end, variables
 from nbgpu.client.cells import DistributedCell
 from nbgpu.client.cluster import Cluster, current
 from nbgpu.client.kept import attach
@@ -77,11 +77,17 @@ def await_distributed_cells(lines: list[str]) -> list[str]:
     A cell magic would block the kernel's event loop until the ranks are done, and no button, panel or page
     reload would be answered before.
     """
-    if not lines or lines[0].split(maxsplit=1)[:1] != [_CELL_MAGIC]:
+    text = _text(lines)
+    if text is None:
         return lines
-    arguments = lines[0].partition(_CELL_MAGIC)[2].strip()
-    body = "".join(lines[1:])
-    return [f"await __import__('nbgpu.client.magics').client.magics.run_cell({arguments!r}, {body!r})\n"]
+    return [f"await __import__('nbgpu.client.magics').client.magics.run_cell{text!r}\n"]
+
+
+def _text(lines: list[str]) -> tuple[str, str] | None:
+    """What stands behind the magic's name and what stands below it; None in other cells."""
+    if not lines or lines[0].split(maxsplit=1)[:1] != [_CELL_MAGIC]:
+        return None
+    return lines[0].partition(_CELL_MAGIC)[2].strip(), "".join(lines[1:])
 
 
 # IPython's own word for a transformer that is left out where a console asks whether a cell is complete: the magic's
@@ -91,16 +97,24 @@ await_distributed_cells.has_side_effects = True  # type: ignore[attr-defined]
 
 async def run_cell(line: str, code: str) -> None:
     """Runs a `%%distributed` cell: `line` is what stands behind the magic's name, `code` what stands below."""
-    arguments = _options(line)
     prompt_end.arrange(InteractiveShell.instance())
-    cell = _cell(code, arguments, is_awaited=True)
+    cell = head_start.take(line, code) or _sent(line, code)
     await cell.show()
-    _keep_values(cell, arguments)
+    _keep_values(cell, _options(line))
 
 
-def _cell(code: str, arguments: Namespace, is_awaited: bool = False) -> DistributedCell:
+def _sent(line: str, code: str, number: int | None = None) -> DistributedCell:
+    """The cell, on its way to the ranks, to be awaited."""
+    return _cell(code, _options(line), is_awaited=True, number=number)
+
+
+def _cell(
+    code: str, arguments: Namespace, is_awaited: bool = False, number: int | None = None
+) -> DistributedCell:
     ranks = None if arguments.ranks is None else parse_ranks(arguments.ranks)
-    return DistributedCell(current(), code, ranks, arguments.timeout, arguments.full, is_awaited)
+    return DistributedCell(
+        current(), code, ranks, arguments.timeout, arguments.full, is_awaited=is_awaited, number=number
+    )
 
 
 def _keep_values(cell: DistributedCell, arguments: Namespace) -> None:
@@ -283,6 +297,7 @@ def load(shell: Any) -> None:
     has_kernel = getattr(shell, "kernel", None) is not None
     if has_kernel and await_distributed_cells not in transformers:
         prompt_end.install(shell)
+        head_start.install(shell, _text, _sent)
         transformers.append(await_distributed_cells)  # after the one that takes empty lines at the top away
     names.install(shell, _words())
 
@@ -293,4 +308,5 @@ def unload(shell: Any) -> None:
     if await_distributed_cells in transformers:
         transformers.remove(await_distributed_cells)
         prompt_end.uninstall(shell)
+        head_start.uninstall(shell)
     names.uninstall()

@@ -24,6 +24,8 @@ PEERS_PYTHON = REPOSITORY / ".venv-peers" / "bin" / "python"
 NUM_CELLS = int(os.environ.get("PEERS_CELLS", "200"))
 NUM_STARTS = int(os.environ.get("PEERS_STARTS", "5"))
 NUM_PRINTS = 10_000
+PAUSE_S = 0.02
+"""So that no cell pays for what the one before has left to do."""
 PATIENCE_S = 600
 PEERS = ("nbdistributed", "jupyter-distributed")
 OURS = ("ipyparallel", "ipykernel", "torch", "IPython")
@@ -122,6 +124,7 @@ def cells(table: Callable[..., str], ratio: Callable[..., str]) -> str:
         trips: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(NUM_CELLS + 3):
             for name, (notebook, cell) in ways.items():
+                time.sleep(PAUSE_S)
                 took_ms = 1000 * _run(notebook, cell("pass")).took_s
                 if turn >= 3:  # the first ones warm up
                     trips[name].append(took_ms)

@@ -169,3 +169,37 @@ def test_what_the_notebook_itself_writes_beside_a_cell_is_there_at_its_end(noteb
         "import sys\nfrom ipykernel.iostream import OutStream\nsys.stdout.flush.__func__ is OutStream.flush"
     )
     assert notebook.run(flush).value == "True"
+
+
+COUNTING = """
+import itertools, nbgpu
+count = itertools.count()
+def push_count(info):
+    nbgpu.current().push(count=next(count))
+get_ipython().events.register('pre_run_cell', push_count)
+"""
+
+
+def test_what_a_person_has_done_before_each_cell_is_done_before_the_ranks_begin(notebook: Kernel) -> None:
+    assert notebook.run(COUNTING).status == "ok"
+    for expected in range(3):
+        assert notebook.run("%%distributed\ncount").stdout == f"[0-1] {expected}\n"
+    assert notebook.run("get_ipython().events.unregister('pre_run_cell', push_count)").status == "ok"
+
+
+REJECTING = """
+import ast
+from IPython.core.error import InputRejected
+class Reject(ast.NodeTransformer):
+    def visit_Await(self, node):
+        raise InputRejected("no cells today")
+get_ipython().ast_transformers.append(Reject())
+"""
+
+
+def test_a_cell_that_ipython_then_refuses_is_taken_back_from_the_ranks(notebook: Kernel) -> None:
+    assert notebook.run(REJECTING).status == "ok"
+    refused = notebook.run("%%distributed\nimport time\ntime.sleep(600)", timeout_s=60)
+    assert "no cells today" in refused.error
+    assert notebook.run("get_ipython().ast_transformers.clear()").status == "ok"
+    assert notebook.run("%distributed rank", timeout_s=60).stdout == "[0] 0\n[1] 1\n"

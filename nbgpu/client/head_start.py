@@ -1,0 +1,117 @@
+"""The ranks begin with a cell while IPython is still about to run it.
+
+Before the first line of a cell runs, IPython rewrites, parses and compiles it and keeps it in its history, which is a good part of
+the time that an empty one takes. What comes out of that is known beforehand for a `%%distributed` cell, so it is sent first. Where
+somebody else has a say, an input transformer or a callback that comes before each cell, the ranks wait for these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+from nbgpu.client.cells import DistributedCell
+
+_PACKAGES = {"IPython", "ipykernel", "matplotlib_inline", "nbgpu"}
+"""Those whose transformers and callbacks do not mind."""
+
+_Text = tuple[str, str]
+"""What stands behind the magic's name, and what stands below it."""
+
+
+class _Begun:
+    """A cell that is on its way to the ranks, or could not be sent."""
+
+    def __init__(self, text: _Text, send: Callable[[str, str, int], DistributedCell], number: int) -> None:
+        self.text = text
+        self._cell: DistributedCell | None = None
+        self._error: BaseException | None = None
+        try:
+            self._cell = send(*text, number)
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - it is raised where the cell is to run
+            self._error = error
+
+    def take(self) -> DistributedCell | None:
+        """The cell, once; raises what came of sending it."""
+        cell, self._cell = self._cell, None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return cell
+
+    def give_up(self) -> None:
+        """Called when nobody will take it any more: if nobody has, the ranks are stopped."""
+        if self._cell is not None:
+            cell, self._cell = self._cell, None
+            cell.give_up()
+
+
+_begun: ContextVar[_Begun | None] = ContextVar("nbgpu_begun", default=None)
+
+
+def take(line: str, code: str) -> DistributedCell | None:
+    """The cell with this text, if the ranks have it already; raises what came of sending it."""
+    begun = _begun.get()
+    if begun is None:
+        return None
+    if begun.text != (line, code):
+        begun.give_up()
+        return None
+    return begun.take()
+
+
+def install(
+    shell: Any,
+    read: Callable[[list[str]], _Text | None],
+    send: Callable[[str, str, int], DistributedCell],
+) -> None:
+    """From now on the cells of this shell's kernel are sent ahead.
+
+    Args:
+        shell: the kernel's.
+        read: finds the text of a distributed cell in a cell's lines, None in those of others.
+        send: sends such a text, as the notebook's cell of this number.
+    """
+    kernel = shell.kernel
+    do_execute = kernel.do_execute
+
+    async def send_and_execute(code: str, silent: bool, *args: Any, **options: Any) -> Mapping[str, Any]:
+        text = None if silent or not _nobody_else_has_a_say(shell) else read(_cleaned(shell, code))
+        begun = None if text is None else _Begun(text, send, shell.execution_count)
+        token = _begun.set(begun)
+        try:
+            answer: Mapping[str, Any] = await do_execute(code, silent, *args, **options)
+        finally:
+            _begun.reset(token)
+            if begun is not None:
+                begun.give_up()
+        return answer
+
+    kernel.do_execute = send_and_execute
+
+
+def uninstall(shell: Any) -> None:
+    """Takes that back."""
+    vars(shell.kernel).pop("do_execute", None)
+
+
+def _nobody_else_has_a_say(shell: Any) -> bool:
+    callbacks = shell.events.callbacks
+    asked = [
+        *shell.input_transformer_manager.cleanup_transforms,
+        *callbacks["pre_execute"],
+        *callbacks["pre_run_cell"],
+    ]
+    return all(one.__module__.partition(".")[0] in _PACKAGES for one in asked)
+
+
+def _cleaned(shell: Any, code: str) -> list[str]:
+    """The cell's lines, without prompts, empty lines and indentation that were copied along."""
+    lines = code.splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += "\n"
+    for transform in shell.input_transformer_manager.cleanup_transforms:
+        if transform.__module__.partition(".")[0] == "IPython":
+            lines = transform(lines)
+    return lines
