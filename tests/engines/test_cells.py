@@ -171,6 +171,30 @@ def test_what_the_notebook_itself_writes_beside_a_cell_is_there_at_its_end(noteb
     assert notebook.run(flush).value == "True"
 
 
+DEPTHS = """
+import inspect, sys
+stream, depths = type(sys.stdout), []
+own = stream._schedule_flush
+def note_depth(self):
+    depths.append(len(inspect.stack(0)))
+    own(self)
+stream._schedule_flush = note_depth
+"""
+
+
+def test_cells_leave_nothing_between_the_notebook_and_its_streams(notebook: Kernel) -> None:
+    assert notebook.run(DEPTHS).status == "ok"
+    for _ in range(5):
+        assert notebook.run("print('x', end='')").stdout == "x"
+        assert notebook.run("%%distributed\nprint('y')").stdout == "[0-1] y\n"
+    assert notebook.run("del depths[:]\nprint('x', end='')\nbefore = depths[:]").stdout == "x"
+    for _ in range(5):
+        assert notebook.run("%%distributed\npass").status == "ok"
+    after = notebook.run("del depths[:]\nprint('x', end='')\ndepths == before != [], depths, before")
+    assert after.value.startswith("(True, "), after.value
+    assert notebook.run("stream._schedule_flush = own").status == "ok"
+
+
 COUNTING = """
 import itertools, nbgpu
 count = itertools.count()
