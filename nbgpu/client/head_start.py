@@ -7,11 +7,14 @@ somebody else has a say, an input transformer or a callback that comes before ea
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
 from nbgpu.client.cells import DistributedCell
+
+_log = logging.getLogger("nbgpu.cluster")
 
 _PACKAGES = {"IPython", "ipykernel", "matplotlib_inline", "nbgpu"}
 """Those whose transformers and callbacks do not mind."""
@@ -42,6 +45,8 @@ class _Begun:
 
     def give_up(self) -> None:
         """Called when nobody will take it any more: if nobody has, the ranks are stopped."""
+        if self._error is not None:
+            _log.warning("a cell that was not run could not have been sent: %s", self._error)
         if self._cell is not None:
             cell, self._cell = self._cell, None
             cell.give_up()
@@ -63,6 +68,7 @@ def take(line: str, code: str) -> DistributedCell | None:
 
 def install(
     shell: Any,
+    magic: str,
     read: Callable[[list[str]], _Text | None],
     send: Callable[[str, str, int], DistributedCell],
 ) -> None:
@@ -70,6 +76,7 @@ def install(
 
     Args:
         shell: the kernel's.
+        magic: what every distributed cell has in it.
         read: finds the text of a distributed cell in a cell's lines, None in those of others.
         send: sends such a text, as the notebook's cell of this number.
     """
@@ -77,7 +84,9 @@ def install(
     do_execute = kernel.do_execute
 
     async def send_and_execute(code: str, silent: bool, *args: Any, **options: Any) -> Mapping[str, Any]:
-        text = None if silent or not _nobody_else_has_a_say(shell) else read(_cleaned(shell, code))
+        text = None
+        if magic in code and not silent and _nobody_else_has_a_say(shell):
+            text = read(_cleaned(shell, code))
         begun = None if text is None else _Begun(text, send, shell.execution_count)
         token = _begun.set(begun)
         try:
@@ -103,7 +112,12 @@ def _nobody_else_has_a_say(shell: Any) -> bool:
         *callbacks["pre_execute"],
         *callbacks["pre_run_cell"],
     ]
-    return all(one.__module__.partition(".")[0] in _PACKAGES for one in asked)
+    return all(_package(one) in _PACKAGES for one in asked)
+
+
+def _package(callback: Any) -> str:
+    """Where it comes from; empty for one that does not know, such as a list's `append`."""
+    return (callback.__module__ or "").partition(".")[0]
 
 
 def _cleaned(shell: Any, code: str) -> list[str]:
@@ -112,6 +126,6 @@ def _cleaned(shell: Any, code: str) -> list[str]:
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
     for transform in shell.input_transformer_manager.cleanup_transforms:
-        if transform.__module__.partition(".")[0] == "IPython":
+        if _package(transform) == "IPython":
             lines = transform(lines)
     return lines

@@ -297,7 +297,7 @@ def load(shell: Any) -> None:
     has_kernel = getattr(shell, "kernel", None) is not None
     if has_kernel and await_distributed_cells not in transformers:
         prompt_end.install(shell)
-        head_start.install(shell, _text, _sent)
+        head_start.install(shell, _CELL_MAGIC, _text, _sent)
         transformers.append(await_distributed_cells)  # after the one that takes empty lines at the top away
     names.install(shell, _words())
 

@@ -201,6 +201,8 @@ count = itertools.count()
 def push_count(info):
     nbgpu.current().push(count=next(count))
 get_ipython().events.register('pre_run_cell', push_count)
+seen = []
+get_ipython().events.register('pre_run_cell', seen.append)  # it has no module
 """
 
 
@@ -208,7 +210,8 @@ def test_what_a_person_has_done_before_each_cell_is_done_before_the_ranks_begin(
     assert notebook.run(COUNTING).status == "ok"
     for expected in range(3):
         assert notebook.run("%%distributed\ncount").stdout == f"[0-1] {expected}\n"
-    assert notebook.run("get_ipython().events.unregister('pre_run_cell', push_count)").status == "ok"
+    no_more = "get_ipython().events.callbacks['pre_run_cell'].clear()\nlen(seen) > 3"
+    assert notebook.run(no_more).value == "True"
 
 
 REJECTING = """
