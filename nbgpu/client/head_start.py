@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from nbgpu.client.cells import DistributedCell
+from nbgpu.errors import NbgpuError
 
 _log = logging.getLogger("nbgpu.cluster")
 
@@ -49,7 +50,11 @@ class _Begun:
             _log.warning("a cell that was not run could not have been sent: %s", self._error)
         if self._cell is not None:
             cell, self._cell = self._cell, None
-            cell.give_up()
+            try:
+                cell.give_up()
+            except NbgpuError as error:
+                # The kernel must answer all the same, and the next cell says it, too.
+                _log.warning("a cell that was not run was to be taken back from the ranks: %s", error)
 
 
 _begun: ContextVar[_Begun | None] = ContextVar("nbgpu_begun", default=None)
