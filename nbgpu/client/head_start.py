@@ -38,8 +38,8 @@ class _Begun:
 
     def take(self) -> DistributedCell | None:
         """The cell, once; raises what came of sending it."""
-        cell, self._cell = self._cell, None
-        error, self._error = self._error, None
+        cell, error = self._cell, self._error
+        self._cell = self._error = None
         if error is not None:
             raise error
         return cell
@@ -48,8 +48,8 @@ class _Begun:
         """Called when nobody will take it any more: if nobody has, the ranks are stopped."""
         if self._error is not None:
             _log.warning("a cell that was not run could not have been sent: %s", self._error)
-        if self._cell is not None:
-            cell, self._cell = self._cell, None
+        cell, self._cell = self._cell, None
+        if cell is not None:
             try:
                 cell.give_up()
             except NbgpuError as error:

@@ -109,7 +109,7 @@ def _pread(file: int) -> bytes:
     if num < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
-    return buffer.raw[:num]
+    return ctypes.string_at(buffer, num)
 
 
 def _says_ending(fields: list[str]) -> bool:
