@@ -231,12 +231,14 @@ def _take(seat: Seat) -> Seat:
         questions,
         quiet,
         replicas,
+        torch_settings,
         tracebacks,
     )
 
     _taken = seat
     _settle_variables(seat)
     torch.set_num_threads(seat.threads)
+    torch_settings.note_beginning()
     assert _sentinel is not None, "only engines that the nursery forked become ranks"
     _sentinel.take_signals()
     debug.mend_ddp()
