@@ -215,12 +215,14 @@ def _take(seat: Seat) -> Seat:
         questions,
         quiet,
         replicas,
+        torch_settings,
         tracebacks,
     )
 
     _taken = seat
     _settle_variables(seat)
     torch.set_num_threads(seat.threads)
+    torch_settings.note_beginning()
     assert _sentinel is not None, "only engines that the nursery forked become ranks"
     debug.mend_ddp()
     group.note_connections()

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from nbgpu.engine import flight, sockets
+from nbgpu.engine import flight, sockets, torch_settings
 from nbgpu.records import Device
 
 
@@ -67,6 +67,7 @@ def membership() -> Membership:
     return _membership
 
 
+@torch_settings.as_at_the_beginning()
 def form(member: Membership, rendezvous: Path | None, generation: int = 0) -> None:
     """Forms the default process group and proves it with a real all_reduce on the rank's device.
 
@@ -114,7 +115,7 @@ def form(member: Membership, rendezvous: Path | None, generation: int = 0) -> No
 
 def prove(world_size: int, device: torch.device) -> None:
     """One all_reduce of ones; RuntimeError unless every rank's one arrived exactly once."""
-    total = torch.ones(1, device=device)
+    total = torch.ones(1, dtype=torch.float32, device=device)
     dist.all_reduce(total)
     if total.item() != world_size:
         raise RuntimeError(f"all_reduce of ones gave {total.item()} with {world_size} ranks")
