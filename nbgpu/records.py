@@ -6,6 +6,7 @@ All are frozen dataclasses of plain values, so that they become JSON and pickle 
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -24,6 +25,16 @@ CONTROLLER_PID = "controller.pid"
 
 KEPT = "kept"
 """File in the cluster's folder: it has started, and goes on when its notebook's kernel ends."""
+
+
+def engine_name(pid: int) -> str:
+    """The name under which the engine in this process registers with ipyparallel's controller; no two engines share one."""
+    return f"{pid}-{secrets.token_hex(16)}"
+
+
+def engine_pid(name: str) -> int:
+    """The process of the engine that has registered under a name of `engine_name`."""
+    return int(name.partition("-")[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from nbgpu.client.ladder import climb_down
 from nbgpu.client.plan import Plan, data_in_words
 from nbgpu.client.processes import Processes
 from nbgpu.client.questions import Listener, Questions
-from nbgpu.client.ranks import Ranks
+from nbgpu.client.ranks import Ranks, StandstillNotice
 from nbgpu.client.reloading import Reloading
 from nbgpu.client.replay import CellHistory
 from nbgpu.client.results import collect, sentence
@@ -105,6 +105,8 @@ class Cluster:
         """What the ranks were sent."""
         self.reloading = Reloading()
         self._left_behind: dict[int, ipp.AsyncResult] = {}
+        self._stood_still: set[int] = set()
+        """Of the ranks that were left behind, those whose processes were stopped then."""
         self._last_seen: dict[int, Sighting] = {}
         self._listens: Listener | None = None
         self.news: list[str] = []
@@ -403,21 +405,24 @@ class Cluster:
     ) -> None:
         """Waits for the ranks, frees those that wait for one which failed, and makes the group good again."""
         try:
-            while watch.pending() and not watch.stuck():
-                watch.wait(_WATCH_PERIOD_S)
-                watch.check()
-                if stop is not None and stop.is_set():
-                    self._stop(watch, results)
-                    raise RunError("stopped; the ranks keep their variables")
+            with StandstillNotice(self.ranks) as notice:
+                while watch.pending() and not watch.stuck():
+                    watch.wait(_WATCH_PERIOD_S)
+                    watch.check()
+                    notice.check(results)
+                    if stop is not None and stop.is_set():
+                        self._stop(watch, results)
+                        raise RunError("stopped; the ranks keep their variables")
         except KeyboardInterrupt:
             self._stop(watch, results)
             raise
         if stuck := watch.stuck():
             self.leave_behind(results)
-            raise ClusterError(
-                f"rank(s) {', '.join(map(str, stuck))} did not come back: they are in C code, which cannot be "
-                f"interrupted. Wait for them, or give them up: %nbgpu restart --rank {stuck[0]}"
+            standing = self.ranks.standstills(stuck)
+            told = "; ".join(
+                f"rank {rank} did not come back: {standing.get(rank, 'it is in C code')}" for rank in stuck
             )
+            raise ClusterError(f"{told}. {self.ranks.ways_out(stuck)}")
         failed, _ = watch.outcome()
         self.news += self.restore_group(watch, results, [failure.rank for failure in failed])
         if failed:
@@ -596,14 +601,21 @@ class Cluster:
         Returns:
             What happened, in words.
 
+        A rank that stands still in a training run is ended, and the run replaces it as one that has died.
+
         Raises:
-            RunError: a training run has the ranks now.
+            RunError: a training run has the ranks now, and this one does not stand still.
         """
         if rank is None:
             self.stop()
             self.start()
             return self.describe()
         (rank,) = self._chosen([rank])
+        if self.run is not None and not self.run.over and (standing := self.ranks.standstills([rank])):
+            self.ranks.end(standing, "stood still and was ended by a restart")
+            return (
+                f"rank {rank} stood still and was ended: {self.run.folder.name} goes on when it is replaced"
+            )
         self._refuse_during_run()
         self._left_behind = {r: result for r, result in self._left_behind.items() if r != rank}
         told = ["it is empty; the others kept all variables"]
@@ -621,6 +633,7 @@ class Cluster:
         """Notes ranks that did not come back from a cell; they get no other one until they do, and no answers."""
         self._stop_listening()
         self._left_behind = dict(results)
+        self._stood_still = set(self.ranks.standstills(self._busy()))
 
     def lookout(self) -> Lookout:
         """What asks the ranks where they are; to be closed."""
@@ -685,16 +698,31 @@ class Cluster:
         rank is not back."""
         if not self._left_behind and self.ranks.group_is_whole:
             return
-        busy = [rank for rank, result in self._left_behind.items() if not result.ready()]
-        if busy:
+        if self._stood_still & set(self._busy()) and not self.ranks.standstills(self._busy()):
+            # It goes on, perhaps with a cell that was stopped before it had begun with it.
+            self.stop_cell()
+        if busy := self._busy():
             named = ", ".join(map(str, busy))
+            standing = self.ranks.standstills(busy)
+            told = f"rank(s) {named} are still in an earlier cell"
+            if standing:
+                why = "; ".join(f"rank {rank} does not answer: {why}" for rank, why in standing.items())
+                raise ClusterError(f"{told}. {why}. {self.ranks.ways_out(list(standing))}")
             raise ClusterError(
-                f"rank(s) {named} are still in an earlier cell. Wait for them, stop it with "
+                f"{told}. Wait for them, stop it with "
                 "nbgpu.current().stop_cell(), which C code may not hear, or give them up: "
                 f"{', '.join(f'%nbgpu restart --rank {rank}' for rank in busy)}"
             )
         self._left_behind = {}
+        self._stood_still = set()
         self.news += self.ranks.regroup()
+        if self.run is not None:
+            # A run that was stopped while they did not hear it has not been ended there, and its model takes memory.
+            self.ranks.call("nbgpu.engine.train:let_go", str(self.run.folder))
+
+    def _busy(self) -> list[int]:
+        """The ranks that were left behind and are not back."""
+        return [rank for rank, result in self._left_behind.items() if not result.ready()]
 
     def _refuse_during_run(self) -> None:
         if self.run is not None and not self.run.over:

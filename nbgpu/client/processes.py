@@ -36,7 +36,7 @@ _log.addHandler(logging.NullHandler())
 
 _HEARTBEAT_PERIOD_MS = 100
 """ipyparallel counts an engine as there after its first heartbeat; its default of 3 s is felt at every start."""
-_HEARTBEATS_MISSED = 30
+_NO_LIMIT_S = 3600
 _OBITUARY_PATIENCE_S = 0.2
 _EXIT_CODE_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.05
@@ -125,12 +125,13 @@ class Processes:
             controller_ip="127.0.0.1",
             controller_args=[
                 f"--HeartMonitor.period={_HEARTBEAT_PERIOD_MS}",
-                f"--HeartMonitor.max_heartmonitor_misses={_HEARTBEATS_MISSED}",
                 "--IPController.enable_curve=True",
                 # One process with threads in place of six: they start in a third of the time.
                 "--IPController.use_threads=True",
                 "--IPController.broadcast_scheduler_depth=0",
                 "--IPController.db_class=NoDB",
+                # An engine that stands still before its first heartbeat is waited for as long as its process lives.
+                f"--IPController.registration_timeout={_NO_LIMIT_S}",
             ],
             profile_dir=str(profile),
             cluster_id=_CLUSTER_ID,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import ipyparallel as ipp
 
@@ -23,6 +23,7 @@ from nbgpu import devices
 from nbgpu.backends import SINGLE, Rung
 from nbgpu.client import process_id
 from nbgpu.client.arrivals import Answer, Arrivals, Client
+from nbgpu.client.notice import Notice
 from nbgpu.client.processes import Processes
 from nbgpu.client.results import collect, failures
 from nbgpu.client.seating import Seating
@@ -38,6 +39,7 @@ _ENGINE_PATIENCE_S = 60.0
 _DEATH_PATIENCE_S = 10.0
 _ECHO_PATIENCE_S = 0.1
 _POLL_PERIOD_S = 0.01
+_STANDSTILL_WORTH_SAYING_S = 1.0
 
 
 class Ranks:
@@ -73,6 +75,8 @@ class Ranks:
         """By engine: to make one takes longer than to send a cell."""
         self._glances: dict[int, process_id.Glance] = {}
         """By process."""
+        self._why_ended: dict[int, str] = {}
+        """By process: of those that were ended from here."""
         self._seats = self._seats_for(rung)
 
     def _seats_for(self, rung: Rung) -> list[dict[str, Any]]:
@@ -114,8 +118,8 @@ class Ranks:
         engine = self.seating.engines[rank]
         if engine not in self._client.ids:
             raise ClusterError(
-                f"rank {rank} is not reachable: it was silent for so long that the controller gave it up, or it has "
-                f"ended. %nbgpu restart --rank {rank} puts a new process in its place"
+                f"rank {rank} is not reachable: its process has ended, or has not come back from a start. "
+                f"%nbgpu restart --rank {rank} puts a new one in its place"
             )
         return engine
 
@@ -209,11 +213,38 @@ class Ranks:
     def how_ended(self, rank: int) -> str | None:
         """How the process of a rank ended, in words; None while it lives."""
         ended = self._processes.how_ended(self.seating.pids[rank], self._config.debug)
-        return None if ended is None else f"rank {rank} {ended}"
+        return None if ended is None else f"rank {rank} {self._why_ended.get(self.seating.pids[rank], ended)}"
 
     def is_ending(self, rank: int) -> bool:
         """Whether the process of a rank is on its way out."""
         return process_id.is_ending(self.seating.pids[rank])
+
+    def standstills(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
+        """The ranks, of those that are named, whose processes live and are kept from going on: why, and the way out."""
+        chosen = self.seating.pids if ranks is None else ranks
+        return {rank: why for rank in chosen if (why := process_id.standstill(self.seating.pids[rank]))}
+
+    def ways_out(self, stuck: Collection[int]) -> str:
+        """What a person can do about ranks that did not come back when they were interrupted, in sentences."""
+        restarts = ", ".join(f"%nbgpu restart --rank {rank}" for rank in stuck)
+        if len(self.standstills(stuck)) == len(stuck):
+            return f"To give up the rank's variables instead: {restarts}"
+        return f"Code in C cannot be interrupted. Wait for it to end, or give up the rank's variables: {restarts}"
+
+    def wait_for(self, results: Mapping[int, ipp.AsyncResult]) -> dict[int, Any]:
+        """As `collect`, as long as the ranks can be reached; a notice says so where one stands still meanwhile.
+
+        Raises:
+            ClusterError: no rank can be reached any more.
+            RankError: it raised on one rank or more.
+        """
+        with StandstillNotice(self) as notice:
+
+            def check() -> None:
+                self.require_reachable()
+                notice.check(results)
+
+            return collect(results, check=check)
 
     def core_use(self, rank: int) -> process_id.CoreUse | None:
         """What a rank's process has had of the cores so far; None where it is gone."""
@@ -293,8 +324,10 @@ class Ranks:
                 severed = True
             if gone:
                 raise ClusterError(f"while the group was formed, {'; '.join(gone.values())}")
-        if late := [str(rank) for rank, result in results.items() if not result.ready()]:
-            raise ClusterError(f"rank {', '.join(late)} did not answer within {timeout_s:g} s")
+        if late := [rank for rank, result in results.items() if not result.ready()]:
+            told = [f"rank {rank}: {why}" for rank, why in self.standstills(late).items()]
+            named = ", ".join(map(str, late))
+            raise ClusterError("; ".join([f"rank {named} did not answer within {timeout_s:g} s", *told]))
         return collect(results, _POLL_PERIOD_S)
 
     def replace(self, ranks: Collection[int], rehearse: Callable[[int], None] | None = None) -> list[str]:
@@ -351,10 +384,16 @@ class Ranks:
                 return spare
         return None
 
-    def end(self, ranks: Iterable[int]) -> None:
-        """Ends the processes of ranks; ClusterError where one does not go."""
+    def end(self, ranks: Iterable[int], why: str = "") -> None:
+        """Ends the processes of ranks; ClusterError where one does not go.
+
+        Args:
+            why: what is to be said later of how they ended, behind their names.
+        """
         for rank in ranks:
             pid = self.seating.pids[rank]
+            if why and not self.is_ending(rank):
+                self._why_ended[pid] = why
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             give_up_s = time.monotonic() + _DEATH_PATIENCE_S
@@ -401,6 +440,30 @@ def _give_up(generation: int, pids: Iterable[int], folder: Path) -> None:
                         sender.sendto(str(generation).encode(), path)
         finally:
             os.close(directory)
+
+
+class StandstillNotice:
+    """A notice under the cell, while ranks are waited for, of those that stand still; a context manager that takes it away."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._notice = Notice()
+        self._due_mono_s = time.monotonic() + _STANDSTILL_WORTH_SAYING_S
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._notice.show("")
+
+    def check(self, results: Mapping[int, ipp.AsyncResult]) -> None:
+        """Look at the ranks that have not answered; costs nothing where that was just done."""
+        now_s = time.monotonic()
+        if now_s < self._due_mono_s:
+            return
+        self._due_mono_s = now_s + _STANDSTILL_WORTH_SAYING_S
+        standing = self._ranks.standstills(rank for rank, result in results.items() if not result.ready())
+        self._notice.show("; ".join(f"rank {rank} does not answer: {why}" for rank, why in standing.items()))
 
 
 def reference(function: str) -> ipp.Reference:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from nbgpu.backends import NCCL_SAFE, SINGLE
 from nbgpu.devices import is_part
 from nbgpu.engine import interrupts, whereabouts
-from nbgpu.records import Device, GivenUp
+from nbgpu.records import Device, GivenUp, engine_name
 from nbgpu.vigil import Vigil
 
 if TYPE_CHECKING:
@@ -81,6 +81,9 @@ def begin(number: int, vigil: Vigil, cluster_folder: Path) -> NoReturn:
             # waits by itself are too few.
             f"--IPEngine.timeout={_NO_LIMIT_S}",
             f"--IPEngine.wait_for_url_file={_NO_LIMIT_S}",
+            # A controller that is silent may have been stopped together with the host; of its end the sentinel knows.
+            "--IPEngine.max_heartbeat_misses=0",
+            f"--Session.session={engine_name(os.getpid())}",
         ]
     )
     os._exit(0)
