@@ -8,6 +8,7 @@ import select
 import shutil
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from nbgpu import interpreter
 from nbgpu.backends import NCCL_SAFE, SINGLE
 from nbgpu.devices import is_part
 from nbgpu.engine import interrupts, whereabouts
@@ -73,7 +75,19 @@ def begin(number: int, vigil: Vigil, cluster_folder: Path) -> NoReturn:
     whereabouts.answer_from(cluster_folder)
     from ipyparallel.engine.app import IPEngine
 
-    IPEngine.launch_instance(
+    class Engine(IPEngine):  # type: ignore[misc]
+        """Looks for modules where a notebook's kernel does."""
+
+        def to_work_dir(self) -> None:
+            """Stays where it is. ipyparallel would look there for modules, before the standard library."""
+
+        def init_engine(self) -> None:
+            super().init_engine()
+            # Again ipyparallel has put the working folder before the standard library.
+            sys.path.remove("")
+            interpreter.look_in([""])
+
+    Engine.launch_instance(
         argv=[
             "--IPEngine.enable_nanny=False",
             f"--IPEngine.id={number}",

@@ -18,6 +18,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
+from nbgpu import interpreter
 from nbgpu.engine import memory_limit
 from nbgpu.engine.frames import is_library
 
@@ -112,6 +113,7 @@ def _show(
 ) -> Any:
     with undisturbed():
         error = _presentable(error)
+        interpreter.note_namesakes(error)
         lines = [f"UsageError: {error}"] if kind is UsageError else _lines(shell, error, traceback)
         shell._showtraceback(type(error), error, lines)
         return lines

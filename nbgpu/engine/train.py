@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nbgpu import backends, devices, runs
+from nbgpu import backends, devices, interpreter, runs
 from nbgpu.config import TrainConfig, read_toml
 from nbgpu.engine import (
     debug,
@@ -96,6 +96,7 @@ def _leaving_outcome(folder: Path, rank: int, work: Callable[[], RunState]) -> R
     try:
         state = work()
     except BaseException as error:
+        interpreter.note_namesakes(error)
         told = "".join(traceback.format_exception(error))
         runs.leave_outcome(folder, rank, RankFailure(rank, type(error).__name__, str(error), told))
         raise

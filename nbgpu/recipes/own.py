@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
+from nbgpu import interpreter
 from nbgpu.config import OwnConfig
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes import CPU, Batch, Loaders
@@ -180,7 +181,7 @@ def _load(original: Path, source: Path, class_name: str) -> type[OwnRecipe]:
     for imported in _imported:
         sys.modules.pop(imported, None)
     _search_path[:] = dict.fromkeys([str(source.parent), str(original.parent)])
-    sys.path[:0] = _search_path
+    interpreter.look_in(_search_path)
     before = set(sys.modules)
     module = _run(name, source)
     _imported[:] = [new for new in set(sys.modules) - before if _stands_in(original.parent, sys.modules[new])]

@@ -29,6 +29,7 @@ MIDDLE |= {
     "workers",
     "sweeps",
     "streams",
+    "interpreter",
 }
 
 MAY_IMPORT = {
