@@ -271,7 +271,10 @@ class RunWatch:
         back = [rank for rank in self._results if rank not in watch.gone and rank not in stuck]
         # Rank 0 ends the run's logs in it.
         failed = bool(self.failures or self.lost)
-        ended = self._host.ranks.call("nbgpu.engine.train:let_go", str(self._folder), failed, ranks=back)
+        causes = [failure.rank for failure in self.failures]
+        ended = self._host.ranks.call(
+            "nbgpu.engine.train:let_go", str(self._folder), failed, causes, ranks=back
+        )
         if watch.left_the_group_unsure and not watch.gone and not stuck:
             self._host.ranks.regroup([failure.rank for failure in self.failures])
         if stuck:
