@@ -193,6 +193,19 @@ class CellOutputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Remains:
+    """What a cell or a call left behind on a rank that the next one must not find; told with its answer."""
+
+    METADATA: ClassVar[str] = "nbgpu_remains"
+    """Under this name it travels in the metadata of the answer, where there is something to tell."""
+
+    group_ended: bool = False
+    """The rank is in no process group any more."""
+    signals: tuple[str, ...] = ()
+    """The names of the signals that the engine needs and whose handlers were taken from it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
     """What a rank asks the person with `input()`."""
 

@@ -73,8 +73,7 @@ class DistributedCell:
         self._last_words = ""
         self._stop_was_pressed = False
         self._take_button_away: Callable[[], None] | None = None
-        while cluster.news:
-            _tell(cluster.news.pop(0))
+        cluster.tell_news()
 
     async def show(self) -> None:
         """Waits for the ranks without blocking the event loop, so that buttons and panels go on working.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
 import time
 import warnings
@@ -107,6 +108,7 @@ class Cluster:
         self._left_behind: dict[int, ipp.AsyncResult] = {}
         self._stood_still: set[int] = set()
         """Of the ranks that were left behind, those whose processes were stopped then."""
+        self._told_of_signals: set[str] = set()
         self._last_seen: dict[int, Sighting] = {}
         self._listens: Listener | None = None
         self.news: list[str] = []
@@ -312,6 +314,7 @@ class Cluster:
         self.history = CellHistory()
         self.reloading.forget()
         self._left_behind = {}
+        self._told_of_signals = set()
         self._last_seen = {}
 
     def submit(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, ipp.AsyncResult]:
@@ -518,6 +521,7 @@ class Cluster:
         """
         config = settled(train_config(recipe, **settings), self.devices)
         self._make_ready()
+        self.tell_news()
         planned = self._planned if self._planned and self._planned.config == config else None
         self.run = Run.start(config, self, planned)
         self._note()
@@ -682,6 +686,7 @@ class Cluster:
         self._refuse_during_run()
         self._replace_ranks_that_went()
         self._take_back_ranks_left_behind()
+        self._mend_what_cells_left()
 
     def _replace_ranks_that_went(self) -> None:
         """Replaces ranks that ended between two cells, and says so before the next one meets empty ranks."""
@@ -723,6 +728,28 @@ class Cluster:
     def _busy(self) -> list[int]:
         """The ranks that were left behind and are not back."""
         return [rank for rank, result in self._left_behind.items() if not result.ready()]
+
+    def _mend_what_cells_left(self) -> None:
+        """Forms the group again that a cell has ended, and says which handlers of signals the ranks have taken back."""
+        if ended := self.ranks.without_group():
+            lines = self.ranks.regroup()
+            self.news += [
+                f"rank {', '.join(map(str, ended))} had ended the process group (dist.destroy_process_group()), and it was "
+                "formed again",
+                *lines,
+            ]
+        for name, ranks in self.ranks.signals_taken().items():
+            if name not in self._told_of_signals:
+                self._told_of_signals.add(name)
+                self.news.append(
+                    f"{name}: its handler, which a cell replaced on rank {', '.join(map(str, ranks))}, is back. A handler of your own "
+                    f"for {name} lasts as long as its cell, because without the cluster's own a rank could not be stopped"
+                )
+
+    def tell_news(self) -> None:
+        """Shows what the person does not know yet."""
+        while self.news:
+            print(self.news.pop(0), file=sys.stderr)  # noqa: T201 - the cell's output
 
     def _refuse_during_run(self) -> None:
         if self.run is not None and not self.run.over:

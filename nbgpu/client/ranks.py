@@ -202,6 +202,19 @@ class Ranks:
         """Whether the group may be used: all ranks came to it, and it was not given up since."""
         return self.seating.is_whole
 
+    def without_group(self) -> list[int]:
+        """The ranks that are in no process group any more, because their own code has ended it."""
+        return self._ranks_of(self._client.without_group)
+
+    def signals_taken(self) -> dict[str, list[int]]:
+        """By the name of a signal, the ranks whose code has replaced its handler; each is told once."""
+        taken = {name: self._ranks_of(engines) for name, engines in self._client.taken_signals.items()}
+        self._client.taken_signals.clear()
+        return taken
+
+    def _ranks_of(self, engines: Collection[int]) -> list[int]:
+        return [rank for rank, engine in self.seating.engines.items() if engine in engines] if engines else []
+
     def require_reachable(self) -> None:
         """ClusterError where the controller, or the engines' parent, is gone: nothing sent would arrive."""
         self._processes.require_reachable()

@@ -231,6 +231,7 @@ def _take(seat: Seat) -> Seat:
         memory_limit,
         questions,
         quiet,
+        remains,
         replicas,
         torch_settings,
         tracebacks,
@@ -257,11 +258,12 @@ def _take(seat: Seat) -> Seat:
     # forms the group anew, and the next cell, as soon as it has the answer. (A private name, from 6.29 to 7.4.)
     shell.kernel._abort_queues = lambda *_: None  # type: ignore[attr-defined]
     quiet.say_only_what_is_heard(shell.kernel)  # type: ignore[attr-defined]
+    remains.tell_with_each_answer(shell.kernel)  # type: ignore[attr-defined]
     memory.watch_cells(shell, seat.rank, torch.device(seat.device))
     debugger.install(shell)
     if seat.memory_limit_bytes is not None:
         memory_limit.enforce(seat.memory_limit_bytes, torch.device(seat.device))
-    shell.events.register("pre_run_cell", lambda _: group.note_traffic())
+    shell.events.register("pre_run_cell", lambda _: group.prepare_cell())
     shell.events.register("post_run_cell", _note_end_of_cell)
     given = {
         "rank": seat.rank,

@@ -195,3 +195,12 @@ def test_a_size_that_differs_between_the_ranks(notebook: Kernel, measured: Measu
     )
     measured.ended(done.error)
     assert done.status == "error"
+
+
+def test_cells_that_ended_the_group_run_again_on_a_rank_that_is_replaced(notebook: Kernel) -> None:
+    notebook.run("%%distributed\nseen = [dist.get_rank()]; dist.destroy_process_group()")
+    notebook.run("%%distributed\nseen.append(dist.get_rank())")
+    done = notebook.run("%nbgpu restart --rank 1 --replay")
+    assert done.status == "ok"
+    assert "not been initialized" not in done.stdout
+    assert notebook.run("%%distributed --ranks 1\nseen").said(1) == [["[1, 1]"]]
