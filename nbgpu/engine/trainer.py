@@ -19,6 +19,7 @@ from nbgpu import manifest, runs
 from nbgpu.config import TrainConfig
 from nbgpu.engine import (
     checkpoint,
+    data_identity,
     exchange,
     fake_steps,
     memory,
@@ -44,7 +45,7 @@ from nbgpu.engine.smoke import SmokeTest
 from nbgpu.engine.state import State
 from nbgpu.engine.steering import Steering
 from nbgpu.engine.strategy import Strategy, spread
-from nbgpu.errors import OutOfMemoryError, RunError
+from nbgpu.errors import DataError, OutOfMemoryError, RunError
 from nbgpu.recipes import Adversarial, Recipe
 from nbgpu.records import Command, Device, RunState
 from nbgpu.signals import uninterrupted
@@ -259,6 +260,7 @@ class Trainer:
         if self._state is None:
             self._enter("loading")
         together(self._load)
+        self._require_the_same_data()
         if source is not None:
             self._begin_data_at(*standings[source]["data_began"])
         self._write_info()
@@ -296,6 +298,18 @@ class Trainer:
                 for warning in loaders.warnings:
                     self._event("note", warning)
             self._begin_data_at(0, 0)
+
+    def _require_the_same_data(self) -> None:
+        """Raises DataError on every rank where they do not have the same samples to share out. A collective."""
+        if self.member.world_size == 1:
+            return
+
+        def identities() -> list[dict[str, data_identity.Identity]]:
+            own = together(lambda: dict(self._data.loaders.identity()))
+            return exchange.gather(own)
+
+        if told := data_identity.differences(identities(), identities):
+            raise DataError(told)
 
     def _begin_data_at(self, step: int, epoch: int) -> None:
         if self._data.began != (step, epoch):
@@ -454,6 +468,7 @@ class Trainer:
             self._data.loaders.close()
             self._feed = None
             together(self._load)
+            self._require_the_same_data()
             self._begin_data_at(self.step, epoch)
         self._write_info()
         self._built.follow(self.config, self._learning_rate())
