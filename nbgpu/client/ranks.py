@@ -27,6 +27,7 @@ from nbgpu.client.seating import Seating
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, RankError
 from nbgpu.records import CellOptions, Device
+from nbgpu.signals import uninterrupted
 
 _log = logging.getLogger("nbgpu.cluster")
 
@@ -71,6 +72,10 @@ class Ranks:
         """By engine: to make one takes longer than to send a cell."""
         self._glances: dict[int, process_id.Glance] = {}
         """By process."""
+        self._ended: set[int] = set()
+        """Processes that were ended here."""
+        self._distrusted: set[int] | None = None
+        """While the group is not whole: ranks whose state is not to be trusted where the ranks differ."""
         self._seats = self._seats_for(rung)
 
     def _seats_for(self, rung: Rung) -> list[dict[str, Any]]:
@@ -140,7 +145,7 @@ class Ranks:
         self._seats = self._seats_for(rung)
         if anew:
             self.seating.generation += 1
-            self._give_places({rank: self._processes.new_engine() for rank in range(len(self))})
+            self._give_places({rank: self._new_spare() for rank in range(len(self))})
             for gone in [rank for rank in self.seating.engines if rank >= len(self)]:
                 for by_rank in (self.seating.engines, self.seating.pids, self.seating.num_severed):
                     del by_rank[gone]
@@ -201,7 +206,10 @@ class Ranks:
 
     def how_ended(self, rank: int) -> str | None:
         """How the process of a rank ended, in words; None while it lives."""
-        ended = self._processes.how_ended(self.seating.pids[rank], self._config.debug)
+        pid = self.seating.pids[rank]
+        ended = self._processes.how_ended(pid, self._config.debug)
+        if ended is not None and pid in self._ended:
+            ended = "was ended, to be replaced"
         return None if ended is None else f"rank {rank} {ended}"
 
     def is_ending(self, rank: int) -> bool:
@@ -244,30 +252,48 @@ class Ranks:
             ClusterError: a rank's process ended meanwhile, or a rank did not come.
             RankError: a rank failed in it again and again.
         """
+        distrusted = self._distrust(failed)
         for _ in range(_MAX_REGROUP_ATTEMPTS - 1):
             try:
-                return self._form_again(failed)
+                return self._form_again(distrusted)
             except RankError as error:
                 # The next generation has nothing of this one.
                 _log.warning("the process group is formed once more: %s", error)
-        return self._form_again(failed)
+        return self._form_again(distrusted)
+
+    def _distrust(self, failed: Collection[int]) -> set[int]:
+        """Notes that the group is not whole until `regroup` has come to its end."""
+        self._distrusted = {*(self._distrusted or ()), *failed}
+        return self._distrusted
+
+    @property
+    def is_to_be_regrouped(self) -> bool:
+        """Whether `regroup`, or a `replace`, was cut off: nothing may be sent before the group is formed."""
+        return self._distrusted is not None
 
     def _form_again(self, failed: Collection[int]) -> list[str]:
-        self.seating.generation += 1
-        self._note()
         healthy = [rank for rank in range(len(self)) if rank not in failed] or list(range(len(self)))
-        joining = {
-            rank: self.call(
-                "nbgpu.engine.boot:join_again",
-                self.seating.generation,
-                self.seating.num_severed[rank],
-                healthy,
-                ranks=[rank],
-                seated=True,
-            )[rank]
-            for rank in range(len(self))
-        }
-        lost = self._meet(joining, _REGROUP_PATIENCE_S)
+        joining: dict[int, ipp.AsyncResult] = {}
+        try:
+            with uninterrupted():
+                self.seating.generation += 1
+                self._note()
+                for rank in range(len(self)):
+                    joining |= self.call(
+                        "nbgpu.engine.boot:join_again",
+                        self.seating.generation,
+                        self.seating.num_severed[rank],
+                        healthy,
+                        ranks=[rank],
+                        seated=True,
+                    )
+            lost = self._meet(joining, _REGROUP_PATIENCE_S)
+        except KeyboardInterrupt:
+            # They would wait for one another, and what is sent to them next would wait for that.
+            with uninterrupted():
+                self.sever()
+            raise
+        self._distrusted = None
         # In their order, in which they are to be made again.
         return list(dict.fromkeys(line for lines in lost.values() for line in lines))
 
@@ -302,10 +328,10 @@ class Ranks:
         Returns:
             As `regroup`.
         """
+        self._distrust(ranks)
         self.end(ranks)
-        arrived = {rank: self._take_spare() or self._processes.new_engine() for rank in ranks}
-        self._give_places(arrived)
-        for rank in arrived:
+        self._give_places(dict(zip(ranks, self._take_spares(len(ranks)), strict=True)))
+        for rank in ranks:
             self._wait_for_output_path(rank, _ENGINE_PATIENCE_S)
             if rehearse is not None:
                 collect(
@@ -321,11 +347,18 @@ class Ranks:
 
     def _give_places(self, arrived: Mapping[int, tuple[int, int]]) -> None:
         """Puts new engines, (pid, number) by rank, in the place of those that the ranks had, once they have come."""
-        self._wait_for([engine for _, engine in arrived.values()])
-        for rank, (pid, engine) in arrived.items():
-            self.seating.engines[rank] = engine
-            self.seating.num_severed[rank] = 0
-            self.seating.pids[rank] = pid
+        try:
+            self._wait_for([engine for _, engine in arrived.values()])
+        except ClusterError:
+            for pid, _ in arrived.values():
+                self._dismiss(pid)
+            raise
+        with uninterrupted():
+            for rank, (pid, engine) in arrived.items():
+                self.seating.engines[rank] = engine
+                self.seating.num_severed[rank] = 0
+                self.seating.pids[rank] = pid
+                self.seating.spares.pop(pid)
 
     def prepare_to_train(self, recipes: Iterable[str]) -> None:
         """Has what training needs imported where a rank's replacement will come from; returns at once."""
@@ -336,21 +369,41 @@ class Ranks:
     def add_spares(self, num_spares: int) -> None:
         """Starts spare engines until there are so many; they come in their own time."""
         while len(self.seating.spares) < num_spares:
-            pid, engine = self._processes.new_engine()
-            self.seating.spares[pid] = engine
+            self._new_spare()
 
-    def _take_spare(self) -> tuple[int, int] | None:
-        """(pid, engine) of a spare that lives, which is one no more."""
-        while self.seating.spares:
-            spare = self.seating.spares.popitem()
-            if self._processes.how_ended(spare[0], self._config.debug) is None:
-                return spare
-        return None
+    def _new_spare(self) -> tuple[int, int]:
+        """(pid, engine) of a new engine. It is a spare until it has a rank's place, so that an interrupt in between leaves
+        no engine that belongs to nobody: the next replacement takes it."""
+        spares: dict[int, int] = {}
+
+        def take(pid: int, engine: int) -> None:
+            self.seating.spares[pid] = spares[pid] = engine
+            self._note()
+
+        self._processes.new_engine(take)
+        ((pid, engine),) = spares.items()
+        return pid, engine
+
+    def _take_spares(self, num: int) -> list[tuple[int, int]]:
+        """(pid, engine) of spares that live; new ones are started where there are too few."""
+        for pid in list(self.seating.spares):
+            if self._processes.how_ended(pid, self._config.debug) is not None:
+                del self.seating.spares[pid]
+        self.add_spares(num)
+        return list(self.seating.spares.items())[:num]
+
+    def _dismiss(self, pid: int) -> None:
+        """Ends a spare."""
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        self.seating.spares.pop(pid, None)
 
     def end(self, ranks: Iterable[int]) -> None:
         """Ends the processes of ranks; ClusterError where one does not go."""
         for rank in ranks:
             pid = self.seating.pids[rank]
+            if not self.is_ending(rank):
+                self._ended.add(pid)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             give_up_s = time.monotonic() + _DEATH_PATIENCE_S

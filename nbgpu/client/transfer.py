@@ -76,4 +76,4 @@ def _answers(ranks: Ranks, sent: Mapping[int, ipp.AsyncResult]) -> dict[int, Any
         return collect(sent, check=ranks.require_reachable)
     except KeyboardInterrupt:
         ranks.interrupt(rank for rank, result in sent.items() if not result.ready())
-        raise CellInterrupted from None
+        raise CellInterrupted(list(ranks.gone()), len(ranks)) from None

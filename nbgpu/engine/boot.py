@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import select
 import shutil
 import signal
 import socket
+import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from nbgpu import descendants
 from nbgpu.backends import NCCL_SAFE, SINGLE
 from nbgpu.devices import is_part
 from nbgpu.engine import interrupts, whereabouts
@@ -27,12 +32,13 @@ if TYPE_CHECKING:
 
 _SEVER_PATIENCE_S = 5.0
 _NO_LIMIT_S = 3600
+_GRACE_S = 0.5
 
 
 class Sentinel:
     """A thread that can act while the main thread sits in C++, which it may do for minutes.
 
-    When the vigil is over it takes the cluster's folder away and ends this engine. And it takes SIGUSR1, on which it
+    When the vigil is over it ends this engine and what that has started. And it takes SIGUSR1, on which it
     severs the rank from its process groups.
     """
 
@@ -44,7 +50,20 @@ class Sentinel:
         self._wakeup = wakeup  # kept open
         self._severed = threading.Condition()
         self._num_severed = 0
+        self._nursery_pid = os.getppid()
+        os.register_at_fork(after_in_child=self._leave)
         threading.Thread(target=self._watch, name="nbgpu-sentinel", daemon=True).start()
+
+    def _leave(self) -> None:
+        """In a child that code on the rank has forked: it has no sentinel, and its signals are not the rank's."""
+        signal.set_wakeup_fd(-1)
+        if signal.getsignal(signal.SIGUSR1) is _leave_it_to_the_sentinel:
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        self._signals.close()
+        self._wakeup.close()
+        for pidfd in self._vigil.fds:
+            with suppress(OSError):
+                os.close(pidfd)
 
     def take_signals(self) -> None:
         """From now on SIGUSR1 severs. Called on the main thread, when its event loop is set up.
@@ -54,9 +73,23 @@ class Sentinel:
         """
         previous = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
         assert previous == -1, "another part of the engine waits for signals"
-        signal.signal(signal.SIGUSR1, lambda *_: None)
+        signal.signal(signal.SIGUSR1, _leave_it_to_the_sentinel)
 
     def _watch(self) -> None:
+        try:
+            self._take_signals_to_the_end()
+        except (OSError, ValueError) as error:
+            # Code on the rank has closed descriptors that are not its own, and those of ipyparallel with them.
+            sys.stderr.write(
+                f"rank's process {os.getpid()} ends: its sentinel has lost its descriptors ({error})\n"
+            )
+        descendants.end_all(_GRACE_S)
+        # Else the nursery takes it away when all have ended.
+        if os.getppid() != self._nursery_pid:
+            shutil.rmtree(self._cluster_folder, ignore_errors=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _take_signals_to_the_end(self) -> None:
         signals_fd = self._signals.fileno()
         while not self._vigil.over(ready := select.select([*self._vigil.fds, signals_fd], [], [])[0]):
             if signals_fd in ready and signal.SIGUSR1 in self._signals.recv(64):
@@ -64,8 +97,6 @@ class Sentinel:
                 with self._severed:
                     self._num_severed += 1
                     self._severed.notify_all()
-        shutil.rmtree(self._cluster_folder, ignore_errors=True)
-        os.kill(os.getpid(), signal.SIGKILL)
 
     def wait_until_severed(self, times: int) -> None:
         """Waits until the rank was severed so many times: a cut that comes late would hit the next group."""
@@ -74,17 +105,30 @@ class Sentinel:
                 raise RuntimeError(f"the rank was severed {self._num_severed} times and not {times}")
 
 
+def _leave_it_to_the_sentinel(*_: Any) -> None:
+    """A handler of SIGUSR1: without one Python would not write the signal's number to the descriptor."""
+
+
 _sentinel: Sentinel | None = None
 
 
 def begin(number: int, vigil: Vigil, cluster_folder: Path) -> NoReturn:
     """Runs ipyparallel's engine in this process, under the eyes of a sentinel, until it is told to stop."""
     global _sentinel
+    descendants.adopt_orphans()
     _sentinel = Sentinel(vigil, cluster_folder)
     whereabouts.answer_from(cluster_folder)
+    _keep_sockets_of_multiprocessing_in(cluster_folder)
     from ipyparallel.engine.app import IPEngine
 
-    IPEngine.launch_instance(
+    class Engine(IPEngine):  # type: ignore[misc]
+        def init_signal(self) -> None:
+            """ipyparallel's handler of SIGTERM ends an engine when its main thread comes to it, which may be a cell later, and is
+            inherited by forked children, which it does not end at all. Without it SIGTERM ends both at once."""
+            super().init_signal()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    Engine.launch_instance(
         argv=[
             "--IPEngine.enable_nanny=False",
             f"--IPEngine.id={number}",
@@ -95,6 +139,16 @@ def begin(number: int, vigil: Vigil, cluster_folder: Path) -> NoReturn:
         ]
     )
     os._exit(0)
+
+
+def _keep_sockets_of_multiprocessing_in(folder: Path) -> None:
+    """Let multiprocessing have its temporary folder in the cluster's: one of its own stays when an engine is killed."""
+    before = tempfile.gettempdir()
+    tempfile.tempdir = str(folder)
+    try:
+        multiprocessing.util.get_temp_dir()  # makes it, and keeps to it
+    finally:
+        tempfile.tempdir = before
 
 
 @dataclass(frozen=True)

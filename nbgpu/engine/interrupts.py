@@ -8,6 +8,7 @@ waits for it for ever. The client interrupts again until a rank is back, so one 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from types import FrameType
@@ -34,6 +35,13 @@ def reach_only_the_persons_code(kernel: Any) -> None:
     kernel.pre_handler_hook = lambda: None
     kernel.post_handler_hook = _tidy_up
     signal.signal(signal.SIGINT, _interrupt)
+    os.register_at_fork(after_in_child=_leave)
+
+
+def _leave() -> None:
+    """In a child that code on the rank has forked, an interrupt raises wherever it is, as in any process."""
+    if signal.getsignal(signal.SIGINT) is _interrupt:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 _interrupted = False

@@ -54,7 +54,14 @@ def answer_from(folder: Path) -> None:
     listener.bind(f"/proc/self/fd/{directory}/{Whereabouts.socket_name(os.getpid())}")
     os.close(directory)
     listener.listen()
+    os.register_at_fork(after_in_child=lambda: _leave(listener))
     threading.Thread(target=_answer, args=(listener,), name="nbgpu-whereabouts", daemon=True).start()
+
+
+def _leave(listener: socket.socket) -> None:
+    """In a child that code on the rank has forked: nobody would answer there who knocks at the rank's door."""
+    listener.close()
+    faulthandler.unregister(signal.SIGUSR2)
 
 
 def _answer(listener: socket.socket) -> None:
