@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from nbgpu.records import RankFailure
 
 
-_TOLD_BY_THEIR_MESSAGE = ("ConfigError", "DataError", "RunError", "CollectiveMismatch", "TransferError")
+_TOLD_BY_THEIR_MESSAGE = (
+    "ConfigError",
+    "DataError",
+    "RunError",
+    "CollectiveMismatch",
+    "TransferError",
+    "DataWorkerError",
+)
 """Errors of nbgpu's own on a rank: the message says all, and the traceback would lead through nbgpu."""
 
 

@@ -248,11 +248,7 @@ class DistributedCell:
             told = "; ".join(
                 f"rank {rank} did not come back: it {self._hangs.describe(rank)}" for rank in stuck
             )
-            ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in stuck)
-            raise ClusterError(
-                f"{told}. Code in C cannot be interrupted. Wait for it to end, or give up the rank's variables: "
-                f"{ways_out}"
-            )
+            raise ClusterError(f"{told}. {self._cluster.ranks.ways_out(stuck)}")
 
     def _close(self) -> None:
         self._output.close()

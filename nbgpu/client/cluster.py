@@ -23,7 +23,7 @@ from nbgpu.client.ladder import climb_down
 from nbgpu.client.plan import Plan, data_in_words
 from nbgpu.client.processes import Processes
 from nbgpu.client.questions import Listener, Questions
-from nbgpu.client.ranks import Ranks
+from nbgpu.client.ranks import Ranks, StandstillNotice
 from nbgpu.client.reloading import Reloading
 from nbgpu.client.replay import CellHistory
 from nbgpu.client.results import collect, sentence
@@ -113,6 +113,8 @@ class Cluster:
         """What the ranks were sent."""
         self.reloading = Reloading()
         self._left_behind: dict[int, ipp.AsyncResult] = {}
+        self._stood_still: set[int] = set()
+        """Of the ranks that were left behind, those whose processes were stopped then."""
         self._last_seen: dict[int, Sighting] = {}
         self._listens: Listener | None = None
         self.news: list[str] = []
@@ -244,13 +246,17 @@ class Cluster:
                 return
         if any(self.ranks.how_ended(rank) for rank in range(self.world_size)):
             return  # the next cell says so
+        group_is_whole = self.ranks.group_is_whole
+        if not group_is_whole:
+            # The notebook went while the group was formed: who came waits for who was not called.
+            self.ranks.sever()
         self._left_behind = self.ranks.call("nbgpu.engine.boot:last_cell_failed")
         answered_by_s = time.monotonic() + _ANSWER_PATIENCE_S
         for result in self._left_behind.values():
             result.wait(max(0.0, answered_by_s - time.monotonic()))
         if all(result.ready() for result in self._left_behind.values()):
             asked, self._left_behind = self._left_behind, {}
-            if any(collect(asked).values()):
+            if any(collect(asked).values()) or not group_is_whole:
                 self.ranks.regroup()
 
     def _take_way(self, climb: Climb) -> None:
@@ -418,21 +424,24 @@ class Cluster:
     ) -> None:
         """Waits for the ranks, frees those that wait for one which failed, and makes the group good again."""
         try:
-            while watch.pending() and not watch.stuck():
-                watch.wait(_WATCH_PERIOD_S)
-                watch.check()
-                if stop is not None and stop.is_set():
-                    self._stop(watch, results)
-                    raise RunError(f"stopped; {who_keeps_variables(watch.gone, self.world_size)}")
+            with StandstillNotice(self.ranks) as notice:
+                while watch.pending() and not watch.stuck():
+                    watch.wait(_WATCH_PERIOD_S)
+                    watch.check()
+                    notice.check(results)
+                    if stop is not None and stop.is_set():
+                        self._stop(watch, results)
+                        raise RunError(f"stopped; {who_keeps_variables(watch.gone, self.world_size)}")
         except KeyboardInterrupt:
             self._stop(watch, results)
             raise
         if stuck := watch.stuck():
             self.leave_behind(results)
-            raise ClusterError(
-                f"rank(s) {', '.join(map(str, stuck))} did not come back: they are in C code, which cannot be "
-                f"interrupted. Wait for them, or give them up: %nbgpu restart --rank {stuck[0]}"
+            standing = self.ranks.standstills(stuck)
+            told = "; ".join(
+                f"rank {rank} did not come back: {standing.get(rank, 'it is in C code')}" for rank in stuck
             )
+            raise ClusterError(f"{told}. {self.ranks.ways_out(stuck)}")
         failed, _ = watch.outcome()
         self.news += self.restore_group(watch, results, [failure.rank for failure in failed])
         if failed:
@@ -473,6 +482,9 @@ class Cluster:
             # What the ranks raised is what the person must see.
             self.leave_behind(results)
             return [f"the process group could not be formed anew, and the next cell tries again: {error}"]
+        except KeyboardInterrupt:
+            # The cell is over, and says how it ended.
+            return ["the forming of the process group was stopped, and the next cell forms it"]
         return []
 
     def pull(
@@ -528,10 +540,7 @@ class Cluster:
             RunError: another run has the ranks now.
         """
         config = settled(train_config(recipe, **settings), self.devices)
-        self.ranks.require_reachable()
-        self._refuse_during_run()
-        self._replace_ranks_that_went()
-        self._finish_regrouping()
+        self._make_ready()
         planned = self._planned if self._planned and self._planned.config == config else None
         self.run = Run.start(config, self, planned)
         self._note()
@@ -621,14 +630,21 @@ class Cluster:
         Returns:
             What happened, in words.
 
+        A rank that stands still in a training run is ended, and the run replaces it as one that has died.
+
         Raises:
-            RunError: a training run has the ranks now.
+            RunError: a training run has the ranks now, and this one does not stand still.
         """
         if rank is None:
             self.stop()
             self.start()
             return self.describe()
         (rank,) = self._chosen([rank])
+        if self.run is not None and not self.run.over and (standing := self.ranks.standstills([rank])):
+            self.ranks.end(standing, "stood still and was ended by a restart")
+            return (
+                f"rank {rank} stood still and was ended: {self.run.folder.name} goes on when it is replaced"
+            )
         self._refuse_during_run()
         self._left_behind = {r: result for r, result in self._left_behind.items() if r != rank}
         told = ["it is empty; the others kept all variables"]
@@ -646,6 +662,7 @@ class Cluster:
         """Notes ranks that did not come back from a cell; they get no other one until they do, and no answers."""
         self._stop_listening()
         self._left_behind = dict(results)
+        self._stood_still = set(self.ranks.standstills(self._busy()))
 
     def lookout(self) -> Lookout:
         """What asks the ranks where they are; to be closed."""
@@ -694,12 +711,6 @@ class Cluster:
         self._refuse_during_run()
         self._replace_ranks_that_went()
         self._take_back_ranks_left_behind()
-        self._finish_regrouping()
-
-    def _finish_regrouping(self) -> None:
-        """Forms the group where an interrupt has cut that off."""
-        if self.ranks.is_to_be_regrouped:
-            self.news += self.ranks.regroup()
 
     def _replace_ranks_that_went(self) -> None:
         """Replaces ranks that ended between two cells, and says so before the next one meets empty ranks."""
@@ -712,19 +723,35 @@ class Cluster:
             )
 
     def _take_back_ranks_left_behind(self) -> None:
-        """Forms the group anew if ranks that were given up on are back; refuses while one is not."""
-        if not self._left_behind:
+        """Forms the group anew if ranks that were given up on are back, or if that was cut short before; refuses while a
+        rank is not back."""
+        if not self._left_behind and self.ranks.group_is_whole:
             return
-        busy = [rank for rank, result in self._left_behind.items() if not result.ready()]
-        if busy:
+        if self._stood_still & set(self._busy()) and not self.ranks.standstills(self._busy()):
+            # It goes on, perhaps with a cell that was stopped before it had begun with it.
+            self.stop_cell()
+        if busy := self._busy():
             named = ", ".join(map(str, busy))
+            standing = self.ranks.standstills(busy)
+            told = f"rank(s) {named} are still in an earlier cell"
+            if standing:
+                why = "; ".join(f"rank {rank} does not answer: {why}" for rank, why in standing.items())
+                raise ClusterError(f"{told}. {why}. {self.ranks.ways_out(list(standing))}")
             raise ClusterError(
-                f"rank(s) {named} are still in an earlier cell. Wait for them, stop it with "
+                f"{told}. Wait for them, stop it with "
                 "nbgpu.current().stop_cell(), which C code may not hear, or give them up: "
                 f"{', '.join(f'%nbgpu restart --rank {rank}' for rank in busy)}"
             )
         self._left_behind = {}
-        self.ranks.regroup()
+        self._stood_still = set()
+        self.news += self.ranks.regroup()
+        if self.run is not None:
+            # A run that was stopped while they did not hear it has not been ended there, and its model takes memory.
+            self.ranks.call("nbgpu.engine.train:let_go", str(self.run.folder))
+
+    def _busy(self) -> list[int]:
+        """The ranks that were left behind and are not back."""
+        return [rank for rank, result in self._left_behind.items() if not result.ready()]
 
     def _refuse_during_run(self) -> None:
         if self.run is not None and not self.run.over:

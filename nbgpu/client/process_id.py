@@ -20,6 +20,8 @@ _STAT_BYTES = 4096
 """More than the line in /proc/PID/stat can have."""
 _ENDED = "ZX"
 """States of a process of which only its number and how it ended are left."""
+_STOPPED, _TRACED, _UNINTERRUPTIBLE = "T", "t", "D"
+_CGROUPS = "/sys/fs/cgroup"
 _EXITING, _SIGNALED = 0x4, 0x400
 """PF_EXITING and PF_SIGNALED of the kernel's include/linux/sched.h."""
 _NUM_FIELDS_TO_FLAGS = 7
@@ -114,6 +116,54 @@ def _pread(file: int) -> bytes:
 
 def _says_ending(fields: list[str]) -> bool:
     return fields[0] in _ENDED or bool(int(fields[_NUM_FIELDS_TO_FLAGS - 1]) & (_EXITING | _SIGNALED))
+
+
+def standstill(pid: int) -> str:
+    """Why a process that lives does nothing at all, and how it goes on, in words; empty where nothing holds it."""
+    try:
+        state = _stat(pid)[0]
+    except ProcessLookupError:
+        return ""
+    if state == _STOPPED:
+        return f"its process is stopped (SIGSTOP; a debugger?). kill -CONT {pid} lets it go on"
+    if state == _TRACED:
+        return f"its process is held by {_tracer(pid)}. It goes on when that lets it"
+    if group := _frozen_group(pid):
+        return f"its process is frozen with its control group {group}. It goes on when that is thawed"
+    return ""
+
+
+def waits_in_the_system(pid: int) -> bool:
+    """Whether the main thread of a process waits in the operating system and hears no signal, as it does for a disk."""
+    try:
+        return _stat(pid)[0] == _UNINTERRUPTIBLE
+    except ProcessLookupError:
+        return False
+
+
+def _tracer(pid: int) -> str:
+    """The process that traces another one, in words."""
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        tracer = status.partition("TracerPid:")[2].split()[0]
+        name = Path(f"/proc/{tracer}/comm").read_text().strip()
+        return f"a debugger ({name}, process {tracer})"
+    return "a debugger"
+
+
+def _frozen_group(pid: int) -> str:
+    """The control group of a process, if it is frozen (cgroups(7)); else empty."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            with suppress(OSError):  # it is not to be seen from in here
+                if not controllers and "frozen 1" in Path(f"{_CGROUPS}{path}/cgroup.events").read_text():
+                    return path
+                if controllers == "freezer":
+                    state = Path(f"{_CGROUPS}/freezer{path}/freezer.state").read_text()
+                    if not state.startswith("THAWED"):
+                        return path
+    return ""
 
 
 def wait_status(pid: int) -> int | None:

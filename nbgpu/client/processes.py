@@ -10,7 +10,6 @@ import secrets
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -25,6 +24,7 @@ from ipyparallel.cluster.launcher import LocalControllerLauncher, LocalEngineLau
 from ipyparallel.serialize.canning import can, uncan
 from traitlets.log import get_logger
 
+from nbgpu import interpreter
 from nbgpu.client import process_id
 from nbgpu.client.arrivals import Client
 from nbgpu.client.process_id import ProcessId
@@ -37,7 +37,7 @@ _log.addHandler(logging.NullHandler())
 
 _HEARTBEAT_PERIOD_MS = 100
 """ipyparallel counts an engine as there after its first heartbeat; its default of 3 s is felt at every start."""
-_HEARTBEATS_MISSED = 30
+_NO_LIMIT_S = 3600
 _OBITUARY_PATIENCE_S = 0.2
 _EXIT_CODE_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.05
@@ -50,7 +50,8 @@ _serializers_tables = threading.Lock()
 
 
 class _NotesTheEnd:
-    """How a process ended can be asked once only. A thread of ipyparallel's launcher does, and keeps it from us."""
+    """How a process ended can be asked once only. A thread of ipyparallel's launcher does, and keeps it from us. It also
+    removes the process's log, which has the process's last words."""
 
     exit_code: int | None = None
 
@@ -65,12 +66,17 @@ class _NotesTheEnd:
         self.process.wait = wait_and_note
         super()._start_waiting()  # type: ignore[misc]
 
+    def get_output(self, remove: bool = False) -> str:
+        """What the process has written. The log stays in the cluster's folder until that is removed."""
+        output: str = super().get_output()  # type: ignore[misc]
+        return output
+
 
 class _NurseryLauncher(_NotesTheEnd, LocalEngineLauncher):  # type: ignore[misc]
     """Starts all engines through one process that imports torch once and forks them (engine/nursery.py)."""
 
     def find_args(self) -> list[str]:
-        return [sys.executable, "-m", "nbgpu.engine.nursery", str(self.n)]
+        return interpreter.command("nbgpu.engine.nursery", str(self.n))
 
     def start(self, n: int) -> Any:
         self.n = n
@@ -85,7 +91,7 @@ class _ControllerLauncher(_NotesTheEnd, LocalControllerLauncher):  # type: ignor
         # ipyparallel asks again when all have ended, to say what it had started.
         nursery = [str(engines.pid) for engines in self.parent.engines.values()]
         watched = [str(folder), str(os.getpid()), *nursery]
-        own = [sys.executable, "-m", "nbgpu.client.controller", *watched]
+        own = interpreter.command("nbgpu.client.controller", *watched)
         return own + list(self.cluster_args) + list(self.controller_args)
 
 
@@ -127,12 +133,13 @@ class Processes:
             controller_ip="127.0.0.1",
             controller_args=[
                 f"--HeartMonitor.period={_HEARTBEAT_PERIOD_MS}",
-                f"--HeartMonitor.max_heartmonitor_misses={_HEARTBEATS_MISSED}",
                 "--IPController.enable_curve=True",
                 # One process with threads in place of six: they start in a third of the time.
                 "--IPController.use_threads=True",
                 "--IPController.broadcast_scheduler_depth=0",
                 "--IPController.db_class=NoDB",
+                # An engine that stands still before its first heartbeat is waited for as long as its process lives.
+                f"--IPController.registration_timeout={_NO_LIMIT_S}",
             ],
             profile_dir=str(profile),
             cluster_id=_CLUSTER_ID,

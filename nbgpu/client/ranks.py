@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import ipyparallel as ipp
 
@@ -21,12 +23,13 @@ from nbgpu import devices
 from nbgpu.backends import SINGLE, Rung
 from nbgpu.client import process_id
 from nbgpu.client.arrivals import Answer, Arrivals, Client
+from nbgpu.client.notice import Notice
 from nbgpu.client.processes import Processes
 from nbgpu.client.results import collect, failures
 from nbgpu.client.seating import Seating
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, RankError
-from nbgpu.records import CellOptions, Device
+from nbgpu.records import CellOptions, Device, GivenUp
 from nbgpu.signals import uninterrupted
 
 _log = logging.getLogger("nbgpu.cluster")
@@ -37,6 +40,7 @@ _ENGINE_PATIENCE_S = 60.0
 _DEATH_PATIENCE_S = 10.0
 _ECHO_PATIENCE_S = 0.1
 _POLL_PERIOD_S = 0.01
+_STANDSTILL_WORTH_SAYING_S = 1.0
 
 
 class Ranks:
@@ -72,9 +76,9 @@ class Ranks:
         """By engine: to make one takes longer than to send a cell."""
         self._glances: dict[int, process_id.Glance] = {}
         """By process."""
-        self._ended: set[int] = set()
-        """Processes that were ended here."""
-        self._distrusted: set[int] | None = None
+        self._why_ended: dict[int, str] = {}
+        """By process: of those that were ended from here."""
+        self._distrusted: set[int] = set()
         """While the group is not whole: ranks whose state is not to be trusted where the ranks differ."""
         self._seats = self._seats_for(rung)
 
@@ -117,8 +121,8 @@ class Ranks:
         engine = self.seating.engines[rank]
         if engine not in self._client.ids:
             raise ClusterError(
-                f"rank {rank} is not reachable: it was silent for so long that the controller gave it up, or it has "
-                f"ended. %nbgpu restart --rank {rank} puts a new process in its place"
+                f"rank {rank} is not reachable: its process has ended, or has not come back from a start. "
+                f"%nbgpu restart --rank {rank} puts a new one in its place"
             )
         return engine
 
@@ -147,7 +151,7 @@ class Ranks:
             self.seating.generation += 1
             self._give_places({rank: self._new_spare() for rank in range(len(self))})
             for gone in [rank for rank in self.seating.engines if rank >= len(self)]:
-                for by_rank in (self.seating.engines, self.seating.pids, self.seating.num_severed):
+                for by_rank in (self.seating.engines, self.seating.pids):
                     del by_rank[gone]
 
     def join(self, timeout_s: float) -> list[str]:
@@ -188,13 +192,18 @@ class Ranks:
     def sever(self) -> None:
         """Frees all ranks from whatever collective they wait in; after it the group must be formed anew.
 
-        Ranks that wait in none are severed too: gloo may not notice a connection that was cut at one end only.
+        Ranks that wait in none are severed too: gloo may not notice a connection that was cut at one end only. Said again
+        of the same group, it does nothing more.
         """
-        for rank, pid in self.seating.pids.items():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR1)
-                self.seating.num_severed[rank] += 1
-        self._note()
+        _give_up(self.seating.generation, self.seating.pids.values(), self._processes.folder)
+        if self.seating.is_whole:
+            self.seating.is_whole = False
+            self._note()
+
+    @property
+    def group_is_whole(self) -> bool:
+        """Whether the group may be used: all ranks came to it, and it was not given up since."""
+        return self.seating.is_whole
 
     def require_reachable(self) -> None:
         """ClusterError where the controller, or the engines' parent, is gone: nothing sent would arrive."""
@@ -206,15 +215,39 @@ class Ranks:
 
     def how_ended(self, rank: int) -> str | None:
         """How the process of a rank ended, in words; None while it lives."""
-        pid = self.seating.pids[rank]
-        ended = self._processes.how_ended(pid, self._config.debug)
-        if ended is not None and pid in self._ended:
-            ended = "was ended, to be replaced"
-        return None if ended is None else f"rank {rank} {ended}"
+        ended = self._processes.how_ended(self.seating.pids[rank], self._config.debug)
+        return None if ended is None else f"rank {rank} {self._why_ended.get(self.seating.pids[rank], ended)}"
 
     def is_ending(self, rank: int) -> bool:
         """Whether the process of a rank is on its way out."""
         return process_id.is_ending(self.seating.pids[rank])
+
+    def standstills(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
+        """The ranks, of those that are named, whose processes live and are kept from going on: why, and the way out."""
+        chosen = self.seating.pids if ranks is None else ranks
+        return {rank: why for rank in chosen if (why := process_id.standstill(self.seating.pids[rank]))}
+
+    def ways_out(self, stuck: Collection[int]) -> str:
+        """What a person can do about ranks that did not come back when they were interrupted, in sentences."""
+        restarts = ", ".join(f"%nbgpu restart --rank {rank}" for rank in stuck)
+        if len(self.standstills(stuck)) == len(stuck):
+            return f"To give up the rank's variables instead: {restarts}"
+        return f"Code in C cannot be interrupted. Wait for it to end, or give up the rank's variables: {restarts}"
+
+    def wait_for(self, results: Mapping[int, ipp.AsyncResult]) -> dict[int, Any]:
+        """As `collect`, as long as the ranks can be reached; a notice says so where one stands still meanwhile.
+
+        Raises:
+            ClusterError: no rank can be reached any more.
+            RankError: it raised on one rank or more.
+        """
+        with StandstillNotice(self) as notice:
+
+            def check() -> None:
+                self.require_reachable()
+                notice.check(results)
+
+            return collect(results, check=check)
 
     def core_use(self, rank: int) -> process_id.CoreUse | None:
         """What a rank's process has had of the cores so far; None where it is gone."""
@@ -252,48 +285,35 @@ class Ranks:
             ClusterError: a rank's process ended meanwhile, or a rank did not come.
             RankError: a rank failed in it again and again.
         """
-        distrusted = self._distrust(failed)
+        self._distrusted.update(failed)
         for _ in range(_MAX_REGROUP_ATTEMPTS - 1):
             try:
-                return self._form_again(distrusted)
+                return self._form_again()
             except RankError as error:
                 # The next generation has nothing of this one.
                 _log.warning("the process group is formed once more: %s", error)
-        return self._form_again(distrusted)
+        return self._form_again()
 
-    def _distrust(self, failed: Collection[int]) -> set[int]:
-        """Notes that the group is not whole until `regroup` has come to its end."""
-        self._distrusted = {*(self._distrusted or ()), *failed}
-        return self._distrusted
-
-    @property
-    def is_to_be_regrouped(self) -> bool:
-        """Whether `regroup`, or a `replace`, was cut off: nothing may be sent before the group is formed."""
-        return self._distrusted is not None
-
-    def _form_again(self, failed: Collection[int]) -> list[str]:
-        healthy = [rank for rank in range(len(self)) if rank not in failed] or list(range(len(self)))
-        joining: dict[int, ipp.AsyncResult] = {}
+    def _form_again(self) -> list[str]:
+        everybody = range(len(self))
+        healthy = [rank for rank in everybody if rank not in self._distrusted] or list(everybody)
         try:
             with uninterrupted():
                 self.seating.generation += 1
+                self.seating.is_whole = False
                 self._note()
-                for rank in range(len(self)):
-                    joining |= self.call(
-                        "nbgpu.engine.boot:join_again",
-                        self.seating.generation,
-                        self.seating.num_severed[rank],
-                        healthy,
-                        ranks=[rank],
-                        seated=True,
-                    )
+                joining = self.call(
+                    "nbgpu.engine.boot:join_again", self.seating.generation, healthy, seated=True
+                )
             lost = self._meet(joining, _REGROUP_PATIENCE_S)
-        except KeyboardInterrupt:
-            # They would wait for one another, and what is sent to them next would wait for that.
+        except BaseException:
+            # Also where the person stopped it: those that came would wait for one that was not even called.
             with uninterrupted():
                 self.sever()
             raise
-        self._distrusted = None
+        self.seating.is_whole = True
+        self._distrusted.clear()
+        self._note()
         # In their order, in which they are to be made again.
         return list(dict.fromkeys(line for lines in lost.values() for line in lines))
 
@@ -314,8 +334,10 @@ class Ranks:
                 severed = True
             if gone:
                 raise ClusterError(f"while the group was formed, {'; '.join(gone.values())}")
-        if late := [str(rank) for rank, result in results.items() if not result.ready()]:
-            raise ClusterError(f"rank {', '.join(late)} did not answer within {timeout_s:g} s")
+        if late := [rank for rank, result in results.items() if not result.ready()]:
+            told = [f"rank {rank}: {why}" for rank, why in self.standstills(late).items()]
+            named = ", ".join(map(str, late))
+            raise ClusterError("; ".join([f"rank {named} did not answer within {timeout_s:g} s", *told]))
         return collect(results, _POLL_PERIOD_S)
 
     def replace(self, ranks: Collection[int], rehearse: Callable[[int], None] | None = None) -> list[str]:
@@ -328,7 +350,8 @@ class Ranks:
         Returns:
             As `regroup`.
         """
-        self._distrust(ranks)
+        self._distrusted.update(ranks)
+        self.seating.is_whole = False
         self.end(ranks)
         self._give_places(dict(zip(ranks, self._take_spares(len(ranks)), strict=True)))
         for rank in ranks:
@@ -356,7 +379,6 @@ class Ranks:
         with uninterrupted():
             for rank, (pid, engine) in arrived.items():
                 self.seating.engines[rank] = engine
-                self.seating.num_severed[rank] = 0
                 self.seating.pids[rank] = pid
                 self.seating.spares.pop(pid)
 
@@ -398,12 +420,16 @@ class Ranks:
             os.kill(pid, signal.SIGKILL)
         self.seating.spares.pop(pid, None)
 
-    def end(self, ranks: Iterable[int]) -> None:
-        """Ends the processes of ranks; ClusterError where one does not go."""
+    def end(self, ranks: Iterable[int], why: str = "") -> None:
+        """Ends the processes of ranks; ClusterError where one does not go.
+
+        Args:
+            why: what is to be said later of how they ended, behind their names.
+        """
         for rank in ranks:
             pid = self.seating.pids[rank]
             if not self.is_ending(rank):
-                self._ended.add(pid)
+                self._why_ended[pid] = why or "was ended, to be replaced"
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             give_up_s = time.monotonic() + _DEATH_PATIENCE_S
@@ -433,6 +459,47 @@ class Ranks:
                     f"a new engine did not come within {_ENGINE_PATIENCE_S:g} s. {self._processes.log_tail()}"
                 )
             time.sleep(_POLL_PERIOD_S)
+
+
+def _give_up(generation: int, pids: Iterable[int], folder: Path) -> None:
+    """Tells engines that a generation of the group is given up; returns at once."""
+    with suppress(FileNotFoundError):  # the folder goes when the engines end
+        # Through the descriptor, because the path of a socket may have no more than 107 characters.
+        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.setblocking(False)
+                for pid in pids:
+                    # Gone; or stopped, and with so much to read that it reads this, too, only when it goes on.
+                    with suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+                        path = f"/proc/self/fd/{directory}/{GivenUp.socket_name(pid)}"
+                        sender.sendto(str(generation).encode(), path)
+        finally:
+            os.close(directory)
+
+
+class StandstillNotice:
+    """A notice under the cell, while ranks are waited for, of those that stand still; a context manager that takes it away."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._notice = Notice()
+        self._due_mono_s = time.monotonic() + _STANDSTILL_WORTH_SAYING_S
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._notice.show("")
+
+    def check(self, results: Mapping[int, ipp.AsyncResult]) -> None:
+        """Look at the ranks that have not answered; costs nothing where that was just done."""
+        now_s = time.monotonic()
+        if now_s < self._due_mono_s:
+            return
+        self._due_mono_s = now_s + _STANDSTILL_WORTH_SAYING_S
+        standing = self._ranks.standstills(rank for rank, result in results.items() if not result.ready())
+        self._notice.show("; ".join(f"rank {rank} does not answer: {why}" for rank, why in standing.items()))
 
 
 def reference(function: str) -> ipp.Reference:

@@ -16,7 +16,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -30,9 +29,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from nbgpu.engine.datasets import Volumes
 from nbgpu.engine.decoding import opened
 from nbgpu.engine.draws import Draw, Sample
+from nbgpu.engine.frames import error_as_text
 from nbgpu.errors import DataError, RunError
 
 _PR_SET_PDEATHSIG = 1
+
+
+class DataWorkerError(RuntimeError):
+    """What a worker process has raised; the message has its traceback."""
 
 
 class Visit(NamedTuple):
@@ -55,7 +59,7 @@ class Failed:
         """A DataError as it is. Others lose their chain when they are sent, and become text."""
         if isinstance(error, DataError):
             return cls(error)
-        return cls(RuntimeError("".join(traceback.format_exception(error))))
+        return cls(DataWorkerError(f"in a worker process that reads data:\n{error_as_text(error).rstrip()}"))
 
 
 class Visits(Dataset[list[Sample]]):

@@ -9,6 +9,7 @@ Class attributes with a type are settings: flags, fields of the controls and of 
 from __future__ import annotations
 
 import importlib.util
+import linecache
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
+from nbgpu import interpreter
 from nbgpu.config import OwnConfig
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes import CPU, Batch, Loaders
@@ -94,12 +96,13 @@ class Own:
         original = Path(config.recipe)
         _sources[config.recipe] = source = source or _sources.get(config.recipe, original)
         self._own: OwnRecipe = _load(original, source, config.CLASS_NAME)(config)
+        self._code = _Code(original, source)
         self._sets: tuple[Dataset[Any], Dataset[Any] | None] | None = None
         self._shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] | None = None
 
     def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
         train, val = self._split()
-        reader = Reader(train, self.config, rank, world_size, device)
+        reader = Reader(train, self.config, rank, world_size, device, self._code)
         held_out = HeldOut(val, self.config, rank, world_size) if val is not None else ()
         return Loaders(
             train=reader,
@@ -168,8 +171,28 @@ class Own:
         return self._sets
 
 
+class _Code:
+    """A recipe's file, on its way to a worker process: it is run there as the rank has run it.
+
+    A worker would else import the copy in the run's folder, and name that in tracebacks.
+    """
+
+    def __init__(self, original: Path, source: Path) -> None:
+        self._original = original
+        self._source = source
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (self._original, self._source)
+
+
+def _arrived(original: Path, source: Path) -> _Code:
+    if original.stem not in sys.modules:
+        _run(original.stem, original, source)
+    return _Code(original, source)
+
+
 def _load(original: Path, source: Path, class_name: str) -> type[OwnRecipe]:
-    """Runs a recipe's file and gives its class. Worker processes find it by the name of the file."""
+    """Runs a recipe's file and gives its class."""
     name = original.stem
     there = sys.modules.get(name)
     if there is not None and Path(getattr(there, "__file__", None) or "").name != original.name:
@@ -180,9 +203,9 @@ def _load(original: Path, source: Path, class_name: str) -> type[OwnRecipe]:
     for imported in _imported:
         sys.modules.pop(imported, None)
     _search_path[:] = dict.fromkeys([str(source.parent), str(original.parent)])
-    sys.path[:0] = _search_path
+    interpreter.look_in(_search_path)
     before = set(sys.modules)
-    module = _run(name, source)
+    module = _run(name, original, source)
     _imported[:] = [new for new in set(sys.modules) - before if _stands_in(original.parent, sys.modules[new])]
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, OwnRecipe)):
@@ -198,14 +221,20 @@ def _stands_in(folder: Path, module: ModuleType) -> bool:
     )
 
 
-def _run(name: str, source: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, source)
+def _run(name: str, original: Path, source: Path) -> ModuleType:
+    """Runs the text of `source` as if it stood in the person's own file: tracebacks, the debugger and `__file__` name
+    that one, and show the lines that were run, also where the file was edited since."""
+    shown_as = str(original.absolute())
+    text = source.read_bytes()
+    lines = importlib.util.decode_source(text).splitlines(keepends=True)
+    # With no time of change, the entry is never compared with the file.
+    linecache.cache[shown_as] = (len(text), None, lines, shown_as)
+    spec = importlib.util.spec_from_file_location(name, shown_as)
     assert spec is not None, "the name ends with .py"
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        exec(compile(text, shown_as, "exec", dont_inherit=True), module.__dict__)
     except BaseException:
         del sys.modules[name]
         raise

@@ -65,10 +65,17 @@ class Reader:
         config: `batch_size`, `accumulate`, `shards`, `seed`, `num_workers` and how workers are kept.
         rank, world_size: which share.
         device: the rank's; batches stay on the CPU, in pinned memory where it is a GPU.
+        code: brings the dataset's classes to a worker process when it is unpickled there.
     """
 
     def __init__(
-        self, dataset: Dataset[Any], config: TrainConfig, rank: int, world_size: int, device: torch.device
+        self,
+        dataset: Dataset[Any],
+        config: TrainConfig,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        code: object = None,
     ) -> None:
         self._config = config
         self._rank = rank
@@ -79,7 +86,7 @@ class Reader:
         self.told = (*words, workers.workers_for_own(config).in_words())
         self._epoch = 0
         self._num_batches_to_skip = 0
-        self._samples = _Samples(dataset, config.seed)
+        self._samples = _Samples(dataset, config.seed, code)
         self._pool: WorkerProcesses | None = None
         self._pinned = device.type == "cuda" and config.pin_memory != "off"
 
@@ -150,7 +157,8 @@ class _Samples(Dataset[list[Sample]]):
     The generators are the process's own. In a rank that is of no harm: the Trainer sets them anew for each step.
     """
 
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+    def __init__(self, dataset: Dataset[Any], seed: int, code: object = None) -> None:
+        self._code = code  # before the dataset: pickle keeps the order
         self._dataset = dataset
         self._seed = seed
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from nbgpu import recipe_files
 from nbgpu.config import OwnConfig, train_config
 from nbgpu.recipes.own import Own
 from nbgpu.recipes.trained import load_trained
+from nbgpu.telemetry import Reader
 
 COUNTING = '''
 import random
@@ -181,3 +185,154 @@ def test_what_fails_in_the_recipe_is_told_with_its_line_and_the_ranks_live_on(
     Path(counting).write_text(COUNTING)
     run = cluster2.train(counting, **{**settings, "val_every": 15, "val_fraction": 0.3}).wait(120)
     assert set(run.metrics().columns) >= {"loss", "seen", "val_loss", "val_odd"}
+
+
+WRONG_SHAPE = COUNTING.replace("nn.Linear(3, 1)", "helper.network()")
+HELPER = """
+import torch
+from torch import nn
+
+BAD = -1
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)  # samples have 3 numbers
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def network():
+    return Network()
+"""
+
+
+@pytest.fixture
+def wrong_shape(counting: str) -> Path:
+    """A recipe whose network, in a file beside it, takes other shapes than its samples have."""
+    folder = Path(counting).parent
+    (folder / "helper.py").write_text(HELPER)
+    (folder / "wrong_shape.py").write_text(WRONG_SHAPE)
+    return folder / "wrong_shape.py"
+
+
+def shown(error: nbgpu.RankError) -> str:
+    """What a notebook shows of it, without colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error._render_traceback_()))
+
+
+def test_torchs_own_errors_are_shown_with_the_persons_lines(
+    cluster2: nbgpu.Cluster, wrong_shape: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(nbgpu.RankError) as caught:
+        cluster2.train(str(wrong_shape), steps=5, val_every=0, runs_dir=str(tmp_path / "runs")).wait(120)
+    told = shown(caught.value)
+    line = next(n for n, text in enumerate(WRONG_SHAPE.splitlines(), start=1) if "self.scale" in text)
+    # The person's files, and not the copy in the run's folder.
+    assert f"File {wrong_shape}:{line}, in Counting.loss" in told
+    assert re.search(rf"-+> {line} +return .*self.scale \* model", told)
+    assert f"File {wrong_shape.parent / 'helper.py'}:14, in Network.forward" in told
+    assert re.search(r"-+> 14 +return self.layer\(x\)", told)
+    assert told.count("File ") == 2
+    assert "nbgpu_runs" not in told
+    assert re.search(r"\(\d+ frames of libraries left out\)\n\nRuntimeError: mat1 and mat2", told)
+    # Attached to, or read from its folder, the run says the same.
+    (run_folder,) = (tmp_path / "runs").iterdir()
+    left = json.loads((run_folder / "rank0.outcome.json").read_text())["failure"]["traceback"]
+    assert f'File "{wrong_shape}", line {line}, in loss' in left
+    assert left.count("File ") == 2
+    events = Reader(run_folder, 2, live=False).events()
+    assert {event.text.partition(":")[0] for event in events if event.kind == "failure"} == {"RuntimeError"}
+
+
+def test_a_rank_that_was_cut_off_is_no_failure_beside_the_cause(
+    cluster2: nbgpu.Cluster, counting: str, tmp_path: Path
+) -> None:
+    failing = 'if torch.distributed.get_rank() == 1:\n            raise OSError("no more tape")\n        return {"loss"'
+    Path(counting).write_text(COUNTING.replace('return {"loss"', failing))
+    run = cluster2.train(counting, steps=5, val_every=0, runs_dir=str(tmp_path / "runs"))
+    with pytest.raises(nbgpu.RankError, match="rank 1: OSError: no more tape"):
+        run.wait(120)
+    told = [(event.rank, event.text) for event in run.reader.events() if event.kind == "failure"]
+    assert told == [(1, "OSError: no more tape")]
+    assert {status.state for status in run.statuses()} == {"failed"}
+
+
+def test_the_line_that_was_run_is_shown_also_where_the_file_was_edited_since(
+    cluster2: nbgpu.Cluster, counting: str, tmp_path: Path
+) -> None:
+    late = 'if batch["x"].sum() < 1e9 and self.config.steps == 4 and _edited():\n            raise OSError("late")\n        return {"loss"'
+    edits = 'def _edited():\n    from pathlib import Path\n    Path(__file__).write_text("# edited")\n    return True\n\n\nclass Counting'
+    text = COUNTING.replace('return {"loss"', late).replace("class Counting", edits)
+    Path(counting).write_text(text)
+    with pytest.raises(nbgpu.RankError) as caught:
+        cluster2.train(counting, steps=4, val_every=0, runs_dir=str(tmp_path / "runs")).wait(120)
+    assert Path(counting).read_text() == "# edited"
+    assert re.search(r'-+> \d+ +raise OSError\("late"\)', shown(caught.value))
+
+
+def test_a_worker_process_names_the_persons_line_too(
+    cluster2: nbgpu.Cluster, counting: str, tmp_path: Path
+) -> None:
+    (Path(counting).parent / "helper.py").write_text("BAD = 7\n")
+    with pytest.raises(nbgpu.RankError) as caught:
+        cluster2.train(counting, steps=30, val_every=0, num_workers=1, runs_dir=str(tmp_path / "runs")).wait(
+            240
+        )
+    told = shown(caught.value)
+    assert f'File "{counting}", line 19, in __getitem__\n    raise ValueError("cannot be read")' in told
+    assert "ValueError: cannot be read\nin sample 7 of the dataset" in told
+    assert told.count("File ") == 1
+
+
+def test_the_command_line_shows_the_persons_lines(wrong_shape: Path, tmp_path: Path) -> None:
+    wrong_import = tmp_path / "wrong_import.py"
+    wrong_import.write_text(f"import torch_vision\n{COUNTING}")
+    flags = ["--gpus", "none", "--ranks", "2", "--steps", "5", "--val-every", "0", "--threads", "1"]
+    done = {
+        recipe: subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "nbgpu.cli",
+                "train",
+                str(recipe),
+                *flags,
+                "--runs-dir",
+                str(tmp_path / "runs"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        for recipe in (wrong_shape, wrong_import)
+    }
+    assert {one.returncode for one in done.values()} == {1}
+    assert f"File {wrong_import}:1\n----> 1 import torch_vision\n" in done[wrong_import].stderr
+    told = done[wrong_shape]
+    assert "self.scale * model" in told.stderr
+    assert f"File {wrong_shape.parent / 'helper.py'}:14, in Network.forward" in told.stderr
+    assert "\x1b" not in told.stderr
+    happened = [line for line in told.stdout.splitlines() if line.startswith("step 0: ")]
+    assert happened[0].startswith("step 0: failure: RuntimeError: mat1 and mat2")
+    assert "cut off" not in told.stdout + told.stderr
+
+
+def test_under_torchrun_too(wrong_shape: Path, tmp_path: Path) -> None:
+    settings = (
+        f'[train]\nrecipe = "{wrong_shape}"\nsteps = 2\nval_every = 0\nruns_dir = "{tmp_path / "runs"}"\n'
+    )
+    (tmp_path / "run.toml").write_text(f'{settings}\n[cluster]\ngpus = "none"\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "nbgpu.engine.train", str(tmp_path / "run.toml")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert f'File "{wrong_shape}", line ' in done.stderr
+    assert "self.scale * model" in done.stderr
+    assert "RuntimeError: mat1 and mat2" in done.stderr.splitlines()[-1]
