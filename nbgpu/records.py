@@ -23,6 +23,9 @@ Command = Literal["pause", "resume", "stop"]
 CONTROLLER_PID = "controller.pid"
 """File in the cluster's folder: the controller's process, which the engines cannot be reached without."""
 
+TAKEN = b"taken"
+"""What the client answers the engines' parent when it has taken note of a new engine."""
+
 KEPT = "kept"
 """File in the cluster's folder: it has started, and goes on when its notebook's kernel ends."""
 

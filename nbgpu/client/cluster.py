@@ -33,7 +33,15 @@ from nbgpu.client.seating import Seating
 from nbgpu.client.watch import RankWatch
 from nbgpu.client.whereabouts import Lookout, Sighting
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, train_config
-from nbgpu.errors import ClusterError, ConfigError, NbgpuError, NoClusterError, RankError, RunError
+from nbgpu.errors import (
+    ClusterError,
+    ConfigError,
+    NbgpuError,
+    NoClusterError,
+    RankError,
+    RunError,
+    who_keeps_variables,
+)
 from nbgpu.records import CellOptions, Device
 from nbgpu.signals import uninterrupted
 from nbgpu.suitability import settled
@@ -182,22 +190,25 @@ class Cluster:
                 come; the message ends with what the engines said.
         """
         require_none()
-        self.start_beside()
-        self._become_current()
-        return self
+        return self._start(self._become_current)
 
     def start_beside(self) -> Self:
         """As `start`, for one of several clusters that a process has: none of them is `current()`, and whoever started
         them stops them."""
+        return self._start(lambda: None)
+
+    def _start(self, at_the_end: Callable[[], None]) -> Self:
         self.devices, self.climb = self._wanted, Climb(self._rungs[0])
         self._processes = processes = Processes.prepare()
         try:
-            entry = registry.new_entry(self.config, self.devices, self.climb, processes.folder)
-            registry.claim(entry)
-            self._entry = entry
             num_engines = self.world_size + self.config.spare
-            processes.start(num_engines, environment.of_engines(self.config, self.devices))
-            self._note()
+            # What `stop` does not know of it cannot take back.
+            with uninterrupted():
+                entry = registry.new_entry(self.config, self.devices, self.climb, processes.folder)
+                registry.claim(entry)
+                self._entry = entry
+                processes.start(num_engines, environment.of_engines(self.config, self.devices))
+                self._note()
             self._client = processes.connect(num_engines, self.config.start_timeout_s)
             seating = Seating.at_start(
                 self._client, self.world_size, self.config.start_timeout_s, processes.require_reachable
@@ -208,6 +219,7 @@ class Cluster:
                 self._ranks.prepare_to_train(TRAIN_CONFIGS)
             if self.config.keep:
                 processes.keep()
+            at_the_end()
         except BaseException:
             self.stop()
             raise
@@ -291,7 +303,14 @@ class Cluster:
             atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Ends every engine and the controller, and removes what they left on disk. Harmless when repeated."""
+        """Ends every engine and the controller, and removes what they left on disk. Harmless when repeated.
+
+        An interrupt is raised when all that is done.
+        """
+        with uninterrupted():
+            self._stop_all()
+
+    def _stop_all(self) -> None:
         global _current
         if _current is self:
             _current = None
@@ -415,7 +434,7 @@ class Cluster:
                     notice.check(results)
                     if stop is not None and stop.is_set():
                         self._stop(watch, results)
-                        raise RunError("stopped; the ranks keep their variables")
+                        raise RunError(f"stopped; {who_keeps_variables(watch.gone, self.world_size)}")
         except KeyboardInterrupt:
             self._stop(watch, results)
             raise
@@ -432,7 +451,11 @@ class Cluster:
             raise RankError(failed, self.world_size)
 
     def _stop(self, watch: RankWatch, results: Mapping[int, ipp.AsyncResult]) -> None:
-        watch.stop()
+        try:
+            watch.stop()
+        except KeyboardInterrupt:
+            self.leave_behind(results)
+            raise
         if watch.stuck():
             self.leave_behind(results)
         else:
@@ -581,16 +604,22 @@ class Cluster:
     def replace_gone(self) -> str:
         """Gives ranks whose processes have ended new engines; says what happened."""
         gone = self.ranks.gone()
-        lost = self.ranks.replace(list(gone))
-        named = ", ".join(map(str, gone))
-        kept = ", ".join(str(rank) for rank in range(self.world_size) if rank not in gone)
-        return "\n".join(
-            [
-                f"rank {named} was replaced and is empty; "
-                + (f"rank {kept} kept all variables. " if kept else "no rank kept its variables. ")
-                + " ".join(f"%nbgpu restart --rank {rank} --replay runs its cells again." for rank in gone),
-                *lost,
-            ]
+        try:
+            lost = self.ranks.replace(list(gone))
+        except KeyboardInterrupt:
+            # Ranks that have not got their new engine are still gone, and the next cell says so.
+            if replaced := sorted(set(gone) - set(self.ranks.gone())):
+                self.news.append(self._told_as_replaced(replaced))
+            raise
+        return "\n".join([self._told_as_replaced(list(gone)), *lost])
+
+    def _told_as_replaced(self, ranks: Sequence[int]) -> str:
+        named = ", ".join(map(str, ranks))
+        kept = ", ".join(str(rank) for rank in range(self.world_size) if rank not in ranks)
+        return (
+            f"rank {named} was replaced and is empty; "
+            + (f"rank {kept} kept all variables. " if kept else "no rank kept its variables. ")
+            + " ".join(f"%nbgpu restart --rank {rank} --replay runs its cells again." for rank in ranks)
         )
 
     def restart(self, rank: int | None = None, replay: bool = False) -> str:

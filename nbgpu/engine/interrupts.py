@@ -10,6 +10,7 @@ What a cell does with the handlers of signals lasts as long as the cell: the nex
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from importlib import import_module
@@ -40,6 +41,7 @@ def reach_only_the_persons_code(kernel: Any) -> None:
     kernel.pre_handler_hook = _take_signals_back
     kernel.post_handler_hook = _tidy_up
     _take_signals_back()
+    os.register_at_fork(after_in_child=_leave)
 
 
 def _take_signals_back() -> None:
@@ -57,6 +59,12 @@ def taken_signals() -> tuple[str, ...]:
         whereabouts.STACK_SIGNAL: whereabouts.signal_is_taken(),
     }
     return tuple(number.name for number, taken in is_taken.items() if taken or number in blocked)
+
+
+def _leave() -> None:
+    """In a child that code on the rank has forked, an interrupt raises wherever it is, as in any process."""
+    if signal.getsignal(signal.SIGINT) is _interrupt:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 _interrupted = False

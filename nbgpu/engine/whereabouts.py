@@ -60,6 +60,7 @@ def answer_from(folder: Path) -> None:
     listener.bind(f"/proc/self/fd/{directory}/{Whereabouts.socket_name(os.getpid())}")
     os.close(directory)
     listener.listen()
+    os.register_at_fork(after_in_child=lambda: _leave(listener))
     threading.Thread(target=_answer, args=(listener,), name="nbgpu-whereabouts", daemon=True).start()
 
 
@@ -81,6 +82,14 @@ def take_signal_back() -> None:
 
 def _ignore(*_: Any) -> None:
     pass
+
+
+def _leave(listener: socket.socket) -> None:
+    """Give the socket and the signal back in a child that code on the rank has forked: no thread answers there."""
+    listener.close()
+    if not signal_is_taken():
+        faulthandler.unregister(STACK_SIGNAL)
+        _signal.signal(STACK_SIGNAL, signal.SIG_DFL)
 
 
 def _answer(listener: socket.socket) -> None:
