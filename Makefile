@@ -66,15 +66,18 @@ faults: $(FOR_DEVELOPMENT) ## bring every fault about, and write what was measur
 	@$(RUN) -m pytest -m row
 	@$(RUN) docs/generate_faults.py
 
-# How often each row is tried, and for how long faults then come at random.
+# How often each row is tried, for how long faults then come at random, and for how long each seed of the adversary goes on.
 SOAK_REPEATS ?= 20
 SOAK_MINUTES ?= 10
+ADVERSARY_MINUTES ?= 20
+ADVERSARY_SEEDS ?= 1,2,3
 
-soak: $(FOR_DEVELOPMENT) ## bring every fault about twenty times, then random ones for ten minutes; an hour or so
+soak: $(FOR_DEVELOPMENT) ## bring every fault about twenty times, then random ones, then what cells leave behind; over two hours
 	@rm -f tests/_artifacts/faults.json
 	@SOAK_REPEATS=$(SOAK_REPEATS) $(RUN) -m pytest -m row
 	@$(RUN) docs/generate_faults.py
 	@SOAK_MINUTES=$(SOAK_MINUTES) $(RUN) -m pytest -s tests/faults/soak.py
+	@ADVERSARY_MINUTES=$(ADVERSARY_MINUTES) ADVERSARY_SEEDS=$(ADVERSARY_SEEDS) $(RUN) -m pytest -s tests/faults/adversary.py
 
 clean: ## remove all that these targets made; your own runs stay
 	rm -rf $(VENV) $(PEERS_VENV) $(MCRPY_VENV) $(OLDEST_VENV) demo build dist widgets/node_modules tests/_artifacts

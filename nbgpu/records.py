@@ -153,6 +153,21 @@ class Whereabouts:
         )
 
 
+class GivenUp:
+    """How the client tells an engine that a generation of the process group is given up: a datagram with its number.
+
+    The number makes the message safe to repeat, to lose and to come late: it means that generation and those before it, and
+    never one that was formed later.
+    """
+
+    MAX_BYTES: ClassVar[int] = 32
+
+    @staticmethod
+    def socket_name(pid: int) -> str:
+        """The socket in the cluster's folder on which the engine with this pid takes it."""
+        return f"given-up-{pid}"
+
+
 @dataclass(frozen=True, slots=True)
 class CellOptions:
     """What a rank is told of a cell beside its code."""

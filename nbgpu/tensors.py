@@ -86,10 +86,11 @@ def put_together(form: TensorForm, block: Any) -> torch.Tensor:
     """The tensor of a form, on the CPU, in the memory of its block; `block` is a writable buffer."""
     dtype = getattr(torch, form.dtype)
     if form.block < 0:
-        tensor = torch.empty(form.shape, dtype=dtype)
+        tensor = torch.empty(form.shape, dtype=dtype, device="cpu")
     else:
         storage = torch.frombuffer(block, dtype=torch.uint8).untyped_storage()
-        tensor = torch.empty(0, dtype=dtype).set_(storage, form.offset, form.shape, form.stride)
+        empty = torch.empty(0, dtype=dtype, device="cpu")
+        tensor = empty.set_(storage, form.offset, form.shape, form.stride)
     if form.is_parameter:
         return torch.nn.Parameter(tensor, form.requires_grad)
     return tensor.requires_grad_(form.requires_grad)

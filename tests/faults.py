@@ -120,6 +120,45 @@ class WhenUnpickled:
         return exec, (_now(self._action),)
 
 
+CHANGE_TORCH = """
+torch.set_default_dtype(torch.float64)
+torch.set_default_device("meta")
+torch.use_deterministic_algorithms(True, warn_only=True)
+torch.set_num_threads(3)
+torch.set_float32_matmul_precision("medium")
+torch.autograd.set_detect_anomaly(True)
+torch.default_generator = torch.Generator().manual_seed(3)
+torch.backends.mkldnn.deterministic = True
+no_gradients = torch.inference_mode()
+no_gradients.__enter__()
+half = torch.autocast("cpu", torch.bfloat16)
+half.__enter__()
+"""
+"""A cell that changes what torch keeps for the whole process, in all the ways that change what a run computes."""
+
+TORCH_IS = """
+(torch.get_default_dtype(), torch.get_default_device().type, torch.is_inference_mode_enabled(),
+ torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), torch.get_float32_matmul_precision(),
+ torch.is_anomaly_enabled(), torch.default_generator.initial_seed(), torch.backends.mkldnn.deterministic,
+ torch.is_autocast_enabled("cpu"), torch.is_grad_enabled())
+"""
+"""What of it a cell finds."""
+TORCH_WAS_CHANGED = "(torch.float64, 'meta', True, True, 3, 'medium', True, 3, True, True, False)"
+
+CHANGE_TORCH_BACK = """
+half.__exit__(None, None, None)
+no_gradients.__exit__(None, None, None)
+torch.backends.mkldnn.deterministic = False
+torch.default_generator = torch.random.default_generator
+torch.autograd.set_detect_anomaly(False)
+torch.set_float32_matmul_precision("highest")
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(False)
+torch.set_default_device(None)
+torch.set_default_dtype(torch.float32)
+"""
+"""For the ranks that live: one that has come since knows nothing of it."""
+
 MEND = "if '_good_terms' in globals(): Autoencoder._terms = globals().pop('_good_terms')"
 """A cell that takes `in_training` back."""
 

@@ -234,13 +234,17 @@ class Cluster:
                 return
         if any(self.ranks.how_ended(rank) for rank in range(self.world_size)):
             return  # the next cell says so
+        group_is_whole = self.ranks.group_is_whole
+        if not group_is_whole:
+            # The notebook went while the group was formed: who came waits for who was not called.
+            self.ranks.sever()
         self._left_behind = self.ranks.call("nbgpu.engine.boot:last_cell_failed")
         answered_by_s = time.monotonic() + _ANSWER_PATIENCE_S
         for result in self._left_behind.values():
             result.wait(max(0.0, answered_by_s - time.monotonic()))
         if all(result.ready() for result in self._left_behind.values()):
             asked, self._left_behind = self._left_behind, {}
-            if any(collect(asked).values()):
+            if any(collect(asked).values()) or not group_is_whole:
                 self.ranks.regroup()
 
     def _take_way(self, climb: Climb) -> None:
@@ -455,6 +459,9 @@ class Cluster:
             # What the ranks raised is what the person must see.
             self.leave_behind(results)
             return [f"the process group could not be formed anew, and the next cell tries again: {error}"]
+        except KeyboardInterrupt:
+            # The cell is over, and says how it ended.
+            return ["the forming of the process group was stopped, and the next cell forms it"]
         return []
 
     def pull(
@@ -510,9 +517,7 @@ class Cluster:
             RunError: another run has the ranks now.
         """
         config = settled(train_config(recipe, **settings), self.devices)
-        self.ranks.require_reachable()
-        self._refuse_during_run()
-        self._replace_ranks_that_went()
+        self._make_ready()
         planned = self._planned if self._planned and self._planned.config == config else None
         self.run = Run.start(config, self, planned)
         self._note()
@@ -689,8 +694,9 @@ class Cluster:
             )
 
     def _take_back_ranks_left_behind(self) -> None:
-        """Forms the group anew if ranks that were given up on are back; refuses while one is not."""
-        if not self._left_behind:
+        """Forms the group anew if ranks that were given up on are back, or if that was cut short before; refuses while a
+        rank is not back."""
+        if not self._left_behind and self.ranks.group_is_whole:
             return
         if self._stood_still & set(self._busy()) and not self.ranks.standstills(self._busy()):
             # It goes on, perhaps with a cell that was stopped before it had begun with it.
@@ -709,7 +715,7 @@ class Cluster:
             )
         self._left_behind = {}
         self._stood_still = set()
-        self.ranks.regroup()
+        self.news += self.ranks.regroup()
         if self.run is not None:
             # A run that was stopped while they did not hear it has not been ended there, and its model takes memory.
             self.ranks.call("nbgpu.engine.train:let_go", str(self.run.folder))

@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Self
 
 import ipyparallel as ipp
@@ -27,7 +29,7 @@ from nbgpu.client.results import collect, failures
 from nbgpu.client.seating import Seating
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, RankError
-from nbgpu.records import CellOptions, Device
+from nbgpu.records import CellOptions, Device, GivenUp
 
 _log = logging.getLogger("nbgpu.cluster")
 
@@ -146,7 +148,7 @@ class Ranks:
             self.seating.generation += 1
             self._give_places({rank: self._processes.new_engine() for rank in range(len(self))})
             for gone in [rank for rank in self.seating.engines if rank >= len(self)]:
-                for by_rank in (self.seating.engines, self.seating.pids, self.seating.num_severed):
+                for by_rank in (self.seating.engines, self.seating.pids):
                     del by_rank[gone]
 
     def join(self, timeout_s: float) -> list[str]:
@@ -187,13 +189,18 @@ class Ranks:
     def sever(self) -> None:
         """Frees all ranks from whatever collective they wait in; after it the group must be formed anew.
 
-        Ranks that wait in none are severed too: gloo may not notice a connection that was cut at one end only.
+        Ranks that wait in none are severed too: gloo may not notice a connection that was cut at one end only. Said again
+        of the same group, it does nothing more.
         """
-        for rank, pid in self.seating.pids.items():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR1)
-                self.seating.num_severed[rank] += 1
-        self._note()
+        _give_up(self.seating.generation, self.seating.pids.values(), self._processes.folder)
+        if self.seating.is_whole:
+            self.seating.is_whole = False
+            self._note()
+
+    @property
+    def group_is_whole(self) -> bool:
+        """Whether the group may be used: all ranks came to it, and it was not given up since."""
+        return self.seating.is_whole
 
     def require_reachable(self) -> None:
         """ClusterError where the controller, or the engines' parent, is gone: nothing sent would arrive."""
@@ -285,20 +292,18 @@ class Ranks:
 
     def _form_again(self, failed: Collection[int]) -> list[str]:
         self.seating.generation += 1
+        self.seating.is_whole = False
         self._note()
         healthy = [rank for rank in range(len(self)) if rank not in failed] or list(range(len(self)))
-        joining = {
-            rank: self.call(
-                "nbgpu.engine.boot:join_again",
-                self.seating.generation,
-                self.seating.num_severed[rank],
-                healthy,
-                ranks=[rank],
-                seated=True,
-            )[rank]
-            for rank in range(len(self))
-        }
-        lost = self._meet(joining, _REGROUP_PATIENCE_S)
+        try:
+            joining = self.call("nbgpu.engine.boot:join_again", self.seating.generation, healthy, seated=True)
+            lost = self._meet(joining, _REGROUP_PATIENCE_S)
+        except BaseException:
+            # Also where the person stopped it: those that came would wait for one that was not even called.
+            self.sever()
+            raise
+        self.seating.is_whole = True
+        self._note()
         # In their order, in which they are to be made again.
         return list(dict.fromkeys(line for lines in lost.values() for line in lines))
 
@@ -357,7 +362,6 @@ class Ranks:
         self._wait_for([engine for _, engine in arrived.values()])
         for rank, (pid, engine) in arrived.items():
             self.seating.engines[rank] = engine
-            self.seating.num_severed[rank] = 0
             self.seating.pids[rank] = pid
 
     def prepare_to_train(self, recipes: Iterable[str]) -> None:
@@ -443,6 +447,23 @@ class StandstillNotice:
         self._due_mono_s = now_s + _STANDSTILL_WORTH_SAYING_S
         standing = self._ranks.standstills(rank for rank, result in results.items() if not result.ready())
         self._notice.show("; ".join(f"rank {rank} does not answer: {why}" for rank, why in standing.items()))
+
+
+def _give_up(generation: int, pids: Iterable[int], folder: Path) -> None:
+    """Tells engines that a generation of the group is given up; returns at once."""
+    with suppress(FileNotFoundError):  # the folder goes when the engines end
+        # Through the descriptor, because the path of a socket may have no more than 107 characters.
+        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.setblocking(False)
+                for pid in pids:
+                    # Gone; or stopped, and with so much to read that it reads this, too, only when it goes on.
+                    with suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+                        path = f"/proc/self/fd/{directory}/{GivenUp.socket_name(pid)}"
+                        sender.sendto(str(generation).encode(), path)
+        finally:
+            os.close(directory)
 
 
 def reference(function: str) -> ipp.Reference:

@@ -21,9 +21,9 @@ class Seating:
     spares: dict[int, int] = field(default_factory=dict)
     """ipyparallel's numbers of engines that wait to take a rank's place, by pid."""
     generation: int = 0
-    """How often the group was formed anew."""
-    num_severed: dict[int, int] = field(default_factory=dict)
-    """How often each rank's engine was severed."""
+    """Which forming of the group was begun last."""
+    is_whole: bool = True
+    """Whether all ranks came to that group, and it was not given up since."""
 
     @classmethod
     def at_start(cls, client: Any, world_size: int, timeout_s: float, check: Callable[[], None]) -> Seating:
@@ -41,5 +41,4 @@ class Seating:
             engines=ranks,
             pids={rank: pids[number] for rank, number in ranks.items()},
             spares={pids[number]: number for number in numbers[world_size:]},
-            num_severed=dict.fromkeys(ranks, 0),
         )

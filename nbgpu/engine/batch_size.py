@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from nbgpu.config import train_config
-from nbgpu.engine import exchange, group, memory, memory_limit, precision
+from nbgpu.engine import exchange, group, memory, memory_limit, precision, torch_settings
 from nbgpu.engine.consensus import raise_together, together
 from nbgpu.engine.rehearsal import Rehearsal, load_recipe, rehearsed
 from nbgpu.engine.train import own_randomness_and_threads
@@ -25,6 +25,7 @@ _SHARE_OF_HOST = 0.8
 """Of what is free, for all CPU ranks together where no limit was set: the host has more to do."""
 
 
+@torch_settings.as_at_the_beginning()
 def find(settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Tries batch sizes with real steps on generated batches: doubled until one does not fit, then in between.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import shutil
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from nbgpu.backends import NCCL_SAFE, SINGLE
 from nbgpu.devices import is_part
 from nbgpu.engine import interrupts, whereabouts
-from nbgpu.records import Device, engine_name
+from nbgpu.records import Device, GivenUp, engine_name
 from nbgpu.vigil import Vigil
 
 if TYPE_CHECKING:
@@ -25,53 +26,41 @@ if TYPE_CHECKING:
 
     from nbgpu.engine.group import Membership
 
-_SEVER_PATIENCE_S = 5.0
+_log = logging.getLogger("nbgpu.engine")
+
 _NO_LIMIT_S = 3600
 
 
 class Sentinel:
     """A thread that can act while the main thread sits in C++, which it may do for minutes.
 
-    When the vigil is over it takes the cluster's folder away and ends this engine. And it takes SIGUSR1, on which it
-    severs the rank from its process groups.
+    When the vigil is over it takes the cluster's folder away and ends this engine. On a socket in that folder the client
+    tells it which generation of the group is given up, and it frees the rank from that one. No signal takes part in
+    this: the person's code may do with the handlers of signals what it likes.
     """
 
     def __init__(self, vigil: Vigil, cluster_folder: Path) -> None:
         self._vigil = vigil
         self._cluster_folder = cluster_folder
-        self._signals, wakeup = socket.socketpair()
-        wakeup.setblocking(False)
-        self._wakeup = wakeup  # kept open
-        self._severed = threading.Condition()
-        self._num_severed = 0
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        # Through the descriptor, because the path of a socket may have no more than 107 characters.
+        directory = os.open(cluster_folder, os.O_RDONLY | os.O_DIRECTORY)
+        self._socket.bind(f"/proc/self/fd/{directory}/{GivenUp.socket_name(os.getpid())}")
+        os.close(directory)
         threading.Thread(target=self._watch, name="nbgpu-sentinel", daemon=True).start()
 
-    def take_signals(self) -> None:
-        """From now on SIGUSR1 severs. Called on the main thread, when its event loop is set up.
-
-        Python runs a signal's handler on the main thread between two bytecodes, which is too late for a thread
-        that sits in C++; but the number of the signal is written to a file descriptor at once.
-        """
-        previous = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
-        assert previous == -1, "another part of the engine waits for signals"
-        signal.signal(signal.SIGUSR1, lambda *_: None)
-
     def _watch(self) -> None:
-        signals_fd = self._signals.fileno()
-        while not self._vigil.over(ready := select.select([*self._vigil.fds, signals_fd], [], [])[0]):
-            if signals_fd in ready and signal.SIGUSR1 in self._signals.recv(64):
-                import_module("nbgpu.engine.group").sever()
-                with self._severed:
-                    self._num_severed += 1
-                    self._severed.notify_all()
+        socket_fd = self._socket.fileno()
+        while not self._vigil.over(ready := select.select([*self._vigil.fds, socket_fd], [], [])[0]):
+            if socket_fd in ready:
+                generation = int(self._socket.recv(GivenUp.MAX_BYTES))
+                try:
+                    import_module("nbgpu.engine.group").give_up(generation)
+                except Exception:  # noqa: BLE001 - it is logged
+                    # Without this thread nothing could free the rank any more, nor end it.
+                    _log.exception("generation %d of the process group could not be given up", generation)
         shutil.rmtree(self._cluster_folder, ignore_errors=True)
         os.kill(os.getpid(), signal.SIGKILL)
-
-    def wait_until_severed(self, times: int) -> None:
-        """Waits until the rank was severed so many times: a cut that comes late would hit the next group."""
-        with self._severed:
-            if not self._severed.wait_for(lambda: self._num_severed >= times, _SEVER_PATIENCE_S):
-                raise RuntimeError(f"the rank was severed {self._num_severed} times and not {times}")
 
 
 _sentinel: Sentinel | None = None
@@ -150,15 +139,12 @@ def rehearse(seat: Mapping[str, Any]) -> None:
     group.form_alone(_membership(_take(Seat(**seat))))
 
 
-def join_again(
-    seat: Mapping[str, Any], generation: int, num_severed: int, healthy: Sequence[int]
-) -> list[str]:
+def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int]) -> list[str]:
     """Takes part in the next generation of the group; every rank calls it, also one that has just come.
 
     Args:
         seat: the rank's place.
         generation: which forming of the group this is.
-        num_severed: how often the client has severed this engine so far.
         healthy: the ranks whose state is to be trusted where the ranks differ.
 
     Returns:
@@ -166,8 +152,6 @@ def join_again(
     """
     from nbgpu.engine import belongings, group, replicas
 
-    assert _sentinel is not None, "join_again is for engines that the nursery forked"
-    _sentinel.wait_until_severed(num_severed)
     taken = _take(Seat(**seat))
     variables = _shell().user_ns
     lost = [
@@ -234,14 +218,15 @@ def _take(seat: Seat) -> Seat:
         questions,
         quiet,
         replicas,
+        torch_settings,
         tracebacks,
     )
 
     _taken = seat
     _settle_variables(seat)
     torch.set_num_threads(seat.threads)
+    torch_settings.note_beginning()
     assert _sentinel is not None, "only engines that the nursery forked become ranks"
-    _sentinel.take_signals()
     debug.mend_ddp()
     group.note_connections()
     replicas.note()

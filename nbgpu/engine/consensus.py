@@ -39,7 +39,7 @@ class Consensus:
         self._commands = commands
         self._failure: Exception | None = None
         # On the CPU, so that reading it does not wait for the GPU.
-        self._message = torch.zeros(3, dtype=torch.int32)
+        self._message = torch.zeros(3, dtype=torch.int32, device="cpu")
         self._work: dist.Work | None = None
         self._settings_are_there = False
 

@@ -318,6 +318,7 @@ def grid_patches(image: Tensor, patch_size: int, max_patches: int, min_foregroun
     foreground = avg_pool3d(bright[None], p, stride)[0].mean(dim=0)
     cells = (foreground >= min(min_foreground, float(foreground.max()))).nonzero()
     if len(cells) > max_patches:
-        cells = cells[torch.linspace(0, len(cells) - 1, max_patches).round().long()]
-    corners = (cells * stride + torch.tensor(starts)).tolist()
+        evenly = torch.linspace(0, len(cells) - 1, max_patches, dtype=torch.float32, device="cpu")
+        cells = cells[evenly.round().long()]
+    corners = (cells * stride + torch.tensor(starts, dtype=torch.int64, device="cpu")).tolist()
     return torch.stack([image[:, x : x + p, y : y + p, z : z + p] for x, y, z in corners])

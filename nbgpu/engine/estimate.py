@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from nbgpu.config import TrainConfig, train_config
-from nbgpu.engine import fake_steps, group, memory, memory_limit
+from nbgpu.engine import fake_steps, group, memory, memory_limit, torch_settings
 from nbgpu.engine.minimiser import Problem
 from nbgpu.engine.rehearsal import load_recipe, rehearsed
 from nbgpu.engine.train import own_randomness_and_threads
 from nbgpu.errors import DataError
 
 
+@torch_settings.as_at_the_beginning()
 def of_run(settings: dict[str, Any]) -> dict[str, Any]:
     """An estimate for one rank; every rank's is the same. No collective.
 

@@ -17,9 +17,9 @@ import torch.distributed as dist
 def gather(value: Any) -> list[Any]:
     """Every rank's value, in order of rank, on every rank. A collective; the values must be JSON."""
     own = _encoded(value)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(own)]))
-    padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(own)], dtype=torch.int64, device="cpu"))
+    padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8, device="cpu")
     padded[: len(own)] = own
     texts = [torch.zeros_like(padded) for _ in sizes]
     dist.all_gather(texts, padded)
@@ -29,11 +29,11 @@ def gather(value: Any) -> list[Any]:
 def broadcast(value: Any, source: int) -> Any:
     """The value of the rank `source`, on every rank. A collective; the value must be JSON."""
     is_source = dist.get_rank() == source
-    text = _encoded(value) if is_source else torch.zeros(0, dtype=torch.uint8)
-    size = torch.tensor([len(text)])
+    text = _encoded(value) if is_source else torch.zeros(0, dtype=torch.uint8, device="cpu")
+    size = torch.tensor([len(text)], dtype=torch.int64, device="cpu")
     dist.broadcast(size, source)
     if not is_source:
-        text = torch.zeros(int(size), dtype=torch.uint8)
+        text = torch.zeros(int(size), dtype=torch.uint8, device="cpu")
     dist.broadcast(text, source)
     return _decoded(text)
 

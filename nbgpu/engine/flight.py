@@ -50,7 +50,7 @@ def keep_nccl_from_ending_the_process() -> None:
     """Settings of ProcessGroupNCCL for a process whose variables must outlive a failed collective; before a group is formed.
 
     By default torch's watchdog ends the process when a collective fails or times out. Here the sentinel aborts the
-    communicators (`group.sever`), and the process goes on. PyTorch's own test of that (test_restart_pg_after_error)
+    communicators (`group.give_up`), and the process goes on. PyTorch's own test of that (test_restart_pg_after_error)
     has the same settings. Variables that the person has set stay.
     """
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")

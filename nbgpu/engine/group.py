@@ -3,8 +3,9 @@
 A generation is one forming of the group. Each has a rendezvous of its own, a file in the cluster's private
 folder, so that nothing left over from an earlier group can be mistaken for news of this one.
 
-After a failure `sever` frees the ranks that wait in a collective, from a thread, and `form_again` makes the
-next generation; `replicas.py` moves the person's DistributedDataParallel objects to it.
+After a failure `give_up` frees the ranks that wait in a collective, from a thread, and `form_again` makes the
+next generation; `replicas.py` moves the person's DistributedDataParallel objects to it. What is given up is named by
+its number, so that it does not matter how often, how late or how early that is said.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import socket
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from nbgpu.engine import flight, sockets
+from nbgpu.engine import flight, sockets, torch_settings
 from nbgpu.records import Device
 
 
@@ -45,8 +47,18 @@ class Membership:
 
 
 _membership: Membership | None = None
-_store_file: Path | None = None
 _bytes_before_cell = 0
+
+_cutting = threading.Lock()
+"""Held while the connections of a generation are cut, and where what stands below changes."""
+_generation = -1
+"""The one that this process formed last, or is forming; -1 before the first."""
+_is_cut = True
+"""Whether the connections of that one were cut."""
+_given_up = -1
+"""The newest generation that was given up; all before it are."""
+_store_file: Path | None = None
+"""In which the ranks of that generation meet."""
 
 
 def membership() -> Membership:
@@ -55,6 +67,7 @@ def membership() -> Membership:
     return _membership
 
 
+@torch_settings.as_at_the_beginning()
 def form(member: Membership, rendezvous: Path | None, generation: int = 0) -> None:
     """Forms the default process group and proves it with a real all_reduce on the rank's device.
 
@@ -65,16 +78,18 @@ def form(member: Membership, rendezvous: Path | None, generation: int = 0) -> No
         generation: which forming of the group this is.
 
     Raises:
-        RuntimeError: the all_reduce gave a wrong sum, or a peer did not come within `member.timeout_s`.
+        RuntimeError: the all_reduce gave a wrong sum, a peer did not come within `member.timeout_s`, or the
+            generation was given up meanwhile.
         ConnectionError: a process of another user took a rank's place.
     """
-    global _membership, _store_file
+    global _membership
     store = None
-    if rendezvous is not None:
+    store_file = None if rendezvous is None else rendezvous / f"group-generation-{generation}"
+    _begin(generation, store_file)
+    if store_file is not None:
         stay_on_loopback()
         flight.keep_nccl_from_ending_the_process()
-        _store_file = rendezvous / f"group-generation-{generation}"
-        store = dist.FileStore(str(_store_file), member.world_size)  # type: ignore[attr-defined]
+        store = dist.FileStore(str(store_file), member.world_size)  # type: ignore[attr-defined]
     if member.device.type == "cuda":
         torch.cuda.set_device(member.device)
     # torch numbers its groups, and ranks meet under the number. It keeps that of a forming that failed on one rank
@@ -87,19 +102,20 @@ def form(member: Membership, rendezvous: Path | None, generation: int = 0) -> No
         world_size=member.world_size,
         timeout=timedelta(seconds=member.timeout_s),
     )
+    _refuse_given_up()
     sockets.refuse_other_users()
     prove(member.world_size, member.device)
     if rendezvous is not None and member.rank == 0:
-        # torch removes a generation's file with its last group; the links that `sever` puts in their place stay.
+        # torch removes a generation's file with its last group; the links that `give_up` puts in their place stay.
         for left_over in rendezvous.glob("group-generation-*"):
-            if left_over.is_symlink() and left_over != _store_file:
+            if left_over.is_symlink() and left_over != store_file:
                 left_over.unlink(missing_ok=True)
     _membership = member
 
 
 def prove(world_size: int, device: torch.device) -> None:
     """One all_reduce of ones; RuntimeError unless every rank's one arrived exactly once."""
-    total = torch.ones(1, device=device)
+    total = torch.ones(1, dtype=torch.float32, device=device)
     dist.all_reduce(total)
     if total.item() != world_size:
         raise RuntimeError(f"all_reduce of ones gave {total.item()} with {world_size} ranks")
@@ -129,6 +145,7 @@ def note_connections() -> None:
         with sockets.noted_as_groups():
             made = make_group(*args, **kwargs)
         if dist.is_initialized():  # a group of the person's own; of the default one `form` has more to say
+            _refuse_given_up()
             sockets.refuse_other_users()
         return made
 
@@ -149,8 +166,50 @@ def untouched_by_cell() -> bool:
     return membership().backend == "gloo" and sockets.moved_bytes() == _bytes_before_cell
 
 
-def sever() -> None:
-    """Frees this rank from whatever collective it waits in. Called on a thread; the group is of no use after it."""
+def _begin(generation: int, store_file: Path | None) -> None:
+    """From now on this rank is in a generation; RuntimeError where that was given up before the rank came to it.
+
+    A cut that is under way is waited for: late, it would hit the new connections.
+    """
+    global _generation, _store_file, _is_cut
+    with _cutting:
+        _require_wanted(generation)
+        _generation, _store_file, _is_cut = generation, store_file, False
+
+
+def give_up(generation: int) -> None:
+    """Frees this rank from whatever collective it waits in, of this generation or one before. Called on a thread.
+
+    A rank that comes to form the generation later does not begin.
+    """
+    global _given_up
+    with _cutting:
+        _given_up = max(_given_up, generation)
+        if _is_given_up() and not _is_cut:
+            _cut()
+
+
+def _refuse_given_up() -> None:
+    """RuntimeError where the generation was given up while a group was made in it, whose connections a cut did not know."""
+    with _cutting:
+        if _is_given_up():
+            _cut()
+            _require_wanted(_generation)
+
+
+def _is_given_up() -> bool:
+    return 0 <= _generation <= _given_up
+
+
+def _require_wanted(generation: int) -> None:
+    if generation <= _given_up:
+        raise RuntimeError("the process group was given up while it was made, because another rank failed")
+
+
+def _cut() -> None:
+    """Cuts this rank off from the others; no group of this generation is of any use after it."""
+    global _is_cut
+    _is_cut = True
     sockets.cut()
     if _store_file is not None:
         # A rank that makes a group reads this file again and again until the others have come, for half an hour and
@@ -176,6 +235,10 @@ def form_alone(member: Membership) -> None:
 
 def form_again(member: Membership, rendezvous: Path, generation: int) -> None:
     """Forms the group anew, in place of the one that this process may have. Every rank calls it."""
+    with _cutting:
+        if not _is_cut:
+            # Nobody is to wait in the old one for ever, such as a thread of the person's own.
+            _cut()
     if dist.is_initialized():  # unless the person's own code has ended it
         dist.destroy_process_group()
     form(member, rendezvous, generation)

@@ -62,7 +62,7 @@ class Guard:
 
     def __init__(self, config: TrainConfig, device: torch.device) -> None:
         self.follow(config)
-        self._num_left_out = torch.zeros((), device=device)
+        self._num_left_out = torch.zeros((), dtype=torch.float32, device=device)
         self._num_bad = 0
         self._inputs: dict[str, Tensor] = {}
 

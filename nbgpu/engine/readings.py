@@ -21,11 +21,11 @@ class Readings:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._names = list(tensors)
         scalars = [tensor.detach().to(torch.float64) for tensor in tensors.values()]
-        stacked = torch.stack(scalars) if scalars else torch.empty(0)
+        stacked = torch.stack(scalars) if scalars else torch.empty(0, dtype=torch.float64, device="cpu")
         self._copied: torch.cuda.Event | None = None
         self._on_host = stacked
         if stacked.is_cuda:
-            self._on_host = torch.empty(len(stacked), dtype=torch.float64, pin_memory=True)
+            self._on_host = torch.empty(len(stacked), dtype=torch.float64, device="cpu", pin_memory=True)
             self._on_host.copy_(stacked, non_blocking=True)
             self._copied = torch.cuda.Event()
             self._copied.record()

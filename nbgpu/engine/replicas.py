@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from nbgpu.engine import debugger, exchange, optimizers
+from nbgpu.engine import debugger, exchange, optimizers, torch_settings
 
 _numbers = itertools.count()
 _told: set[tuple[str | int, ...]] = set()
@@ -67,6 +67,7 @@ def _done(tensor: Tensor) -> torch.futures.Future[Tensor]:
     return done
 
 
+@torch_settings.as_at_the_beginning()
 def move(variables: Mapping[str, Any], healthy: Sequence[int]) -> list[str]:
     """Starts every DDP object anew on the group, with the same parameters and optimizer state on all ranks.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -101,7 +102,7 @@ class SmokeTest:
         values = ", ".join(f"{name} {value:.4g}" for name, value in self.validation.items())
         if not self.validation:
             return True, "there was no validation, because val_every=0 or no sample is held out"
-        well = all(torch.tensor(list(self.validation.values())).isfinite())
+        well = all(map(math.isfinite, self.validation.values()))
         return well, f"validation gives {values}" if well else f"validation gives NaN or Inf: {values}"
 
     def _of_movement(self, model: nn.Module) -> tuple[bool, str]:

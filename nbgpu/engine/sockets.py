@@ -94,6 +94,9 @@ def cut() -> None:
     It first lets them fall quiet, for at most a second, because gloo does not notice when a transfer is cut
     in the middle and waits out the timeout.
     """
+    if _num_open() == 0:
+        _of_groups.clear()
+        return
     started_s = quiet_since_s = looked_s = time.monotonic()
     quiet_s = _QUIET_S
     last_bytes = moved_bytes()
@@ -106,8 +109,11 @@ def cut() -> None:
         now_bytes = moved_bytes()
         if now_bytes != last_bytes or _bytes_on_their_way():
             last_bytes, quiet_since_s = now_bytes, now_s
+    known = dict(_of_groups)
     _each(lambda connection: connection.shutdown(socket.SHUT_RDWR))
-    _of_groups.clear()
+    # Not all: the main thread may be adding those of a group that it has just made.
+    for fd in known:
+        _of_groups.pop(fd, None)
 
 
 def _open_connections() -> Connections:
@@ -137,6 +143,12 @@ def _each(act: Callable[[socket.socket], None]) -> None:
             if os.fstat(fd).st_ino == inode:
                 with socket.socket(fileno=os.dup(fd)) as duplicate:
                     act(duplicate)
+
+
+def _num_open() -> int:
+    found: list[socket.socket] = []
+    _each(found.append)
+    return len(found)
 
 
 def moved_bytes() -> int:

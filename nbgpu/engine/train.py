@@ -36,11 +36,13 @@ from nbgpu.engine import (
     precision,
     safe_nccl,
     smoke,
+    torch_settings,
 )
 from nbgpu.engine.books import Books
 from nbgpu.engine.consensus import together
 from nbgpu.engine.group import Membership
 from nbgpu.engine.minimiser import Minimiser, Problem
+from nbgpu.engine.torch_settings import TorchSettings
 from nbgpu.engine.tracebacks import undisturbed
 from nbgpu.engine.trainer import Trainer
 from nbgpu.errors import ConfigError, NbgpuError, RunError
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
 
 Loop = Trainer | Minimiser
 
-_interrupted: dict[str, Loop] = {}
+_interrupted: dict[str, tuple[Loop, TorchSettings]] = {}
 """By run folder: the loops of runs that ended here for no reason of this rank's own, and may go on."""
 
 _open_logs: dict[str, Callable[[], None]] = {}
@@ -105,41 +107,44 @@ def _go_on(folder: str, mended: str) -> RunState:
     cluster, config = read_toml(Path(folder) / "run.toml")
     member = group.membership()
     device = member.described or devices.choose(cluster.gpus, member.world_size)[member.rank]
-    trainer = _interrupted.pop(folder, None)
-    if trainer is not None:
-        memory.free()  # of the DDP object that it had
-    else:
-        # An import that gets no more memory leaves half a module behind, which is of no use ever after.
-        with memory_limit.lifted():
-            import_module("torch._dynamo")  # DDP's constructor would
-            trainer = _trainer(config, Path(folder), member, device)
-    memory_limit.tighten()
-    try:
-        return train(trainer, mended)
-    except BaseException as error:
-        freed = isinstance(error, _FREED) or type(error) is RuntimeError
-        with undisturbed():
+    settings = _interrupted[folder][1] if folder in _interrupted else TorchSettings()
+    with settings.in_force():
+        trainer, _ = _interrupted.pop(folder, (None, settings))
+        if trainer is not None:
+            memory.free()  # of the DDP object that it had
+        else:
+            # An import that gets no more memory leaves half a module behind, which is of no use ever after.
+            with memory_limit.lifted():
+                import_module("torch._dynamo")  # DDP's constructor would
+                trainer = _trainer(config, Path(folder), member, device)
+        memory_limit.tighten()
+        try:
+            return train(trainer, mended)
+        except BaseException as error:
+            freed = isinstance(error, _FREED) or type(error) is RuntimeError
+            with undisturbed():
+                if freed:
+                    trainer.interrupted()
+                    _interrupted[folder] = trainer, settings
+                else:
+                    _end(trainer, error)
+                    # Not the logs: rank 0 would wait for the others' last words, and they wait until its failure is
+                    # known. Nor may what ends them keep the model.
+                    _open_logs[folder] = partial(_end_logs, trainer.recorder, trainer.books, failed=True)
+                # Whoever keeps the traceback would keep model, optimizer and activations.
+                memory.let_go(error)
+                del trainer
+                interrupts.forget_half_imported()
             if freed:
-                trainer.interrupted()
-                _interrupted[folder] = trainer
-            else:
-                _end(trainer, error)
-                # Not the logs: rank 0 would wait for the others' last words, and they wait until its failure is known.
-                # Nor may what ends them keep the model.
-                _open_logs[folder] = partial(_end_logs, trainer.recorder, trainer.books, failed=True)
-            # Whoever keeps the traceback would keep model, optimizer and activations.
-            memory.let_go(error)
-            del trainer
-            interrupts.forget_half_imported()
-        if freed:
-            # Where a rank was when another failed is nobody's question, and IPython would read all of torch for it.
-            error.__traceback__ = None
-        raise
+                # Where a rank was when another failed is nobody's question, and IPython would read all of torch for it.
+                error.__traceback__ = None
+            raise
 
 
 def let_go(folder: str, failed: bool = True) -> None:
     """Ends a run that failed, on this rank or on another one, or was stopped, and does not go on."""
-    if (trainer := _interrupted.pop(folder, None)) is not None:
+    if folder in _interrupted:
+        trainer, _ = _interrupted.pop(folder)
         if failed:
             _close(trainer, RunError("the training on this rank was cut off, because another rank failed"))
         else:
@@ -269,6 +274,7 @@ def main(arguments: list[str]) -> None:
     visible = [device] if devices.is_part(device) else [d for d in chosen if d.kind == "cuda"]
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(d.uuid for d in visible))
     torch.set_num_threads(cluster.threads_for(local_world_size))
+    torch_settings.note_beginning()
     if cluster.debug:
         debug.compare_collectives()
     member = Membership(

@@ -42,7 +42,7 @@ def reduce(folder: str, rank: str, world_size: str, backend: str, device: str) -
     group.form(member, Path(folder))
     formed_s = time.perf_counter() - began_s
     # A megabyte, and not the first collective, which sets the connections up.
-    values = torch.ones(2**18, device=member.device)
+    values = torch.ones(2**18, dtype=torch.float32, device=member.device)
     began_s = time.perf_counter()
     dist.all_reduce(values)
     wrong = bool((values != member.world_size).any())

@@ -194,7 +194,9 @@ def _fingerprint_of_tensors(tensors: Iterable[Tensor], deadline_s: float) -> str
         values = tensor.detach()
         if values.numel() > _NUM_ELEMENTS_COMPARED:
             # By index: flattening would copy a tensor that is not contiguous.
-            chosen = torch.linspace(0, values.numel() - 1, _NUM_ELEMENTS_COMPARED, dtype=torch.float64)
+            chosen = torch.linspace(
+                0, values.numel() - 1, _NUM_ELEMENTS_COMPARED, dtype=torch.float64, device="cpu"
+            )
             values = values[torch.unravel_index(chosen.long().to(values.device), values.shape)]
         digest.update(values.reshape(-1).cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -78,6 +78,39 @@ def test_a_rank_that_dies_is_named_with_its_signal(
     assert "NameError" in lost
 
 
+# What a test of these sets, the process that has it keeps: the new one knows nothing of it.
+DEFAULTS = {
+    "set_default_dtype(torch.float64)": "torch.set_default_dtype(torch.float32)",
+    "set_default_dtype(torch.float16)": "torch.set_default_dtype(torch.float32)",
+    "set_default_device('meta')": "torch.set_default_device(None)",
+}
+
+
+@row(
+    "a rank is killed, or raises while the others wait, after torch.{default}",
+    "the group is formed again, once; the rank is replaced and the sum is right; the others keep the setting",
+    bound_s=6,
+)
+@pytest.mark.parametrize("action", ["kill", "raise"])
+@pytest.mark.parametrize("default", DEFAULTS)
+def test_the_group_is_formed_again_whatever_torch_s_defaults_are(
+    notebook: Kernel, measured: Measured, default: str, action: faults.Action
+) -> None:
+    notebook.run(f"%%distributed\nkept = 5\ntorch.{default}")
+    done = notebook.run(
+        f"%%distributed\n{faults.at(1, action)}\ndist.barrier()", meanwhile=measured.ended, timeout_s=BOUND_S
+    )
+    if action == "raise":
+        measured.ended(done.error)
+    now = notebook.run("%%distributed --ranks 0\n(torch.ones(1).dtype, torch.ones(1).device.type), kept")
+    notebook.run(f"%%distributed\n{DEFAULTS[default]}")
+    assert ("ValueError: on purpose" if action == "raise" else "rank 1 was killed by SIGKILL") in done.error
+    assert done.stderr.count("was killed by") == (action == "kill")
+    dtype = "float32" if "device" in default else default.removeprefix("set_default_dtype(torch.")[:-1]
+    device = "meta" if "device" in default else "cpu"
+    assert now.stdout == f"[0] ((torch.{dtype}, '{device}'), 5)\n", now.error + now.stderr
+
+
 def test_a_death_is_seen_while_the_engines_parent_is_busy(notebook: Kernel) -> None:
     """It imports what training needs when a run begins; until it asks how its child ended the child is a zombie."""
     parent = notebook.run("import nbgpu, psutil\npsutil.Process(nbgpu.current().pids[0]).ppid()").value

@@ -162,6 +162,35 @@ def check_that_training_goes_on(
     assert cluster.execute(total) == {0: "2\n", 1: "2\n"}
 
 
+@row(
+    "a rank is killed in a step of a run, after cells changed torch's default dtype, device, grad mode and more",
+    "neither the run nor the group has these settings: losses and weights are those of a fresh cluster, to the last bit; the "
+    "cells of the rank that lives find theirs as they were",
+    bound_s=6,
+)
+@pytest.mark.parametrize("cluster", [0], indirect=True, ids=["no spare"])
+def test_what_cells_have_set_in_torch_is_not_the_run_s(
+    cluster: nbgpu.Cluster, unhurt: Run, measured: Measured, tmp_path: Path
+) -> None:
+    cluster.execute(faults.in_training(1, step=2 * 14, action="kill") + faults.CHANGE_TORCH)
+    run = cluster.train("autoencoder", **SETTINGS, runs_dir=str(tmp_path)).wait(120)
+    measured.ended()
+    assert run.status == "finished"
+    assert len(heals(run)) == 2
+    expected, found = recorded(unhurt, "loss"), recorded(run, "loss")
+    assert len(found) > 24
+    assert found == {key: expected[key] for key in found}
+    assert recorded(run, "val_psnr_db") == recorded(unhurt, "val_psnr_db")
+    for name in (manifest.MODEL, manifest.AVERAGE, manifest.DISCRIMINATOR):
+        assert (run.checkpoint() / name).read_bytes() == (unhurt.checkpoint() / name).read_bytes(), name
+    found = cluster.execute(f"print({faults.TORCH_IS})", ranks=[0])
+    cluster.execute(faults.CHANGE_TORCH_BACK, ranks=[0])
+    assert found == {0: faults.TORCH_WAS_CHANGED + "\n"}
+    total = "total = torch.ones(1); dist.all_reduce(total); print(int(total))"
+    assert cluster.execute(total) == {0: "2\n", 1: "2\n"}
+    cluster.news.clear()
+
+
 def test_whoever_takes_another_rank_s_place_need_not_import_what_training_needs(
     cluster: nbgpu.Cluster, unhurt: Run
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from nbgpu.backends import Climb, Rung
 from nbgpu.client import registry
 from nbgpu.client.process_id import ProcessId
 from nbgpu.client.registry import Entry
+from nbgpu.client.seating import Seating
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
 from nbgpu.records import Device
@@ -130,8 +132,7 @@ def test_of_many_that_want_a_gpu_at_once_one_gets_it() -> None:
 def test_what_is_noted_of_a_cluster_comes_back_as_it_was(engine: subprocess.Popen[bytes]) -> None:
     noted = cluster_on(*GPUS, engine_pid=engine.pid).model_copy(
         update={
-            "generation": 3,
-            "num_severed": 5,
+            "seating": Seating({0: 1}, {0: engine.pid}, generation=3, is_whole=False),
             "run": Path("/runs/a"),
             "leaders": {"controller": ProcessId(1, 2)},
         }
@@ -141,3 +142,20 @@ def test_what_is_noted_of_a_cluster_comes_back_as_it_was(engine: subprocess.Pope
     registry.remove(noted)
     registry.remove(noted)
     assert registry.entries() == []
+
+
+def test_an_entry_of_an_earlier_version_is_read(engine: subprocess.Popen[bytes]) -> None:
+    """A kept cluster may be older than what is installed by now."""
+    noted = cluster_on(*GPUS, engine_pid=engine.pid)
+    registry.claim(noted)
+    (path,) = registry.folder().glob("*.json")
+    entry = json.loads(path.read_text())
+    entry["seating"] = {
+        "engines": {"0": 1},
+        "pids": {"0": engine.pid},
+        "generation": 3,
+        "num_severed": {"0": 5},
+    }
+    path.write_text(json.dumps(entry))
+    (found,) = registry.entries()
+    assert found.seating == Seating({0: 1}, {0: engine.pid}, generation=3)
