@@ -45,6 +45,7 @@ _LOOK_PERIOD_S = 0.05
 _CONTROLLER_PATIENCE_S = 1.0
 _NURSERY_PATIENCE_S = 60.0
 _THREAD_PATIENCE_S = 5.0
+_VMSTAT = Path("/proc/vmstat")
 _CLUSTER_ID = "nbgpu"
 _serializers_tables = threading.Lock()
 
@@ -109,6 +110,10 @@ class Processes:
         self._cluster: Any = None
         self._launchers: dict[str, Any] = {}
         self._reachable_mono_s = -math.inf
+        # Of a cluster that was started by another process nobody knows how many there were before.
+        self._num_oom_kills = None if leaders else _num_oom_kills()
+        self._guesses: dict[int, str] = {}
+        """By process that was ended by SIGKILL: who did it, as a part of a sentence."""
 
     @classmethod
     def prepare(cls) -> Self:
@@ -296,7 +301,7 @@ class Processes:
         if code is None or code >= 0:
             return "is gone" + ("" if code is None else f", with exit code {code}")
         name = signal.Signals(-code).name
-        guess = "; the kernel's OOM killer?" if name == "SIGKILL" else ""
+        guess = self._guess_of_killer(pid) if name == "SIGKILL" else ""
         if name == "SIGABRT" and not debug:
             # gloo aborts the process where it is sent more than it expects.
             guess = (
@@ -304,6 +309,20 @@ class Processes:
                 "the calls"
             )
         return f"was killed by {name}{guess}"
+
+    def _guess_of_killer(self, pid: int) -> str:
+        if pid not in self._guesses:
+            before, now = self._num_oom_kills, _num_oom_kills()
+            self._num_oom_kills = now
+            if before is None or now is None:
+                self._guesses[pid] = "; the kernel's OOM killer?"
+            elif now > before:
+                self._guesses[pid] = (
+                    ", most likely by the kernel's OOM killer, which has just ended a process"
+                )
+            else:
+                self._guesses[pid] = ", and not by the kernel's OOM killer"
+        return self._guesses[pid]
 
     def _engine_exit_code(self, pid: int) -> int | None:
         """How an engine ended; None where it has not, or nobody can say."""
@@ -355,6 +374,15 @@ def _end_thread_of(cluster: ipp.Cluster) -> None:
     cluster._async_thread.join(_THREAD_PATIENCE_S)
     if not cluster._async_thread.is_alive():
         loop.close()
+
+
+def _num_oom_kills() -> int | None:
+    """How many processes of this host the kernel has ended for want of memory since it was booted; None where it does not say."""
+    try:
+        counts = dict(line.split() for line in _VMSTAT.read_text().splitlines())
+        return int(counts["oom_kill"])
+    except (OSError, KeyError, ValueError):
+        return None
 
 
 def _fill_serializers_tables() -> None:

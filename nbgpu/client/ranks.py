@@ -474,23 +474,6 @@ class Ranks:
             time.sleep(_POLL_PERIOD_S)
 
 
-def _give_up(generation: int, pids: Iterable[int], folder: Path) -> None:
-    """Tells engines that a generation of the group is given up; returns at once."""
-    with suppress(FileNotFoundError):  # the folder goes when the engines end
-        # Through the descriptor, because the path of a socket may have no more than 107 characters.
-        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-                sender.setblocking(False)
-                for pid in pids:
-                    # Gone; or stopped, and with so much to read that it reads this, too, only when it goes on.
-                    with suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
-                        path = f"/proc/self/fd/{directory}/{GivenUp.socket_name(pid)}"
-                        sender.sendto(str(generation).encode(), path)
-        finally:
-            os.close(directory)
-
-
 class StandstillNotice:
     """A notice under the cell, while ranks are waited for, of those that stand still; a context manager that takes it away."""
 
@@ -513,6 +496,23 @@ class StandstillNotice:
         self._due_mono_s = now_s + _STANDSTILL_WORTH_SAYING_S
         standing = self._ranks.standstills(rank for rank, result in results.items() if not result.ready())
         self._notice.show("; ".join(f"rank {rank} does not answer: {why}" for rank, why in standing.items()))
+
+
+def _give_up(generation: int, pids: Iterable[int], folder: Path) -> None:
+    """Tells engines that a generation of the group is given up; returns at once."""
+    with suppress(FileNotFoundError):  # the folder goes when the engines end
+        # Through the descriptor, because the path of a socket may have no more than 107 characters.
+        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.setblocking(False)
+                for pid in pids:
+                    # Gone; or stopped, and with so much to read that it reads this, too, only when it goes on.
+                    with suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+                        path = f"/proc/self/fd/{directory}/{GivenUp.socket_name(pid)}"
+                        sender.sendto(str(generation).encode(), path)
+        finally:
+            os.close(directory)
 
 
 def reference(function: str) -> ipp.Reference:

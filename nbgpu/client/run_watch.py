@@ -75,6 +75,7 @@ class RunWatch:
     Attributes:
         failures: what was raised on the ranks, once the run has failed.
         lost: what else kept the run from its end.
+        heals: what was told of each replacement of ranks: which died, and how, and what was lost.
         hang: who waits where and who does not, while a rank waits longer than the cluster's `notice_after_s`; else empty.
     """
 
@@ -88,6 +89,7 @@ class RunWatch:
     ) -> None:
         self.failures: Sequence[RankFailure] = ()
         self.lost: NbgpuError | None = None
+        self.heals: list[str] = []
         self.hang = ""
         self._folder = folder
         self._config = config
@@ -254,11 +256,14 @@ class RunWatch:
                 if attempt == _MAX_HEAL_ATTEMPTS or not self._host.ranks.gone():
                     self._add_to_failures(f"it could not be replaced: {error}")
                     return False
-        self._host.news.append(f"While {self._folder.name} was training, {sentence(why)} {told}")
+        self.heals.append(f"While {self._folder.name} was training, {sentence(why)} {told}")
+        self._host.news.append(self.heals[-1])
         self.failures = ()
         self._prepared = False
         self._results = self._host.ranks.call(
-            RUN_IN_ENGINE, str(self._folder), f"{sentence(why)} It was replaced."
+            RUN_IN_ENGINE,
+            str(self._folder),
+            f"{sentence(why)} It was replaced, and the variables that cells had made on it are lost.",
         )
         return True
 

@@ -99,6 +99,10 @@ class _Screen:
         for event in sorted(marks, key=lambda mark: mark.text == "failed"):
             if event.text not in self._known:
                 self.console.print(_in_words(event), highlight=False)
+        for text in self._run.untold_heals():
+            # What the ranks record says so too, and after which step.
+            if not self._run.config.telemetry:
+                self.console.print(text, style="red", highlight=False, soft_wrap=True)
         hangs = bool(self._run.hang)
         if hangs and not self._hung and not self.console.is_terminal:
             self.console.print(self._run.hang, highlight=False, soft_wrap=True)
