@@ -128,6 +128,12 @@ class Lookout:
             f"({'computing' if busy else 'using no CPU'}{last})"
         )
 
+    def is_stopped(self, rank: int) -> bool:
+        """Whether the process of a rank was stopped by a signal, and not by anything that it does."""
+        with suppress(psutil.NoSuchProcess):
+            return bool(psutil.Process(self._pids[rank]).status() == psutil.STATUS_STOPPED)
+        return False
+
     def cell_line(self, rank: int) -> int | None:
         """The line of the cell that a rank is at, also where it holds the GIL; None where it cannot be told.
 
