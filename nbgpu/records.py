@@ -114,6 +114,11 @@ class RankFailure:
     traceback: str
 
 
+Unheeded = Literal["", "replaced", "caught", "importing"]
+"""Why interrupts do not end what a rank runs: its code has replaced the handler of SIGINT, or an interrupt has raised
+KeyboardInterrupt there and the code went on, or it imports a part of torch. Empty where nothing of that is known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
     """What a rank's main thread does at one moment."""
@@ -132,6 +137,7 @@ class Whereabouts:
     """The optimizer steps that a training run had finished."""
     pulse: str = ""
     """Differs between two answers if anything went through the rank's process groups meanwhile."""
+    unheeded: Unheeded = ""
 
     @staticmethod
     def socket_name(pid: int) -> str:

@@ -20,6 +20,7 @@ from nbgpu.backends import Climb, Rung
 from nbgpu.client import definitions, environment, registry, status, transfer, variables
 from nbgpu.client.arrivals import Answer, Arrivals
 from nbgpu.client.batch_sizes import BatchSizes
+from nbgpu.client.hangs import HangWatch
 from nbgpu.client.ladder import climb_down
 from nbgpu.client.plan import Plan, data_in_words
 from nbgpu.client.processes import Processes
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 _OUTPUT_PATIENCE_S = 2.0
 _ANSWER_PATIENCE_S = 1.0
 _WATCH_PERIOD_S = 0.1
+_POLL_PERIOD_S = 0.01
 _NOT_RUNNING = "this cluster is not running. Start it with: start(), or %nbgpu start"
 
 _R = TypeVar("_R")
@@ -440,11 +442,11 @@ class Cluster:
             raise
         if stuck := watch.stuck():
             self.leave_behind(results)
-            standing = self.ranks.standstills(stuck)
-            told = "; ".join(
-                f"rank {rank} did not come back: {standing.get(rank, 'it is in C code')}" for rank in stuck
-            )
-            raise ClusterError(f"{told}. {self.ranks.ways_out(stuck)}")
+            with closing(HangWatch(self.lookout(), results, self.world_size, 0)) as hangs:
+                told = hangs.not_back(stuck)
+            if causes := watch.causes():
+                raise RankError(causes, self.world_size, told)
+            raise ClusterError(told)
         failed, _ = watch.outcome()
         self.news += self.restore_group(watch, results, [failure.rank for failure in failed])
         if failed:
@@ -625,6 +627,9 @@ class Cluster:
     def restart(self, rank: int | None = None, replay: bool = False) -> str:
         """Ends one rank and puts a new engine in its place, or starts the whole cluster anew.
 
+        Other ranks that are still in an earlier cell are stopped. One that does not come back even then is given up as well:
+        without it there is no group.
+
         Args:
             rank: which; None for the whole cluster.
             replay: run the cells again that the rank had seen, on it alone, but for those that were cut off.
@@ -650,17 +655,45 @@ class Cluster:
                 f"rank {rank} stood still and was ended: {self.run.folder.name} goes on when it is replaced"
             )
         self._refuse_during_run()
-        self._left_behind = {r: result for r, result in self._left_behind.items() if r != rank}
-        told = ["it is empty; the others kept all variables"]
+        given_up = [rank, *self._stop_all_but(rank)]
+        told: dict[int, list[str]] = {}
 
         def rehearse(rank: int) -> None:
-            told[:] = self.history.run_again(rank, self.ranks[rank])
+            told[rank] = self.history.run_again(rank, self.ranks[rank])
 
         if not replay:
-            self.history.forget(rank)
-        lost = self.ranks.replace([rank], rehearse if replay else None)
+            for each in given_up:
+                self.history.forget(each)
+                told[each] = ["it is empty"]
+            kept = [str(r) for r in range(self.world_size) if r not in given_up]
+            told[given_up[-1]][0] += f"; rank {', '.join(kept)} kept all variables" if kept else ""
+        lost = self.ranks.replace(given_up, rehearse if replay else None)
         self.ranks.add_spares(self.config.spare)
-        return "\n".join([f"rank {rank} has a new process, {self.pids[rank]}: {told[0]}", *told[1:], *lost])
+        lines = []
+        for each in given_up:
+            why = (
+                ""
+                if each == rank
+                else " was still in an earlier cell, did not come back, and was given up as well. It"
+            )
+            lines += [
+                f"rank {each}{why} has a new process, {self.pids[each]}: {told[each][0]}",
+                *told[each][1:],
+            ]
+        return "\n".join([*lines, *lost])
+
+    def _stop_all_but(self, rank: int) -> list[int]:
+        """Stops what ranks are still in although nobody waits for it; returns those that do not come back."""
+        others = {r: result for r, result in self._left_behind.items() if r != rank}
+        watch = RankWatch(self.ranks, others)
+        if watch.pending():
+            watch.stop()
+            # The first one that is given up ends the waiting.
+            while set(watch.pending()) - set(watch.stuck()):
+                time.sleep(_POLL_PERIOD_S)
+                watch.check()
+        self._left_behind = {}
+        return watch.stuck()
 
     def leave_behind(self, results: Mapping[int, ipp.AsyncResult]) -> None:
         """Notes ranks that did not come back from a cell; they get no other one until they do, and no answers."""
@@ -741,7 +774,8 @@ class Cluster:
             told = f"rank(s) {named} are still in an earlier cell"
             if standing:
                 why = "; ".join(f"rank {rank} does not answer: {why}" for rank, why in standing.items())
-                raise ClusterError(f"{told}. {why}. {self.ranks.ways_out(list(standing))}")
+                ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in standing)
+                raise ClusterError(f"{told}. {why}. To give up the rank's variables instead: {ways_out}")
             raise ClusterError(
                 f"{told}. Wait for them, stop it with "
                 "nbgpu.current().stop_cell(), which C code may not hear, or give them up: "

@@ -101,6 +101,8 @@ class RunWatch:
         self._stop_asked_mono_s = 0.0
         self._was_interrupted = False
         """Whether a Stop has had to interrupt the ranks."""
+        self._not_back = ""
+        """What is said of ranks that did not come back from a Stop."""
         self._prepared = False
         """Whether what a new rank needs has been imported where it comes from."""
         self._died_at_step = 0
@@ -175,6 +177,8 @@ class RunWatch:
                     found = hangs.describe_all()
                     watch.stop()
                 self._prepare_replacements()
+            if found is not None and (stuck := watch.stuck()):
+                self._not_back = hangs.not_back(stuck)
         self.hang = ""
         return found
 
@@ -207,11 +211,8 @@ class RunWatch:
             # There is nothing yet that could be kept.
             return False
         told = f"{self._folder.name} did not come to the end of its step when it was to stop: {hang}."
-        if stuck := watch.stuck():
-            named = ", ".join(map(str, stuck))
-            self.lost = ClusterError(
-                f"{told} Rank {named} did not come back. {self._host.ranks.ways_out(stuck)}"
-            )
+        if watch.stuck():
+            self.lost = ClusterError(f"{told} {self._not_back}")
         elif self._was_interrupted:
             self.lost = RunError(
                 f"{told} It was interrupted for the second time, and ended without a checkpoint"

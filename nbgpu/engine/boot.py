@@ -305,7 +305,7 @@ def _take(seat: Seat) -> Seat:
     # forms the group anew, and the next cell, as soon as it has the answer. (A private name, from 6.29 to 7.4.)
     shell.kernel._abort_queues = lambda *_: None  # type: ignore[attr-defined]
     quiet.say_only_what_is_heard(shell.kernel)  # type: ignore[attr-defined]
-    remains.tell_with_each_answer(shell.kernel)  # type: ignore[attr-defined]
+    remains.clear_before_each_request(shell.kernel)  # type: ignore[attr-defined]
     memory.watch_cells(shell, seat.rank, torch.device(seat.device))
     debugger.install(shell)
     if seat.memory_limit_bytes is not None:
