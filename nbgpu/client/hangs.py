@@ -15,6 +15,7 @@ from nbgpu.records import Whereabouts
 _LONGEST_PERIOD_S = 1.0
 _PERIODS_BEFORE_NOTICE = 5
 _SILENCE_WORTH_SAYING_S = 1.0
+_CONFIRM_PATIENCE_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -122,23 +123,40 @@ class HangWatch:
 
     def check(self) -> None:
         """Takes what the ranks have answered and asks them again, about once a second. Does not wait."""
-        self._lookout.collect()
-        for rank, seen in list(self._lookout.seen.items()):
-            # Where a rank was before, such as a rank of a run before another one was replaced, says nothing of this.
-            is_of_now = seen.mono_s >= self._began_mono_s
-            if is_of_now and (rank not in self._here_since or self._here_since[rank][0] != seen.where):
-                self._here_since[rank] = seen.where, seen.mono_s
+        self._take_answers()
         now_s = time.monotonic()
         if now_s - self._asked_mono_s < self._period_s:
             return
         self._asked_mono_s = now_s
         self._lookout.ask()
+        places = self._look()
+        if self._notice_after_s:
+            self.text = notice(places, self._notice_after_s)
+
+    def wait_longer_than(self, seconds: float) -> bool:
+        """Whether a rank has stood still, or waited in a collective, for longer, and does so now: where that was known a second
+        ago, the ranks are asked again, for a moment."""
+        if self.longest_wait_s <= seconds:
+            return False
+        self._lookout.ask()
+        self._take_answers(_CONFIRM_PATIENCE_S)
+        self._look()
+        return self.longest_wait_s > seconds
+
+    def _take_answers(self, patience_s: float = 0.0) -> None:
+        self._lookout.collect(patience_s)
+        for rank, seen in list(self._lookout.seen.items()):
+            # Where a rank was before, such as a rank of a run before another one was replaced, says nothing of this.
+            is_of_now = seen.mono_s >= self._began_mono_s
+            if is_of_now and (rank not in self._here_since or self._here_since[rank][0] != seen.where):
+                self._here_since[rank] = seen.where, seen.mono_s
+
+    def _look(self) -> dict[int, Place]:
         places = self._places()
         self.longest_wait_s = max(
             (place.for_s for place in places.values() if place.waits or place.stands_still), default=0.0
         )
-        if self._notice_after_s:
-            self.text = notice(places, self._notice_after_s)
+        return places
 
     def describe_all(self) -> str:
         """Where all ranks are, whether they hang or not."""

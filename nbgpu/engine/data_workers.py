@@ -31,8 +31,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from nbgpu.engine.datasets import Volumes
 from nbgpu.engine.decoding import opened
 from nbgpu.engine.draws import Draw, Sample
-from nbgpu.engine.nursery import CLUSTER_FOLDER
 from nbgpu.errors import DataError, RunError
+from nbgpu.records import CLUSTER_FOLDER
 
 _PR_SET_PDEATHSIG = 1
 

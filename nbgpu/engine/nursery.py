@@ -25,13 +25,11 @@ from types import FrameType
 from typing import NoReturn
 
 from nbgpu.engine import boot
-from nbgpu.records import CONTROLLER_PID
+from nbgpu.records import CLUSTER_FOLDER, CONTROLLER_PID
 from nbgpu.vigil import Vigil
 
 OWNER_PID = "NBGPU_OWNER_PID"
 """Environment variable: the process that started the cluster, usually the notebook's kernel."""
-CLUSTER_FOLDER = "NBGPU_CLUSTER_FOLDER"
-"""Environment variable: the cluster's private folder."""
 
 _NEEDED_BY_EVERY_ENGINE = (
     "ipykernel.ipkernel",

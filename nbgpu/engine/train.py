@@ -5,6 +5,7 @@ torchrun --nproc-per-node=2 -m nbgpu.engine.train run.toml
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import sys
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 
 Loop = Trainer | Minimiser
 
+_log = logging.getLogger("nbgpu.run")
 _interrupted: dict[str, tuple[Loop, TorchSettings]] = {}
 """By run folder: the loops of runs that ended here for no reason of this rank's own, and may go on."""
 
@@ -92,27 +94,36 @@ def run_in_engine(folder: str, mended: str = "") -> RunState:
 
 def _leaving_outcome(folder: Path, rank: int, work: Callable[[], RunState]) -> RunState:
     """Does the work, and leaves in the run's folder how it ended on this rank."""
-    runs.leave_outcome(folder, rank, None)
+    _leave_outcome(folder, rank, None)
     try:
         state = work()
     except BaseException as error:
         told = "".join(traceback.format_exception(error))
-        runs.leave_outcome(folder, rank, RankFailure(rank, type(error).__name__, str(error), told))
+        _leave_outcome(folder, rank, RankFailure(rank, type(error).__name__, str(error), told))
         raise
-    runs.leave_outcome(folder, rank, state)
+    _leave_outcome(folder, rank, state)
     return state
 
 
+def _leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | None) -> None:
+    try:
+        runs.leave_outcome(folder, rank, outcome)
+    except OSError as error:
+        # It is for a notebook that attaches later. How the training ended matters more.
+        _log.warning("how rank %d ends cannot be noted in %s: %s", rank, folder, error.strerror)
+
+
 def _go_on(folder: str, mended: str) -> RunState:
-    cluster, config = read_toml(Path(folder) / "run.toml")
     member = group.membership()
-    device = member.described or devices.choose(cluster.gpus, member.world_size)[member.rank]
     settings = _interrupted[folder][1] if folder in _interrupted else TorchSettings()
     with settings.in_force():
         trainer, _ = _interrupted.pop(folder, (None, settings))
         if trainer is not None:
             memory.free()  # of the DDP object that it had
         else:
+            runs.require_own(Path(folder))
+            cluster, config = read_toml(Path(folder) / "run.toml")
+            device = member.described or devices.choose(cluster.gpus, member.world_size)[member.rank]
             # An import that gets no more memory leaves half a module behind, which is of no use ever after.
             with memory_limit.lifted():
                 import_module("torch._dynamo")  # DDP's constructor would
