@@ -6,8 +6,10 @@ All are frozen dataclasses of plain values, so that they become JSON and pickle 
 
 from __future__ import annotations
 
+import os
 import secrets
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 RunState = Literal[
@@ -28,6 +30,15 @@ TAKEN = b"taken"
 
 KEPT = "kept"
 """File in the cluster's folder: it has started, and goes on when its notebook's kernel ends."""
+
+CLUSTER_FOLDER = "NBGPU_CLUSTER_FOLDER"
+"""Environment variable of a cluster's processes: its private folder."""
+
+
+def cluster_folder() -> Path | None:
+    """The private folder of the cluster that this process belongs to; None where it belongs to none."""
+    named = os.environ.get(CLUSTER_FOLDER)
+    return Path(named) if named else None
 
 
 def engine_name(pid: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -122,7 +123,9 @@ def _best_of(run_folder: Path) -> Path:
 
 def _all_of(runs_dir: Path, recipe: str) -> list[Path]:
     """Every checkpoint of every run of a recipe, the newest first."""
-    folders = [path.parent for path in runs_dir.glob("*/run.toml") if _recipe_of(path) == recipe]
+    # Another user's run is taken only where its folder is named.
+    mine = [path for path in runs_dir.glob("*/run.toml") if path.parent.lstat().st_uid == os.geteuid()]
+    folders = [path.parent for path in mine if _recipe_of(path) == recipe]
     return sorted((c for folder in folders for c in manifest.checkpoints(folder)), key=_age, reverse=True)
 
 

@@ -166,6 +166,13 @@ class Cluster:
         return self._ranks
 
     @property
+    def folder(self) -> Path:
+        """The cluster's own folder, which only the user can enter; it goes when the cluster ends."""
+        if self._processes is None:
+            raise NoClusterError(_NOT_RUNNING)
+        return self._processes.folder
+
+    @property
     def connection_file(self) -> Path:
         """ipyparallel's file for clients: with it, and only with it, another process can reach the engines."""
         if self._processes is None:

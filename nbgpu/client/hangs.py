@@ -16,6 +16,7 @@ _LONGEST_PERIOD_S = 1.0
 _PERIODS_BEFORE_NOTICE = 5
 _SILENCE_WORTH_SAYING_S = 1.0
 _ANSWER_PATIENCE_S = 1.2
+_CONFIRM_PATIENCE_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -123,26 +124,40 @@ class HangWatch:
 
     def check(self) -> None:
         """Takes what the ranks have answered and asks them again, about once a second. Does not wait."""
-        self._lookout.collect()
-        self._take_in()
+        self._take_answers()
         now_s = time.monotonic()
         if now_s - self._asked_mono_s < self._period_s:
             return
         self._asked_mono_s = now_s
         self._lookout.ask()
-        places = self._places()
-        self.longest_wait_s = max(
-            (place.for_s for place in places.values() if place.waits or place.stands_still), default=0.0
-        )
+        places = self._look()
         if self._notice_after_s:
             self.text = notice(places, self._notice_after_s)
 
-    def _take_in(self) -> None:
+    def wait_longer_than(self, seconds: float) -> bool:
+        """Whether a rank has stood still, or waited in a collective, for longer, and does so now: where that was known a second
+        ago, the ranks are asked again, for a moment."""
+        if self.longest_wait_s <= seconds:
+            return False
+        self._lookout.ask()
+        self._take_answers(_CONFIRM_PATIENCE_S)
+        self._look()
+        return self.longest_wait_s > seconds
+
+    def _take_answers(self, patience_s: float = 0.0) -> None:
+        self._lookout.collect(patience_s)
         for rank, seen in list(self._lookout.seen.items()):
             # Where a rank was before, such as a rank of a run before another one was replaced, says nothing of this.
             is_of_now = seen.mono_s >= self._began_mono_s
             if is_of_now and (rank not in self._here_since or self._here_since[rank][0] != seen.where):
                 self._here_since[rank] = seen.where, seen.mono_s
+
+    def _look(self) -> dict[int, Place]:
+        places = self._places()
+        self.longest_wait_s = max(
+            (place.for_s for place in places.values() if place.waits or place.stands_still), default=0.0
+        )
+        return places
 
     def describe_all(self) -> str:
         """Where all ranks are, whether they hang or not."""
@@ -164,8 +179,7 @@ class HangWatch:
         are_silent = all(self._lookout.silent_s(rank) > _SILENCE_WORTH_SAYING_S for rank in ranks)
         # An answer from before the interrupts would not know what the code did with them.
         self._lookout.ask()
-        self._lookout.collect(0.0 if are_silent else _ANSWER_PATIENCE_S)
-        self._take_in()
+        self._take_answers(0.0 if are_silent else _ANSWER_PATIENCE_S)
         told = "; ".join(f"rank {rank} did not come back: it {self.describe(rank)}" for rank in ranks)
         ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in ranks)
         if all(self._lookout.stands_still(rank) for rank in ranks):

@@ -47,6 +47,9 @@ class Host(Protocol):
     news: list[str]
 
     @property
+    def folder(self) -> Path: ...
+
+    @property
     def backend(self) -> str: ...
 
     @property
@@ -195,7 +198,7 @@ class RunWatch:
         # take long to write the last checkpoint.
         is_told_twice = self._config.strategy == "fsdp" or self._is_stopping
         too_long_s = min(self._host.config.notice_after_s or _HANG_S, _HANG_S)
-        return self._num_stops_asked == 1 and not is_told_twice and hangs.longest_wait_s > too_long_s
+        return self._num_stops_asked == 1 and not is_told_twice and hangs.wait_longer_than(too_long_s)
 
     def _prepare_replacements(self) -> None:
         """Once the ranks train: earlier it would take the cores from them, while they get ready themselves."""

@@ -5,6 +5,7 @@ torchrun --nproc-per-node=2 -m nbgpu.engine.train run.toml
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import sys
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
 
 Loop = Trainer | Minimiser
 
+_log = logging.getLogger("nbgpu.run")
+
 
 @dataclass(frozen=True)
 class _Interrupted:
@@ -106,22 +109,28 @@ def run_in_engine(folder: str, mended: str = "") -> RunState:
 
 def _leaving_outcome(folder: Path, rank: int, work: Callable[[], RunState]) -> RunState:
     """Does the work, and leaves in the run's folder how it ended on this rank."""
-    runs.leave_outcome(folder, rank, None)
+    _leave_outcome(folder, rank, None)
     try:
         state = work()
     except BaseException as error:
         interpreter.note_namesakes(error)
         failure = RankFailure(rank, type(error).__name__, str(error), error_as_text(error))
-        runs.leave_outcome(folder, rank, failure)
+        _leave_outcome(folder, rank, failure)
         raise
-    runs.leave_outcome(folder, rank, state)
+    _leave_outcome(folder, rank, state)
     return state
 
 
+def _leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | None) -> None:
+    try:
+        runs.leave_outcome(folder, rank, outcome)
+    except OSError as error:
+        # It is for a notebook that attaches later. How the training ended matters more.
+        _log.warning("how rank %d ends cannot be noted in %s: %s", rank, folder, error.strerror)
+
+
 def _go_on(folder: str, mended: str) -> RunState:
-    cluster, config = read_toml(Path(folder) / "run.toml")
     member = group.membership()
-    device = member.described or devices.choose(cluster.gpus, member.world_size)[member.rank]
     before = _interrupted.pop(folder, None)
     settings = TorchSettings() if before is None else before.settings
     with settings.in_force():
@@ -130,6 +139,9 @@ def _go_on(folder: str, mended: str) -> RunState:
             del before
             memory.free()  # of the DDP object that it had
         else:
+            runs.require_own(Path(folder))
+            cluster, config = read_toml(Path(folder) / "run.toml")
+            device = member.described or devices.choose(cluster.gpus, member.world_size)[member.rank]
             # An import that gets no more memory leaves half a module behind, which is of no use ever after.
             with memory_limit.lifted():
                 import_module("torch._dynamo")  # DDP's constructor would

@@ -47,7 +47,7 @@ from nbgpu.engine.steering import Steering
 from nbgpu.engine.strategy import Strategy, spread
 from nbgpu.errors import DataError, OutOfMemoryError, RunError
 from nbgpu.recipes import Adversarial, Recipe
-from nbgpu.records import Command, Device, RunState
+from nbgpu.records import Command, Device, RunState, cluster_folder
 from nbgpu.signals import uninterrupted
 from nbgpu.telemetry import CommandWatch, Recorder
 
@@ -145,7 +145,7 @@ class Trainer:
             DataError: a file cannot be used; every rank raises it, at the same step.
         """
         # Made anew each time, so that the newest command counts even if a rank that had heard it is gone.
-        self._consensus = Consensus(CommandWatch(self.folder) if self.rank == 0 else None)
+        self._consensus = Consensus(CommandWatch(self.folder, cluster_folder()) if self.rank == 0 else None)
         self._gather_ranks()
         if mended:
             self._event("heal", f"{mended} {self._goes_on_in_words()}")
@@ -323,7 +323,8 @@ class Trainer:
             loaders = self._data.loaders
             data = loaders.told
             steps = (self.total_steps, loaders.steps_per_epoch)
-            run_info.write(self.folder, self.config, self.member, devices, *steps, data, self._data.began)
+            with runs.telling_what_is_not_written(partial(self._event, "note")):
+                run_info.write(self.folder, self.config, self.member, devices, *steps, data, self._data.began)
 
     def _networks(self) -> tuple[nn.Module, Discriminator | None]:
         """The model on the device, and its discriminator if it has one. Every rank draws the same weights."""
@@ -473,7 +474,8 @@ class Trainer:
         self._write_info()
         self._built.follow(self.config, self._learning_rate())
         if self.rank == 0:
-            runs.note_change(self.folder, self.step, now)
+            with runs.telling_what_is_not_written(partial(self._event, "note")):
+                runs.note_change(self.folder, self.step, now)
             told = ", ".join(f"{name} {before[name]} → {value}" for name, value in now.items())
             self._event("setting", told, **now)
         self._steering.changed()
