@@ -145,7 +145,22 @@ class _Devices:
         )
         self.gpus.observe(self._follow_choice, "value")
         self.memory_limit = control_for("memory_limit", fields["memory_limit"])
-        made = {"gpus": self.gpus, "ranks": self.ranks, "memory_limit": self.memory_limit}
+        release = fields["release_after_s"]
+        # A text, because a box for numbers has no way to say 'never'.
+        self.release_after_s = w.Text(
+            placeholder="never",
+            description="release after s",
+            tooltip=f"{release.description} ({bounds(release)})",
+            continuous_update=False,
+            style=_STYLE,
+            layout=_LAYOUT,
+        )
+        made = {
+            "gpus": self.gpus,
+            "ranks": self.ranks,
+            "memory_limit": self.memory_limit,
+            "release_after_s": self.release_after_s,
+        }
         # A field with a control of its own kind would be missing here, and a KeyError says which.
         ((heading, members),) = _grouped(ClusterConfig, made).items()
         self.note = w.HTML()
@@ -163,11 +178,12 @@ class _Devices:
             "gpus": ",".join(self.gpus.value) or "none",
             "ranks": self.ranks.value,
             "memory_limit": self.memory_limit.value,
+            "release_after_s": self.release_after_s.value.strip() or None,
         }
 
     def inputs(self) -> list[w.Widget]:
         """Its controls."""
-        return [self.gpus, self.ranks, self.memory_limit]
+        return [self.gpus, self.ranks, self.memory_limit, self.release_after_s]
 
 
 class _Controls:
@@ -309,7 +325,15 @@ class _Controls:
             plan.value = plan_view.page(run)
             self._refresh()
 
-        panel = Panel(run, self._slot, show_buttons=False, on_state=follow, on_gone=self._clear_place)
+        buttons = [str(button.model_id) for button in self._buttons()]
+        panel = Panel(
+            run,
+            self._slot,
+            show_buttons=False,
+            buttons=buttons,
+            on_state=follow,
+            on_gone=self._clear_place,
+        )
         pictures = w.HTML()
         if run.config.LIVE_PICTURES:
             PictureView(run, lambda newest: setattr(pictures, "value", newest["text/html"]))

@@ -71,7 +71,8 @@ def test_every_marked_field_is_in_the_panel(recipe: str) -> None:
     panel = _Controls(recipe, cluster=None)
     names = [name for _, name, _ in control_fields(TRAIN_CONFIGS[recipe])]
     assert list(panel._settings) == names
-    assert [name for _, name, _ in control_fields(ClusterConfig)] == ["gpus", "ranks", "memory_limit"]
+    devices = ["gpus", "ranks", "memory_limit", "release_after_s"]
+    assert [name for _, name, _ in control_fields(ClusterConfig)] == devices
 
 
 def test_a_bad_value_is_said_in_words_and_nothing_is_lost() -> None:
