@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 import warnings
@@ -16,7 +17,7 @@ import ipyparallel as ipp
 
 from nbgpu import backends, devices
 from nbgpu.backends import Climb, Rung
-from nbgpu.client import definitions, environment, registry, status, transfer, variables
+from nbgpu.client import definitions, environment, host_checks, registry, status, transfer, variables
 from nbgpu.client.arrivals import Answer, Arrivals
 from nbgpu.client.batch_sizes import BatchSizes
 from nbgpu.client.ladder import climb_down
@@ -174,8 +175,9 @@ class Cluster:
         warning then says which failed, and why.
 
         Raises:
-            ClusterError: another cluster of this process runs, another one has a GPU, or an engine did not
-                come; the message ends with what the engines said.
+            ConfigError: a variable of gloo's or NCCL's names a network interface that is not there.
+            ClusterError: another cluster of this process runs, another one has a GPU, too few files may be open or they
+                may be too short, or an engine did not come; the message ends with what the engines said.
         """
         require_none()
         self.start_beside()
@@ -186,12 +188,13 @@ class Cluster:
         """As `start`, for one of several clusters that a process has: none of them is `current()`, and whoever started
         them stops them."""
         self.devices, self.climb = self._wanted, Climb(self._rungs[0])
+        num_engines = self.world_size + self.config.spare
+        host_checks.require_startable(os.environ, [rung.backend for rung in self._rungs], num_engines)
         self._processes = processes = Processes.prepare()
         try:
             entry = registry.new_entry(self.config, self.devices, self.climb, processes.folder)
             registry.claim(entry)
             self._entry = entry
-            num_engines = self.world_size + self.config.spare
             processes.start(num_engines, environment.of_engines(self.config, self.devices))
             self._note()
             self._client = processes.connect(num_engines, self.config.start_timeout_s)
