@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
+from nbgpu.errors import RunError
+
 RunState = Literal[
     "starting", "loading", "training", "validating", "paused", "stopping", "stopped", "finished", "failed"
 ]
@@ -214,8 +216,16 @@ class RunInfo:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> RunInfo:
-        devices = tuple(Device(**d) for d in fields["devices"])
-        return cls(**{**fields, "devices": devices, "data": tuple(fields.get("data", ()))})
+        """From what `run_info.json` says.
+
+        Raises:
+            RunError: it is not what nbgpu writes.
+        """
+        try:
+            devices = tuple(Device(**d) for d in fields["devices"])
+            return cls(**{**fields, "devices": devices, "data": tuple(fields.get("data", ()))})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"run_info.json is not what nbgpu writes ({error!r})") from None
 
 
 @dataclass(frozen=True, slots=True)
