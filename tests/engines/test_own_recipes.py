@@ -148,7 +148,7 @@ def test_a_new_recipe_learns_as_it_is(cluster2: nbgpu.Cluster, tmp_path: Path) -
     # The mean of sin^2 is 0.5; a straight line gets no lower than 0.43.
     assert losses.iloc[-1] < 0.2
     # What was learned can be had anywhere, by whoever trusts the file that makes the model.
-    with pytest.raises(ConfigError, match=r"my_sine\.py.* trust=True"):
+    with pytest.raises(nbgpu.ConfigError, match=r"my_sine\.py.* trust=True"):
         load_trained(run.folder)
     x = torch.linspace(-3, 3, 50)[:, None]
     with torch.no_grad():
