@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from nbgpu.errors import RunError
+
 RunState = Literal[
     "starting", "loading", "training", "validating", "paused", "stopping", "stopped", "finished", "failed"
 ]
@@ -296,10 +298,18 @@ class RunInfo:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> RunInfo:
-        devices = tuple(Device(**d) for d in fields["devices"])
-        data = tuple(fields.get("data", ()))
-        epochs_from = tuple(tuple(section) for section in fields.get("epochs_from", ()))
-        return cls(**{**fields, "devices": devices, "data": data, "epochs_from": epochs_from})
+        """From what `run_info.json` says.
+
+        Raises:
+            RunError: it is not what nbgpu writes.
+        """
+        try:
+            devices = tuple(Device(**d) for d in fields["devices"])
+            data = tuple(fields.get("data", ()))
+            epochs_from = tuple(tuple(section) for section in fields.get("epochs_from", ()))
+            return cls(**{**fields, "devices": devices, "data": data, "epochs_from": epochs_from})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"run_info.json is not what nbgpu writes ({error!r})") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,9 +139,14 @@ def outcome(folder: Path, rank: int) -> RunState | RankFailure | None:
         told = json.loads(_outcome_path(folder, rank).read_text())
     except FileNotFoundError:
         return None
-    if "failure" in told:
-        return RankFailure(**told["failure"])
-    state: RunState = told["state"]
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{_outcome_path(folder, rank)} cannot be read: {error}") from None
+    try:
+        if "failure" in told:
+            return RankFailure(**told["failure"])
+        state: RunState = told["state"]
+    except (KeyError, TypeError):
+        raise RunError(f"{_outcome_path(folder, rank)} is not what nbgpu writes") from None
     return state
 
 

@@ -42,7 +42,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     @classmethod
-    def checked(cls, **values: Any) -> Self:
+    def checked(cls, /, **values: Any) -> Self:
         """Builds the settings, or raises a ConfigError with one line for every bad value."""
         try:
             return cls(**values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ import ipyparallel as ipp
 
 from nbgpu import backends, devices
 from nbgpu.backends import Climb, Rung
-from nbgpu.client import definitions, environment, registry, status, transfer, variables
+from nbgpu.client import definitions, environment, host_checks, registry, status, transfer, variables
 from nbgpu.client.arrivals import Answer, Arrivals
 from nbgpu.client.batch_sizes import BatchSizes
 from nbgpu.client.hangs import HangWatch
@@ -199,8 +200,9 @@ class Cluster:
         warning then says which failed, and why.
 
         Raises:
-            ClusterError: another cluster of this process runs, another one has a GPU, or an engine did not
-                come; the message ends with what the engines said.
+            ConfigError: a variable of gloo's or NCCL's names a network interface that is not there.
+            ClusterError: another cluster of this process runs, another one has a GPU, too few files may be open or they
+                may be too short, or an engine did not come; the message ends with what the engines said.
         """
         require_none()
         return self._start(self._become_current)
@@ -212,9 +214,10 @@ class Cluster:
 
     def _start(self, at_the_end: Callable[[], None]) -> Self:
         self.devices, self.climb = self._wanted, Climb(self._rungs[0])
+        num_engines = self.world_size + self.config.spare
+        host_checks.require_startable(os.environ, [rung.backend for rung in self._rungs], num_engines)
         self._processes = processes = Processes.prepare()
         try:
-            num_engines = self.world_size + self.config.spare
             # What `stop` does not know of it cannot take back.
             with uninterrupted():
                 entry = registry.new_entry(self.config, self.devices, self.climb, processes.folder)

@@ -380,16 +380,21 @@ class Trainer:
 
     def _load_checkpoint(self, path: Path) -> None:
         tensors, about = checkpoint.load(path)
-        if self.rank == 0 and about["world_size"] != self.member.world_size:
-            ranks = f"{about['world_size']} ranks then, {self.member.world_size} now"
-            self._event("note", f"goes on with another number of ranks: {ranks}")
         try:
+            if self.rank == 0 and about["world_size"] != self.member.world_size:
+                ranks = f"{about['world_size']} ranks then, {self.member.world_size} now"
+                self._event("note", f"goes on with another number of ranks: {ranks}")
             self.load_state(tensors, about)
+            self._saves.newest_step = self.step
+            if all(
+                about["config"][name] == getattr(self.config, name) for name in ("batch_size", "accumulate")
+            ):
+                self._begin_data_at(*about.get("data_began", (0, 0)))
         except (RuntimeError, ValueError) as error:
             raise RunError(f"{path} does not fit the model: {error}") from error
-        self._saves.newest_step = self.step
-        if all(about["config"][name] == getattr(self.config, name) for name in ("batch_size", "accumulate")):
-            self._begin_data_at(*about.get("data_began", (0, 0)))
+        except (KeyError, TypeError, AttributeError) as error:
+            # Its sha256 is right, and still somebody may have written it by hand.
+            raise RunError(f"{path / manifest.STATE} is not what nbgpu writes: {error!r}") from error
         if (gone := self._saves.point_to_earlier_best(path, self._progress.best)) is not None:
             self._event("note", gone)
 
