@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nbgpu import runs
 from nbgpu.config import TrainConfig
-from nbgpu.engine import checkpoint, exchange, memory, run_info
+from nbgpu.engine import activity, checkpoint, exchange, memory, run_info
 from nbgpu.engine.books import Books
 from nbgpu.engine.consensus import Consensus, together
 from nbgpu.engine.descent import AfterStep, Evaluate, descend
@@ -232,6 +232,8 @@ class Minimiser:
     # ---- getting ready ----
 
     def _gather_ranks(self) -> None:
+        if not self._loaded:
+            self._enter("loading")
         standings = exchange.gather(
             {
                 "ready": self._tensor is not None,
@@ -243,8 +245,6 @@ class Minimiser:
         ready = {rank: s["step"] for rank, s in enumerate(standings) if s["ready"]}
         source = max(ready, key=ready.__getitem__, default=None)
         self._take_settings(self._steering.catch_up([s["steered"] for s in standings]))
-        if not self._loaded:
-            self._enter("loading")
         together(self._load)
         if self.rank == 0:
             self._write_info([Device(**s["device"]) for s in standings])
@@ -260,7 +260,8 @@ class Minimiser:
 
     def _load(self) -> None:
         if not self._loaded:
-            self.problem.load()
+            with activity.during("loading the data"):
+                self.problem.load()
             self._loaded = True
 
     def _write_info(self, devices: Sequence[Device]) -> None:
@@ -479,9 +480,9 @@ class Minimiser:
         together(lambda: self._tell_the_end(failure))
 
     def _tell_the_end(self, failure: RunError | None) -> None:
+        self._enter("working out the result" if self.rank == 0 else "waiting for rank 0")
         if self.rank == 0:
-            self._enter("validating")
-            with torch.no_grad():
+            with torch.no_grad(), activity.during("working out the result"):
                 result = self.problem.result(self._found.cpu(), self.folder)
             self._event("result", self.config.title, **result)
         if failure is not None:
