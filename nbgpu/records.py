@@ -15,11 +15,25 @@ from typing import Any, ClassVar, Literal
 from nbgpu.errors import RunError
 
 RunState = Literal[
-    "starting", "loading", "training", "validating", "paused", "stopping", "stopped", "finished", "failed"
+    "starting",
+    "loading packages",
+    "loading",
+    "training",
+    "validating",
+    "paused",
+    "working out the result",
+    "waiting for rank 0",
+    "stopping",
+    "stopped",
+    "finished",
+    "failed",
 ]
-"""What a rank, and the run as a whole, is doing. The last three are final."""
+"""What a rank, and the run as a whole, is doing. The last three are final. 'loading' is about data and model."""
 
 FINAL_STATES = frozenset({"stopped", "finished", "failed"})
+
+BUSY_STATES = frozenset({"starting", "loading packages", "loading", "working out the result"})
+"""In these a rank may do something by itself while the others wait for it."""
 
 Command = Literal["pause", "resume", "stop"]
 """What a person can ask of a run while it goes on."""
@@ -148,9 +162,17 @@ class Whereabouts:
     """What of torch.distributed the rank is in, such as 'all_reduce' or 'DDP backward'; empty where in nothing."""
     step: int = 0
     """The optimizer steps that a training run had finished."""
+    busy_with: str = ""
+    """What the rank does by itself while the others wait for it, such as 'loading packages'; mostly empty."""
     pulse: str = ""
-    """Differs between two answers if anything went through the rank's process groups meanwhile."""
+    """Differs between two answers if anything went through the rank's process groups meanwhile, or if it has computed for
+    what it is busy with."""
     unheeded: Unheeded = ""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the others wait for what this rank does by itself."""
+        return bool(self.busy_with) and not self.collective
 
     @staticmethod
     def socket_name(pid: int) -> str:

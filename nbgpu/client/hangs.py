@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import ipyparallel as ipp
+import psutil
 
 from nbgpu.client.whereabouts import Lookout, told
 from nbgpu.records import Whereabouts
@@ -17,6 +18,8 @@ _PERIODS_BEFORE_NOTICE = 5
 _SILENCE_WORTH_SAYING_S = 1.0
 _ANSWER_PATIENCE_S = 1.2
 _CONFIRM_PATIENCE_S = 0.3
+_GETS_READY = Whereabouts("call", busy_with="getting ready")
+"""Where a rank is that has not answered since a run began."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,11 @@ class Place:
         return self.where is not None and bool(self.where.collective) and not self.instead
 
     @property
+    def is_busy(self) -> bool:
+        """Whether the others wait for what the rank does by itself, such as the result."""
+        return self.where is not None and self.where.is_busy and not self.instead
+
+    @property
     def words(self) -> str:
         """What goes behind the rank's name."""
         if self.instead:
@@ -45,6 +53,8 @@ class Place:
             return "has not answered yet"
         if self.waits:
             return f"{self.kind}, for {self.for_s:.0f} s"
+        if self.is_busy:
+            return f"{self.kind}, with no progress for {self.for_s:.0f} s"
         return self.kind
 
     @property
@@ -56,12 +66,18 @@ class Place:
             # The trainer's own lines are nobody's question.
             place = f"step {self.where.step + 1}" if self.where.doing == "run" else self.where.place
             return f"waits in {self.where.collective}, {place}"
-        return f"is {'' if self.where.doing == 'idle' else 'at '}{told(self.where)}"
+        if self.where.is_busy:
+            within = f", in {self.where.within}" if self.where.within else ""
+            return f"is {self.where.busy_with}{within}"
+        return f"is {'at ' if self.where.place else ''}{told(self.where)}"
 
 
 def notice(places: Mapping[int, Place], after_s: float) -> str:
-    """What `told_of_all` says; empty unless a rank waits in a collective for `after_s` seconds, or stands still."""
-    hangs = any(place.stands_still or (place.waits and place.for_s >= after_s) for place in places.values())
+    """What `told_of_all` says; empty unless a rank waits in a collective for `after_s` seconds, and not for a rank that gets
+    on with what only this one does, or stands still."""
+    hangs = any(place.waits and place.for_s >= after_s for place in places.values())
+    hangs &= not any(place.is_busy and place.for_s < after_s for place in places.values())
+    hangs |= any(place.stands_still for place in places.values())
     return told_of_all(places) if hangs else ""
 
 
@@ -99,6 +115,8 @@ class HangWatch:
         world_size: how many ranks there are; some may not have been given it.
         notice_after_s: how long ranks wait in a collective before that is worth saying; 0 for never.
         work: what was sent to them.
+        is_busy: whether a rank has said last that it does something by itself, such as importing packages. What it answered
+            last about where it is may be older.
     """
 
     def __init__(
@@ -108,12 +126,14 @@ class HangWatch:
         world_size: int,
         notice_after_s: float,
         work: Literal["cell", "run"] = "cell",
+        is_busy: Callable[[int], bool] = lambda rank: False,
     ) -> None:
         self._lookout = lookout
         self._results = results
         self._world_size = world_size
         self._notice_after_s = notice_after_s
         self._work = work
+        self._is_busy = is_busy
         self._period_s = min(_LONGEST_PERIOD_S, notice_after_s / _PERIODS_BEFORE_NOTICE or _LONGEST_PERIOD_S)
         self._asked_mono_s = self._began_mono_s = time.monotonic()
         self._here_since: dict[int, tuple[Whereabouts, float]] = {}
@@ -211,16 +231,35 @@ class HangWatch:
             return Place(instead=f"was not given the {self._work}")
         if self._results[rank].ready():
             return Place(instead=f"has finished the {self._work}")
-        if self._lookout.silent_s(rank) > _SILENCE_WORTH_SAYING_S:
+        here = Place()
+        if rank in self._here_since:
+            where, since_mono_s = self._here_since[rank]
+            here = Place(where, time.monotonic() - since_mono_s)
+        silent_s = self._lookout.silent_s(rank)
+        if silent_s > _SILENCE_WORTH_SAYING_S:
+            # An import may hold the GIL, also before the rank has answered for the first time.
+            where = here.where or _GETS_READY
+            if self._is_busy(rank) and where.is_busy and self._computes(rank):
+                return Place(where)
             return Place(
-                for_s=self._lookout.silent_s(rank),
+                for_s=silent_s,
                 instead=self._lookout.silence(rank),
                 stands_still=self._lookout.stands_still(rank),
             )
         if rank not in self._here_since:
             return Place()
-        where, since_mono_s = self._here_since[rank]
-        return Place(where, time.monotonic() - since_mono_s)
+        if here.is_busy:
+            # Whether it gets on is known up to its last answer.
+            return replace(here, for_s=max(0.0, here.for_s - silent_s))
+        if here.where is not None and here.where.doing == "call" and self._work == "cell":
+            return Place(instead="has not begun the cell")
+        return here
+
+    def _computes(self, rank: int) -> bool:
+        try:
+            return self._lookout.computes(rank)
+        except psutil.NoSuchProcess:
+            return False
 
     def close(self) -> None:
         self._lookout.close()

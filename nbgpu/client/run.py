@@ -179,7 +179,17 @@ class Run:
         """What the run does: the state of its ranks, and of the slowest one where they differ."""
         if self._ending.state is not None:
             return self._ending.state
-        order: list[RunState] = ["starting", "loading", "paused", "validating", "training", "stopping"]
+        order: list[RunState] = [
+            "starting",
+            "loading packages",
+            "loading",
+            "paused",
+            "validating",
+            "working out the result",
+            "training",
+            "waiting for rank 0",
+            "stopping",
+        ]
         states = {s.state for s in self.statuses()} - FINAL_STATES
         return next((state for state in order if state in states), "training")
 

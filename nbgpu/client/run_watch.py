@@ -21,7 +21,7 @@ from nbgpu.client.watch import RankWatch
 from nbgpu.client.whereabouts import Lookout
 from nbgpu.config import ClusterConfig, TrainConfig
 from nbgpu.errors import ClusterError, NbgpuError, RunError
-from nbgpu.records import FINAL_STATES, Device, RankFailure, RankStatus, RunState
+from nbgpu.records import BUSY_STATES, FINAL_STATES, Device, RankFailure, RankStatus, RunState
 
 RUN_IN_ENGINE = "nbgpu.engine.train:run_in_engine"
 
@@ -168,7 +168,12 @@ class RunWatch:
         found: str | None = None
         lookout = self._host.lookout()
         hangs = HangWatch(
-            lookout, self._results, len(self._results), self._host.config.notice_after_s, work="run"
+            lookout,
+            self._results,
+            len(self._results),
+            self._host.config.notice_after_s,
+            work="run",
+            is_busy=lambda rank: self._statuses()[rank].state in BUSY_STATES,
         )
         with closing(hangs):
             while watch.pending() and not self._abandoned and not self._gives_up_on_some(watch):
@@ -210,7 +215,7 @@ class RunWatch:
     def _can_end_in_order(self, watch: RankWatch, hang: str) -> bool:
         """Lets ranks that a Stop has interrupted end as any other run that is stopped; False where that is in vain."""
         self.failures = ()
-        if {status.state for status in self._statuses()} <= {"starting", "loading"}:
+        if {status.state for status in self._statuses()} <= {"starting", "loading packages", "loading"}:
             # There is nothing yet that could be kept.
             return False
         told = f"{self._folder.name} did not come to the end of its step when it was to stop: {hang}."

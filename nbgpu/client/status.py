@@ -35,15 +35,17 @@ def table(cluster: Cluster, lookout: Lookout) -> str:
 
 
 def _state(cluster: Cluster, rank: int, lookout: Lookout) -> str:
+    run = cluster.run
+    of_run = run.statuses()[rank] if run is not None and not run.over else None
     if lookout.silent_s(rank):
-        return lookout.silence(rank)
+        # An import may hold the GIL.
+        is_loading = of_run is not None and of_run.state == "loading packages" and lookout.computes(rank)
+        return "loading packages" if is_loading else lookout.silence(rank)
     if rank not in lookout.seen:
         return "does not say"
     where = lookout.seen[rank].where
-    run = cluster.run
-    if run is None or run.over:
+    if run is None or of_run is None:
         return told(where)
-    of_run = run.statuses()[rank]
     state = f"{of_run.state}, step {of_run.step}/{run.info.total_steps}"
     if where.collective:
         return f"{state}, waits in {where.collective}"

@@ -115,6 +115,12 @@ class Lookout:
         """Whether something outside of the rank's process keeps it from going on."""
         return bool(process_id.standstill(self._pids[rank]))
 
+    def computes(self, rank: int) -> bool:
+        """Whether a rank that owes an answer has used the CPU since it was asked; NoSuchProcess where it is gone."""
+        question = self._open[rank]
+        silent_s = time.monotonic() - question.asked_mono_s
+        return (_cpu_s(self._pids[rank]) - question.cpu_s) / silent_s > _BUSY_SHARE
+
     def silence(self, rank: int) -> str:
         """What keeps a rank from answering, in words that go behind its name, and where it was before."""
         question = self._open[rank]
@@ -125,14 +131,14 @@ class Lookout:
         if process_id.waits_in_the_system(pid):
             return f"does not answer for {silent_s:.0f} s: it waits in the operating system, for a disk or a driver"
         try:
-            busy = (_cpu_s(pid) - question.cpu_s) / silent_s > _BUSY_SHARE
+            computes = self.computes(rank)
         except psutil.NoSuchProcess:
             return "is gone"
         seen = self.seen.get(rank)
         last = f", last seen {_located(seen.where)}" if seen is not None else ""
         return (
             f"does not answer for {silent_s:.0f} s: it is in C code that holds the GIL "
-            f"({'computing' if busy else 'using no CPU'}{last})"
+            f"({'computing' if computes else 'using no CPU'}{last})"
         )
 
     def cell_line(self, rank: int) -> int | None:
@@ -164,17 +170,21 @@ class Lookout:
 
 
 def told(where: Whereabouts) -> str:
-    """What a rank does, in words: 'idle', 'cell line 6: x = f(y)', 'cell line 4, in barrier: dist.barrier()'."""
+    """What a rank does, in words: 'idle', 'loading packages', 'cell line 6: x = f(y)', 'cell line 4, in barrier: dist.barrier()'."""
     if where.doing == "idle":
         return "idle"
-    place = where.place or "a call"
+    if where.busy_with and not where.place:
+        return where.busy_with
+    place = where.place or "busy"
     if where.collective:
         place += f", in {where.collective}"
     return f"{place}: {where.source}" if where.source else place
 
 
 def _located(where: Whereabouts) -> str:
-    return "idle" if where.doing == "idle" else f"at {where.place or 'a call'}"
+    if where.doing == "idle":
+        return "idle"
+    return f"at {where.place}" if where.place else where.busy_with or "busy"
 
 
 def _cpu_s(pid: int) -> float:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nbgpu import manifest, runs
 from nbgpu.config import TrainConfig
-from nbgpu.engine import checkpoint, exchange, memory, run_info
+from nbgpu.engine import activity, checkpoint, exchange, memory, run_info
 from nbgpu.engine.books import Books
 from nbgpu.engine.consensus import Consensus, together
 from nbgpu.engine.descent import AfterStep, Evaluate, descend
@@ -233,6 +233,8 @@ class Minimiser:
     # ---- getting ready ----
 
     def _gather_ranks(self) -> None:
+        if not self._loaded and self.recorder is not None:
+            self.recorder.state("loading")  # of which step is known when all have said how far they are
         standings = exchange.gather(
             {
                 "ready": self._tensor is not None,
@@ -267,7 +269,8 @@ class Minimiser:
 
     def _load(self) -> None:
         if not self._loaded:
-            self.problem.load()
+            with activity.during("loading the data"):
+                self.problem.load()
             self._loaded = True
 
     def _write_info(self, devices: Sequence[Device]) -> None:
@@ -488,9 +491,9 @@ class Minimiser:
         together(lambda: self._tell_the_end(failure))
 
     def _tell_the_end(self, failure: RunError | None) -> None:
+        self._enter("working out the result" if self.rank == 0 else "waiting for rank 0")
         if self.rank == 0:
-            self._enter("validating")
-            with torch.no_grad():
+            with torch.no_grad(), activity.during("working out the result"):
                 result = self.problem.result(self._found.cpu(), self.folder)
             self._event("result", self.config.title, **result)
         if failure is not None:

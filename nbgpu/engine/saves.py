@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from nbgpu import manifest, resume
-from nbgpu.engine import checkpoint, exchange
+from nbgpu.engine import activity, checkpoint, exchange
 from nbgpu.engine.consensus import together
 from nbgpu.errors import RunError
 from nbgpu.manifest import Score
@@ -51,7 +51,8 @@ class Saves:
         if self._writer is None:
             return None
         try:
-            self._writer.finish(step, *whole_state, score=score)
+            with activity.during("writing the last checkpoint"):
+                self._writer.finish(step, *whole_state, score=score)
         except RunError as error:
             return error
         return None

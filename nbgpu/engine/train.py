@@ -26,6 +26,7 @@ import torch.distributed as dist
 from nbgpu import backends, devices, interpreter, runs
 from nbgpu.config import TrainConfig, read_toml
 from nbgpu.engine import (
+    activity,
     debug,
     debugger,
     exchange,
@@ -144,13 +145,12 @@ def _go_on(folder: str, mended: str) -> RunState:
             device = member.described or devices.choose(cluster.gpus, member.world_size)[member.rank]
             # An import that gets no more memory leaves half a module behind, which is of no use ever after.
             with memory_limit.lifted():
-                import_module("torch._dynamo")  # DDP's constructor would
                 trainer = _trainer(config, Path(folder), member, device)
         memory_limit.tighten()
         try:
             return train(trainer, mended)
         except BaseException as error:
-            freed = isinstance(error, _FREED) or type(error) is RuntimeError
+            freed = _was_freed(error)
             with undisturbed():
                 if freed:
                     trainer.interrupted()
@@ -228,12 +228,30 @@ def _own_heap(device: torch.device) -> AbstractContextManager[None]:
 
 
 def _trainer(config: TrainConfig, folder: Path, member: Membership, device: Device) -> Loop:
-    recipe = _load_recipe(config, folder)
+    # Before all imports, which may take longer than anybody waits for a sign of life.
     recorder = Recorder(folder, member.rank, _probe(device, member.device)) if config.telemetry else None
+    try:
+        if recorder is not None:
+            recorder.state("loading packages")
+        with activity.during("loading packages"):
+            import_module("torch._dynamo")  # DDP's constructor would
+            recipe = _load_recipe(config, folder)
+    except BaseException as error:
+        if recorder is not None:
+            if not _was_freed(error):
+                recorder.event("failure", _in_one_line(error))
+                recorder.state("failed")
+            recorder.close()
+        raise
     books = Books(config, folder, recorder) if recorder is not None and member.rank == 0 else None
     if isinstance(recipe, Problem):
         return Minimiser(config, recipe, folder, member, device, recorder, books)
     return Trainer(config, recipe, folder, member, device, recorder, books)
+
+
+def _was_freed(error: BaseException) -> bool:
+    """Whether a rank raised this because another one failed, or was stopped by the person."""
+    return isinstance(error, _FREED) or type(error) is RuntimeError
 
 
 def _close(trainer: Loop, cause: str = "", failed: bool = False) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from nbgpu import manifest, runs
 from nbgpu.config import TrainConfig
 from nbgpu.engine import (
+    activity,
     checkpoint,
     data_identity,
     exchange,
@@ -237,6 +238,8 @@ class Trainer:
 
     def _gather_ranks(self) -> None:
         """Makes every rank ready for the same step: the furthest rank's, a checkpoint's, or the first."""
+        if self._state is None and self.recorder is not None:
+            self.recorder.state("loading")  # of which step is known when all have said how far they are
         standings = exchange.gather(
             {
                 "ready": self._begun,
@@ -289,7 +292,8 @@ class Trainer:
 
     def _load(self) -> None:
         if self._feed is None:
-            loaders = self.recipe.build_loaders(self.rank, self.member.world_size, self.device)
+            with activity.during("loading the data"):
+                loaders = self.recipe.build_loaders(self.rank, self.member.world_size, self.device)
             if self._smoke is not None:
                 loaders = self._smoke.few_of(loaders)
             stand_in = partial(self.recipe.example, self.config.batch_size)
@@ -330,7 +334,8 @@ class Trainer:
         """The model on the device, and its discriminator if it has one. Every rank draws the same weights."""
         if self._state is not None:
             return self._state.model, self._state.discriminator
-        model, notes = models.build(self.config, self.recipe, self.device)
+        with activity.during("building the model"):
+            model, notes = models.build(self.config, self.recipe, self.device)
         if self.rank == 0:
             for note in notes:
                 self._event("note", note)
@@ -671,10 +676,12 @@ class Trainer:
 
     def _tell_the_end(self, failure: RunError | None) -> None:
         # The result is worth having also where the checkpoint could not be written.
+        if self.command != "stop":
+            self._enter("working out the result" if self.rank == 0 else "waiting for rank 0")
         if self.rank == 0 and self.command != "stop":
-            self._enter("validating")
             weights = self._progress.weights_in_words(self.step)
-            result = self.recipe.result(self._model, self.device)
+            with activity.during("working out the result"):
+                result = self.recipe.result(self._model, self.device)
             self._event("result", self.config.title, weights=weights, **result)
         if failure is not None:
             raise failure

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from nbgpu.engine import awaiting, interrupts, tracebacks
+from nbgpu.engine import activity, awaiting, interrupts, tracebacks
 from nbgpu.engine.frames import RUNS_A_CALL, RUNS_A_CELL, is_function, is_library
 from nbgpu.records import Whereabouts
 
@@ -123,11 +123,24 @@ def find() -> Whereabouts:
     if (first := _first_below(frames, RUNS_A_CELL)) is not None:
         return _in_person_code("cell", frames[first:], main_thread)
     if (first := _first_below(frames, RUNS_A_CALL)) is not None:
-        for trains in _TRAIN:
-            if (training := _first_below(frames, trains)) is not None:
-                return _in_run(frames[training - 1 :], main_thread)
-        return _in_person_code("call", frames[first:], main_thread)
+        return _with_activity(_in_call(frames, first, main_thread), main_thread)
     return Whereabouts("idle")
+
+
+def _in_call(frames: Sequence[FrameType], first: int, main_thread: int) -> Whereabouts:
+    for trains in _TRAIN:
+        if (training := _first_below(frames, trains)) is not None:
+            return _in_run(frames[training - 1 :], main_thread)
+    return _in_person_code("call", frames[first:], main_thread)
+
+
+def _with_activity(where: Whereabouts, main_thread: int) -> Whereabouts:
+    """Adds what the rank is busy with, and a pulse of the processor time that this takes."""
+    busy_with = activity.current()
+    if not busy_with:
+        return where
+    cpu_s = time.clock_gettime(time.pthread_getcpuclockid(main_thread))
+    return replace(where, busy_with=busy_with, pulse=f"{where.pulse} {cpu_s:.1f}")
 
 
 def _first_below(frames: Sequence[FrameType], caller: tuple[str, str]) -> int | None:

@@ -10,6 +10,8 @@ from nbgpu.records import FINAL_STATES, RankStatus, RunInfo
 from nbgpu.ui.history import History
 
 SILENCE_WORTH_SAYING_S = 3.0
+SILENCE_OF_IMPORTS_S = 60.0
+"""The same before a rank trains: some packages hold the GIL for long while they are loaded."""
 MEMORY_WORTH_SAYING = 0.9
 """Share of a device's memory from which on the panel warns."""
 
@@ -37,7 +39,8 @@ def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> Progr
     rates = [s.values.get("samples_per_s", 0.0) for s in statuses]
     samples_per_s = sum(rate for rate in rates if math.isfinite(rate))
     samples_left = (info.total_steps - step) * info.global_batch_size
-    moving = samples_per_s > 0 and state not in FINAL_STATES and state != "paused"
+    # What comes behind the last step takes its own time.
+    moving = samples_per_s > 0 and samples_left > 0 and state not in FINAL_STATES and state != "paused"
     return Progress(
         step=step,
         total_steps=info.total_steps,
@@ -58,7 +61,9 @@ def warning(status: RankStatus) -> str:
 
     A rank that is not heard may sit in C code that holds the GIL, so this never says that it is dead.
     """
-    if status.state not in FINAL_STATES and status.silent_s >= SILENCE_WORTH_SAYING_S:
+    before_training = status.state in ("starting", "loading packages")
+    worth_saying_s = SILENCE_OF_IMPORTS_S if before_training else SILENCE_WORTH_SAYING_S
+    if status.state not in FINAL_STATES and status.silent_s >= worth_saying_s:
         return f"no heartbeat for {status.silent_s:.0f} s"
     share = memory_bytes(status) / status.device.memory_bytes if status.device.memory_bytes else 0.0
     return f"memory {share:.0%}".replace("%", " %") if share >= MEMORY_WORTH_SAYING else ""

@@ -116,7 +116,7 @@ def test_a_run_records_itself_in_its_folder(cluster2: nbgpu.Cluster, tmp_path: P
     result = run.result()
     assert result is not None
     assert "autoencoder" in result["table"]
-    assert states(run)[0] == "loading"
+    assert states(run)[0] == "loading packages"
     assert states(run)[-1] == "finished"
     # The cells have the ranks again.
     assert cluster2.execute("print(world_size)")[1] == "2\n"

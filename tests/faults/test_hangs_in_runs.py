@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import time
@@ -16,7 +17,7 @@ from kernel import Kernel, kernel
 from rows import Measured, row
 
 import nbgpu
-from nbgpu import manifest
+from nbgpu import manifest, recipe_files
 from nbgpu.records import Event
 
 BOUND_S = 60
@@ -125,6 +126,92 @@ run.wait().status, run.checkpoint().exists()"""
     done = notebook.run(code, timeout_s=BOUND_S)
     assert done.value == "('stopped', True)", done.error
     assert notebook.run("%%distributed\nSaves.finish = finish\nlen(num_calls)").stdout == "[0-1] 1\n"
+
+
+FOLLOW = """
+import nbgpu
+from nbgpu.ui.words import warning
+cluster = nbgpu.current()
+run = cluster.train({recipe!r}, **{settings!r})
+said, states, tables = set(), set(), set()
+while not run.over:
+    statuses = run.statuses()
+    said.update([run.hang, *map(warning, statuses)])
+    states.add((run.status, *(status.state for status in statuses)))
+    if {asked!r} in run.status and not tables:
+        tables.add(cluster.status())
+    time.sleep(0.02)
+print(*states, *tables, sep="\\n")
+run.wait().status, said"""
+"""Follows a run to its end; prints the states that its ranks had, and what `%nbgpu status` says in one of them."""
+
+
+def test_a_result_that_takes_long_is_told_and_is_no_hang(notebook: Kernel, tmp_path: Path) -> None:
+    computes = """
+import time
+from nbgpu.recipes.autoencoder.recipe import Autoencoder
+good_result = Autoencoder.result
+def computes(*args):
+    until_s = time.monotonic() + 5
+    while time.monotonic() < until_s:
+        sum(range(100))
+    return {}
+Autoencoder.result = computes"""
+    notebook.run(f"%%distributed\n{computes}")
+    settings = {**ENDLESS, "steps": 2, "runs_dir": str(tmp_path)}
+    code = FOLLOW.format(recipe="autoencoder", settings=settings, asked="result")
+    done = notebook.run(f"import time{code}", timeout_s=BOUND_S)
+    assert done.value == "('finished', {''})", done.error
+    assert str(("working out the result", "working out the result", "waiting for rank 0")) in done.stdout
+    assert re.search(
+        r"^0 .* working out the result, step 2/2, computes, line \d+ of an earlier cell$", done.stdout, re.M
+    )
+    assert notebook.run("%%distributed\nAutoencoder.result = good_result").status == "ok"
+
+
+def test_a_hang_in_the_result_is_told_and_can_be_stopped(notebook: Kernel, tmp_path: Path) -> None:
+    sleeps = """
+import time
+from nbgpu.recipes.autoencoder.recipe import Autoencoder
+good_result = Autoencoder.result
+def sleeps(*args):
+    time.sleep(600)
+Autoencoder.result = sleeps"""
+    notebook.run(f"%%distributed\n{sleeps}")
+    settings = {**ENDLESS, "steps": 2, "runs_dir": str(tmp_path)}
+    code = f"""
+import nbgpu, time
+run = nbgpu.current().train('autoencoder', **{settings!r})
+while not run.hang and not run.over: time.sleep(0.02)
+said = run.hang
+run.stop()
+run.wait().status, said"""
+    done = notebook.run(code, timeout_s=BOUND_S)
+    pattern = (
+        r"rank 0 is working out the result, in sleeps, line 5 of an earlier cell, with no progress for \d+ s; "
+        r"rank 1 waits in .*, for \d+ s"
+    )
+    assert done.value is not None, done.error
+    status, said = ast.literal_eval(done.value)
+    assert status == "stopped"
+    assert re.fullmatch(pattern, said), said
+    assert notebook.run("%%distributed\nAutoencoder.result = good_result").status == "ok"
+
+
+def test_packages_that_take_long_to_load_are_told_and_are_no_hang(notebook: Kernel, tmp_path: Path) -> None:
+    """Also where they hold the GIL, so that the rank's telemetry is silent meanwhile."""
+    path = recipe_files.create(str(tmp_path / "slow.py"))
+    held = "import time\nimport torch.distributed as dist\nif dist.get_rank() == 1:\n    began_s = time.monotonic()\n"
+    held += (
+        "    sum(range(10**8))\n    while time.monotonic() - began_s < 5:\n        sum(range(3 * 10**7))\n"
+    )
+    path.write_text(path.read_text().replace("import torch\n", f"{held}import torch\n", 1))
+    settings = {"steps": 2, "runs_dir": str(tmp_path)}
+    code = FOLLOW.format(recipe=str(path), settings=settings, asked="packages")
+    done = notebook.run(f"import time{code}", timeout_s=BOUND_S)
+    assert done.value == "('finished', {''})", done.error
+    assert str(("loading packages", "loading", "loading packages")) in done.stdout
+    assert re.search(r"^1 .* loading packages\b", done.stdout, re.M), done.stdout
 
 
 def test_a_run_that_pauses_does_not_hang(notebook: Kernel, tmp_path: Path) -> None:

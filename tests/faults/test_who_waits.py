@@ -103,6 +103,17 @@ def test_a_notice_says_who_waits_and_stop_leaves_it_as_a_line(
     assert _seconds_aside(last) == f"until it was stopped: {expected}"
 
 
+def test_a_rank_that_is_not_at_the_cell_yet_is_told_in_plain_words(notebook: Kernel) -> None:
+    notebook.run("import nbgpu\nbusy = nbgpu.current()._ranks.call('time:sleep', 4, ranks=[1])")
+    during = notebook.run("%nbgpu status")
+    assert re.search(r"^1 .* busy$", during.stdout, re.M), during.stdout
+    done = notebook.run("%%distributed\ndist.barrier()", timeout_s=BOUND_S)
+    assert done.status == "ok"
+    said = r"rank 0 waits in barrier, cell line 1, for \d+ s; rank 1 has not begun the cell"
+    assert [text for text in _notices(done) if text], done
+    assert all(re.fullmatch(said, text) for text in _notices(done) if text), _notices(done)
+
+
 def test_the_notice_goes_away_when_the_ranks_go_on(notebook: Kernel) -> None:
     done = notebook.run(
         "%%distributed\nif rank == 1:\n    time.sleep(3)\ndist.all_reduce(torch.ones(3))", timeout_s=BOUND_S

@@ -67,7 +67,7 @@ def open_group(page: Page, name: str) -> None:
     page.get_by_role("tab", name=name, exact=True).click()
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(560)
 def test_every_recipe_is_planned_started_and_stopped(lab: Lab, page: Page) -> None:
     recipe_files.create(str(lab.root / TEMPLATE))
     lab.write_notebook("all.ipynb", [START, *(f"nbgpu.controls({recipe!r})" for recipe in RECIPES), STOP])

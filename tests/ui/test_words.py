@@ -24,6 +24,10 @@ def status(rank: int = 0, state: RunState = "training", silent_s: float = 0.0, *
     [
         (status(), ""),
         (status(silent_s=4.2), "no heartbeat for 4 s"),
+        (status(state="starting", silent_s=13), ""),
+        (status(state="loading packages", silent_s=13), ""),
+        (status(state="loading packages", silent_s=61), "no heartbeat for 61 s"),
+        (status(state="working out the result", silent_s=4.2), "no heartbeat for 4 s"),
         (status(state="finished", silent_s=400), ""),
         (status(memory_reserved_bytes=94 * GIB), "memory 94 %"),
         (status(memory_reserved_bytes=50 * GIB), ""),
@@ -37,6 +41,11 @@ def test_progress_is_the_slowest_ranks_and_the_rate_everyones() -> None:
     now = progress(INFO, "training", [status(0, samples_per_s=8.0), status(1, samples_per_s=8.0)])
     assert (now.step, now.epoch, now.num_epochs, now.samples_per_s) == (30, 2, 5, 16)
     assert now.eta_s == pytest.approx(70 * 4 / 16)
+
+
+def test_nothing_is_said_to_be_left_while_the_result_is_worked_out() -> None:
+    done = RankStatus(0, "working out the result", 100, GPU, 0.0, {"samples_per_s": 8.0})
+    assert progress(INFO, "working out the result", [done]).eta_s is None
 
 
 @pytest.mark.parametrize("state", ["paused", "finished"])

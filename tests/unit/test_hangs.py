@@ -16,6 +16,13 @@ def _works(line: int, source: str) -> Place:
     return Place(Whereabouts("cell", line=line, source=source), 100)
 
 
+def _result(for_s: float) -> Place:
+    return Place(
+        Whereabouts("run", step=9, within="result, recipe.py line 3", busy_with="working out the result"),
+        for_s,
+    )
+
+
 FINISHED = Place(instead="has finished the cell")
 
 
@@ -45,6 +52,16 @@ FINISHED = Place(instead="has finished the cell")
         (
             [_waits("barrier", 1, 7), Place(Whereabouts("idle"), 7)],
             "rank 0 waits in barrier, cell line 1, for 7 s; rank 1 is idle",
+        ),
+        (
+            [_waits("barrier", 1, 7), Place(Whereabouts("call"), 7)],
+            "rank 0 waits in barrier, cell line 1, for 7 s; rank 1 is busy",
+        ),
+        ([_result(1), _waits("barrier", 1, 70)], ""),
+        (
+            [_result(8), _waits("barrier", 1, 70)],
+            "rank 0 is working out the result, in result, recipe.py line 3, with no progress for 8 s; "
+            "rank 1 waits in barrier, cell line 1, for 70 s",
         ),
         ([_waits("barrier", 1, 4), FINISHED], ""),
         ([_works(2, "load()"), FINISHED], ""),

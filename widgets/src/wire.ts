@@ -2,10 +2,13 @@
 
 export type RunState =
   | "starting"
+  | "loading packages"
   | "loading"
   | "training"
   | "validating"
   | "paused"
+  | "working out the result"
+  | "waiting for rank 0"
   | "stopping"
   | "stopped"
   | "finished"
