@@ -87,24 +87,47 @@ def await_distributed_cells(lines: list[str]) -> list[str]:
     """The input transformer: turns a `%%distributed` cell into an awaited call.
 
     A cell magic would block the kernel's event loop until the ranks are done, and no button, panel or page
-    reload would be answered before.
+    reload would be answered before. Below another cell magic, such as %%time, it stays a cell magic: those run code that
+    awaits nothing.
     """
     text = _text(lines)
     if text is None:
         return lines
+    if head_start.is_in_a_cell():
+        return from_the_magic_on(lines)
     return [f"await __import__('nbgpu.client.magics').client.magics.run_cell{text!r}\n"]
+
+
+def from_the_magic_on(lines: list[str]) -> list[str]:
+    """The input transformer of a terminal: takes away what stands above `%%distributed`, comments and empty lines, because
+    IPython looks for a cell magic in the first line only."""
+    begin = _line_of_magic(lines)
+    return lines if begin is None else lines[begin:]
+
+
+def _line_of_magic(lines: list[str]) -> int | None:
+    """Where in a cell `%%distributed` stands, with nothing but comments above it; None in other cells."""
+    for number, line in enumerate(lines):
+        first_word = line.split(maxsplit=1)[:1]
+        if first_word == [_CELL_MAGIC]:
+            return number
+        if first_word and not first_word[0].startswith("#"):
+            return None
+    return None
 
 
 def _text(lines: list[str]) -> tuple[str, str] | None:
     """What stands behind the magic's name and what stands below it; None in other cells."""
-    if not lines or lines[0].split(maxsplit=1)[:1] != [_CELL_MAGIC]:
+    begin = _line_of_magic(lines)
+    if begin is None:
         return None
-    return lines[0].partition(_CELL_MAGIC)[2].strip(), "".join(lines[1:])
+    return lines[begin].partition(_CELL_MAGIC)[2].strip(), "".join(lines[begin + 1 :])
 
 
 # IPython's own word for a transformer that is left out where a console asks whether a cell is complete: the magic's
 # first line would be taken for all of it.
 await_distributed_cells.has_side_effects = True  # type: ignore[attr-defined]
+from_the_magic_on.has_side_effects = True  # type: ignore[attr-defined]
 
 
 async def run_cell(line: str, code: str) -> None:
@@ -144,7 +167,7 @@ class NbgpuMagics(Magics):
     @cell_magic
     def distributed(self, line: str, cell: str) -> None:
         """Run the cell on every rank; its last value is shown, and its variables stay on the ranks."""
-        # Reached in a terminal, and where the cell does not begin with the magic, so that the transformer did not see it.
+        # Reached in a terminal, and below another cell magic such as %%time.
         arguments = _options(line)
         running = _cell(cell, arguments)
         running.show_blocking()
@@ -160,7 +183,7 @@ class NbgpuMagics(Magics):
 
     @line_magic
     def nbgpu(self, line: str) -> None:
-        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] [--keep] | status | stop | restart [--rank K [--replay]] | attach [ID] | ps | doctor | debug [--rank K] | vars [PATTERN] | sync | autoreload [on|off]"""
+        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] [--cell-seed N] [--keep] | status | stop | restart [--rank K [--replay]] | attach [ID] | ps | doctor | debug [--rank K] | vars [PATTERN] | sync | autoreload [on|off]"""
         command, *arguments = shlex.split(line) or ["status"]
         if command == "start":
             self._start(arguments)
@@ -329,6 +352,8 @@ def load(shell: Any) -> None:
         prompt_end.install(shell)
         head_start.install(shell, _CELL_MAGIC, _text, _sent)
         transformers.append(await_distributed_cells)  # after the one that takes empty lines at the top away
+    if not has_kernel and from_the_magic_on not in transformers:
+        transformers.append(from_the_magic_on)
     names.install(shell, _words())
 
 
@@ -339,4 +364,6 @@ def unload(shell: Any) -> None:
         transformers.remove(await_distributed_cells)
         prompt_end.uninstall(shell)
         head_start.uninstall(shell)
+    if from_the_magic_on in transformers:
+        transformers.remove(from_the_magic_on)
     names.uninstall()

@@ -31,7 +31,11 @@ _BUSY_AFTER_S = 0.2
 _ANSWER_PATIENCE_S = 1.5
 """The first answer takes a second, as in any kernel: IPython loads jedi. JupyterLab waits for one."""
 
-_CELL = re.compile(r"\s*%%distributed(?P<arguments>(?:[^\S\n][^\n]*)?)\n")
+_CELL = re.compile(
+    r"(?:[^\S\n]*(?:#[^\n]*|%%(?:time|timeit|capture)\b[^\n]*)?\n)*"
+    r"\s*%%distributed(?P<arguments>(?:[^\S\n][^\n]*)?)\n"
+)
+"""With what may stand above it: comments, and magics that run what stands below them."""
 _LINE = re.compile(r"^[^\S\n]*(?:[\w., ]+=[^\S\n]*)?%distributed[^\S\n]+", re.MULTILINE)
 _VARIABLES = re.compile(
     r"[^\S\n]*%(?:pull|nbgpu[^\S\n]+vars)(?P<words>(?:[^\S\n]+\S+)*)[^\S\n]+(?=[^\s-]*\Z)"

@@ -98,6 +98,7 @@ class Ranks:
                 "threads": self._config.threads_for(len(chosen)),
                 "collective_timeout_s": self._config.collective_timeout_s,
                 "memory_limit_bytes": devices.memory_limit_bytes(self._config, device, self._chosen),
+                "cell_seed": self._config.cell_seed,
             }
             for rank, device in enumerate(chosen)
         ]

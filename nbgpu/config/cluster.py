@@ -65,6 +65,14 @@ class ClusterConfig(Settings):
     threads_per_rank: int | None = Field(
         None, ge=1, le=512, description="CPU threads for each rank; left out: the host's cores / ranks"
     )
+    cell_seed: int | None = Field(
+        None,
+        ge=0,
+        le=2**31 - 1,
+        description="seed of the random numbers that cells draw from torch, NumPy and random: each rank gets one of its own, "
+        "made of this and its number, so that cells can be repeated; left out: other numbers on each rank and at each "
+        "start, as under torchrun. A run has its own `seed`",
+    )
     keep: bool = Field(
         False,
         description="let the cluster and its run go on when the notebook's kernel ends; nbgpu.attach() rejoins",

@@ -43,6 +43,7 @@ _NEEDED_BY_EVERY_ENGINE = (
     "nbgpu.engine.memory",
     "nbgpu.engine.questions",
     "nbgpu.engine.replicas",
+    "nbgpu.engine.seeds",
     "nbgpu.engine.tracebacks",
     "torch.nn.parallel",
 )

@@ -105,7 +105,8 @@ def run_in_engine(folder: str, mended: str = "") -> RunState:
         mended: what had gone wrong and is mended, in words; empty at the run's start.
     """
     debugger.forget()
-    return _leaving_outcome(Path(folder), group.membership().rank, lambda: _go_on(folder, mended))
+    with generators_kept():
+        return _leaving_outcome(Path(folder), group.membership().rank, lambda: _go_on(folder, mended))
 
 
 def _leaving_outcome(folder: Path, rank: int, work: Callable[[], RunState]) -> RunState:
@@ -305,20 +306,30 @@ def _probe(device: Device, torch_device: torch.device) -> Callable[[], Mapping[s
 
 
 @contextmanager
-def own_randomness_and_threads(config: TrainConfig) -> Iterator[None]:
-    """Gives the run seeded generators and its number of threads; the cells find theirs as they were."""
-    python_state, numpy_state, threads = random.getstate(), np.random.get_state(), torch.get_num_threads()
-    random.seed(config.seed)
-    np.random.seed(config.seed)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+def generators_kept() -> Iterator[None]:
+    """Leaves the cells' random numbers as they were, whatever draws or seeds inside: also imports, and a recipe's file."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng():
             yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-        torch.set_num_threads(threads)
+
+
+@contextmanager
+def own_randomness_and_threads(config: TrainConfig) -> Iterator[None]:
+    """Gives the run seeded generators and its number of threads; the cells find theirs as they were."""
+    threads = torch.get_num_threads()
+    with generators_kept():
+        random.seed(config.seed)
+        np.random.seed(config.seed)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def main(arguments: list[str]) -> None:
