@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
-from typing import Any, Literal, Self, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -105,19 +108,147 @@ def explain(model: type[BaseModel], error: ValidationError) -> str:
                 f"{name} is not a setting of {model.__name__}. Settings: {', '.join(model.model_fields)}"
             )
         elif field is None:
-            lines.append(str(problem["msg"]).removeprefix("Value error, "))
+            lines.append(_reason(problem["msg"]))
         else:
             allowed = bounds(field)
-            fix = (
-                f"Give a value within: {allowed}"
-                if allowed
-                else str(problem["msg"]).removeprefix("Value error, ")
-            )
+            fix = f"Give a value within: {allowed}" if allowed else _reason(problem["msg"])
             default = f" (default {field.default!r})" if field.default is not None else ", or leave it out"
             lines.append(
                 f"{name} = {problem['input']!r} is not valid. {fix}{default}. It is: {field.description}."
             )
     return "\n".join(lines)
+
+
+def types_of(field: FieldInfo) -> tuple[Any, ...]:
+    """The types that a field takes, one for each alternative of a union: (int, NoneType) for `int | None`."""
+    is_union = get_origin(field.annotation) in (Union, UnionType)
+    return get_args(field.annotation) if is_union else (field.annotation,)
+
+
+def as_text(value: Any) -> str:
+    """A setting's value as a person would type it: '0.004', '24, 24, 16', and nothing for None and ()."""
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        items = [str(item) for item in value]
+        plain = all(item and item == item.strip() and not set(item) & set(",()[]") for item in items)
+        return ", ".join(items) if plain else repr(value)
+    return str(value)
+
+
+def from_text(model: type[BaseModel], name: str, text: str) -> Any:
+    """Read a field's value off the text that a person has typed; the inverse of `as_text`.
+
+    Raises:
+        ConfigError: the text is no such value, or the model's own checks of the field refuse it. The message repeats
+            the text and gives the bounds.
+    """
+    field = model.model_fields[name]
+    allowed = bounds(field)
+    fix = f". Give a value within: {allowed}" if allowed else ""
+    if NoneType in types_of(field):
+        fix += ", or leave it empty" if allowed else ". Give another one, or leave it empty"
+    if text == as_text(field.default):
+        value = field.default
+    else:
+        try:
+            value = _parsed(field, text)
+        except ValueError as error:
+            raise ConfigError(f"{error}{fix}") from None
+    try:
+        model(**{name: value})
+    except ValidationError as error:
+        # What concerns several fields is checked where all of them are known.
+        own = [problem for problem in error.errors() if problem["loc"][:1] == (name,)]
+        if own:
+            reason = _reason(own[0]["msg"])
+            if not text.strip():
+                reason = f"a value is missing{fix}"
+            elif allowed:
+                reason = f"{text.strip()} is not valid{fix}"
+            elif text.strip() not in reason:
+                reason = f"{text.strip()} is not valid: {reason}"
+            raise ConfigError(reason) from None
+    return value
+
+
+def _parsed(field: FieldInfo, text: str) -> Any:
+    """The text as the first of the field's types that takes it."""
+    types = types_of(field)
+    if not text.strip() and NoneType in types:
+        return None
+    if not text.strip() and set(types) <= {int, float, bool}:
+        raise ValueError("a value is missing")
+    reasons = []
+    for kind in types:
+        if kind is not NoneType:
+            try:
+                return _read(kind, text)
+            except ValueError as error:
+                reasons.append(str(error))
+    raise ValueError(reasons[0])
+
+
+def _read(kind: Any, text: str) -> Any:
+    if kind is int:
+        return _whole_number(text)
+    if kind is float:
+        return _number(text)
+    if kind is bool:
+        if text.strip() not in ("True", "False"):
+            raise ValueError(f"{text!r} is neither True nor False")
+        return text.strip() == "True"
+    if get_origin(kind) is Literal:
+        for choice in get_args(kind):
+            if str(choice) == text.strip():
+                return choice
+        raise ValueError(f"{text!r} is none of {', '.join(map(repr, get_args(kind)))}")
+    if get_origin(kind) is tuple:
+        return _several(get_args(kind)[0], text)
+    return text
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.5
+    if not number.is_integer():
+        raise ValueError(f"{text.strip()!r} is not a whole number")
+    return int(number)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    told = f"{text.strip()!r} is not a number"
+    with_point = text.strip().replace(",", ".")
+    if re.fullmatch(r"[-+]?\d*\.\d+(e[-+]?\d+)?", with_point, re.IGNORECASE):
+        told += f" (with a decimal point it would be {with_point})"
+    raise ValueError(told)
+
+
+def _several(kind: Any, text: str) -> tuple[Any, ...]:
+    """Values separated by commas, numbers also by spaces; names with commas in them in Python's own way of writing."""
+    text = text.strip()
+    if text.startswith(("(", "[")):
+        try:
+            items = [as_text(item) for item in ast.literal_eval(text)]
+        except (SyntaxError, TypeError, ValueError):
+            raise ValueError(f"{text!r} is no list of values, such as a, b, c") from None
+        return tuple(_read(kind, item) for item in items)
+    separators = r"[,\s]+" if kind in (int, float) else ","
+    return tuple(_read(kind, item.strip()) for item in re.split(separators, text) if item.strip())
+
+
+def _reason(message: str) -> str:
+    return message.removeprefix("Value error, ")
 
 
 def control_fields(model: type[BaseModel]) -> Iterator[tuple[str, str, FieldInfo]]:

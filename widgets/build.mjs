@@ -17,6 +17,7 @@ await build({
   entryPoints: [
     { in: "src/index.ts", out: "panel" },
     { in: "src/text.ts", out: "text" },
+    { in: "src/field.ts", out: "field" },
   ],
   outdir: target,
   bundle: true,
@@ -32,6 +33,7 @@ await build({
   entryPoints: [
     { in: "src/panel.css", out: "panel" },
     { in: "src/text.css", out: "text" },
+    { in: "src/field.css", out: "field" },
   ],
   outdir: target,
   minify: true,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
 import time
 import warnings
@@ -19,6 +20,7 @@ from nbgpu.backends import Climb, Rung
 from nbgpu.client import definitions, environment, registry, status, transfer, variables
 from nbgpu.client.arrivals import Answer, Arrivals
 from nbgpu.client.batch_sizes import BatchSizes
+from nbgpu.client.hangs import HangWatch
 from nbgpu.client.ladder import climb_down
 from nbgpu.client.plan import Plan, data_in_words
 from nbgpu.client.processes import Processes
@@ -32,7 +34,15 @@ from nbgpu.client.seating import Seating
 from nbgpu.client.watch import RankWatch
 from nbgpu.client.whereabouts import Lookout, Sighting
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, train_config
-from nbgpu.errors import ClusterError, ConfigError, NbgpuError, NoClusterError, RankError, RunError
+from nbgpu.errors import (
+    ClusterError,
+    ConfigError,
+    NbgpuError,
+    NoClusterError,
+    RankError,
+    RunError,
+    who_keeps_variables,
+)
 from nbgpu.records import CellOptions, Device
 from nbgpu.signals import uninterrupted
 from nbgpu.suitability import settled
@@ -43,6 +53,7 @@ if TYPE_CHECKING:
 _OUTPUT_PATIENCE_S = 2.0
 _ANSWER_PATIENCE_S = 1.0
 _WATCH_PERIOD_S = 0.1
+_POLL_PERIOD_S = 0.01
 _NOT_RUNNING = "this cluster is not running. Start it with: start(), or %nbgpu start"
 
 _R = TypeVar("_R")
@@ -107,6 +118,7 @@ class Cluster:
         self._left_behind: dict[int, ipp.AsyncResult] = {}
         self._stood_still: set[int] = set()
         """Of the ranks that were left behind, those whose processes were stopped then."""
+        self._told_of_signals: set[str] = set()
         self._last_seen: dict[int, Sighting] = {}
         self._listens: Listener | None = None
         self.news: list[str] = []
@@ -187,22 +199,25 @@ class Cluster:
                 come; the message ends with what the engines said.
         """
         require_none()
-        self.start_beside()
-        self._become_current()
-        return self
+        return self._start(self._become_current)
 
     def start_beside(self) -> Self:
         """As `start`, for one of several clusters that a process has: none of them is `current()`, and whoever started
         them stops them."""
+        return self._start(lambda: None)
+
+    def _start(self, at_the_end: Callable[[], None]) -> Self:
         self.devices, self.climb = self._wanted, Climb(self._rungs[0])
         self._processes = processes = Processes.prepare()
         try:
-            entry = registry.new_entry(self.config, self.devices, self.climb, processes.folder)
-            registry.claim(entry)
-            self._entry = entry
             num_engines = self.world_size + self.config.spare
-            processes.start(num_engines, environment.of_engines(self.config, self.devices))
-            self._note()
+            # What `stop` does not know of it cannot take back.
+            with uninterrupted():
+                entry = registry.new_entry(self.config, self.devices, self.climb, processes.folder)
+                registry.claim(entry)
+                self._entry = entry
+                processes.start(num_engines, environment.of_engines(self.config, self.devices))
+                self._note()
             self._client = processes.connect(num_engines, self.config.start_timeout_s)
             seating = Seating.at_start(
                 self._client, self.world_size, self.config.start_timeout_s, processes.require_reachable
@@ -213,6 +228,7 @@ class Cluster:
                 self._ranks.prepare_to_train(TRAIN_CONFIGS)
             if self.config.keep:
                 processes.keep()
+            at_the_end()
         except BaseException:
             self.stop()
             raise
@@ -296,7 +312,14 @@ class Cluster:
             atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Ends every engine and the controller, and removes what they left on disk. Harmless when repeated."""
+        """Ends every engine and the controller, and removes what they left on disk. Harmless when repeated.
+
+        An interrupt is raised when all that is done.
+        """
+        with uninterrupted():
+            self._stop_all()
+
+    def _stop_all(self) -> None:
         global _current
         if _current is self:
             _current = None
@@ -319,6 +342,7 @@ class Cluster:
         self.history = CellHistory()
         self.reloading.forget()
         self._left_behind = {}
+        self._told_of_signals = set()
         self._last_seen = {}
 
     def submit(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, ipp.AsyncResult]:
@@ -419,24 +443,28 @@ class Cluster:
                     notice.check(results)
                     if stop is not None and stop.is_set():
                         self._stop(watch, results)
-                        raise RunError("stopped; the ranks keep their variables")
+                        raise RunError(f"stopped; {who_keeps_variables(watch.gone, self.world_size)}")
         except KeyboardInterrupt:
             self._stop(watch, results)
             raise
         if stuck := watch.stuck():
             self.leave_behind(results)
-            standing = self.ranks.standstills(stuck)
-            told = "; ".join(
-                f"rank {rank} did not come back: {standing.get(rank, 'it is in C code')}" for rank in stuck
-            )
-            raise ClusterError(f"{told}. {self.ranks.ways_out(stuck)}")
+            with closing(HangWatch(self.lookout(), results, self.world_size, 0)) as hangs:
+                told = hangs.not_back(stuck)
+            if causes := watch.causes():
+                raise RankError(causes, self.world_size, told)
+            raise ClusterError(told)
         failed, _ = watch.outcome()
         self.news += self.restore_group(watch, results, [failure.rank for failure in failed])
         if failed:
             raise RankError(failed, self.world_size)
 
     def _stop(self, watch: RankWatch, results: Mapping[int, ipp.AsyncResult]) -> None:
-        watch.stop()
+        try:
+            watch.stop()
+        except KeyboardInterrupt:
+            self.leave_behind(results)
+            raise
         if watch.stuck():
             self.leave_behind(results)
         else:
@@ -525,6 +553,7 @@ class Cluster:
         """
         config = settled(train_config(recipe, **settings), self.devices)
         self._make_ready()
+        self.tell_news()
         planned = self._planned if self._planned and self._planned.config == config else None
         self.run = Run.start(config, self, planned)
         self._note()
@@ -584,20 +613,29 @@ class Cluster:
     def replace_gone(self) -> str:
         """Gives ranks whose processes have ended new engines; says what happened."""
         gone = self.ranks.gone()
-        lost = self.ranks.replace(list(gone))
-        named = ", ".join(map(str, gone))
-        kept = ", ".join(str(rank) for rank in range(self.world_size) if rank not in gone)
-        return "\n".join(
-            [
-                f"rank {named} was replaced and is empty; "
-                + (f"rank {kept} kept all variables. " if kept else "no rank kept its variables. ")
-                + " ".join(f"%nbgpu restart --rank {rank} --replay runs its cells again." for rank in gone),
-                *lost,
-            ]
+        try:
+            lost = self.ranks.replace(list(gone))
+        except KeyboardInterrupt:
+            # Ranks that have not got their new engine are still gone, and the next cell says so.
+            if replaced := sorted(set(gone) - set(self.ranks.gone())):
+                self.news.append(self._told_as_replaced(replaced))
+            raise
+        return "\n".join([self._told_as_replaced(list(gone)), *lost])
+
+    def _told_as_replaced(self, ranks: Sequence[int]) -> str:
+        named = ", ".join(map(str, ranks))
+        kept = ", ".join(str(rank) for rank in range(self.world_size) if rank not in ranks)
+        return (
+            f"rank {named} was replaced and is empty; "
+            + (f"rank {kept} kept all variables. " if kept else "no rank kept its variables. ")
+            + " ".join(f"%nbgpu restart --rank {rank} --replay runs its cells again." for rank in ranks)
         )
 
     def restart(self, rank: int | None = None, replay: bool = False) -> str:
         """Ends one rank and puts a new engine in its place, or starts the whole cluster anew.
+
+        Other ranks that are still in an earlier cell are stopped. One that does not come back even then is given up as well:
+        without it there is no group.
 
         Args:
             rank: which; None for the whole cluster.
@@ -624,17 +662,45 @@ class Cluster:
                 f"rank {rank} stood still and was ended: {self.run.folder.name} goes on when it is replaced"
             )
         self._refuse_during_run()
-        self._left_behind = {r: result for r, result in self._left_behind.items() if r != rank}
-        told = ["it is empty; the others kept all variables"]
+        given_up = [rank, *self._stop_all_but(rank)]
+        told: dict[int, list[str]] = {}
 
         def rehearse(rank: int) -> None:
-            told[:] = self.history.run_again(rank, self.ranks[rank])
+            told[rank] = self.history.run_again(rank, self.ranks[rank])
 
         if not replay:
-            self.history.forget(rank)
-        lost = self.ranks.replace([rank], rehearse if replay else None)
+            for each in given_up:
+                self.history.forget(each)
+                told[each] = ["it is empty"]
+            kept = [str(r) for r in range(self.world_size) if r not in given_up]
+            told[given_up[-1]][0] += f"; rank {', '.join(kept)} kept all variables" if kept else ""
+        lost = self.ranks.replace(given_up, rehearse if replay else None)
         self.ranks.add_spares(self.config.spare)
-        return "\n".join([f"rank {rank} has a new process, {self.pids[rank]}: {told[0]}", *told[1:], *lost])
+        lines = []
+        for each in given_up:
+            why = (
+                ""
+                if each == rank
+                else " was still in an earlier cell, did not come back, and was given up as well. It"
+            )
+            lines += [
+                f"rank {each}{why} has a new process, {self.pids[each]}: {told[each][0]}",
+                *told[each][1:],
+            ]
+        return "\n".join([*lines, *lost])
+
+    def _stop_all_but(self, rank: int) -> list[int]:
+        """Stops what ranks are still in although nobody waits for it; returns those that do not come back."""
+        others = {r: result for r, result in self._left_behind.items() if r != rank}
+        watch = RankWatch(self.ranks, others)
+        if watch.pending():
+            watch.stop()
+            # The first one that is given up ends the waiting.
+            while set(watch.pending()) - set(watch.stuck()):
+                time.sleep(_POLL_PERIOD_S)
+                watch.check()
+        self._left_behind = {}
+        return watch.stuck()
 
     def leave_behind(self, results: Mapping[int, ipp.AsyncResult]) -> None:
         """Notes ranks that did not come back from a cell; they get no other one until they do, and no answers."""
@@ -689,6 +755,7 @@ class Cluster:
         self._refuse_during_run()
         self._replace_ranks_that_went()
         self._take_back_ranks_left_behind()
+        self._mend_what_cells_left()
 
     def _replace_ranks_that_went(self) -> None:
         """Replaces ranks that ended between two cells, and says so before the next one meets empty ranks."""
@@ -714,7 +781,8 @@ class Cluster:
             told = f"rank(s) {named} are still in an earlier cell"
             if standing:
                 why = "; ".join(f"rank {rank} does not answer: {why}" for rank, why in standing.items())
-                raise ClusterError(f"{told}. {why}. {self.ranks.ways_out(list(standing))}")
+                ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in standing)
+                raise ClusterError(f"{told}. {why}. To give up the rank's variables instead: {ways_out}")
             raise ClusterError(
                 f"{told}. Wait for them, stop it with "
                 "nbgpu.current().stop_cell(), which C code may not hear, or give them up: "
@@ -730,6 +798,28 @@ class Cluster:
     def _busy(self) -> list[int]:
         """The ranks that were left behind and are not back."""
         return [rank for rank, result in self._left_behind.items() if not result.ready()]
+
+    def _mend_what_cells_left(self) -> None:
+        """Forms the group again that a cell has ended, and says which handlers of signals the ranks have taken back."""
+        if ended := self.ranks.without_group():
+            lines = self.ranks.regroup()
+            self.news += [
+                f"rank {', '.join(map(str, ended))} had ended the process group (dist.destroy_process_group()), and it was "
+                "formed again",
+                *lines,
+            ]
+        for name, ranks in self.ranks.signals_taken().items():
+            if name not in self._told_of_signals:
+                self._told_of_signals.add(name)
+                self.news.append(
+                    f"{name}: its handler, which a cell replaced on rank {', '.join(map(str, ranks))}, is back. A handler of your own "
+                    f"for {name} lasts as long as its cell, because without the cluster's own a rank could not be stopped"
+                )
+
+    def tell_news(self) -> None:
+        """Shows what the person does not know yet."""
+        while self.news:
+            print(self.news.pop(0), file=sys.stderr)  # noqa: T201 - the cell's output
 
     def _refuse_during_run(self) -> None:
         if self.run is not None and not self.run.over:

@@ -53,6 +53,9 @@ def main() -> None:
             port: int = holder.getsockname()[1]
             return port
 
+        def to_work_dir(self) -> None:
+            """Stays where it is. ipyparallel would look there for modules, before the standard library."""
+
         def init_hub(self) -> None:
             super().init_hub()
             copies = self.hub.monitor.socket

@@ -177,11 +177,12 @@ def wait_status(pid: int) -> int | None:
 
 def interrupt_programs_of(pid: int) -> None:
     """Sends SIGINT to the programs that a process has started, as a terminal would; not to copies of itself, such as
-    workers that load data."""
+    workers that load data, nor to programs that have detached themselves, which became its children when theirs ended."""
     with suppress(OSError):  # it, or one of them, has ended
         own_program = Path(f"/proc/{pid}/exe").readlink()
         for child in _children(pid):
-            if Path(f"/proc/{child}/exe").readlink() != own_program:
+            is_detached = os.getsid(child) not in (child, os.getsid(pid))
+            if not is_detached and Path(f"/proc/{child}/exe").readlink() != own_program:
                 _interrupt_tree(child)
 
 
@@ -234,7 +235,8 @@ def _fields(stat: bytes, num: int = -1) -> list[str]:
 
 
 def end(leaders: Iterable[ProcessId], others: Iterable[ProcessId] = ()) -> list[ProcessId]:
-    """Ends processes, and all that is in the process groups which the leaders lead. They are asked first.
+    """Ends processes, all that is in the process groups which the leaders lead, and all that these have started. The
+    leaders are asked first.
 
     Returns:
         Those that lived.
@@ -244,12 +246,12 @@ def end(leaders: Iterable[ProcessId], others: Iterable[ProcessId] = ()) -> list[
     """
     leading = list(leaders)
     groups = {process.pid for process in leading}
-    ended = left = _with_their_groups([*leading, *others], groups)
+    ended = left = _with_their_families([*leading, *others], groups)
     for process in leading:
         process.send(signal.SIGTERM)
     left = _wait(left, _TERM_PATIENCE_S)
     if left:
-        left = _with_their_groups(left, groups)
+        left = _with_their_families(left, groups)
         for process in left:
             process.send(signal.SIGKILL)
         left = _wait(left, _KILL_PATIENCE_S)
@@ -259,19 +261,31 @@ def end(leaders: Iterable[ProcessId], others: Iterable[ProcessId] = ()) -> list[
     return sorted(ended)
 
 
-def _with_their_groups(known: Iterable[ProcessId], groups: set[int]) -> set[ProcessId]:
-    """The processes that live, and what shares one of the groups with them.
+def _with_their_families(known: Iterable[ProcessId], groups: set[int]) -> set[ProcessId]:
+    """The processes that live, what shares one of the groups with them, and the descendants of all these.
 
     A group's number is its leader's, and may be somebody else's by now as well; while one of its members is known to
     be ours, it is ours.
     """
     found = {process for process in known if process.alive()}
+    if not found:
+        return found
     ours = {group for process in found if (group := _group_of(process.pid)) in groups}
-    if ours:
-        for pid in psutil.pids():
-            if _group_of(pid) in ours:
-                with suppress(ProcessLookupError):
-                    found.add(ProcessId.of(pid))
+    children_of: dict[int, list[int]] = {}
+    pids = {process.pid for process in found}
+    for pid in psutil.pids():
+        if _group_of(pid) in ours:
+            pids.add(pid)
+        with suppress(ProcessLookupError):
+            children_of.setdefault(int(_stat(pid)[1]), []).append(pid)
+    unvisited = list(pids)
+    while unvisited:
+        children = children_of.get(unvisited.pop(), [])
+        unvisited += children
+        pids.update(children)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            found.add(ProcessId.of(pid))
     return found
 
 

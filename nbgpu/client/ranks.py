@@ -30,6 +30,7 @@ from nbgpu.client.seating import Seating
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, RankError
 from nbgpu.records import CellOptions, Device, GivenUp
+from nbgpu.signals import uninterrupted
 
 _log = logging.getLogger("nbgpu.cluster")
 
@@ -77,6 +78,8 @@ class Ranks:
         """By process."""
         self._why_ended: dict[int, str] = {}
         """By process: of those that were ended from here."""
+        self._distrusted: set[int] = set()
+        """While the group is not whole: ranks whose state is not to be trusted where the ranks differ."""
         self._seats = self._seats_for(rung)
 
     def _seats_for(self, rung: Rung) -> list[dict[str, Any]]:
@@ -146,7 +149,7 @@ class Ranks:
         self._seats = self._seats_for(rung)
         if anew:
             self.seating.generation += 1
-            self._give_places({rank: self._processes.new_engine() for rank in range(len(self))})
+            self._give_places({rank: self._new_spare() for rank in range(len(self))})
             for gone in [rank for rank in self.seating.engines if rank >= len(self)]:
                 for by_rank in (self.seating.engines, self.seating.pids):
                     del by_rank[gone]
@@ -202,6 +205,19 @@ class Ranks:
         """Whether the group may be used: all ranks came to it, and it was not given up since."""
         return self.seating.is_whole
 
+    def without_group(self) -> list[int]:
+        """The ranks that are in no process group any more, because their own code has ended it."""
+        return self._ranks_of(self._client.without_group)
+
+    def signals_taken(self) -> dict[str, list[int]]:
+        """By the name of a signal, the ranks whose code has replaced its handler; each is told once."""
+        taken = {name: self._ranks_of(engines) for name, engines in self._client.taken_signals.items()}
+        self._client.taken_signals.clear()
+        return taken
+
+    def _ranks_of(self, engines: Collection[int]) -> list[int]:
+        return [rank for rank, engine in self.seating.engines.items() if engine in engines] if engines else []
+
     def require_reachable(self) -> None:
         """ClusterError where the controller, or the engines' parent, is gone: nothing sent would arrive."""
         self._processes.require_reachable()
@@ -223,13 +239,6 @@ class Ranks:
         """The ranks, of those that are named, whose processes live and are kept from going on: why, and the way out."""
         chosen = self.seating.pids if ranks is None else ranks
         return {rank: why for rank in chosen if (why := process_id.standstill(self.seating.pids[rank]))}
-
-    def ways_out(self, stuck: Collection[int]) -> str:
-        """What a person can do about ranks that did not come back when they were interrupted, in sentences."""
-        restarts = ", ".join(f"%nbgpu restart --rank {rank}" for rank in stuck)
-        if len(self.standstills(stuck)) == len(stuck):
-            return f"To give up the rank's variables instead: {restarts}"
-        return f"Code in C cannot be interrupted. Wait for it to end, or give up the rank's variables: {restarts}"
 
     def wait_for(self, results: Mapping[int, ipp.AsyncResult]) -> dict[int, Any]:
         """As `collect`, as long as the ranks can be reached; a notice says so where one stands still meanwhile.
@@ -282,27 +291,34 @@ class Ranks:
             ClusterError: a rank's process ended meanwhile, or a rank did not come.
             RankError: a rank failed in it again and again.
         """
+        self._distrusted.update(failed)
         for _ in range(_MAX_REGROUP_ATTEMPTS - 1):
             try:
-                return self._form_again(failed)
+                return self._form_again()
             except RankError as error:
                 # The next generation has nothing of this one.
                 _log.warning("the process group is formed once more: %s", error)
-        return self._form_again(failed)
+        return self._form_again()
 
-    def _form_again(self, failed: Collection[int]) -> list[str]:
-        self.seating.generation += 1
-        self.seating.is_whole = False
-        self._note()
-        healthy = [rank for rank in range(len(self)) if rank not in failed] or list(range(len(self)))
+    def _form_again(self) -> list[str]:
+        everybody = range(len(self))
+        healthy = [rank for rank in everybody if rank not in self._distrusted] or list(everybody)
         try:
-            joining = self.call("nbgpu.engine.boot:join_again", self.seating.generation, healthy, seated=True)
+            with uninterrupted():
+                self.seating.generation += 1
+                self.seating.is_whole = False
+                self._note()
+                joining = self.call(
+                    "nbgpu.engine.boot:join_again", self.seating.generation, healthy, seated=True
+                )
             lost = self._meet(joining, _REGROUP_PATIENCE_S)
         except BaseException:
             # Also where the person stopped it: those that came would wait for one that was not even called.
-            self.sever()
+            with uninterrupted():
+                self.sever()
             raise
         self.seating.is_whole = True
+        self._distrusted.clear()
         self._note()
         # In their order, in which they are to be made again.
         return list(dict.fromkeys(line for lines in lost.values() for line in lines))
@@ -340,10 +356,11 @@ class Ranks:
         Returns:
             As `regroup`.
         """
+        self._distrusted.update(ranks)
+        self.seating.is_whole = False
         self.end(ranks)
-        arrived = {rank: self._take_spare() or self._processes.new_engine() for rank in ranks}
-        self._give_places(arrived)
-        for rank in arrived:
+        self._give_places(dict(zip(ranks, self._take_spares(len(ranks)), strict=True)))
+        for rank in ranks:
             self._wait_for_output_path(rank, _ENGINE_PATIENCE_S)
             if rehearse is not None:
                 collect(
@@ -359,10 +376,17 @@ class Ranks:
 
     def _give_places(self, arrived: Mapping[int, tuple[int, int]]) -> None:
         """Puts new engines, (pid, number) by rank, in the place of those that the ranks had, once they have come."""
-        self._wait_for([engine for _, engine in arrived.values()])
-        for rank, (pid, engine) in arrived.items():
-            self.seating.engines[rank] = engine
-            self.seating.pids[rank] = pid
+        try:
+            self._wait_for([engine for _, engine in arrived.values()])
+        except ClusterError:
+            for pid, _ in arrived.values():
+                self._dismiss(pid)
+            raise
+        with uninterrupted():
+            for rank, (pid, engine) in arrived.items():
+                self.seating.engines[rank] = engine
+                self.seating.pids[rank] = pid
+                self.seating.spares.pop(pid)
 
     def prepare_to_train(self, recipes: Iterable[str]) -> None:
         """Has what training needs imported where a rank's replacement will come from; returns at once."""
@@ -373,16 +397,34 @@ class Ranks:
     def add_spares(self, num_spares: int) -> None:
         """Starts spare engines until there are so many; they come in their own time."""
         while len(self.seating.spares) < num_spares:
-            pid, engine = self._processes.new_engine()
-            self.seating.spares[pid] = engine
+            self._new_spare()
 
-    def _take_spare(self) -> tuple[int, int] | None:
-        """(pid, engine) of a spare that lives, which is one no more."""
-        while self.seating.spares:
-            spare = self.seating.spares.popitem()
-            if self._processes.how_ended(spare[0], self._config.debug) is None:
-                return spare
-        return None
+    def _new_spare(self) -> tuple[int, int]:
+        """(pid, engine) of a new engine. It is a spare until it has a rank's place, so that an interrupt in between leaves
+        no engine that belongs to nobody: the next replacement takes it."""
+        spares: dict[int, int] = {}
+
+        def take(pid: int, engine: int) -> None:
+            self.seating.spares[pid] = spares[pid] = engine
+            self._note()
+
+        self._processes.new_engine(take)
+        ((pid, engine),) = spares.items()
+        return pid, engine
+
+    def _take_spares(self, num: int) -> list[tuple[int, int]]:
+        """(pid, engine) of spares that live; new ones are started where there are too few."""
+        for pid in list(self.seating.spares):
+            if self._processes.how_ended(pid, self._config.debug) is not None:
+                del self.seating.spares[pid]
+        self.add_spares(num)
+        return list(self.seating.spares.items())[:num]
+
+    def _dismiss(self, pid: int) -> None:
+        """Ends a spare."""
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        self.seating.spares.pop(pid, None)
 
     def end(self, ranks: Iterable[int], why: str = "") -> None:
         """Ends the processes of ranks; ClusterError where one does not go.
@@ -392,8 +434,8 @@ class Ranks:
         """
         for rank in ranks:
             pid = self.seating.pids[rank]
-            if why and not self.is_ending(rank):
-                self._why_ended[pid] = why
+            if not self.is_ending(rank):
+                self._why_ended[pid] = why or "was ended, to be replaced"
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             give_up_s = time.monotonic() + _DEATH_PATIENCE_S

@@ -104,6 +104,8 @@ class RunWatch:
         self._stop_asked_mono_s = 0.0
         self._was_interrupted = False
         """Whether a Stop has had to interrupt the ranks."""
+        self._not_back = ""
+        """What is said of ranks that did not come back from a Stop."""
         self._prepared = False
         """Whether what a new rank needs has been imported where it comes from."""
         self._died_at_step = 0
@@ -178,6 +180,8 @@ class RunWatch:
                     found = hangs.describe_all()
                     watch.stop()
                 self._prepare_replacements()
+            if found is not None and (stuck := watch.stuck()):
+                self._not_back = hangs.not_back(stuck)
         self.hang = ""
         return found
 
@@ -210,11 +214,8 @@ class RunWatch:
             # There is nothing yet that could be kept.
             return False
         told = f"{self._folder.name} did not come to the end of its step when it was to stop: {hang}."
-        if stuck := watch.stuck():
-            named = ", ".join(map(str, stuck))
-            self.lost = ClusterError(
-                f"{told} Rank {named} did not come back. {self._host.ranks.ways_out(stuck)}"
-            )
+        if watch.stuck():
+            self.lost = ClusterError(f"{told} {self._not_back}")
         elif self._was_interrupted:
             self.lost = RunError(
                 f"{told} It was interrupted for the second time, and ended without a checkpoint"
@@ -279,7 +280,10 @@ class RunWatch:
         back = [rank for rank in self._results if rank not in watch.gone and rank not in stuck]
         # Rank 0 ends the run's logs in it.
         failed = bool(self.failures or self.lost)
-        ended = self._host.ranks.call("nbgpu.engine.train:let_go", str(self._folder), failed, ranks=back)
+        causes = [failure.rank for failure in self.failures]
+        ended = self._host.ranks.call(
+            "nbgpu.engine.train:let_go", str(self._folder), failed, causes, ranks=back
+        )
         if watch.left_the_group_unsure and not watch.gone and not stuck:
             self._host.ranks.regroup([failure.rank for failure in self.failures])
         if stuck:

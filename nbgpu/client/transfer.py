@@ -75,4 +75,4 @@ def _answers(ranks: Ranks, sent: Mapping[int, ipp.AsyncResult]) -> dict[int, Any
         return ranks.wait_for(sent)
     except KeyboardInterrupt:
         ranks.interrupt(rank for rank, result in sent.items() if not result.ready())
-        raise CellInterrupted from None
+        raise CellInterrupted(list(ranks.gone()), len(ranks)) from None

@@ -179,6 +179,10 @@ class RankWatch:
         # After a Stop there is no other failure than the interrupts themselves.
         return (real, freed) if real else (raised, [])
 
+    def causes(self) -> list[RankFailure]:
+        """What failed before any rank was freed or interrupted: why the others had to be."""
+        return self.outcome()[0] if self._real or self._gone else []
+
     @property
     def only_freed(self) -> bool:
         """Whether nothing else is wrong with the ranks that are back than that they were freed and interrupted."""

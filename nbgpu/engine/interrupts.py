@@ -3,13 +3,17 @@
 ipykernel lets it raise KeyboardInterrupt anywhere between the arrival of a request and its answer. One that comes
 before the first or after the last line of the cell then ends the request with no answer at all, and the client
 waits for it for ever. The client interrupts again until a rank is back, so one that is ignored is not missed.
+
+What a cell does with the handlers of signals lasts as long as the cell: the next one could not be stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
+from importlib import import_module
 from types import FrameType
 from typing import Any
 
@@ -23,19 +27,57 @@ from nbgpu.engine.frames import (
     is_function,
     is_library,
 )
+from nbgpu.records import Unheeded
+
+# The functions of `signal` make an Enum of each handler and number, which takes ten times as long as they themselves.
+_signal = import_module("_signal")
 
 
 def reach_only_the_persons_code(kernel: Any) -> None:
-    """From now on. Called on the main thread.
+    """Install the handler of SIGINT. Call on the main thread.
 
     Args:
         kernel: the engine's, whose own handler is set around every request.
     """
-    kernel.pre_handler_hook = lambda: None
     kernel.post_handler_hook = _tidy_up
-    signal.signal(signal.SIGINT, _interrupt)
+    take_back()
+    os.register_at_fork(after_in_child=_leave)
 
 
+def take_back() -> None:
+    """Install the handler of SIGINT before a request. Call on the main thread.
+
+    A handler that was set in C, as faulthandler does, does not show, so it is set each time.
+    """
+    global _unheeded
+    _unheeded = ""
+    _signal.signal(signal.SIGINT, _interrupt)
+    _signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+
+
+def is_taken() -> bool:
+    """Whether the person's code has replaced the handler of SIGINT in this request, or blocked the signal on this thread."""
+    return _signal.getsignal(signal.SIGINT) is not _interrupt or signal.SIGINT in _signal.pthread_sigmask(
+        signal.SIG_BLOCK, ()
+    )
+
+
+def _leave() -> None:
+    """In a child that code on the rank has forked, an interrupt raises wherever it is, as in any process."""
+    if signal.getsignal(signal.SIGINT) is _interrupt:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def unheeded() -> Unheeded:
+    """Why interrupts do not end what the main thread runs, as far as that can be known. Called on any thread."""
+    # Another thread has a mask of its own, and is asked about the handler alone.
+    if _signal.getsignal(signal.SIGINT) is not _interrupt:
+        return "replaced"
+    return "caught" if awaiting.was_interrupted() else _unheeded
+
+
+_unheeded: Unheeded = ""
+"""What became of the last interrupt in this request, where it did not end it."""
 _interrupted = False
 """Since the last request an interrupt has cut something off."""
 
@@ -49,10 +91,11 @@ def _tidy_up() -> None:
 
 
 def _interrupt(_: int, frame: FrameType | None) -> None:
-    global _interrupted
+    global _interrupted, _unheeded
     if _is_in_import_of_torch(frame):
+        _unheeded = "importing"
         return
-    _interrupted = True
+    before, _interrupted, _unheeded = _unheeded, True, "caught"
     in_persons_code = False
     while frame is not None and frame.f_back is not None:
         in_persons_code = in_persons_code or not is_library(frame.f_code.co_filename)
@@ -67,6 +110,7 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
             # A task that a cell has started. A KeyboardInterrupt would end the event loop, and the engine.
             raise asyncio.CancelledError
         frame = frame.f_back
+    _unheeded = before
     awaiting.interrupt()
 
 

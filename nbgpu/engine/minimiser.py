@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nbgpu import runs
+from nbgpu import manifest, runs
 from nbgpu.config import TrainConfig
 from nbgpu.engine import checkpoint, exchange, memory, run_info
 from nbgpu.engine.books import Books
@@ -244,6 +244,13 @@ class Minimiser:
         ready = {rank: s["step"] for rank, s in enumerate(standings) if s["ready"]}
         source = max(ready, key=ready.__getitem__, default=None)
         self._take_settings(self._steering.catch_up([s["steered"] for s in standings]))
+        found, notes = (None, ()) if source is not None else self._saves.to_begin_with()
+        if self._tensor is None:
+            # Known before the first record: this rank may have taken another's place, or go on from a checkpoint.
+            begins_at = 0 if found is None else int(manifest.state(found)["step"])
+            self.step = standings[source]["step"] if source is not None else begins_at
+        if self.recorder is not None:
+            self.recorder.at(self.step)
         if not self._loaded:
             self._enter("loading")
         together(self._load)
@@ -252,7 +259,6 @@ class Minimiser:
         if source is not None:
             self._take_state(source)
         else:
-            found, notes = self._saves.to_begin_with()
             if self.rank == 0:
                 for note in notes:
                     self._event("note", note)

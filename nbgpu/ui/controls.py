@@ -1,7 +1,7 @@
 """The control panel: settings, Start, Pause and Stop, and the live panel below.
 
 What can be set is read off `ClusterConfig` and the recipe's `TrainConfig`: a field that is marked with
-`control(...)` there stands here, as the kind of control that its type and bounds ask for.
+`control(...)` there stands here, as the field that its type asks for (`fields.py`).
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ import html
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets as w
 from IPython.core.getipython import get_ipython
 from IPython.display import display, update_display
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from nbgpu.client import cluster as clusters
 from nbgpu.config import ClusterConfig, settings_of, train_config
 from nbgpu.devices import DEFAULT_CPU_RANKS, inventory
 from nbgpu.errors import ConfigError, NbgpuError, NoClusterError
 from nbgpu.records import FINAL_STATES
-from nbgpu.settings import bounds, control_fields, steerable
+from nbgpu.settings import control_fields, steerable
 from nbgpu.ui import plan_view
+from nbgpu.ui.fields import Field
 from nbgpu.ui.frontend import answer_while_busy, has_frontend, has_subshells
 from nbgpu.ui.panel import Panel
 from nbgpu.ui.picture_view import PictureView
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from nbgpu.client.cluster import Cluster
     from nbgpu.client.run import Run
 
-_STYLE = {"description_width": "136px"}
-_LAYOUT = {"width": "300px"}
 _GRID = {"grid_template_columns": "repeat(auto-fill, minmax(310px, 1fr))", "width": "100%"}
 
 
@@ -48,9 +45,9 @@ def controls(recipe: str = "autoencoder", cluster: Cluster | None = None) -> Non
         cluster: where it runs; None is the cluster that `%nbgpu start` made, or one that Start makes.
 
     Raises:
-        ConfigError: there is no such recipe.
+        ConfigError: there is no such recipe, or the values that stand in its file are not valid.
     """
-    settings_of(recipe)
+    train_config(recipe)
     if has_frontend():
         _Controls(recipe, cluster).display()
     else:
@@ -64,53 +61,12 @@ def _as_text(recipe: str) -> str:
     return f"Controls of {recipe} (open this notebook in JupyterLab to use them): {settings}"
 
 
-def _inner_type(field: FieldInfo) -> Any:
-    """The field's type, without `| None`."""
-    if get_origin(field.annotation) in (Union, UnionType):
-        return next(t for t in get_args(field.annotation) if t is not NoneType)
-    return field.annotation
-
-
-def _limits(field: FieldInfo) -> tuple[Any, Any]:
-    """The lowest and the highest value. Where a bound itself is excluded, the model says so at Start."""
-    low = next((getattr(m, k) for m in field.metadata for k in ("ge", "gt") if hasattr(m, k)), None)
-    high = next((getattr(m, k) for m in field.metadata for k in ("le", "lt") if hasattr(m, k)), None)
-    return low, high
-
-
-def control_for(name: str, field: FieldInfo) -> w.Widget:
-    """The control that a field asks for.
-
-    Literal: Dropdown. bool: Checkbox. int and float: a text box with the field's bounds. All else: Text. Sliders
-    are not among them, because they tell a screen reader neither their name nor that they are disabled.
-    """
-    kind = _inner_type(field)
-    allowed = bounds(field)
-    common = {
-        "description": name.replace("_", " "),
-        "tooltip": f"{field.description}{f' ({allowed})' if allowed else ''}",
-        "style": _STYLE,
-        "layout": _LAYOUT,
-    }
-    if get_origin(kind) is Literal:
-        return w.Dropdown(options=list(get_args(kind)), value=field.default, **common)
-    if kind is bool:
-        return w.Checkbox(value=field.default, indent=True, **common)
-    if kind in (int, float):
-        low, high = _limits(field)
-        if low is None or high is None:
-            raise TypeError(f"{name} is in the control panel, so it needs a lowest and a highest value")
-        box = w.BoundedIntText if kind is int else w.BoundedFloatText
-        return box(value=low if field.default is None else field.default, min=low, max=high, **common)
-    return w.Text(value=str(field.default), continuous_update=False, **common)
-
-
 def _heading(text: str) -> w.Widget:
     return w.HTML(f'<h4 style="margin:4px 0">{html.escape(text)}</h4>')
 
 
 def _grouped(model: type[BaseModel], made: Mapping[str, w.Widget]) -> dict[str, list[w.Widget]]:
-    """The controls of a model by their group."""
+    """The boxes of a model's fields by their group."""
     groups: dict[str, list[w.Widget]] = {}
     for group, name, _ in control_fields(model):
         groups.setdefault(group, []).append(made[name])
@@ -130,44 +86,44 @@ class _Devices:
     """Which GPUs, or how many CPU ranks."""
 
     def __init__(self) -> None:
-        fields = {name: field for _, name, field in control_fields(ClusterConfig)}
         self._gpus = inventory()
-        self.ranks = control_for("ranks", fields["ranks"])
-        self.ranks.value = len(self._gpus) or DEFAULT_CPU_RANKS
+        self.ranks = Field(ClusterConfig, "ranks")
+        self.ranks.show(len(self._gpus) or DEFAULT_CPU_RANKS)
         self.gpus = w.SelectMultiple(
             options=[(gpu.label(), gpu.uuid) for gpu in self._gpus],
             value=[gpu.uuid for gpu in self._gpus],
             rows=max(2, min(len(self._gpus), 8)),
             description="GPUs",
             tooltip="GPUs to use, one rank on each; none chosen: CPU ranks",
-            style=_STYLE,
-            layout=_LAYOUT,
+            style={"description_width": "136px"},
+            layout={"width": "300px"},
         )
         self.gpus.observe(self._follow_choice, "value")
-        self.memory_limit = control_for("memory_limit", fields["memory_limit"])
-        made = {"gpus": self.gpus, "ranks": self.ranks, "memory_limit": self.memory_limit}
+        self.memory_limit = Field(ClusterConfig, "memory_limit")
+        made = {"gpus": self.gpus, **self.fields}
         # A field with a control of its own kind would be missing here, and a KeyError says which.
         ((heading, members),) = _grouped(ClusterConfig, made).items()
         self.note = w.HTML()
         self.box = w.VBox([_heading(heading), w.GridBox(members, layout=_GRID), self.note])
         if not self._gpus:
             self.gpus.layout.display = "none"
-            self.ranks.description = "CPU ranks"
+            self.ranks.label = "CPU ranks"
 
     def _follow_choice(self, change: Any) -> None:
-        self.ranks.value = len(change["new"]) or DEFAULT_CPU_RANKS
+        self.ranks.show(len(change["new"]) or DEFAULT_CPU_RANKS)
 
-    def values(self) -> dict[str, Any]:
-        """The fields of a ClusterConfig."""
-        return {
-            "gpus": ",".join(self.gpus.value) or "none",
-            "ranks": self.ranks.value,
-            "memory_limit": self.memory_limit.value,
-        }
+    @property
+    def fields(self) -> dict[str, Field]:
+        """Those of its settings that are typed."""
+        return {"ranks": self.ranks, "memory_limit": self.memory_limit}
 
     def inputs(self) -> list[w.Widget]:
         """Its controls."""
-        return [self.gpus, self.ranks, self.memory_limit]
+        return [self.gpus, *self.fields.values()]
+
+    def values(self, typed: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a cluster, with what was read off its fields."""
+        return {"gpus": ",".join(self.gpus.value) or "none", **typed}
 
 
 class _Controls:
@@ -184,7 +140,7 @@ class _Controls:
         """Ends the search for a batch size that is under way."""
         self._slot = new_slot()
         self._devices = _Devices()
-        self._settings = {name: control_for(name, f) for _, name, f in control_fields(self._model)}
+        self._fields = {name: Field(self._model, name) for _, name, _ in control_fields(self._model)}
         self._start = self._button("Start", "Start training with these settings", "success", self._on_start)
         self._pause = self._button("Pause", "Pause or resume the run", "", self._on_pause)
         self._stop = self._button("Stop", "End the run after its present step", "danger", self._on_stop)
@@ -194,11 +150,14 @@ class _Controls:
         self._find = self._button(
             "Find batch size", "Try on the ranks which is the largest that fits", "", self._on_find
         )
-        if "batch_size" not in self._settings:
+        if "batch_size" not in self._fields:
             self._find.layout.display = "none"
         self._said = w.HTML()
+        self._hint = w.HTML(layout={"display": "none"})
+        self._cluster_before = self._existing_cluster()
         self._place = w.VBox(layout={"width": "100%"})
-        self._tabs = _tabs(_grouped(self._model, self._settings))
+        self._groups = _grouped(self._model, self._fields)
+        self._tabs = _tabs(self._groups)
         self.box = w.VBox(
             [
                 self._devices.box,
@@ -207,13 +166,16 @@ class _Controls:
                     [*self._buttons(), self._said],
                     layout={"flex_flow": "row wrap", "margin": "10px 0"},
                 ),
+                self._hint,
                 self._place,
             ],
             layout={"width": "100%", "overflow": "hidden"},
         )
+        self.box.add_class("nbgpu-controls")
         self._steerable = steerable(self._model)
-        for name in self._steerable.keys() & self._settings.keys():
-            self._settings[name].observe(partial(self._on_setting, name), "value")
+        for name, field in (self._devices.fields | self._fields).items():
+            field.observe(partial(self._on_change, name, field), "value")
+        self._devices.gpus.observe(lambda _: self._forget_said(), "value")
         for widget in (*self._buttons(), *self._inputs(), self._tabs):
             answer_while_busy(widget)
         self._refresh()
@@ -225,12 +187,20 @@ class _Controls:
         display({"text/plain": ""}, raw=True, display_id=self._slot, metadata=slot_metadata(self._slot))
         shell = get_ipython()
         assert shell is not None, "there is a page, so there is a shell"
-        # A cluster may be started or stopped in any cell.
-        shell.events.register("post_run_cell", lambda _: self._refresh())
+        shell.events.register("post_run_cell", self._on_cell_run)
         if not has_subshells():
-            self._say(
+            self._hint.value = (
                 "Pause and Stop act between cells on this kernel (ipykernel 7.1 lets them act at once)."
             )
+            self._hint.layout.display = ""
+
+    def _on_cell_run(self, _: Any) -> None:
+        """A cluster may be started or stopped in any cell, and then nothing holds that was said of the one before."""
+        with self._lock:
+            cluster = self._existing_cluster()
+            if cluster is not self._cluster_before and not self._busy and not self._is_running():
+                self._say("")
+            self._refresh()
 
     def _button(self, description: str, tooltip: str, style: str, on_click: Any) -> w.Button:
         button = w.Button(description=description, tooltip=tooltip, button_style=style)
@@ -241,7 +211,7 @@ class _Controls:
         return [self._start, self._pause, self._stop, self._plan, self._find]
 
     def _inputs(self) -> list[w.Widget]:
-        return [*self._devices.inputs(), *self._settings.values()]
+        return [*self._devices.inputs(), *self._fields.values()]
 
     def _on_start(self) -> None:
         self._begin(self._train, "starting …" if self._existing_cluster() else "starting the ranks …")
@@ -258,23 +228,49 @@ class _Controls:
         with self._lock:
             if self._busy or self._is_running():
                 return
-            values = {name: control.value for name, control in self._settings.items()}
+            # A cluster that is there has its devices already.
+            of_devices = {} if self._existing_cluster() else self._devices.fields
+            values, bad = _read(self._fields)
+            typed, bad_devices = _read(of_devices)
+            if bad or bad_devices:
+                self._refuse(bad_devices | bad)
+                return
+            devices = self._devices.values(typed)
             try:
                 train_config(self._recipe, **values)
-                ClusterConfig.checked(**self._devices.values())
+                if of_devices:
+                    ClusterConfig.checked(**devices)
             except ConfigError as error:
                 self._say(str(error), is_error=True)
                 return
             self._busy = True
             self._say(said)
             self._refresh()
-        threading.Thread(target=self._do, args=(work, values), name="nbgpu-controls", daemon=True).start()
+        threading.Thread(
+            target=self._do, args=(work, values, devices), name="nbgpu-controls", daemon=True
+        ).start()
 
-    def _do(self, work: Callable[[Cluster, dict[str, Any]], None], values: dict[str, Any]) -> None:
+    def _refuse(self, bad: Mapping[str, str]) -> None:
+        """Say which fields are bad, and bring the first of them to the front."""
+        fields = self._devices.fields | self._fields
+        lines = [f"{fields[name].label}: {why}" for name, why in bad.items()]
+        self._say("\n".join(["Correct this first.", *lines]), is_error=True)
+        first = fields[next(iter(bad))]
+        for index, boxes in enumerate(self._groups.values()):
+            if first in boxes:
+                self._tabs.selected_index = index
+        first.focus()
+
+    def _do(
+        self,
+        work: Callable[[Cluster, dict[str, Any]], None],
+        values: dict[str, Any],
+        devices: dict[str, Any],
+    ) -> None:
         try:
             cluster = self._existing_cluster()
             if cluster is None:
-                cluster = clusters.Cluster(**self._devices.values())
+                cluster = clusters.Cluster(**devices)
             if not cluster.running:
                 cluster.start()
             work(cluster, values)
@@ -296,7 +292,7 @@ class _Controls:
 
     def _find_batch_size(self, cluster: Cluster, values: dict[str, Any]) -> None:
         found = cluster.find_batch_size(self._recipe, stop=self._search, **values)
-        self._settings["batch_size"].value = found.batch_size
+        self._fields["batch_size"].show(found.batch_size)
         self._say(str(found), is_table=True)
 
     def _show(self, run: Run) -> None:
@@ -329,6 +325,8 @@ class _Controls:
         if run.failures:
             first = run.failures[0]
             self._say(f"rank {first.rank}: {first.error_type}: {first.message}", is_error=True)
+        else:
+            self._say("")
         self._refresh()
 
     def _on_pause(self) -> None:
@@ -336,21 +334,32 @@ class _Controls:
         if run is not None:
             self._ask(run.resume if run.status == "paused" else run.pause)
 
-    def _on_setting(self, name: str, change: Any) -> None:
-        """Lets a run go on with what was chosen meanwhile."""
+    def _on_change(self, name: str, field: Field, _: Any) -> None:
+        """Says at once what is wrong with a value, and lets a run go on with one that was chosen meanwhile."""
         with self._lock:
+            self._forget_said()
+            try:
+                value = field.read()
+            except ConfigError:
+                return
             run = self._run
-            if run is None or not self._is_running() or change["new"] == getattr(run.config, name):
+            if run is None or not self._is_running() or name not in self._steerable:
+                return
+            now = getattr(run.config, name)
+            if value == now:
                 return
             try:
-                run.set(**{name: change["new"]})
+                run.set(**{name: value})
             except NbgpuError as error:
-                self._say(str(error), is_error=True)
-                self._settings[name].value = getattr(run.config, name)
+                field.problem = f"{error}. The run goes on with {now}"
             else:
-                self._say(
-                    f"{name.replace('_', ' ')} {change['new']} from the next {self._steerable[name]} on"
-                )
+                self._say(f"{field.label} {value} from the next {self._steerable[name]} on")
+
+    def _forget_said(self) -> None:
+        """What was said before is of other settings."""
+        with self._lock:
+            if not self._busy:
+                self._say("")
 
     def _on_stop(self) -> None:
         search = self._search
@@ -360,6 +369,7 @@ class _Controls:
             self._ask(self._run.stop)
 
     def _ask(self, command: Any) -> None:
+        self._say("")
         try:
             command()
         except NbgpuError as error:
@@ -381,9 +391,9 @@ class _Controls:
         with self._lock:
             running = self._is_running()
             busy = running or self._busy
-            cluster = self._existing_cluster()
-            for name, control in self._settings.items():
-                control.disabled = busy and not (running and name in self._steerable)
+            cluster = self._cluster_before = self._existing_cluster()
+            for name, field in self._fields.items():
+                field.disabled = busy and not (running and name in self._steerable)
             for control in self._devices.inputs():
                 control.disabled = busy or cluster is not None
             self._start.disabled = self._plan.disabled = self._find.disabled = busy
@@ -404,3 +414,14 @@ class _Controls:
         )
         style = f"{wrapped};line-height:1.4;color:{color}"
         self._said.value = f'<div role="{role}" style="{style}">{html.escape(text)}</div>'
+
+
+def _read(fields: Mapping[str, Field]) -> tuple[dict[str, Any], dict[str, str]]:
+    """(values of the fields whose values can be taken, why the others cannot), by name."""
+    values, bad = {}, {}
+    for name, field in fields.items():
+        try:
+            values[name] = field.read()
+        except ConfigError as error:
+            bad[name] = str(error)
+    return values, bad

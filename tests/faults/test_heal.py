@@ -11,6 +11,7 @@ from typing import Any
 
 import faults
 import leaks
+import pandas as pd
 import psutil
 import pytest
 from rows import Measured, row
@@ -237,6 +238,9 @@ def test_with_fsdp_a_run_goes_back_to_its_newest_checkpoint(cluster: nbgpu.Clust
     for name in (manifest.MODEL, manifest.OPTIMIZER, manifest.AVERAGE, manifest.DISCRIMINATOR):
         assert (run.checkpoint() / name).read_bytes() == (unhurt.checkpoint() / name).read_bytes(), name
     assert run.result() == unhurt.result()
+    columns = ["step", "rank", "epoch", "loss", "lr"]
+    tables = [pd.read_csv(r.folder / "metrics.csv", usecols=columns) for r in (run, unhurt)]
+    pd.testing.assert_frame_equal(*tables, check_exact=True)
     cluster.news.clear()
 
 

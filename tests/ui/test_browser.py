@@ -149,14 +149,14 @@ def test_a_first_run_from_start_to_the_curves_that_stay(lab: Lab, page: Page) ->
     expect(control(page, "CPU ranks")).to_be_disabled()
     expect(page.get_by_text("A cluster is in use")).to_be_visible()
 
-    # A bad value is refused in words, and the other values stay.
+    # A bad value is refused in words, and all values stay.
     expect(control(page, "steps")).to_be_visible()
     open_group(page, "Data")
     expect(control(page, "steps")).to_be_hidden()
     fill(page, "data", "phantoms")
     fill(page, "patch size", "18")
     button(page, "Start").click()
-    expect(page.get_by_role("alert").filter(has_text="patch_size = 18 is not valid")).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="patch size: 18 is not valid")).to_be_visible()
     expect(control(page, "data")).to_have_value("phantoms")
 
     fill(page, "patch size", "16")

@@ -2,86 +2,212 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any, Literal
 
-import ipywidgets as w
 import pytest
 from pydantic import BaseModel, Field
 
 import nbgpu
-from nbgpu.config import TRAIN_CONFIGS, ClusterConfig
-from nbgpu.settings import control, control_fields
-from nbgpu.ui.controls import _Controls, control_for
+from nbgpu import recipe_files
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, settings_of, train_config
+from nbgpu.errors import ConfigError
+from nbgpu.settings import as_text, control, control_fields
+from nbgpu.ui import fields
+from nbgpu.ui.controls import _Controls, controls
 
 
 class Sizes(BaseModel):
     """One field of each kind."""
 
     mode: Literal["off", "on"] = Field("on", description="a choice", json_schema_extra=control("A"))
+    level: Literal[1, 2] | None = Field(None, description="a choice or none", json_schema_extra=control("A"))
     num_layers: int = Field(3, ge=1, le=9, description="a number", json_schema_extra=control("A"))
+    hidden: int = Field(64, description="any whole number", json_schema_extra=control("A"))
     share: float = Field(0.5, gt=0, le=1, description="a share", json_schema_extra=control("B"))
     limit: int | None = Field(None, ge=2, le=5, description="or none", json_schema_extra=control("B"))
+    either: float | str = Field("auto", description="a number or a word", json_schema_extra=control("B"))
     name: str = Field("x", description="a word", json_schema_extra=control("B"))
+    shape: tuple[int, ...] = Field((), description="numbers", json_schema_extra=control("B"))
+    columns: tuple[str, ...] = Field(("Age, in years",), description="words", json_schema_extra=control("B"))
     quick: bool = Field(True, description="yes or no", json_schema_extra=control("B"))
-    hidden: int = Field(1, description="for files only")
+    slow: bool | None = Field(None, description="yes, no or neither", json_schema_extra=control("B"))
+    internal: int = Field(1, description="for files only")
 
 
-def made() -> dict[str, w.Widget]:
-    return {name: control_for(name, field) for _, name, field in control_fields(Sizes)}
+def field(name: str) -> fields.Field:
+    return fields.Field(Sizes, name)
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "value"),
+    ("name", "kind", "text"),
     [
-        ("mode", w.Dropdown, "on"),
-        ("num_layers", w.BoundedIntText, 3),
-        ("share", w.BoundedFloatText, 0.5),
-        ("limit", w.BoundedIntText, 2),
-        ("name", w.Text, "x"),
-        ("quick", w.Checkbox, True),
+        ("mode", "choice", "on"),
+        ("level", "choice", ""),
+        ("num_layers", "text", "3"),
+        ("hidden", "text", "64"),
+        ("share", "text", "0.5"),
+        ("limit", "text", ""),
+        ("either", "text", "auto"),
+        ("name", "text", "x"),
+        ("shape", "text", ""),
+        ("columns", "text", "('Age, in years',)"),
+        ("quick", "switch", "True"),
+        ("slow", "choice", ""),
     ],
 )
-def test_each_kind_of_field_gets_its_control(name: str, kind: type[w.Widget], value: Any) -> None:
-    widget = made()[name]
-    assert type(widget) is kind
-    assert widget.value == value
-    assert widget.description == name.replace("_", " ")
-    assert str(Sizes.model_fields[name].description) in widget.tooltip
+def test_each_kind_of_setting_gets_its_field(name: str, kind: str, text: str) -> None:
+    made = field(name)
+    assert (made.kind, made.value) == (kind, text)
+    assert made.label == name.replace("_", " ")
+    assert str(Sizes.model_fields[name].description) in made.meaning
+    assert made.read() == Sizes.model_fields[name].default
 
 
-def test_bounds_reach_the_control_and_its_tooltip() -> None:
-    widget = made()["num_layers"]
-    assert (widget.min, widget.max) == (1, 9)
-    assert "1 to 9" in widget.tooltip
+def test_bounds_stand_in_what_a_field_means() -> None:
+    assert field("num_layers").meaning == "a number (1 to 9)"
 
 
-def test_a_field_for_files_only_has_no_control() -> None:
-    assert "hidden" not in made()
+def test_a_setting_for_files_only_has_no_field() -> None:
+    assert "internal" not in [name for _, name, _ in control_fields(Sizes)]
 
 
-def test_a_number_with_no_bounds_cannot_be_a_control() -> None:
-    with pytest.raises(TypeError, match="lowest and a highest"):
-        control_for("hidden", Sizes.model_fields["hidden"])
+@pytest.mark.parametrize(
+    ("name", "typed", "value"),
+    [
+        ("num_layers", " 7 ", 7),
+        ("hidden", "1e2", 100),
+        ("share", "1", 1.0),
+        ("limit", "2", 2),
+        ("level", "2", 2),
+        ("either", "0.5", 0.5),
+        ("either", "fast", "fast"),
+        ("shape", "24 24 16", (24, 24, 16)),
+        ("shape", "(24, 24)", (24, 24)),
+        ("columns", "Age, Sex at birth", ("Age", "Sex at birth")),
+        ("columns", "('a, b',)", ("a, b",)),
+        ("slow", "False", False),
+        ("name", "", ""),
+    ],
+)
+def test_what_is_typed_becomes_a_value(name: str, typed: str, value: Any) -> None:
+    made = field(name)
+    made.value = typed
+    read = made.read()
+    assert read == value
+    assert type(read) is type(value)
+    assert made.problem == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "said"),
+    [
+        ("num_layers", "0", "0 is not valid. Give a value within: 1 to 9"),
+        ("num_layers", "3.7", "'3.7' is not a whole number. Give a value within: 1 to 9"),
+        ("num_layers", "", "a value is missing. Give a value within: 1 to 9"),
+        ("share", "nan", "nan is not valid. Give a value within: above 0, at most 1"),
+        (
+            "share",
+            "0,001",
+            "'0,001' is not a number (with a decimal point it would be 0.001). Give a value within: above 0, at most 1",
+        ),
+        ("limit", "6", "6 is not valid. Give a value within: 2 to 5, or leave it empty"),
+        ("shape", "24 x", "'x' is not a whole number"),
+    ],
+)
+def test_what_cannot_be_taken_is_said_beside_the_field_and_stays(name: str, typed: str, said: str) -> None:
+    made = field(name)
+    made.value = typed
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        made.read()
+    assert made.problem == said
+    assert made.value == typed
+    made.value = as_text(Sizes.model_fields[name].default)
+    made.read()
+    assert made.problem == ""
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> str:
+    return str(recipe_files.create(str(tmp_path / "my_recipe.py")))
+
+
+@pytest.fixture(params=[*sorted(TRAIN_CONFIGS), "the file that `nbgpu new` writes"])
+def recipe(request: pytest.FixtureRequest, template: str) -> str:
+    return request.param if request.param in TRAIN_CONFIGS else template
+
+
+def test_controls_that_nobody_touched_have_the_defaults(recipe: str) -> None:
+    """Every field reads back what stands in it, and all of them together are valid."""
+    panel = _Controls(recipe, cluster=None)
+    values = {name: made.read() for name, made in panel._fields.items()}
+    model = settings_of(recipe)
+    assert values == {name: model.model_fields[name].default for name in values}
+    assert train_config(recipe, **values).model_dump() == train_config(recipe).model_dump()
+    for name, made in panel._devices.fields.items():
+        ClusterConfig.checked(**{name: made.read()})
+
+
+def test_a_file_whose_own_values_are_not_valid_is_told_before_anything_is_shown(template: str) -> None:
+    path = Path(template)
+    path.write_text(path.read_text().replace("hidden: int = 64", "hidden: int = 'wide'"))
+    with pytest.raises(ConfigError, match="hidden = 'wide' is not valid"):
+        controls(template)
 
 
 @pytest.mark.parametrize("recipe", sorted(TRAIN_CONFIGS))
 def test_every_marked_field_is_in_the_panel(recipe: str) -> None:
     panel = _Controls(recipe, cluster=None)
     names = [name for _, name, _ in control_fields(TRAIN_CONFIGS[recipe])]
-    assert list(panel._settings) == names
+    assert list(panel._fields) == names
     assert [name for _, name, _ in control_fields(ClusterConfig)] == ["gpus", "ranks", "memory_limit"]
 
 
-def test_a_bad_value_is_said_in_words_and_nothing_is_lost() -> None:
+def type_in(panel: _Controls, **typed: str) -> None:
+    for name, text in typed.items():
+        panel._fields[name].value = text
+
+
+def test_bad_fields_are_named_and_nothing_is_started_or_lost() -> None:
     panel = _Controls("autoencoder", cluster=None)
-    panel._settings["patch_size"].value = 30
-    panel._on_start()
-    assert "patch_size = 30 is not valid" in panel._said.value
-    assert 'role="alert"' in panel._said.value
-    assert panel._settings["patch_size"].value == 30
-    assert not panel._start.disabled
+    type_in(panel, patch_size="30", lr="0,001")
+    panel._devices.ranks.value = "0"
+    assert (
+        panel._fields["patch_size"].problem
+        == "30 is not valid. Give a value within: 8 to 512, a multiple of 4"
+    )
+    for pressed in (panel._start, panel._plan, panel._find):
+        pressed.click()
+        assert 'role="alert"' in panel._said.value
+        for said in (
+            "CPU ranks: 0 is not valid",
+            "patch size: 30 is not valid",
+            "lr: &#x27;0,001&#x27; is not a number",
+        ):
+            assert said in panel._said.value
+        assert not panel._start.disabled
+    assert panel._fields["patch_size"].value == "30"
+    assert panel._fields["lr"].value == "0,001"
+    # What was said goes when something is changed.
+    type_in(panel, patch_size="32")
+    assert panel._said.value == said_nothing(panel)
+    panel._devices.ranks.value = "2"
+    panel._start.click()
+    assert panel._tabs.titles[panel._tabs.selected_index] == "Optimizer"
+
+
+def said_nothing(panel: _Controls) -> str:
+    panel._say("")
+    return str(panel._said.value)
+
+
+def test_values_that_do_not_go_together_are_said_in_words() -> None:
+    panel = _Controls("autoencoder", cluster=None)
+    type_in(panel, replace_rate="0.5")
+    panel._start.click()
+    assert "replace_rate=0.5 replaces nothing while cache_rate=1" in panel._said.value
 
 
 def _wait_until_free(panel: _Controls) -> None:
@@ -95,8 +221,7 @@ def test_plan_and_search_speak_below_the_buttons(cluster2: nbgpu.Cluster) -> Non
     # What a Stop in the middle of this import does is test_interrupts's.
     cluster2.execute("import torch._dynamo")
     panel = _Controls("autoencoder", cluster2)
-    for name, value in {"data": "phantoms", "patch_size": 16, "batch_size": 3}.items():
-        panel._settings[name].value = value
+    type_in(panel, data="phantoms", patch_size="16", batch_size="3")
     panel._plan.click()
     assert panel._start.disabled
     assert panel._stop.disabled
@@ -109,7 +234,7 @@ def test_plan_and_search_speak_below_the_buttons(cluster2: nbgpu.Cluster) -> Non
     panel._stop.click()
     _wait_until_free(panel)
     assert "stopped" in panel._said.value
-    assert panel._settings["batch_size"].value == 3
+    assert panel._fields["batch_size"].value == "3"
     assert not panel._find.disabled
 
 

@@ -1,0 +1,97 @@
+"""The fields of the control panel: a control for each setting, and beside it what is wrong with what was typed there.
+
+All values are text in the page, just as it was typed, and the settings' own checks read it. The number boxes of
+ipywidgets change what is out of bounds and drop characters that belong to no number, without a word; its text boxes
+tell neither the mouse nor a screen reader what a setting means.
+"""
+
+from __future__ import annotations
+
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+import anywidget
+import traitlets
+from pydantic import BaseModel
+
+from nbgpu.errors import ConfigError
+from nbgpu.settings import as_text, bounds, from_text, types_of
+from nbgpu.ui.snapshot import STATIC
+
+EMPTY = "left out"
+
+
+class Field(anywidget.AnyWidget):
+    """One setting in the control panel.
+
+    Args:
+        model: the settings.
+        name: of the setting in them.
+    """
+
+    _esm = STATIC / "field.js"
+    _css = STATIC / "field.css"
+    kind = traitlets.Enum(["text", "choice", "switch"]).tag(sync=True)
+    """A box for text, a list to choose from, or a box to tick."""
+    label = traitlets.Unicode().tag(sync=True)
+    """The setting's name for people."""
+    value = traitlets.Unicode().tag(sync=True)
+    """What stands in the field, as text: 'True' or 'False' of a switch."""
+    choices = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    meaning = traitlets.Unicode().tag(sync=True)
+    """What the setting is, with its bounds."""
+    problem = traitlets.Unicode().tag(sync=True)
+    """Why the value cannot be taken; empty where it can."""
+    disabled = traitlets.Bool(False).tag(sync=True)
+    empty = traitlets.Unicode().tag(sync=True)
+    """What is shown where the text is empty."""
+
+    def __init__(self, model: type[BaseModel], name: str) -> None:
+        self._model = model
+        self._name = name
+        field = model.model_fields[name]
+        allowed = bounds(field)
+        types = types_of(field)
+        choices = _choices(types)
+        super().__init__(
+            kind="switch" if types == (bool,) else "choice" if choices else "text",
+            label=name.replace("_", " "),
+            value=as_text(field.default),
+            choices=choices,
+            meaning=f"{field.description}{f' ({allowed})' if allowed else ''}",
+            empty=EMPTY if NoneType in types or field.default == () else "",
+        )
+
+    def read(self) -> Any:
+        """Return the setting's value.
+
+        Raises:
+            ConfigError: the text is no such value, or out of bounds. The page says so beside the field as well, and the
+                text stays there.
+        """
+        try:
+            value = from_text(self._model, self._name, self.value)
+        except ConfigError as error:
+            self.problem = str(error)
+            raise
+        self.problem = ""
+        return value
+
+    def show(self, value: Any) -> None:
+        """Put a value into the field."""
+        self.value = as_text(value)
+
+    def focus(self) -> None:
+        """Move the page's keyboard to the field."""
+        self.send({"type": "focus"})
+
+
+def _choices(types: tuple[Any, ...]) -> list[str]:
+    """The values of a field that takes only a few, as text; none where it takes any others."""
+    if not all(kind in (bool, NoneType) or get_origin(kind) is Literal for kind in types):
+        return []
+    choices = [""] if NoneType in types else []
+    for kind in types:
+        if kind is not NoneType:
+            choices += map(as_text, (True, False) if kind is bool else get_args(kind))
+    return choices

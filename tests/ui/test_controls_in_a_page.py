@@ -1,0 +1,146 @@
+"""The controls of every recipe in a real page: planned, started and stopped, and what is typed wrongly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY, chromium
+from lab import Lab, Notebook, browser_page, jupyter_lab
+from playwright.sync_api import Locator, Page, expect
+
+from nbgpu import recipe_files
+from nbgpu.config import TRAIN_CONFIGS
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.subshells]
+
+ARTIFACTS = REPOSITORY / "tests" / "_artifacts"
+START = "%load_ext nbgpu\nimport nbgpu\n%nbgpu start --gpus none --ranks 2"
+STOP = "%nbgpu stop"
+TEMPLATE = "my_recipe.py"
+RECIPES = [*sorted(TRAIN_CONFIGS), TEMPLATE]
+MADE_SMALL = {
+    "autoencoder": {"Data": {"data": "phantoms", "patch size": "16"}},
+    "microstructure": {"Search": {"limit to": "4"}},
+}
+"""By recipe and group: what is typed so that the first step is soon there. All other fields stay as they are."""
+PATIENCE_MS = 90_000
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with jupyter_lab(tmp_path_factory.mktemp("lab")) as lab:
+        yield lab
+
+
+@pytest.fixture
+def page(lab: Lab, tmp_path: Path) -> Iterator[Page]:
+    path = chromium()
+    assert path is not None, "the marker 'browser' skips where there is none"
+    with browser_page(path, tmp_path) as page:
+        page.set_viewport_size({"width": 1280, "height": 1300})
+        yield page
+    lab.shut_kernels_down()
+
+
+def screenshot(page: Page, name: str) -> None:
+    ARTIFACTS.mkdir(exist_ok=True)
+    page.screenshot(path=ARTIFACTS / f"{name}.png")
+
+
+def field(page: Page, label: str) -> Locator:
+    return page.get_by_label(label, exact=True)
+
+
+def fill(page: Page, label: str, text: str) -> None:
+    field(page, label).fill(text)
+    field(page, label).press("Tab")
+
+
+def button(page: Page, name: str) -> Locator:
+    return page.locator(".jupyter-button", has_text=name)
+
+
+def open_group(page: Page, name: str) -> None:
+    page.get_by_role("tab", name=name, exact=True).click()
+
+
+@pytest.mark.timeout(400)
+def test_every_recipe_is_planned_started_and_stopped(lab: Lab, page: Page) -> None:
+    recipe_files.create(str(lab.root / TEMPLATE))
+    lab.write_notebook("all.ipynb", [START, *(f"nbgpu.controls({recipe!r})" for recipe in RECIPES), STOP])
+    notebook = Notebook(page, lab, "all.ipynb")
+    notebook.open()
+    notebook.run_cell(0)
+    notebook.wait_until_idle()
+    for index, recipe in enumerate(RECIPES, start=1):
+        notebook.run_cell(index)
+        notebook.wait_until_idle()
+        for group, typed in MADE_SMALL.get(recipe, {}).items():
+            open_group(page, group)
+            for label, text in typed.items():
+                fill(page, label, text)
+        button(page, "Plan").click()
+        expect(page.get_by_role("status").filter(has_text="Memory")).to_be_visible(timeout=PATIENCE_MS)
+        button(page, "Start").click()
+        page.locator(".nbgpu-state", has_text="training").wait_for(timeout=PATIENCE_MS)
+        button(page, "Stop").click()
+        expect(button(page, "Start")).to_be_enabled(timeout=PATIENCE_MS)
+        assert notebook.in_kernel("print(nbgpu.current().run.status)").strip() == "stopped", recipe
+        page.evaluate("() => jupyterapp.commands.execute('notebook:clear-cell-output')")
+        expect(button(page, "Plan")).to_have_count(0)
+    notebook.run_cell(len(RECIPES) + 1)
+    notebook.wait_until_idle()
+
+
+@pytest.mark.timeout(180)
+def test_what_is_typed_wrongly_is_refused_beside_the_field_and_stays(lab: Lab, page: Page) -> None:
+    page.set_viewport_size({"width": 900, "height": 1100})
+    lab.write_notebook("wrong.ipynb", ["import nbgpu\nnbgpu.controls('survival')"])
+    notebook = Notebook(page, lab, "wrong.ipynb")
+    notebook.open()
+    notebook.run_cell(0)
+    notebook.wait_until_idle()
+    alerts = page.get_by_role("alert").filter(has_text=re.compile("."))
+    expect(button(page, "Start")).to_be_enabled()
+    expect(alerts).to_have_count(0)
+    meaning = (
+        "samples for each rank and micro-batch; those of all ranks are compared with one another (1 to 4096)"
+    )
+    expect(field(page, "batch size")).to_have_accessible_description(meaning)
+
+    fill(page, "batch size", "0")
+    expect(alerts).to_have_text(["0 is not valid. Give a value within: 1 to 4096"])
+    expect(field(page, "batch size")).to_have_value("0")
+    expect(field(page, "batch size")).to_have_accessible_description(
+        re.compile(r"^0 is not valid. Give a value within: 1 to 4096 samples for each rank")
+    )
+    fill(page, "batch size", "3.7")
+    expect(alerts).to_have_text(["'3.7' is not a whole number. Give a value within: 1 to 4096"])
+    expect(field(page, "batch size")).to_have_value("3.7")
+    open_group(page, "Optimizer")
+    fill(page, "lr", "0,001")
+    not_a_number = "'0,001' is not a number (with a decimal point it would be 0.001). Give a value within: above 0, at most 10"
+    expect(alerts.filter(visible=True)).to_have_text([not_a_number])
+    fill(page, "CPU ranks", "65")
+
+    # With the keyboard: Start names all of them, shows the first one's group and goes there.
+    button(page, "Start").press("Enter")
+    said = (
+        "Correct this first.\nranks: 65 is not valid. Give a value within: 1 to 64, or leave it empty\n"
+        f"batch size: '3.7' is not a whole number. Give a value within: 1 to 4096\nlr: {not_a_number}"
+    )
+    expect(alerts.last).to_have_text(said.replace("ranks", "CPU ranks", 1))
+    expect(field(page, "CPU ranks")).to_be_focused()
+    screenshot(page, "wrong-light")
+    notebook.set_theme("JupyterLab Dark")
+    fill(page, "CPU ranks", "2")
+    # What was said before is gone.
+    expect(alerts.filter(has_text="Correct this first")).to_have_count(0)
+    button(page, "Plan").click()
+    expect(field(page, "batch size")).to_be_focused()
+    screenshot(page, "wrong-dark")
+    assert notebook.in_kernel("print(nbgpu.client.cluster._current)") == "None\n"
+    notebook.set_theme("JupyterLab Light")
