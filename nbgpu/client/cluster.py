@@ -26,6 +26,7 @@ from nbgpu.client.plan import Plan, data_in_words
 from nbgpu.client.processes import Processes
 from nbgpu.client.questions import Listener, Questions
 from nbgpu.client.ranks import Ranks, StandstillNotice
+from nbgpu.client.release import IdleRelease, tell_in_next_cell
 from nbgpu.client.reloading import Reloading
 from nbgpu.client.replay import CellHistory
 from nbgpu.client.results import collect, sentence
@@ -121,6 +122,9 @@ class Cluster:
         self._told_of_signals: set[str] = set()
         self._last_seen: dict[int, Sighting] = {}
         self._listens: Listener | None = None
+        self._release: IdleRelease | None = None
+        self._why_ended = ""
+        """Why it does not run, where nobody has stopped it."""
         self.news: list[str] = []
         """What the person does not know yet, for the next cell to tell: ranks that were replaced in a run."""
 
@@ -162,7 +166,7 @@ class Cluster:
     def ranks(self) -> Ranks:
         """The engines as ranks; NoClusterError where the cluster is not running."""
         if self._ranks is None:
-            raise NoClusterError(_NOT_RUNNING)
+            raise NoClusterError(self._why_ended or _NOT_RUNNING)
         return self._ranks
 
     @property
@@ -310,6 +314,37 @@ class Cluster:
         _current = self
         if not self.config.keep:
             atexit.register(self.stop)
+        if self.config.release_after_s is not None:
+            self._release = IdleRelease(self.config.release_after_s, self._is_working, self._end_unused)
+
+    def note_use(self) -> None:
+        """Notes that somebody uses the cluster, from when on `release_after_s` counts."""
+        if self._release is not None:
+            self._release.used()
+
+    def _is_working(self) -> bool:
+        """Whether a run goes on or a rank is at work, also one that does not say what it does."""
+        if self.run is not None and not self.run.over:
+            return True
+        with closing(self.lookout()) as lookout:
+            lookout.seen.clear()
+            lookout.ask()
+            lookout.collect(_ANSWER_PATIENCE_S)
+            alive = [rank for rank in range(self.world_size) if self.ranks.how_ended(rank) is None]
+            return any(rank not in lookout.seen or lookout.seen[rank].where.doing != "idle" for rank in alive)
+
+    def _end_unused(self) -> None:
+        assert self.config.release_after_s is not None
+        devices = "GPUs are free" if self.devices[0].kind == "cuda" else "memory is free"
+        self._why_ended = (
+            f"the cluster was ended at {time.strftime('%H:%M:%S')}: no cell, run or typing had used it for "
+            f"{self.config.release_after_s:g} s (release_after_s). Its {devices}, and what the ranks held is gone. "
+            "Start it again with: start(), or %nbgpu start"
+        )
+        told = self._why_ended
+        self.stop()
+        self._why_ended = told
+        tell_in_next_cell(told[0].upper() + told[1:])
 
     def stop(self) -> None:
         """Ends every engine and the controller, and removes what they left on disk. Harmless when repeated.
@@ -323,6 +358,10 @@ class Cluster:
         global _current
         if _current is self:
             _current = None
+        self._why_ended = ""
+        if self._release is not None:
+            self._release.close()
+            self._release = None
         atexit.unregister(self.stop)
         if self.run is not None:
             self.run.abandon()
@@ -413,6 +452,7 @@ class Cluster:
         finally:
             if watch.severed or watch.gone:
                 self.history.forget_newest(results)
+            self.note_use()
         for result in results.values():
             # Output takes another socket than the result, and may come after it.
             result.wait_for_output(_OUTPUT_PATIENCE_S)
@@ -552,11 +592,13 @@ class Cluster:
             RunError: another run has the ranks now.
         """
         config = settled(train_config(recipe, **settings), self.devices)
+        self.note_use()
         self._make_ready()
         self.tell_news()
         planned = self._planned if self._planned and self._planned.config == config else None
         self.run = Run.start(config, self, planned)
         self._note()
+        self.run.on_end(lambda _: self.note_use())
         return self.run
 
     def plan(self, recipe: str, **settings: Any) -> Plan:
@@ -741,6 +783,7 @@ class Cluster:
         return Ranks(processes, self._client, self.devices, self.climb.rung, self.config, seating, self._note)
 
     def _chosen(self, ranks: Sequence[int] | None) -> list[int]:
+        self.note_use()
         self.ranks.require_reachable()
         if ranks is None:
             return list(range(self.world_size))
@@ -751,6 +794,7 @@ class Cluster:
 
     def _make_ready(self) -> None:
         """Called before work is sent: all ranks are there and free, or it says why not."""
+        self.note_use()
         self.ranks.require_reachable()
         self._refuse_during_run()
         self._replace_ranks_that_went()

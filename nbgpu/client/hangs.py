@@ -15,8 +15,8 @@ from nbgpu.records import Whereabouts
 _LONGEST_PERIOD_S = 1.0
 _PERIODS_BEFORE_NOTICE = 5
 _SILENCE_WORTH_SAYING_S = 1.0
-_CONFIRM_PATIENCE_S = 0.3
 _ANSWER_PATIENCE_S = 1.2
+_CONFIRM_PATIENCE_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,7 @@ class HangWatch:
 
     def check(self) -> None:
         """Takes what the ranks have answered and asks them again, about once a second. Does not wait."""
-        self._lookout.collect()
-        self._take_in()
+        self._take_answers()
         now_s = time.monotonic()
         if now_s - self._asked_mono_s < self._period_s:
             return
@@ -141,10 +140,17 @@ class HangWatch:
         if self.longest_wait_s <= seconds:
             return False
         self._lookout.ask()
-        self._lookout.collect(_CONFIRM_PATIENCE_S)
-        self._take_in()
+        self._take_answers(_CONFIRM_PATIENCE_S)
         self._look()
         return self.longest_wait_s > seconds
+
+    def _take_answers(self, patience_s: float = 0.0) -> None:
+        self._lookout.collect(patience_s)
+        for rank, seen in list(self._lookout.seen.items()):
+            # Where a rank was before, such as a rank of a run before another one was replaced, says nothing of this.
+            is_of_now = seen.mono_s >= self._began_mono_s
+            if is_of_now and (rank not in self._here_since or self._here_since[rank][0] != seen.where):
+                self._here_since[rank] = seen.where, seen.mono_s
 
     def _look(self) -> dict[int, Place]:
         places = self._places()
@@ -152,13 +158,6 @@ class HangWatch:
             (place.for_s for place in places.values() if place.waits or place.stands_still), default=0.0
         )
         return places
-
-    def _take_in(self) -> None:
-        for rank, seen in list(self._lookout.seen.items()):
-            # Where a rank was before, such as a rank of a run before another one was replaced, says nothing of this.
-            is_of_now = seen.mono_s >= self._began_mono_s
-            if is_of_now and (rank not in self._here_since or self._here_since[rank][0] != seen.where):
-                self._here_since[rank] = seen.where, seen.mono_s
 
     def describe_all(self) -> str:
         """Where all ranks are, whether they hang or not."""
@@ -180,8 +179,7 @@ class HangWatch:
         are_silent = all(self._lookout.silent_s(rank) > _SILENCE_WORTH_SAYING_S for rank in ranks)
         # An answer from before the interrupts would not know what the code did with them.
         self._lookout.ask()
-        self._lookout.collect(0.0 if are_silent else _ANSWER_PATIENCE_S)
-        self._take_in()
+        self._take_answers(0.0 if are_silent else _ANSWER_PATIENCE_S)
         told = "; ".join(f"rank {rank} did not come back: it {self.describe(rank)}" for rank in ranks)
         ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in ranks)
         if all(self._lookout.stands_still(rank) for rank in ranks):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
+import time
 from argparse import Namespace
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -15,12 +18,22 @@ from IPython.core.magic_arguments import MagicArgumentParser, argument, magic_ar
 from IPython.display import display
 
 from nbgpu import flags, obstacles
-from nbgpu.client import doctor, head_start, imports, listing, names, postmortem, prompt_end, variables
+from nbgpu.client import (
+    doctor,
+    head_start,
+    imports,
+    listing,
+    names,
+    postmortem,
+    prompt_end,
+    registry,
+    variables,
+)
 from nbgpu.client.cells import DistributedCell
 from nbgpu.client.cluster import Cluster, current
 from nbgpu.client.kept import attach
 from nbgpu.config import ClusterConfig, TrainConfig
-from nbgpu.errors import ConfigError
+from nbgpu.errors import ConfigError, NbgpuError
 
 _CELL_MAGIC = "%%distributed"
 _COMMANDS = (
@@ -222,8 +235,15 @@ class NbgpuMagics(Magics):
             if end.code:
                 raise UsageError("no cluster was started") from None
             return
-        cluster = Cluster(**settings).start()
+        kept = registry.kept_of_this_notebook()
+        try:
+            cluster = Cluster(**settings).start()
+        except NbgpuError:
+            # It may be what has the GPUs.
+            _tell_of_kept(kept, "")
+            raise
         print(cluster.describe())  # noqa: T201
+        _tell_of_kept(kept, "%nbgpu stop, then ")
 
     @magic_arguments()
     @argument("names", nargs="+", metavar="NAME", help="variables on the rank")
@@ -251,6 +271,18 @@ class NbgpuMagics(Magics):
         cluster = current()
         cluster.push(ranks, **{name: self.shell.user_ns[name] for name in arguments.names})
         cluster.tell_news()
+
+
+def _tell_of_kept(kept: Sequence[registry.Entry], before: str) -> None:
+    """Says that clusters which earlier kernels of this notebook have left are still there, and how to take them."""
+    for entry in kept:
+        started = time.strftime("%H:%M on %d %B", time.localtime(entry.started_s))
+        run = f", with the run {entry.run.name}" if entry.run is not None else ""
+        text = (
+            f"cluster {entry.id} of this notebook goes on since {started}{run}, because it was started with --keep. "
+            f"To take it: {before}%nbgpu attach {entry.id}. To end it: nbgpu stop {entry.id}"
+        )
+        print(text, file=sys.stderr)  # noqa: T201
 
 
 def pulled(cluster: Cluster, arguments: Namespace) -> dict[str, Any]:

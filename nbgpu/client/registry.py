@@ -172,6 +172,12 @@ def entries() -> list[Entry]:
         return _entries()
 
 
+def kept_of_this_notebook() -> list[Entry]:
+    """The clusters that earlier kernels of this notebook have left to go on, oldest first."""
+    name = _own_name()
+    return [entry for entry in entries() if entry.state() == "kept" and entry.notebook == name]
+
+
 def take_over(name: str | None) -> Entry:
     """Makes this process the owner of a kept cluster.
 

@@ -166,6 +166,11 @@ class Run:
         return self._watch.hang
 
     @property
+    def outlives_kernel(self) -> bool:
+        """Whether it goes on when the notebook's kernel ends, because its cluster was started with `keep`."""
+        return self._host.config.keep
+
+    @property
     def over(self) -> bool:
         return self._ending.over
 

@@ -69,6 +69,14 @@ class ClusterConfig(Settings):
         False,
         description="let the cluster and its run go on when the notebook's kernel ends; nbgpu.attach() rejoins",
     )
+    release_after_s: float | None = Field(
+        None,
+        ge=1,
+        le=365 * 86_400,
+        description="end the cluster, and free its GPUs, after so many seconds without any cell, run or typing in the "
+        "notebook that has it; left out: never. What the ranks hold is lost then; the next cell says so",
+        json_schema_extra=control("Devices"),
+    )
     share_gpus: bool = Field(False, description="take GPUs even where another cluster has them already")
     spare: int = Field(
         0,
