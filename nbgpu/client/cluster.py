@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 _OUTPUT_PATIENCE_S = 2.0
 _ANSWER_PATIENCE_S = 1.0
+_FREED_PATIENCE_S = 5.0
 _WATCH_PERIOD_S = 0.1
 _POLL_PERIOD_S = 0.01
 _NOT_RUNNING = "this cluster is not running. Start it with: start(), or %nbgpu start"
@@ -269,7 +270,7 @@ class Cluster:
             # The notebook went while the group was formed: who came waits for who was not called.
             self.ranks.sever()
         self._left_behind = self.ranks.call("nbgpu.engine.boot:last_cell_failed")
-        answered_by_s = time.monotonic() + _ANSWER_PATIENCE_S
+        answered_by_s = time.monotonic() + (_ANSWER_PATIENCE_S if group_is_whole else _FREED_PATIENCE_S)
         for result in self._left_behind.values():
             result.wait(max(0.0, answered_by_s - time.monotonic()))
         if all(result.ready() for result in self._left_behind.values()):

@@ -224,6 +224,43 @@ def test_a_cell_that_was_left_behind_can_be_stopped() -> None:
         assert third.run("cluster.pull('kept', rank=0)").value == "5"
 
 
+@row(
+    "The kernel is killed while the process group is formed again, and only one rank was asked to come",
+    "Whoever attaches has the group, and all variables",
+    bound_s=None,
+)
+def test_a_group_whose_forming_was_cut_off_is_formed_by_who_attaches() -> None:
+    call_only_one = """
+ranks = nbgpu.current().ranks
+called = ranks.call
+def call(function, *args, seated=False):
+    called(function, *args, ranks=[0], seated=seated)
+    print("one is called", flush=True)
+    time.sleep(600)
+ranks.call = call
+ranks.regroup()
+"""
+    with kernel() as first:
+        start(first, "--keep")
+        first.run("%%distributed\nkept = 5\nimport time")
+        first.client.execute(f"import time\n{call_only_one}")
+        (entry,) = registry.entries()
+        wait_until(lambda: not registry.entries()[0].seating.is_whole, registry.entries)
+        time.sleep(1)
+        kill(first)
+    with kernel() as second:
+        second.run("import nbgpu\ncluster = nbgpu.attach()")
+        done = second.run(
+            "cluster.execute('total = torch.ones(1); dist.all_reduce(total); print(int(total), kept)')",
+            timeout_s=BOUND_S,
+        )
+        assert done.value == "{0: '2 5\\n', 1: '2 5\\n'}", (
+            done.error + second.run("print(cluster.status())").stdout
+        )
+        kill(second)
+    assert entry.alive()
+
+
 @row("The {leader} is killed", "The cell or run ends and says so; no process is left", bound_s=2)
 @pytest.mark.parametrize("leader", ["controller", "engines' parent"])
 def test_a_controller_or_parent_that_is_killed_ends_the_cell_and_all_others(
