@@ -174,7 +174,7 @@ def untouched_by_cell() -> bool:
 
 
 def _begin(generation: int, store_file: Path | None) -> None:
-    """From now on this rank is in a generation; DistBackendError where that was given up before the rank came to it.
+    """Enter a generation; DistBackendError where that was given up before this rank came to it.
 
     A cut that is under way is waited for: late, it would hit the new connections.
     """
@@ -185,7 +185,7 @@ def _begin(generation: int, store_file: Path | None) -> None:
 
 
 def give_up(generation: int) -> None:
-    """Frees this rank from whatever collective it waits in, of this generation or one before. Called on a thread.
+    """Free this rank from whatever collective it waits in, of this generation or one before. Call on a thread.
 
     A rank that comes to form the generation later does not begin.
     """
@@ -197,7 +197,7 @@ def give_up(generation: int) -> None:
 
 
 def _refuse_given_up() -> None:
-    """DistBackendError where the generation was given up while a group was made in it, whose connections no cut knew."""
+    """Raise DistBackendError where the generation was given up while a group was made: no cut knew its connections."""
     with _cutting:
         if _is_given_up():
             _cut()
@@ -217,7 +217,7 @@ def _require_wanted(generation: int) -> None:
 
 
 def _cut() -> None:
-    """Cuts this rank off from the others; no group of this generation is of any use after it."""
+    """Cut this rank off from the others; no group of this generation is of any use after it."""
     global _is_cut
     _is_cut = True
     sockets.cut()

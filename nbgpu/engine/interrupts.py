@@ -56,7 +56,7 @@ def take_back() -> None:
 
 
 def is_taken() -> bool:
-    """Whether the person's code has replaced the handler of SIGINT in this request, or blocked the signal on this thread."""
+    """Whether the person's code has replaced the handler of SIGINT in this request, or blocked SIGINT."""
     return _signal.getsignal(signal.SIGINT) is not _interrupt or signal.SIGINT in _signal.pthread_sigmask(
         signal.SIG_BLOCK, ()
     )
