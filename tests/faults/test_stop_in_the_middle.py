@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
+import re
+import signal
 import tempfile
 import threading
 import time
@@ -46,7 +49,8 @@ def running(notebook: Kernel) -> Iterator[Kernel]:
 
 def run_and_stop(notebook: Kernel, code: str, after_s: float) -> Done:
     """Runs a cell and presses Stop, which may come when the cell is over already."""
-    stop = threading.Timer(after_s, notebook.manager.interrupt_kernel)
+    # Another thread would leave an event loop of jupyter_client's.
+    stop = threading.Timer(after_s, os.killpg, (os.getpgid(notebook.manager.provisioner.pid), signal.SIGINT))
     stop.start()
     try:
         return notebook.run(code, timeout_s=BOUND_S)
@@ -69,7 +73,7 @@ def _runs(process: psutil.Process) -> bool:
 
 def nothing_is_left(notebook: Kernel) -> None:
     assert family(notebook) == []
-    assert list(Path(tempfile.gettempdir()).glob("nbgpu-*")) == []
+    assert [p for p in Path(tempfile.gettempdir()).iterdir() if re.fullmatch("nbgpu-[0-9a-f]+", p.name)] == []
 
 
 def has_as_many_processes(notebook: Kernel, num: int) -> None:
