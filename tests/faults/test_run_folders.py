@@ -146,7 +146,7 @@ def test_the_ranks_own_error_is_shown(ranks: nbgpu.Cluster, disk: Path, lost: st
     try:
         run = begin(ranks, disk)
         LOSSES[lost](run, disk)
-        with pytest.raises(nbgpu.RankError, match="^rank 1: ValueError: on purpose$"):
+        with pytest.raises(nbgpu.RankError, match=r"^rank 1: ValueError: on purpose$"):
             run.wait(BOUND_S)
     finally:
         ranks.execute("Autoencoder.loss = _in_time")
