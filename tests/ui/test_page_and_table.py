@@ -129,7 +129,7 @@ def screenshot(page: Page, name: str) -> None:
     "and highest value of metrics.csv in every column of pixels",
     bound_s=None,
 )
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_a_past_is_drawn_as_it_was(lab: Lab, page: Page, measured: Measured) -> None:
     lab.write_notebook("kept.ipynb", [START, TRAIN, ATTACH, "run.panel()"])
     page.set_viewport_size({"width": 1280, "height": 1250})
@@ -181,5 +181,7 @@ def page(lab: Lab, tmp_path: Path) -> Iterator[Page]:
     path = chromium()
     assert path is not None, "the marker 'browser' skips where there is none"
     with browser_page(path, tmp_path) as page:
+        # A reload asks whether what is not saved may go.
+        page.on("dialog", lambda dialog: dialog.accept())
         yield page
     lab.shut_kernels_down()
