@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from nbgpu import extras, flags, recipe_files, resume, sweeps, ui
 from nbgpu.client import data_check, doctor, listing
@@ -16,7 +17,7 @@ from nbgpu.client import run as client_run
 from nbgpu.client import sweep as client_sweep
 from nbgpu.client.cluster import Cluster
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, read_toml, settings_of, train_config
-from nbgpu.errors import NbgpuError
+from nbgpu.errors import NbgpuError, RankError
 from nbgpu.settings import unused
 from nbgpu.sweeps import SweepConfig
 from nbgpu.ui import sweep_terminal, terminal
@@ -69,10 +70,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit(
                 f"nbgpu {command}: there is no such command.\n{_USAGE.format(recipes=', '.join(TRAIN_CONFIGS))}"
             )
+    except RankError as error:
+        sys.exit(_with_tracebacks(error))
     except NbgpuError as error:
         sys.exit(f"{type(error).__name__}: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _with_tracebacks(error: RankError) -> str:
+    """The error as a notebook shows it, with the ranks' own tracebacks; in colour where that can be seen."""
+    told = "\n".join(error._render_traceback_())
+    return told if sys.stderr.isatty() else Text.from_ansi(told).plain
 
 
 def _is_recipe(name: str) -> bool:

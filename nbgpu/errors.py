@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from nbgpu.records import RankFailure
 
 
-_TOLD_BY_THEIR_MESSAGE = ("ConfigError", "DataError", "RunError", "CollectiveMismatch", "TransferError")
+_TOLD_BY_THEIR_MESSAGE = (
+    "ConfigError",
+    "DataError",
+    "RunError",
+    "CollectiveMismatch",
+    "TransferError",
+    "DataWorkerError",
+)
 """Errors of nbgpu's own on a rank: the message says all, and the traceback would lead through nbgpu."""
 
 
@@ -62,10 +69,35 @@ class OutOfMemoryError(NbgpuError, MemoryError):
 
 
 class CellInterrupted(KeyboardInterrupt):
-    """The person stopped a distributed cell, and every rank is back. A KeyboardInterrupt with a short face."""
+    """The person stopped a distributed cell, and every rank is back. A KeyboardInterrupt with a short face.
+
+    Args:
+        lost: the ranks whose processes had ended, and their variables with them.
+        world_size: how many ranks there are.
+    """
+
+    def __init__(self, lost: Sequence[int] = (), world_size: int = 0) -> None:
+        self.lost = tuple(lost)
+        self._world_size = world_size
+        super().__init__(self.lost, world_size)
+
+    def __str__(self) -> str:
+        return f"the cell was stopped; {who_keeps_variables(self.lost, self._world_size)}"
 
     def _render_traceback_(self) -> list[str]:
-        return ["\x1b[31mKeyboardInterrupt\x1b[0m: the cell was stopped; the ranks keep their variables"]
+        return [f"\x1b[31mKeyboardInterrupt\x1b[0m: {self}"]
+
+
+def who_keeps_variables(lost: Sequence[int], world_size: int) -> str:
+    """'the ranks keep their variables', of those only that have not lost them: 'rank 0 keeps its variables'."""
+    kept = [rank for rank in range(world_size) if rank not in lost]
+    if not lost:
+        return "the ranks keep their variables"
+    if not kept:
+        return "no rank keeps its variables"
+    if len(kept) == 1:
+        return f"rank {kept[0]} keeps its variables"
+    return f"ranks {', '.join(map(str, kept))} keep their variables"
 
 
 class RankError(NbgpuError, RuntimeError):

@@ -8,11 +8,11 @@ table, so that it can be made anew, or carried on by another process, with no ga
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nbgpu.records import FINAL_STATES, Event, Sample
+from nbgpu.records import FINAL_STATES, EpochSpan, Event, RunInfo, Sample
 
 _STEP_SERIES = "step_s"
 """Only the numbers of a step itself have it."""
@@ -34,7 +34,7 @@ class Row:
     step: int
     rank: int
     time_s: float
-    """When they were recorded, which is one step late."""
+    """When the step ended."""
     values: dict[str, float]
     """By series. Memory and utilization are those that were measured last."""
 
@@ -51,6 +51,9 @@ class Ledger:
         self._reached: list[float] = [-1] * world_size
         """The last step that each rank has recorded; infinity where there will be none any more."""
         self._closed_step = 0
+        self.went_back = False
+        """Whether a rank has gone back to a step before those that were given out: their rows are of a state that was
+        lost. All records in one new ledger give the rows of the steps as they were done in the end."""
         self._measured: list[dict[str, float]] = [{} for _ in range(world_size)]
 
     @property
@@ -64,16 +67,24 @@ class Ledger:
             if isinstance(record, Sample):
                 self._take(record)
             elif record.kind == "state":
-                # A run that goes on after a rank was replaced is not over, whatever the rank had said before.
-                over = record.text in FINAL_STATES
-                self._reached[record.rank] = (
-                    math.inf if over else min(self._reached[record.rank], record.step)
-                )
+                if record.text in FINAL_STATES:
+                    self._reached[record.rank] = math.inf
+                else:
+                    self._is_at(record.rank, record.step)
         return self._close(min(self._reached))
 
     def rest(self) -> list[Row]:
         """The rows of the steps that are left, when nothing more will come."""
         return self._close(math.inf)
+
+    def _is_at(self, rank: int, step: int) -> None:
+        """Notes that a rank goes on after a step: also where it had said that it was over, or was further."""
+        self._reached[rank] = min(self._reached[rank], step)
+        self.went_back = self.went_back or step < self._closed_step
+        for undone in [undone for undone in self._open if undone > step]:
+            self._open[undone].pop(rank, None)
+            if not self._open[undone]:
+                del self._open[undone]
 
     def _take(self, sample: Sample) -> None:
         if _STEP_SERIES in sample.values:
@@ -135,25 +146,21 @@ class Epochs:
     """Sums up rows, in order of their steps, into epochs.
 
     Args:
-        steps_per_epoch: at least 1.
+        span_of: gives the epoch that a step belongs to, as `RunInfo.epoch_at`.
     """
 
-    def __init__(self, steps_per_epoch: int) -> None:
-        self._steps_per_epoch = steps_per_epoch
+    def __init__(self, span_of: Callable[[int], EpochSpan]) -> None:
+        self._span_of = span_of
         self._rows: list[Row] = []
-
-    def epoch_of(self, step: int) -> int:
-        """The epoch of a step; both are counted from 1."""
-        return (step - 1) // self._steps_per_epoch + 1
 
     def add(self, rows: Iterable[Row]) -> list[Epoch]:
         """Takes the next rows, whole steps; returns the epochs that are over with them."""
         over: list[Epoch] = []
         for row in rows:
-            if self._rows and self.epoch_of(row.step) != self.epoch_of(self._rows[0].step):
+            if self._rows and self._span_of(row.step) != self._span_of(self._rows[0].step):
                 over += self.rest()
             self._rows.append(row)
-        if self._rows and self._rows[-1].step % self._steps_per_epoch == 0:
+        if self._rows and self._rows[-1].step == self._span_of(self._rows[-1].step).last_step:
             over += self.rest()
         return over
 
@@ -163,7 +170,7 @@ class Epochs:
         if not rows:
             return []
         first, last = rows[0].step, rows[-1].step
-        number = self.epoch_of(first)
+        span = self._span_of(first)
         by_rank: dict[int, list[Row]] = {}
         for row in rows:
             by_rank.setdefault(row.rank, []).append(row)
@@ -180,13 +187,10 @@ class Epochs:
             for name, value in row.values.items()
             if name.startswith(VALIDATION)
         }
-        complete = (first, last) == (
-            (number - 1) * self._steps_per_epoch + 1,
-            number * self._steps_per_epoch,
-        )
+        complete = (first, last) == (span.first_step, span.last_step)
         return [
             Epoch(
-                epoch=number,
+                epoch=span.epoch,
                 first_step=first,
                 last_step=last,
                 complete=complete,
@@ -230,10 +234,10 @@ def _memory_bytes(values: Mapping[str, float]) -> float:
     return values.get("memory_reserved_bytes", values.get("memory_rss_bytes", 0.0))
 
 
-def epochs_of(records: Iterable[Sample | Event], world_size: int, steps_per_epoch: int) -> list[Epoch]:
+def epochs_of(records: Iterable[Sample | Event], info: RunInfo) -> list[Epoch]:
     """The epochs of a run, from all of its records."""
-    if steps_per_epoch < 1:
+    if info.steps_per_epoch < 1:
         return []
-    ledger, epochs = Ledger(world_size), Epochs(steps_per_epoch)
+    ledger, epochs = Ledger(info.world_size), Epochs(info.epoch_at)
     rows = [*ledger.add(records), *ledger.rest()]
     return [*epochs.add(rows), *epochs.rest()]

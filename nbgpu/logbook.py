@@ -149,28 +149,25 @@ class Logbook:
         more: Mapping[str, Callable[[int], Sink]] | None = None,
         tell: Callable[[str], None] = _log.warning,
     ) -> None:
-        info = RunInfo.from_json(json.loads((folder / "run_info.json").read_text()))
-        self._tails = [Tail(folder, rank) for rank in range(info.world_size)]
-        self._ledger = Ledger(info.world_size)
-        self._epochs = Epochs(max(info.steps_per_epoch, 1))
+        self._folder = folder
         self._tell = tell
         self._sinks: dict[str, Sink] = {}
-        self._known_step = 0
-        """The last step that the sinks have had from an earlier logbook of this run."""
+        self._known_steps: dict[str, int] = {}
+        """The last step that each sink has had before; rows up to it are not passed on again."""
+        self._newest_step = 0
+        """The last step that was passed on."""
+        self._read_from_the_beginning()
         try:
-            metrics = MetricsFile(folder, self._epochs.epoch_of)
+            metrics = MetricsFile(folder, self._epoch_of)
         except (OSError, ValueError) as error:
             self._give_up(METRICS, error)
         else:
             self._sinks[METRICS] = metrics
             # The last step of the file was perhaps not written whole.
-            self._known_step = max(metrics.last_step - 1, 0)
+            self._known_steps[METRICS] = max(metrics.last_step - 1, 0)
         makers: dict[str, Callable[[int], Sink]] = {EPOCHS: lambda step: EpochsFile(folder), **(more or {})}
         for name, make in makers.items():
-            try:
-                self._sinks[name] = make(self._known_step)
-            except Exception as error:  # noqa: BLE001 - training goes on without it, and the person learns of it
-                self._give_up(name, error)
+            self._make(name, make, self._known_steps.get(METRICS, 0))
 
     @property
     def over(self) -> bool:
@@ -179,7 +176,10 @@ class Logbook:
 
     def update(self) -> None:
         """Passes on what the ranks have written since the last call, as far as steps are complete."""
-        rows = [row for tail in self._tails for row in self._ledger.add(tail.new())]
+        rows = self._new_rows()
+        if self._ledger.went_back:
+            self._begin_the_files_again()
+            rows = self._new_rows()
         self._pass_on(rows, self._epochs.add(rows))
 
     def finish(self) -> None:
@@ -194,15 +194,55 @@ class Logbook:
             except Exception as error:  # noqa: BLE001 - see above
                 self._give_up(name, error)
 
+    def _read_from_the_beginning(self) -> None:
+        self._info = self._read_info()
+        self._tails = [Tail(self._folder, rank) for rank in range(self._info.world_size)]
+        self._ledger = Ledger(self._info.world_size)
+        self._epochs = Epochs(lambda step: self._info.epoch_at(step))
+
+    def _read_info(self) -> RunInfo:
+        return RunInfo.from_json(json.loads((self._folder / "run_info.json").read_text()))
+
+    def _epoch_of(self, step: int) -> int:
+        return self._info.epoch_at(step).epoch
+
+    def _new_rows(self) -> list[Row]:
+        records = [record for tail in self._tails for record in tail.new()]
+        # After the records: a setting that changes the steps of an epoch stands here before the first step under it.
+        self._info = self._read_info()
+        return self._ledger.add(records)
+
+    def _make(self, name: str, make: Callable[[int], Sink], known_step: int) -> None:
+        self._known_steps[name] = known_step
+        try:
+            self._sinks[name] = make(known_step)
+        except Exception as error:  # noqa: BLE001 - training goes on without it, and the person learns of it
+            self._give_up(name, error)
+
+    def _begin_the_files_again(self) -> None:
+        """Makes the files of steps anew, because the ranks went back: later steps are done a second time. The other
+        sinks keep what they have, which is of the first time."""
+        self._read_from_the_beginning()
+        self._known_steps = {name: max(step, self._newest_step) for name, step in self._known_steps.items()}
+        files: dict[str, Callable[[int], Sink]] = {
+            METRICS: lambda step: MetricsFile(self._folder, self._epoch_of),
+            EPOCHS: lambda step: EpochsFile(self._folder),
+        }
+        for name in files.keys() & self._sinks.keys():
+            (self._folder / name).unlink(missing_ok=True)
+            self._make(name, files[name], known_step=0)
+
     def _pass_on(self, rows: Sequence[Row], epochs: Sequence[Epoch]) -> None:
-        new = [row for row in rows if row.step > self._known_step]
-        epochs = [epoch for epoch in epochs if epoch.last_step > self._known_step]
-        if not new and not epochs:
-            return
+        if rows:
+            self._newest_step = max(self._newest_step, rows[-1].step)
         # The file comes last, because it tells what the others have had already.
         for name, sink in sorted(self._sinks.items(), key=lambda named: named[0] == METRICS):
+            new = [row for row in rows if row.step > self._known_steps[name]]
+            over = [epoch for epoch in epochs if epoch.last_step > self._known_steps[name]]
+            if not new and not over:
+                continue
             try:
-                sink.take(new, epochs)
+                sink.take(new, over)
             except Exception as error:  # noqa: BLE001 - see above
                 self._give_up(name, error)
 

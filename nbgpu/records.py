@@ -6,6 +6,7 @@ All are frozen dataclasses of plain values, so that they become JSON and pickle 
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -36,8 +37,21 @@ Command = Literal["pause", "resume", "stop"]
 CONTROLLER_PID = "controller.pid"
 """File in the cluster's folder: the controller's process, which the engines cannot be reached without."""
 
+TAKEN = b"taken"
+"""What the client answers the engines' parent when it has taken note of a new engine."""
+
 KEPT = "kept"
 """File in the cluster's folder: it has started, and goes on when its notebook's kernel ends."""
+
+
+def engine_name(pid: int) -> str:
+    """The name under which the engine in this process registers with ipyparallel's controller; no two engines share one."""
+    return f"{pid}-{secrets.token_hex(16)}"
+
+
+def engine_pid(name: str) -> int:
+    """The process of the engine that has registered under a name of `engine_name`."""
+    return int(name.partition("-")[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +218,19 @@ class CellOutputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Remains:
+    """What a cell or a call left behind on a rank that the next one must not find; told with its answer."""
+
+    METADATA: ClassVar[str] = "nbgpu_remains"
+    """Under this name it travels in the metadata of the answer, where there is something to tell."""
+
+    group_ended: bool = False
+    """The rank is in no process group any more."""
+    signals: tuple[str, ...] = ()
+    """The names of the signals that the engine needs and whose handlers were taken from it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
     """What a rank asks the person with `input()`."""
 
@@ -217,6 +244,16 @@ class Question:
     """Counts this rank's questions, from 1."""
     prompt: str
     password: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSpan:
+    """Where a step stands among the epochs; everything is counted from 1."""
+
+    epoch: int
+    first_step: int
+    last_step: int
+    """The step with which the epoch is whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,10 +278,23 @@ class RunInfo:
     """The way to talk that the ranks took, such as 'nccl in safe mode' (`nbgpu/backends.py`)."""
     data: tuple[str, ...] = ()
     """How the data come to the ranks, a sentence each: shards, dataset, steps of an epoch, workers."""
+    epochs_from: tuple[tuple[int, int, int], ...] = ()
+    """(Steps done, epochs done, steps of an epoch from there on), in order of the steps: another batch size gives
+    an epoch another number of steps in the middle of a run. Empty in the files of older versions."""
 
     @property
     def world_size(self) -> int:
         return len(self.devices)
+
+    def epoch_at(self, step: int) -> EpochSpan:
+        """The epoch that a step, counted from 1, belongs to."""
+        sections = self.epochs_from or ((0, 0, self.steps_per_epoch),)
+        begun = [section for section in sections if section[0] < step]
+        steps_done, epochs_done, steps_per_epoch = begun[-1] if begun else sections[0]
+        steps_per_epoch = max(1, steps_per_epoch)
+        num_whole = (step - 1 - steps_done) // steps_per_epoch
+        first_step = steps_done + num_whole * steps_per_epoch + 1
+        return EpochSpan(epochs_done + num_whole + 1, first_step, first_step + steps_per_epoch - 1)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -252,7 +302,9 @@ class RunInfo:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> RunInfo:
         devices = tuple(Device(**d) for d in fields["devices"])
-        return cls(**{**fields, "devices": devices, "data": tuple(fields.get("data", ()))})
+        data = tuple(fields.get("data", ()))
+        epochs_from = tuple(tuple(section) for section in fields.get("epochs_from", ()))
+        return cls(**{**fields, "devices": devices, "data": data, "epochs_from": epochs_from})
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,22 +14,28 @@ def uninterrupted() -> Iterator[None]:
     """Holds an interrupt (SIGINT) back until the block has ended, and raises KeyboardInterrupt then.
 
     Interrupts come to the main thread only: on another one there is nothing to hold back, and neither is there in
-    a process that ignores them, as one that a shell has put into the background.
+    a process that ignores them, as one that a shell has put into the background. A block within such a block adds
+    nothing: the interrupt is raised at the end of the outer one.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    before = signal.getsignal(signal.SIGINT)
+    if not is_main or before is signal.SIG_IGN or isinstance(before, _Note):
         yield
         return
-    noted = False
-
-    def note(*_: Any) -> None:
-        nonlocal noted
-        noted = True
-
-    before = signal.signal(signal.SIGINT, note)
+    note = _Note()
+    signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if noted:
+    if note.interrupted:
         raise KeyboardInterrupt
+
+
+class _Note:
+    """A handler of SIGINT that only remembers that there was one."""
+
+    interrupted = False
+
+    def __call__(self, *_: Any) -> None:
+        self.interrupted = True

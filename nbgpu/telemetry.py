@@ -77,8 +77,8 @@ class Recorder:
     Args:
         folder: the run's folder, which exists.
         rank: whose records these are.
-        probe: called about once a second on the recorder's thread; returns series such as memory and
-            utilization. An exception in it ends up as a 'note' event once, and stops the probing.
+        probe: called about once a second on the recorder's thread, from the first record or `at` on; returns series
+            such as memory and utilization. An exception in it ends up as a 'note' event once, and stops the probing.
     """
 
     def __init__(
@@ -89,7 +89,9 @@ class Recorder:
         self._lock = threading.Lock()
         self._waiting: list[bytes] = []
         self._seq = _make_whole(record_path(folder, rank))
-        self._step = 0
+        self._step: int | None = None
+        """What the probe's samples belong to. A rank that takes another's place, or goes on from a checkpoint, does not
+        begin at step 0, and nothing is measured before its step is known."""
         self._unwritten = bytearray()
         self._full_disk_told = False
         self._closing = threading.Event()
@@ -114,13 +116,24 @@ class Recorder:
         )
         self._thread.start()
 
-    def sample(self, step: int, **values: float) -> None:
-        """Records numbers measured when `step` optimizer steps were done."""
-        self._append(step, {"values": values})
+    def at(self, step: int) -> None:
+        """Says how many optimizer steps are done now, for what the probe measures from here on."""
+        with self._lock:
+            self._step = step
+
+    def sample(self, step: int, *, time_s: float | None = None, **values: float) -> None:
+        """Records numbers measured when `step` optimizer steps were done.
+
+        Args:
+            step: optimizer steps.
+            time_s: when they were measured, where that was not now; seconds since the epoch.
+            values: by series.
+        """
+        self._append(step, {"values": values}, time_s)
 
     def event(self, kind: str, text: str, step: int | None = None, **detail: Any) -> None:
         """Records that something happened; `detail` must be JSON."""
-        self._append(self._step if step is None else step, {"kind": kind, "text": text, "detail": detail})
+        self._append(step, {"kind": kind, "text": text, "detail": detail})
 
     def state(self, state: RunState, step: int | None = None, **detail: Any) -> None:
         """Records that the rank is now loading, training, paused and so on."""
@@ -134,11 +147,14 @@ class Recorder:
         self._context.term()
         self._file.close()
 
-    def _append(self, step: int, fields: dict[str, Any]) -> None:
-        time_s = time.time()
+    def _append(self, step: int | None, fields: dict[str, Any], time_s: float | None = None) -> None:
+        time_s = time.time() if time_s is None else time_s
         with self._lock:
-            # A checkpoint is told when it is written, which may be some steps after its own.
-            self._step = max(self._step, step)
+            if step is None:
+                step = self._step or 0
+            else:
+                # A checkpoint is told when it is written, which may be some steps after its own.
+                self._step = step if self._step is None else max(self._step, step)
             line = json.dumps({"seq": self._seq, "time_s": time_s, "step": step, **fields})
             self._seq += 1
             self._waiting.append(line.encode() + b"\n")
@@ -148,7 +164,7 @@ class Recorder:
         while True:
             closing = self._closing.wait(FLUSH_PERIOD_S)
             now_s = time.monotonic()
-            if self._probe is not None and now_s - last_probe_s >= PROBE_PERIOD_S:
+            if self._probe is not None and self._step is not None and now_s - last_probe_s >= PROBE_PERIOD_S:
                 last_probe_s = now_s
                 self._append_probe()
             with self._lock:
@@ -192,7 +208,7 @@ class Recorder:
             self._probe = None
             self.event("note", f"memory and utilization are no longer measured: {error!r}")
         else:
-            self._append(self._step, {"values": dict(values)})
+            self._append(None, {"values": dict(values)})
 
 
 def parse(rank: int, line: bytes) -> Record:
@@ -452,6 +468,8 @@ class Reader:
                     self._values[source.rank].update(record.values)
                 elif record.kind == "state":
                     self._states[source.rank] = cast(RunState, record.text)
+                    # With its weights spread over the ranks a run may go back, to its newest checkpoint.
+                    self._steps[source.rank] = record.step
         return complete
 
 

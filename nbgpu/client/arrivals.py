@@ -26,7 +26,7 @@ from tornado.ioloop import IOLoop
 from tornado.platform.asyncio import AsyncIOLoop
 
 from nbgpu.client.cell_socket import CellSocket
-from nbgpu.records import CellOptions, CellOutputs
+from nbgpu.records import CellOptions, CellOutputs, Remains
 
 _POLL_PERIOD_S = 0.1
 _CURVE_KEYS = ("serverkey", "publickey", "secretkey")
@@ -206,6 +206,10 @@ class Client(ipp.Client):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._cell_sockets: dict[asyncio.AbstractEventLoop, CellSocket] = {}
+        self.without_group: set[int] = set()
+        """Engines that had no process group any more when they answered last."""
+        self.taken_signals: dict[str, set[int]] = {}
+        """By the name of a signal, the engines whose handlers a cell has replaced."""
         super().__init__(*args, **options)
 
     def send_cell(
@@ -304,6 +308,22 @@ class Client(ipp.Client):  # type: ignore[misc]
         futures[0].iopub_callbacks.append(receive)  # type: ignore[attr-defined]
         # ipyparallel goes on listening until all of these are done.
         return [*futures, arrivals._expect(rank)]
+
+    def _extract_metadata(self, msg: Message) -> Message:
+        """Called by ipyparallel with each answer, of a cell or a call; the name is ipyparallel's."""
+        metadata: Message = super()._extract_metadata(msg)
+        remains = msg["metadata"].get(Remains.METADATA)
+        if remains is not None or self.without_group:
+            self._note_remains(metadata["engine_id"], Remains(**(remains or {})))
+        return metadata
+
+    def _note_remains(self, engine: int, remains: Remains) -> None:
+        if remains.group_ended:
+            self.without_group.add(engine)
+        else:
+            self.without_group.discard(engine)
+        for name in remains.signals:
+            self.taken_signals.setdefault(name, set()).add(engine)
 
     def _handle_execute_reply(self, msg: Message) -> None:
         """Called by ipyparallel's thread with each answer; the name is ipyparallel's."""

@@ -73,8 +73,7 @@ class DistributedCell:
         self._last_words = ""
         self._stop_was_pressed = False
         self._take_button_away: Callable[[], None] | None = None
-        while cluster.news:
-            _tell(cluster.news.pop(0))
+        cluster.tell_news()
 
     async def show(self) -> None:
         """Waits for the ranks without blocking the event loop, so that buttons and panels go on working.
@@ -137,7 +136,7 @@ class DistributedCell:
             queue.keep_what_comes_now()
             self._stop()
             # A kernel interrupts a coroutine by cancelling it; to the person it is the same thing.
-            raise CellInterrupted from None
+            raise self._interrupted() from None
 
     def show_blocking(self) -> None:
         """The same for callers that are no coroutine, such as a line magic."""
@@ -149,10 +148,15 @@ class DistributedCell:
             except KeyboardInterrupt:
                 queue.keep_what_comes_now()
                 self._stop()
-                raise CellInterrupted from None
+                raise self._interrupted() from None
             self._finish()
         finally:
             self._close()
+
+    def _interrupted(self) -> CellInterrupted:
+        # One may have ended after it had come back.
+        lost = {*self._watch.gone, *self._cluster.ranks.gone()}
+        return CellInterrupted(sorted(lost), self._cluster.world_size)
 
     def values(self) -> dict[int, Any]:
         """The value of the cell's last expression on each rank, None where it has none; after the cell's end."""
@@ -201,7 +205,12 @@ class DistributedCell:
         self._hangs.ask()
         if self._hangs.text:
             self._last_words = f"until it was stopped: {self._hangs.text}"
-        self._watch.stop()
+        try:
+            self._watch.stop()
+        except KeyboardInterrupt:
+            # A second Stop: the next cell waits for the ranks, and makes the group good.
+            self._cluster.leave_behind(self._results)
+            raise
         self._output.finish(without=self._watch.pending() + self._watch.gone)
         self._give_up_on_stuck_ranks()
         self._restore_group()
@@ -238,11 +247,7 @@ class DistributedCell:
             told = "; ".join(
                 f"rank {rank} did not come back: it {self._hangs.describe(rank)}" for rank in stuck
             )
-            ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in stuck)
-            raise ClusterError(
-                f"{told}. Code in C cannot be interrupted. Wait for it to end, or give up the rank's variables: "
-                f"{ways_out}"
-            )
+            raise ClusterError(f"{told}. {self._cluster.ranks.ways_out(stuck)}")
 
     def _close(self) -> None:
         self._output.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
 import time
 import warnings
@@ -23,7 +24,7 @@ from nbgpu.client.ladder import climb_down
 from nbgpu.client.plan import Plan, data_in_words
 from nbgpu.client.processes import Processes
 from nbgpu.client.questions import Listener, Questions
-from nbgpu.client.ranks import Ranks
+from nbgpu.client.ranks import Ranks, StandstillNotice
 from nbgpu.client.reloading import Reloading
 from nbgpu.client.replay import CellHistory
 from nbgpu.client.results import collect, sentence
@@ -32,7 +33,15 @@ from nbgpu.client.seating import Seating
 from nbgpu.client.watch import RankWatch
 from nbgpu.client.whereabouts import Lookout, Sighting
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, train_config
-from nbgpu.errors import ClusterError, ConfigError, NbgpuError, NoClusterError, RankError, RunError
+from nbgpu.errors import (
+    ClusterError,
+    ConfigError,
+    NbgpuError,
+    NoClusterError,
+    RankError,
+    RunError,
+    who_keeps_variables,
+)
 from nbgpu.records import CellOptions, Device
 from nbgpu.signals import uninterrupted
 from nbgpu.suitability import settled
@@ -105,6 +114,9 @@ class Cluster:
         """What the ranks were sent."""
         self.reloading = Reloading()
         self._left_behind: dict[int, ipp.AsyncResult] = {}
+        self._stood_still: set[int] = set()
+        """Of the ranks that were left behind, those whose processes were stopped then."""
+        self._told_of_signals: set[str] = set()
         self._last_seen: dict[int, Sighting] = {}
         self._listens: Listener | None = None
         self.news: list[str] = []
@@ -178,22 +190,25 @@ class Cluster:
                 come; the message ends with what the engines said.
         """
         require_none()
-        self.start_beside()
-        self._become_current()
-        return self
+        return self._start(self._become_current)
 
     def start_beside(self) -> Self:
         """As `start`, for one of several clusters that a process has: none of them is `current()`, and whoever started
         them stops them."""
+        return self._start(lambda: None)
+
+    def _start(self, at_the_end: Callable[[], None]) -> Self:
         self.devices, self.climb = self._wanted, Climb(self._rungs[0])
         self._processes = processes = Processes.prepare()
         try:
-            entry = registry.new_entry(self.config, self.devices, self.climb, processes.folder)
-            registry.claim(entry)
-            self._entry = entry
             num_engines = self.world_size + self.config.spare
-            processes.start(num_engines, environment.of_engines(self.config, self.devices))
-            self._note()
+            # What `stop` does not know of it cannot take back.
+            with uninterrupted():
+                entry = registry.new_entry(self.config, self.devices, self.climb, processes.folder)
+                registry.claim(entry)
+                self._entry = entry
+                processes.start(num_engines, environment.of_engines(self.config, self.devices))
+                self._note()
             self._client = processes.connect(num_engines, self.config.start_timeout_s)
             seating = Seating.at_start(
                 self._client, self.world_size, self.config.start_timeout_s, processes.require_reachable
@@ -204,6 +219,7 @@ class Cluster:
                 self._ranks.prepare_to_train(TRAIN_CONFIGS)
             if self.config.keep:
                 processes.keep()
+            at_the_end()
         except BaseException:
             self.stop()
             raise
@@ -287,7 +303,14 @@ class Cluster:
             atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Ends every engine and the controller, and removes what they left on disk. Harmless when repeated."""
+        """Ends every engine and the controller, and removes what they left on disk. Harmless when repeated.
+
+        An interrupt is raised when all that is done.
+        """
+        with uninterrupted():
+            self._stop_all()
+
+    def _stop_all(self) -> None:
         global _current
         if _current is self:
             _current = None
@@ -310,6 +333,7 @@ class Cluster:
         self.history = CellHistory()
         self.reloading.forget()
         self._left_behind = {}
+        self._told_of_signals = set()
         self._last_seen = {}
 
     def submit(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, ipp.AsyncResult]:
@@ -403,28 +427,35 @@ class Cluster:
     ) -> None:
         """Waits for the ranks, frees those that wait for one which failed, and makes the group good again."""
         try:
-            while watch.pending() and not watch.stuck():
-                watch.wait(_WATCH_PERIOD_S)
-                watch.check()
-                if stop is not None and stop.is_set():
-                    self._stop(watch, results)
-                    raise RunError("stopped; the ranks keep their variables")
+            with StandstillNotice(self.ranks) as notice:
+                while watch.pending() and not watch.stuck():
+                    watch.wait(_WATCH_PERIOD_S)
+                    watch.check()
+                    notice.check(results)
+                    if stop is not None and stop.is_set():
+                        self._stop(watch, results)
+                        raise RunError(f"stopped; {who_keeps_variables(watch.gone, self.world_size)}")
         except KeyboardInterrupt:
             self._stop(watch, results)
             raise
         if stuck := watch.stuck():
             self.leave_behind(results)
-            raise ClusterError(
-                f"rank(s) {', '.join(map(str, stuck))} did not come back: they are in C code, which cannot be "
-                f"interrupted. Wait for them, or give them up: %nbgpu restart --rank {stuck[0]}"
+            standing = self.ranks.standstills(stuck)
+            told = "; ".join(
+                f"rank {rank} did not come back: {standing.get(rank, 'it is in C code')}" for rank in stuck
             )
+            raise ClusterError(f"{told}. {self.ranks.ways_out(stuck)}")
         failed, _ = watch.outcome()
         self.news += self.restore_group(watch, results, [failure.rank for failure in failed])
         if failed:
             raise RankError(failed, self.world_size)
 
     def _stop(self, watch: RankWatch, results: Mapping[int, ipp.AsyncResult]) -> None:
-        watch.stop()
+        try:
+            watch.stop()
+        except KeyboardInterrupt:
+            self.leave_behind(results)
+            raise
         if watch.stuck():
             self.leave_behind(results)
         else:
@@ -513,6 +544,7 @@ class Cluster:
         """
         config = settled(train_config(recipe, **settings), self.devices)
         self._make_ready()
+        self.tell_news()
         planned = self._planned if self._planned and self._planned.config == config else None
         self.run = Run.start(config, self, planned)
         self._note()
@@ -572,16 +604,22 @@ class Cluster:
     def replace_gone(self) -> str:
         """Gives ranks whose processes have ended new engines; says what happened."""
         gone = self.ranks.gone()
-        lost = self.ranks.replace(list(gone))
-        named = ", ".join(map(str, gone))
-        kept = ", ".join(str(rank) for rank in range(self.world_size) if rank not in gone)
-        return "\n".join(
-            [
-                f"rank {named} was replaced and is empty; "
-                + (f"rank {kept} kept all variables. " if kept else "no rank kept its variables. ")
-                + " ".join(f"%nbgpu restart --rank {rank} --replay runs its cells again." for rank in gone),
-                *lost,
-            ]
+        try:
+            lost = self.ranks.replace(list(gone))
+        except KeyboardInterrupt:
+            # Ranks that have not got their new engine are still gone, and the next cell says so.
+            if replaced := sorted(set(gone) - set(self.ranks.gone())):
+                self.news.append(self._told_as_replaced(replaced))
+            raise
+        return "\n".join([self._told_as_replaced(list(gone)), *lost])
+
+    def _told_as_replaced(self, ranks: Sequence[int]) -> str:
+        named = ", ".join(map(str, ranks))
+        kept = ", ".join(str(rank) for rank in range(self.world_size) if rank not in ranks)
+        return (
+            f"rank {named} was replaced and is empty; "
+            + (f"rank {kept} kept all variables. " if kept else "no rank kept its variables. ")
+            + " ".join(f"%nbgpu restart --rank {rank} --replay runs its cells again." for rank in ranks)
         )
 
     def restart(self, rank: int | None = None, replay: bool = False) -> str:
@@ -596,14 +634,21 @@ class Cluster:
         Returns:
             What happened, in words.
 
+        A rank that stands still in a training run is ended, and the run replaces it as one that has died.
+
         Raises:
-            RunError: a training run has the ranks now.
+            RunError: a training run has the ranks now, and this one does not stand still.
         """
         if rank is None:
             self.stop()
             self.start()
             return self.describe()
         (rank,) = self._chosen([rank])
+        if self.run is not None and not self.run.over and (standing := self.ranks.standstills([rank])):
+            self.ranks.end(standing, "stood still and was ended by a restart")
+            return (
+                f"rank {rank} stood still and was ended: {self.run.folder.name} goes on when it is replaced"
+            )
         self._refuse_during_run()
         self._left_behind = {r: result for r, result in self._left_behind.items() if r != rank}
         told = ["it is empty; the others kept all variables"]
@@ -621,6 +666,7 @@ class Cluster:
         """Notes ranks that did not come back from a cell; they get no other one until they do, and no answers."""
         self._stop_listening()
         self._left_behind = dict(results)
+        self._stood_still = set(self.ranks.standstills(self._busy()))
 
     def lookout(self) -> Lookout:
         """What asks the ranks where they are; to be closed."""
@@ -669,6 +715,7 @@ class Cluster:
         self._refuse_during_run()
         self._replace_ranks_that_went()
         self._take_back_ranks_left_behind()
+        self._mend_what_cells_left()
 
     def _replace_ranks_that_went(self) -> None:
         """Replaces ranks that ended between two cells, and says so before the next one meets empty ranks."""
@@ -685,16 +732,53 @@ class Cluster:
         rank is not back."""
         if not self._left_behind and self.ranks.group_is_whole:
             return
-        busy = [rank for rank, result in self._left_behind.items() if not result.ready()]
-        if busy:
+        if self._stood_still & set(self._busy()) and not self.ranks.standstills(self._busy()):
+            # It goes on, perhaps with a cell that was stopped before it had begun with it.
+            self.stop_cell()
+        if busy := self._busy():
             named = ", ".join(map(str, busy))
+            standing = self.ranks.standstills(busy)
+            told = f"rank(s) {named} are still in an earlier cell"
+            if standing:
+                why = "; ".join(f"rank {rank} does not answer: {why}" for rank, why in standing.items())
+                raise ClusterError(f"{told}. {why}. {self.ranks.ways_out(list(standing))}")
             raise ClusterError(
-                f"rank(s) {named} are still in an earlier cell. Wait for them, stop it with "
+                f"{told}. Wait for them, stop it with "
                 "nbgpu.current().stop_cell(), which C code may not hear, or give them up: "
                 f"{', '.join(f'%nbgpu restart --rank {rank}' for rank in busy)}"
             )
         self._left_behind = {}
+        self._stood_still = set()
         self.news += self.ranks.regroup()
+        if self.run is not None:
+            # A run that was stopped while they did not hear it has not been ended there, and its model takes memory.
+            self.ranks.call("nbgpu.engine.train:let_go", str(self.run.folder))
+
+    def _busy(self) -> list[int]:
+        """The ranks that were left behind and are not back."""
+        return [rank for rank, result in self._left_behind.items() if not result.ready()]
+
+    def _mend_what_cells_left(self) -> None:
+        """Forms the group again that a cell has ended, and says which handlers of signals the ranks have taken back."""
+        if ended := self.ranks.without_group():
+            lines = self.ranks.regroup()
+            self.news += [
+                f"rank {', '.join(map(str, ended))} had ended the process group (dist.destroy_process_group()), and it was "
+                "formed again",
+                *lines,
+            ]
+        for name, ranks in self.ranks.signals_taken().items():
+            if name not in self._told_of_signals:
+                self._told_of_signals.add(name)
+                self.news.append(
+                    f"{name}: its handler, which a cell replaced on rank {', '.join(map(str, ranks))}, is back. A handler of your own "
+                    f"for {name} lasts as long as its cell, because without the cluster's own a rank could not be stopped"
+                )
+
+    def tell_news(self) -> None:
+        """Shows what the person does not know yet."""
+        while self.news:
+            print(self.news.pop(0), file=sys.stderr)  # noqa: T201 - the cell's output
 
     def _refuse_during_run(self) -> None:
         if self.run is not None and not self.run.over:

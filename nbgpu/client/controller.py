@@ -14,8 +14,13 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
+from nbgpu.records import engine_pid
 from nbgpu.vigil import Vigil
+
+_FAREWELL_S = 1.0
+"""What an engine sent just before its end takes another way than the news of its end, and must not come behind it."""
 
 
 def main() -> None:
@@ -48,11 +53,15 @@ def main() -> None:
             port: int = holder.getsockname()[1]
             return port
 
+        def to_work_dir(self) -> None:
+            """Stays where it is. ipyparallel would look there for modules, before the standard library."""
+
         def init_hub(self) -> None:
             super().init_hub()
             copies = self.hub.monitor.socket
             copies.unsubscribe(b"")
             copies.subscribe(b"heartmonitor")
+            unregister_engines_that_end(self.hub)
 
     Controller.launch_instance()
 
@@ -69,6 +78,41 @@ def hold_port() -> socket.socket:
     # zmq sets it too. Set after the bind: before it, the system might give the same port to two holders.
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return holder
+
+
+def unregister_engines_that_end(hub: Any) -> None:
+    """Make ipyparallel's hub give an engine up when its process has ended, and never because it is silent.
+
+    An engine that misses its heartbeats may be stopped, in a debugger's hands, in a frozen control group, or the whole host
+    may have slept. The hub would unregister it for good, and what it answers when it goes on would reach nobody.
+    """
+    finish_registration = hub.finish_registration
+
+    def watch_over(heart: bytes) -> None:
+        finish_registration(heart)
+        number = hub.hearts.get(heart)
+        if number is None:
+            return
+
+        def unregister() -> None:
+            hub.unregister_engine(heart, {"content": {"id": number}})
+
+        try:
+            process = os.pidfd_open(engine_pid(heart.decode()))
+        except ProcessLookupError:
+            unregister()
+            return
+
+        def has_ended(*_: object) -> None:
+            hub.loop.remove_handler(process)
+            os.close(process)
+            hub.loop.call_later(_FAREWELL_S, unregister)
+
+        hub.loop.add_handler(process, has_ended, hub.loop.READ)
+
+    hub.finish_registration = watch_over
+    # The monitor of the heartbeats, which is a process of its own, takes an engine up again when it goes on.
+    hub.handle_stopped_heart = lambda heart: None
 
 
 def _end_with_parent() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
+from nbgpu import interpreter
 from nbgpu.config import TrainConfig
 from nbgpu.errors import DataError
 
@@ -20,7 +20,7 @@ def require(config: TrainConfig) -> None:
     """
     if config.data in type(config).WITHOUT_FILES:
         return
-    command = [sys.executable, "-m", "nbgpu.recipes.check"]
+    command = interpreter.command("nbgpu.recipes.check")
     # It says itself what takes long.
     done = subprocess.run(command, input=config.model_dump_json(), stderr=subprocess.PIPE, text=True)
     if done.returncode == _BAD_DATA:

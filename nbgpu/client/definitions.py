@@ -20,7 +20,6 @@ from IPython.core.getipython import get_ipython
 
 from nbgpu.client.merging import rank_list
 from nbgpu.client.ranks import Ranks
-from nbgpu.client.results import collect
 from nbgpu.errors import TransferError
 from nbgpu.parcels import Packing
 from nbgpu.records import Definition
@@ -85,8 +84,7 @@ def push(
     for name, value in closures.items():
         filename = value.__code__.co_filename
         _ask(ranks, chosen, "remember_source", filename, _lines_of(filename))
-        sent = {rank: ranks[rank].push({name: value}, block=False) for rank in chosen}
-        collect(sent, check=ranks.require_reachable)
+        ranks.wait_for({rank: ranks[rank].push({name: value}, block=False) for rank in chosen})
     if definitions:
         _ask(ranks, chosen, "define", definitions)
     if rest := {name: value for name, value in data.items() if name not in first}:
@@ -100,8 +98,7 @@ def push(
 
 
 def _ask(ranks: Ranks, chosen: Collection[int], what: str, *arguments: Any) -> dict[int, Any]:
-    asked = ranks.call(f"nbgpu.engine.definitions:{what}", *arguments, ranks=chosen)
-    return collect(asked, check=ranks.require_reachable)
+    return ranks.wait_for(ranks.call(f"nbgpu.engine.definitions:{what}", *arguments, ranks=chosen))
 
 
 def _who_lacks(by_rank: Mapping[int, Collection[tuple[str, str]]]) -> dict[tuple[str, str], str]:

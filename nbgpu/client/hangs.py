@@ -30,6 +30,8 @@ class Place:
     """How long it has been there, with nothing going through its process groups."""
     instead: str = ""
     """What is said of it in place of where it is: 'has finished the cell'."""
+    stands_still: bool = False
+    """Whether something outside of its process keeps it from going on, such as SIGSTOP."""
 
     @property
     def waits(self) -> bool:
@@ -69,10 +71,11 @@ class Place:
 
 
 def notice(places: Mapping[int, Place], after_s: float) -> str:
-    """What `told_of_all` says; empty unless a rank waits in a collective for `after_s` seconds, and not for a rank that gets
-    on with what only this one does."""
-    hangs = any(place.waits and place.for_s >= after_s for place in places.values())
-    hangs &= not any(place.is_busy and place.for_s < after_s for place in places.values())
+    """What `told_of_all` says; empty unless a rank stands still, or waits in a collective for `after_s` seconds, and not for a
+    rank that gets on with what only this one does."""
+    waits = any(place.waits and place.for_s >= after_s for place in places.values())
+    gets_on = any(place.is_busy and place.for_s < after_s for place in places.values())
+    hangs = any(place.stands_still for place in places.values()) or (waits and not gets_on)
     return told_of_all(places) if hangs else ""
 
 
@@ -135,7 +138,7 @@ class HangWatch:
         self.text = ""
         """The notice; empty while there is nothing to say."""
         self.longest_wait_s = 0.0
-        """Of any rank in a collective, with nothing going through its process groups."""
+        """Of any rank that stands still, or is in a collective with nothing going through its process groups."""
 
     def check(self) -> None:
         """Takes what the ranks have answered and asks them again, about once a second. Does not wait."""
@@ -151,7 +154,9 @@ class HangWatch:
         self._asked_mono_s = now_s
         self._lookout.ask()
         places = self._places()
-        self.longest_wait_s = max((place.for_s for place in places.values() if place.waits), default=0.0)
+        self.longest_wait_s = max(
+            (place.for_s for place in places.values() if place.waits or place.stands_still), default=0.0
+        )
         if self._notice_after_s:
             self.text = notice(places, self._notice_after_s)
 
@@ -166,7 +171,7 @@ class HangWatch:
     def describe(self, rank: int) -> str:
         """Where a rank is that did not come back, in words that go behind its name."""
         place = self._place(rank)
-        if place.instead and (line := self._lookout.cell_line(rank)) is not None:
+        if place.instead and not place.stands_still and (line := self._lookout.cell_line(rank)) is not None:
             return f"{place.words}, at cell line {line}"
         return place.words
 
@@ -188,7 +193,11 @@ class HangWatch:
             where = here.where or _GETS_READY
             if self._is_busy(rank) and where.is_busy and self._computes(rank):
                 return Place(where)
-            return Place(instead=self._lookout.silence(rank))
+            return Place(
+                for_s=silent_s,
+                instead=self._lookout.silence(rank),
+                stands_still=self._lookout.stands_still(rank),
+            )
         if rank not in self._here_since:
             return Place()
         if here.is_busy:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from argparse import Namespace
 from functools import cache
 from typing import Any
@@ -251,8 +250,7 @@ class NbgpuMagics(Magics):
         ranks = None if arguments.ranks is None else parse_ranks(arguments.ranks)
         cluster = current()
         cluster.push(ranks, **{name: self.shell.user_ns[name] for name in arguments.names})
-        while cluster.news:
-            print(cluster.news.pop(0), file=sys.stderr)  # noqa: T201 - the magic's output
+        cluster.tell_news()
 
 
 def pulled(cluster: Cluster, arguments: Namespace) -> dict[str, Any]:

@@ -20,6 +20,8 @@ _STAT_BYTES = 4096
 """More than the line in /proc/PID/stat can have."""
 _ENDED = "ZX"
 """States of a process of which only its number and how it ended are left."""
+_STOPPED, _TRACED, _UNINTERRUPTIBLE = "T", "t", "D"
+_CGROUPS = "/sys/fs/cgroup"
 _EXITING, _SIGNALED = 0x4, 0x400
 """PF_EXITING and PF_SIGNALED of the kernel's include/linux/sched.h."""
 _NUM_FIELDS_TO_FLAGS = 7
@@ -116,6 +118,54 @@ def _says_ending(fields: list[str]) -> bool:
     return fields[0] in _ENDED or bool(int(fields[_NUM_FIELDS_TO_FLAGS - 1]) & (_EXITING | _SIGNALED))
 
 
+def standstill(pid: int) -> str:
+    """Why a process that lives does nothing at all, and how it goes on, in words; empty where nothing holds it."""
+    try:
+        state = _stat(pid)[0]
+    except ProcessLookupError:
+        return ""
+    if state == _STOPPED:
+        return f"its process is stopped (SIGSTOP; a debugger?). kill -CONT {pid} lets it go on"
+    if state == _TRACED:
+        return f"its process is held by {_tracer(pid)}. It goes on when that lets it"
+    if group := _frozen_group(pid):
+        return f"its process is frozen with its control group {group}. It goes on when that is thawed"
+    return ""
+
+
+def waits_in_the_system(pid: int) -> bool:
+    """Whether the main thread of a process waits in the operating system and hears no signal, as it does for a disk."""
+    try:
+        return _stat(pid)[0] == _UNINTERRUPTIBLE
+    except ProcessLookupError:
+        return False
+
+
+def _tracer(pid: int) -> str:
+    """The process that traces another one, in words."""
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        tracer = status.partition("TracerPid:")[2].split()[0]
+        name = Path(f"/proc/{tracer}/comm").read_text().strip()
+        return f"a debugger ({name}, process {tracer})"
+    return "a debugger"
+
+
+def _frozen_group(pid: int) -> str:
+    """The control group of a process, if it is frozen (cgroups(7)); else empty."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            with suppress(OSError):  # it is not to be seen from in here
+                if not controllers and "frozen 1" in Path(f"{_CGROUPS}{path}/cgroup.events").read_text():
+                    return path
+                if controllers == "freezer":
+                    state = Path(f"{_CGROUPS}/freezer{path}/freezer.state").read_text()
+                    if not state.startswith("THAWED"):
+                        return path
+    return ""
+
+
 def wait_status(pid: int) -> int | None:
     """As waitpid gives it, of a process that has ended and whose parent, who is busy, has not asked yet; else None."""
     try:
@@ -127,11 +177,12 @@ def wait_status(pid: int) -> int | None:
 
 def interrupt_programs_of(pid: int) -> None:
     """Sends SIGINT to the programs that a process has started, as a terminal would; not to copies of itself, such as
-    workers that load data."""
+    workers that load data, nor to programs that have detached themselves, which became its children when theirs ended."""
     with suppress(OSError):  # it, or one of them, has ended
         own_program = Path(f"/proc/{pid}/exe").readlink()
         for child in _children(pid):
-            if Path(f"/proc/{child}/exe").readlink() != own_program:
+            is_detached = os.getsid(child) not in (child, os.getsid(pid))
+            if not is_detached and Path(f"/proc/{child}/exe").readlink() != own_program:
                 _interrupt_tree(child)
 
 
@@ -184,7 +235,8 @@ def _fields(stat: bytes, num: int = -1) -> list[str]:
 
 
 def end(leaders: Iterable[ProcessId], others: Iterable[ProcessId] = ()) -> list[ProcessId]:
-    """Ends processes, and all that is in the process groups which the leaders lead. They are asked first.
+    """Ends processes, all that is in the process groups which the leaders lead, and all that these have started. The
+    leaders are asked first.
 
     Returns:
         Those that lived.
@@ -194,12 +246,12 @@ def end(leaders: Iterable[ProcessId], others: Iterable[ProcessId] = ()) -> list[
     """
     leading = list(leaders)
     groups = {process.pid for process in leading}
-    ended = left = _with_their_groups([*leading, *others], groups)
+    ended = left = _with_their_families([*leading, *others], groups)
     for process in leading:
         process.send(signal.SIGTERM)
     left = _wait(left, _TERM_PATIENCE_S)
     if left:
-        left = _with_their_groups(left, groups)
+        left = _with_their_families(left, groups)
         for process in left:
             process.send(signal.SIGKILL)
         left = _wait(left, _KILL_PATIENCE_S)
@@ -209,19 +261,31 @@ def end(leaders: Iterable[ProcessId], others: Iterable[ProcessId] = ()) -> list[
     return sorted(ended)
 
 
-def _with_their_groups(known: Iterable[ProcessId], groups: set[int]) -> set[ProcessId]:
-    """The processes that live, and what shares one of the groups with them.
+def _with_their_families(known: Iterable[ProcessId], groups: set[int]) -> set[ProcessId]:
+    """The processes that live, what shares one of the groups with them, and the descendants of all these.
 
     A group's number is its leader's, and may be somebody else's by now as well; while one of its members is known to
     be ours, it is ours.
     """
     found = {process for process in known if process.alive()}
+    if not found:
+        return found
     ours = {group for process in found if (group := _group_of(process.pid)) in groups}
-    if ours:
-        for pid in psutil.pids():
-            if _group_of(pid) in ours:
-                with suppress(ProcessLookupError):
-                    found.add(ProcessId.of(pid))
+    children_of: dict[int, list[int]] = {}
+    pids = {process.pid for process in found}
+    for pid in psutil.pids():
+        if _group_of(pid) in ours:
+            pids.add(pid)
+        with suppress(ProcessLookupError):
+            children_of.setdefault(int(_stat(pid)[1]), []).append(pid)
+    unvisited = list(pids)
+    while unvisited:
+        children = children_of.get(unvisited.pop(), [])
+        unvisited += children
+        pids.update(children)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            found.add(ProcessId.of(pid))
     return found
 
 

@@ -10,11 +10,10 @@ import secrets
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -25,30 +24,35 @@ from ipyparallel.cluster.launcher import LocalControllerLauncher, LocalEngineLau
 from ipyparallel.serialize.canning import can, uncan
 from traitlets.log import get_logger
 
+from nbgpu import interpreter
 from nbgpu.client import process_id
 from nbgpu.client.arrivals import Client
 from nbgpu.client.process_id import ProcessId
 from nbgpu.errors import ClusterError
-from nbgpu.records import CONTROLLER_PID, KEPT
+from nbgpu.records import CONTROLLER_PID, KEPT, TAKEN
+from nbgpu.signals import uninterrupted
 
 _log = logging.getLogger("nbgpu.cluster")
 _log.addHandler(logging.NullHandler())
 
 _HEARTBEAT_PERIOD_MS = 100
 """ipyparallel counts an engine as there after its first heartbeat; its default of 3 s is felt at every start."""
-_HEARTBEATS_MISSED = 30
+_NO_LIMIT_S = 3600
 _OBITUARY_PATIENCE_S = 0.2
 _EXIT_CODE_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.05
 """Who sends a cell every few milliseconds does not look at the processes each time."""
 _CONTROLLER_PATIENCE_S = 1.0
 _NURSERY_PATIENCE_S = 60.0
+_THREAD_PATIENCE_S = 5.0
+_VMSTAT = Path("/proc/vmstat")
 _CLUSTER_ID = "nbgpu"
 _serializers_tables = threading.Lock()
 
 
 class _NotesTheEnd:
-    """How a process ended can be asked once only. A thread of ipyparallel's launcher does, and keeps it from us."""
+    """How a process ended can be asked once only. A thread of ipyparallel's launcher does, and keeps it from us. It also
+    removes the process's log, which has the process's last words."""
 
     exit_code: int | None = None
 
@@ -63,12 +67,17 @@ class _NotesTheEnd:
         self.process.wait = wait_and_note
         super()._start_waiting()  # type: ignore[misc]
 
+    def get_output(self, remove: bool = False) -> str:
+        """What the process has written. The log stays in the cluster's folder until that is removed."""
+        output: str = super().get_output()  # type: ignore[misc]
+        return output
+
 
 class _NurseryLauncher(_NotesTheEnd, LocalEngineLauncher):  # type: ignore[misc]
     """Starts all engines through one process that imports torch once and forks them (engine/nursery.py)."""
 
     def find_args(self) -> list[str]:
-        return [sys.executable, "-m", "nbgpu.engine.nursery", str(self.n)]
+        return interpreter.command("nbgpu.engine.nursery", str(self.n))
 
     def start(self, n: int) -> Any:
         self.n = n
@@ -83,7 +92,7 @@ class _ControllerLauncher(_NotesTheEnd, LocalControllerLauncher):  # type: ignor
         # ipyparallel asks again when all have ended, to say what it had started.
         nursery = [str(engines.pid) for engines in self.parent.engines.values()]
         watched = [str(folder), str(os.getpid()), *nursery]
-        own = [sys.executable, "-m", "nbgpu.client.controller", *watched]
+        own = interpreter.command("nbgpu.client.controller", *watched)
         return own + list(self.cluster_args) + list(self.controller_args)
 
 
@@ -101,6 +110,10 @@ class Processes:
         self._cluster: Any = None
         self._launchers: dict[str, Any] = {}
         self._reachable_mono_s = -math.inf
+        # Of a cluster that was started by another process nobody knows how many there were before.
+        self._num_oom_kills = None if leaders else _num_oom_kills()
+        self._guesses: dict[int, str] = {}
+        """By process that was ended by SIGKILL: who did it, as a part of a sentence."""
 
     @classmethod
     def prepare(cls) -> Self:
@@ -125,12 +138,13 @@ class Processes:
             controller_ip="127.0.0.1",
             controller_args=[
                 f"--HeartMonitor.period={_HEARTBEAT_PERIOD_MS}",
-                f"--HeartMonitor.max_heartmonitor_misses={_HEARTBEATS_MISSED}",
                 "--IPController.enable_curve=True",
                 # One process with threads in place of six: they start in a third of the time.
                 "--IPController.use_threads=True",
                 "--IPController.broadcast_scheduler_depth=0",
                 "--IPController.db_class=NoDB",
+                # An engine that stands still before its first heartbeat is waited for as long as its process lives.
+                f"--IPController.registration_timeout={_NO_LIMIT_S}",
             ],
             profile_dir=str(profile),
             cluster_id=_CLUSTER_ID,
@@ -173,39 +187,44 @@ class Processes:
         _fill_serializers_tables()
         client = None
         patience_s = _CONTROLLER_PATIENCE_S
-        while client is None:
-            try:
-                with _no_warning_of_missing_signatures():
-                    client = Client(connection, timeout=min(patience_s, timeout_s))
-            except TimeoutError:
-                # It may have ended just after it had written how it is reached, or have much to do: then it gets longer.
-                self._check_start(0, num_engines, deadline_s, timeout_s)
-                patience_s *= 2
         try:
+            while client is None:
+                try:
+                    # Cut in two, it would leave a thread and sockets that nobody knows.
+                    with _no_warning_of_missing_signatures(), uninterrupted():
+                        client = Client(connection, timeout=min(patience_s, timeout_s))
+                except TimeoutError:
+                    # It may have ended just after it had written how it is reached, or have much to do: then it gets
+                    # longer.
+                    self._check_start(0, num_engines, deadline_s, timeout_s)
+                    patience_s *= 2
             while len(client.ids) < num_engines:
                 self._check_start(len(client.ids), num_engines, deadline_s, timeout_s)
         except BaseException:
-            client.close()
+            if client is not None:
+                client.close()
             raise
         return client
 
-    def new_engine(self) -> tuple[int, int]:
-        """Starts one more engine; returns its pid, and its number, under which it comes to ipyparallel's client in
-        a moment."""
-        answer = self._ask_nursery({"fork": True})
-        return answer["pid"], answer["engine"]
+    def new_engine(self, take: Callable[[int, int], None]) -> None:
+        """Start one more engine.
+
+        Args:
+            take: called with its pid, and its number, under which it comes to ipyparallel's client in a moment. From then
+                on the engine is the caller's; where that does not happen, because of an interrupt, the engine is ended.
+        """
+        with self._nursery() as nursery:
+            nursery.sendall(json.dumps({"fork": True}).encode())
+            answer = json.loads(nursery.recv(4096))
+            with uninterrupted():
+                take(answer["pid"], answer["engine"])
+                nursery.sendall(TAKEN)
 
     def prepare_engines(self, recipes: Sequence[str]) -> None:
         """Has imported what engines that are started from now on need to train with these recipes; returns at once."""
         # It may still import what it was asked for before, and does not answer meanwhile.
         with self._nursery() as nursery:
             nursery.sendall(json.dumps({"train": list(recipes)}).encode())
-
-    def _ask_nursery(self, request: dict[str, Any]) -> dict[str, Any]:
-        with self._nursery() as nursery:
-            nursery.sendall(json.dumps(request).encode())
-            answer: dict[str, Any] = json.loads(nursery.recv(4096))
-        return answer
 
     @contextmanager
     def _nursery(self) -> Iterator[socket.socket]:
@@ -234,6 +253,8 @@ class Processes:
             # Nothing is left to be stopped; it waits for the threads that have watched the processes.
             self._cluster.stop_engines_sync()
             self._cluster.stop_controller_sync()
+            _end_thread_of(self._cluster)
+            self._cluster = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def require_reachable(self) -> None:
@@ -280,7 +301,7 @@ class Processes:
         if code is None or code >= 0:
             return "is gone" + ("" if code is None else f", with exit code {code}")
         name = signal.Signals(-code).name
-        guess = "; the kernel's OOM killer?" if name == "SIGKILL" else ""
+        guess = self._guess_of_killer(pid) if name == "SIGKILL" else ""
         if name == "SIGABRT" and not debug:
             # gloo aborts the process where it is sent more than it expects.
             guess = (
@@ -288,6 +309,20 @@ class Processes:
                 "the calls"
             )
         return f"was killed by {name}{guess}"
+
+    def _guess_of_killer(self, pid: int) -> str:
+        if pid not in self._guesses:
+            before, now = self._num_oom_kills, _num_oom_kills()
+            self._num_oom_kills = now
+            if before is None or now is None:
+                self._guesses[pid] = "; the kernel's OOM killer?"
+            elif now > before:
+                self._guesses[pid] = (
+                    ", most likely by the kernel's OOM killer, which has just ended a process"
+                )
+            else:
+                self._guesses[pid] = ", and not by the kernel's OOM killer"
+        return self._guesses[pid]
 
     def _engine_exit_code(self, pid: int) -> int | None:
         """How an engine ended; None where it has not, or nobody can say."""
@@ -327,6 +362,27 @@ class Processes:
                 f"start_timeout_s. {self.log_tail()}"
             )
         time.sleep(0.01)
+
+
+def _end_thread_of(cluster: ipp.Cluster) -> None:
+    """End the thread in which ipyparallel starts and stops processes where the caller's thread runs an event loop, as a
+    kernel's does. ipyparallel itself never ends it, nor closes the three descriptors of its loop."""
+    if cluster._async_thread is None:
+        return
+    loop = cluster._thread_loop
+    loop.add_callback(loop.stop)
+    cluster._async_thread.join(_THREAD_PATIENCE_S)
+    if not cluster._async_thread.is_alive():
+        loop.close()
+
+
+def _num_oom_kills() -> int | None:
+    """How many processes of this host the kernel has ended for want of memory since it was booted; None where it does not say."""
+    try:
+        counts = dict(line.split() for line in _VMSTAT.read_text().splitlines())
+        return int(counts["oom_kill"])
+    except (OSError, KeyError, ValueError):
+        return None
 
 
 def _fill_serializers_tables() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import ipyparallel as ipp
 
@@ -23,12 +23,14 @@ from nbgpu import devices
 from nbgpu.backends import SINGLE, Rung
 from nbgpu.client import process_id
 from nbgpu.client.arrivals import Answer, Arrivals, Client
+from nbgpu.client.notice import Notice
 from nbgpu.client.processes import Processes
 from nbgpu.client.results import collect, failures
 from nbgpu.client.seating import Seating
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, RankError
 from nbgpu.records import CellOptions, Device, GivenUp
+from nbgpu.signals import uninterrupted
 
 _log = logging.getLogger("nbgpu.cluster")
 
@@ -38,6 +40,7 @@ _ENGINE_PATIENCE_S = 60.0
 _DEATH_PATIENCE_S = 10.0
 _ECHO_PATIENCE_S = 0.1
 _POLL_PERIOD_S = 0.01
+_STANDSTILL_WORTH_SAYING_S = 1.0
 
 
 class Ranks:
@@ -73,6 +76,10 @@ class Ranks:
         """By engine: to make one takes longer than to send a cell."""
         self._glances: dict[int, process_id.Glance] = {}
         """By process."""
+        self._why_ended: dict[int, str] = {}
+        """By process: of those that were ended from here."""
+        self._distrusted: set[int] = set()
+        """While the group is not whole: ranks whose state is not to be trusted where the ranks differ."""
         self._seats = self._seats_for(rung)
 
     def _seats_for(self, rung: Rung) -> list[dict[str, Any]]:
@@ -114,8 +121,8 @@ class Ranks:
         engine = self.seating.engines[rank]
         if engine not in self._client.ids:
             raise ClusterError(
-                f"rank {rank} is not reachable: it was silent for so long that the controller gave it up, or it has "
-                f"ended. %nbgpu restart --rank {rank} puts a new process in its place"
+                f"rank {rank} is not reachable: its process has ended, or has not come back from a start. "
+                f"%nbgpu restart --rank {rank} puts a new one in its place"
             )
         return engine
 
@@ -142,7 +149,7 @@ class Ranks:
         self._seats = self._seats_for(rung)
         if anew:
             self.seating.generation += 1
-            self._give_places({rank: self._processes.new_engine() for rank in range(len(self))})
+            self._give_places({rank: self._new_spare() for rank in range(len(self))})
             for gone in [rank for rank in self.seating.engines if rank >= len(self)]:
                 for by_rank in (self.seating.engines, self.seating.pids):
                     del by_rank[gone]
@@ -198,6 +205,19 @@ class Ranks:
         """Whether the group may be used: all ranks came to it, and it was not given up since."""
         return self.seating.is_whole
 
+    def without_group(self) -> list[int]:
+        """The ranks that are in no process group any more, because their own code has ended it."""
+        return self._ranks_of(self._client.without_group)
+
+    def signals_taken(self) -> dict[str, list[int]]:
+        """By the name of a signal, the ranks whose code has replaced its handler; each is told once."""
+        taken = {name: self._ranks_of(engines) for name, engines in self._client.taken_signals.items()}
+        self._client.taken_signals.clear()
+        return taken
+
+    def _ranks_of(self, engines: Collection[int]) -> list[int]:
+        return [rank for rank, engine in self.seating.engines.items() if engine in engines] if engines else []
+
     def require_reachable(self) -> None:
         """ClusterError where the controller, or the engines' parent, is gone: nothing sent would arrive."""
         self._processes.require_reachable()
@@ -209,11 +229,38 @@ class Ranks:
     def how_ended(self, rank: int) -> str | None:
         """How the process of a rank ended, in words; None while it lives."""
         ended = self._processes.how_ended(self.seating.pids[rank], self._config.debug)
-        return None if ended is None else f"rank {rank} {ended}"
+        return None if ended is None else f"rank {rank} {self._why_ended.get(self.seating.pids[rank], ended)}"
 
     def is_ending(self, rank: int) -> bool:
         """Whether the process of a rank is on its way out."""
         return process_id.is_ending(self.seating.pids[rank])
+
+    def standstills(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
+        """The ranks, of those that are named, whose processes live and are kept from going on: why, and the way out."""
+        chosen = self.seating.pids if ranks is None else ranks
+        return {rank: why for rank in chosen if (why := process_id.standstill(self.seating.pids[rank]))}
+
+    def ways_out(self, stuck: Collection[int]) -> str:
+        """What a person can do about ranks that did not come back when they were interrupted, in sentences."""
+        restarts = ", ".join(f"%nbgpu restart --rank {rank}" for rank in stuck)
+        if len(self.standstills(stuck)) == len(stuck):
+            return f"To give up the rank's variables instead: {restarts}"
+        return f"Code in C cannot be interrupted. Wait for it to end, or give up the rank's variables: {restarts}"
+
+    def wait_for(self, results: Mapping[int, ipp.AsyncResult]) -> dict[int, Any]:
+        """As `collect`, as long as the ranks can be reached; a notice says so where one stands still meanwhile.
+
+        Raises:
+            ClusterError: no rank can be reached any more.
+            RankError: it raised on one rank or more.
+        """
+        with StandstillNotice(self) as notice:
+
+            def check() -> None:
+                self.require_reachable()
+                notice.check(results)
+
+            return collect(results, check=check)
 
     def core_use(self, rank: int) -> process_id.CoreUse | None:
         """What a rank's process has had of the cores so far; None where it is gone."""
@@ -251,27 +298,34 @@ class Ranks:
             ClusterError: a rank's process ended meanwhile, or a rank did not come.
             RankError: a rank failed in it again and again.
         """
+        self._distrusted.update(failed)
         for _ in range(_MAX_REGROUP_ATTEMPTS - 1):
             try:
-                return self._form_again(failed)
+                return self._form_again()
             except RankError as error:
                 # The next generation has nothing of this one.
                 _log.warning("the process group is formed once more: %s", error)
-        return self._form_again(failed)
+        return self._form_again()
 
-    def _form_again(self, failed: Collection[int]) -> list[str]:
-        self.seating.generation += 1
-        self.seating.is_whole = False
-        self._note()
-        healthy = [rank for rank in range(len(self)) if rank not in failed] or list(range(len(self)))
+    def _form_again(self) -> list[str]:
+        everybody = range(len(self))
+        healthy = [rank for rank in everybody if rank not in self._distrusted] or list(everybody)
         try:
-            joining = self.call("nbgpu.engine.boot:join_again", self.seating.generation, healthy, seated=True)
+            with uninterrupted():
+                self.seating.generation += 1
+                self.seating.is_whole = False
+                self._note()
+                joining = self.call(
+                    "nbgpu.engine.boot:join_again", self.seating.generation, healthy, seated=True
+                )
             lost = self._meet(joining, _REGROUP_PATIENCE_S)
         except BaseException:
             # Also where the person stopped it: those that came would wait for one that was not even called.
-            self.sever()
+            with uninterrupted():
+                self.sever()
             raise
         self.seating.is_whole = True
+        self._distrusted.clear()
         self._note()
         # In their order, in which they are to be made again.
         return list(dict.fromkeys(line for lines in lost.values() for line in lines))
@@ -293,8 +347,10 @@ class Ranks:
                 severed = True
             if gone:
                 raise ClusterError(f"while the group was formed, {'; '.join(gone.values())}")
-        if late := [str(rank) for rank, result in results.items() if not result.ready()]:
-            raise ClusterError(f"rank {', '.join(late)} did not answer within {timeout_s:g} s")
+        if late := [rank for rank, result in results.items() if not result.ready()]:
+            told = [f"rank {rank}: {why}" for rank, why in self.standstills(late).items()]
+            named = ", ".join(map(str, late))
+            raise ClusterError("; ".join([f"rank {named} did not answer within {timeout_s:g} s", *told]))
         return collect(results, _POLL_PERIOD_S)
 
     def replace(self, ranks: Collection[int], rehearse: Callable[[int], None] | None = None) -> list[str]:
@@ -307,10 +363,11 @@ class Ranks:
         Returns:
             As `regroup`.
         """
+        self._distrusted.update(ranks)
+        self.seating.is_whole = False
         self.end(ranks)
-        arrived = {rank: self._take_spare() or self._processes.new_engine() for rank in ranks}
-        self._give_places(arrived)
-        for rank in arrived:
+        self._give_places(dict(zip(ranks, self._take_spares(len(ranks)), strict=True)))
+        for rank in ranks:
             self._wait_for_output_path(rank, _ENGINE_PATIENCE_S)
             if rehearse is not None:
                 collect(
@@ -326,10 +383,17 @@ class Ranks:
 
     def _give_places(self, arrived: Mapping[int, tuple[int, int]]) -> None:
         """Puts new engines, (pid, number) by rank, in the place of those that the ranks had, once they have come."""
-        self._wait_for([engine for _, engine in arrived.values()])
-        for rank, (pid, engine) in arrived.items():
-            self.seating.engines[rank] = engine
-            self.seating.pids[rank] = pid
+        try:
+            self._wait_for([engine for _, engine in arrived.values()])
+        except ClusterError:
+            for pid, _ in arrived.values():
+                self._dismiss(pid)
+            raise
+        with uninterrupted():
+            for rank, (pid, engine) in arrived.items():
+                self.seating.engines[rank] = engine
+                self.seating.pids[rank] = pid
+                self.seating.spares.pop(pid)
 
     def prepare_to_train(self, recipes: Iterable[str]) -> None:
         """Has what training needs imported where a rank's replacement will come from; returns at once."""
@@ -340,21 +404,45 @@ class Ranks:
     def add_spares(self, num_spares: int) -> None:
         """Starts spare engines until there are so many; they come in their own time."""
         while len(self.seating.spares) < num_spares:
-            pid, engine = self._processes.new_engine()
-            self.seating.spares[pid] = engine
+            self._new_spare()
 
-    def _take_spare(self) -> tuple[int, int] | None:
-        """(pid, engine) of a spare that lives, which is one no more."""
-        while self.seating.spares:
-            spare = self.seating.spares.popitem()
-            if self._processes.how_ended(spare[0], self._config.debug) is None:
-                return spare
-        return None
+    def _new_spare(self) -> tuple[int, int]:
+        """(pid, engine) of a new engine. It is a spare until it has a rank's place, so that an interrupt in between leaves
+        no engine that belongs to nobody: the next replacement takes it."""
+        spares: dict[int, int] = {}
 
-    def end(self, ranks: Iterable[int]) -> None:
-        """Ends the processes of ranks; ClusterError where one does not go."""
+        def take(pid: int, engine: int) -> None:
+            self.seating.spares[pid] = spares[pid] = engine
+            self._note()
+
+        self._processes.new_engine(take)
+        ((pid, engine),) = spares.items()
+        return pid, engine
+
+    def _take_spares(self, num: int) -> list[tuple[int, int]]:
+        """(pid, engine) of spares that live; new ones are started where there are too few."""
+        for pid in list(self.seating.spares):
+            if self._processes.how_ended(pid, self._config.debug) is not None:
+                del self.seating.spares[pid]
+        self.add_spares(num)
+        return list(self.seating.spares.items())[:num]
+
+    def _dismiss(self, pid: int) -> None:
+        """Ends a spare."""
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        self.seating.spares.pop(pid, None)
+
+    def end(self, ranks: Iterable[int], why: str = "") -> None:
+        """Ends the processes of ranks; ClusterError where one does not go.
+
+        Args:
+            why: what is to be said later of how they ended, behind their names.
+        """
         for rank in ranks:
             pid = self.seating.pids[rank]
+            if not self.is_ending(rank):
+                self._why_ended[pid] = why or "was ended, to be replaced"
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             give_up_s = time.monotonic() + _DEATH_PATIENCE_S
@@ -384,6 +472,30 @@ class Ranks:
                     f"a new engine did not come within {_ENGINE_PATIENCE_S:g} s. {self._processes.log_tail()}"
                 )
             time.sleep(_POLL_PERIOD_S)
+
+
+class StandstillNotice:
+    """A notice under the cell, while ranks are waited for, of those that stand still; a context manager that takes it away."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._notice = Notice()
+        self._due_mono_s = time.monotonic() + _STANDSTILL_WORTH_SAYING_S
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._notice.show("")
+
+    def check(self, results: Mapping[int, ipp.AsyncResult]) -> None:
+        """Look at the ranks that have not answered; costs nothing where that was just done."""
+        now_s = time.monotonic()
+        if now_s < self._due_mono_s:
+            return
+        self._due_mono_s = now_s + _STANDSTILL_WORTH_SAYING_S
+        standing = self._ranks.standstills(rank for rank, result in results.items() if not result.ready())
+        self._notice.show("; ".join(f"rank {rank} does not answer: {why}" for rank, why in standing.items()))
 
 
 def _give_up(generation: int, pids: Iterable[int], folder: Path) -> None:

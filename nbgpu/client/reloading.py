@@ -6,7 +6,7 @@ import ipyparallel as ipp
 
 from nbgpu.client.merging import rank_list
 from nbgpu.client.ranks import Ranks
-from nbgpu.client.results import collect, failures
+from nbgpu.client.results import failures
 
 
 class Reloading:
@@ -28,7 +28,7 @@ class Reloading:
         if to:
             self.on = to == "on"
             what = "check" if self.on else "stop"
-            collect(ranks.call(f"nbgpu.engine.reloading:{what}"), check=ranks.require_reachable)
+            ranks.wait_for(ranks.call(f"nbgpu.engine.reloading:{what}"))
         return (
             "autoreload is on: modules that were edited are loaded anew before each cell"
             if self.on

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -101,6 +103,7 @@ class Run:
         self._host = host
         self._ending: Ending[RunState] = Ending(folder.name, _log)
         self._watch = RunWatch(folder, config, host, results, self.statuses)
+        self._num_heals_told = 0
         self._preparing: threading.Thread | None = None
         if presenter is not None:
             self._preparing = threading.Thread(target=presenter.prepare, name="nbgpu-prepare", daemon=True)
@@ -201,8 +204,21 @@ class Run:
         return results[-1] if results else None
 
     def notes(self) -> list[str]:
-        """What the ranks want a person to know, such as a checkpoint that could not be written; oldest first."""
-        return [event.text for event in self.reader.events() if event.kind == "note"]
+        """What the ranks want a person to know, such as a checkpoint that could not be written, or a rank that was replaced;
+        oldest first."""
+        told = (event.text for event in self.reader.events() if event.kind in ("note", "heal"))
+        # Each rank tells of a replacement.
+        return list(dict.fromkeys(told))
+
+    def untold_heals(self) -> list[str]:
+        """What there is to say of ranks that were replaced since the last call: which died, how, and what was lost."""
+        told = self._watch.heals[self._num_heals_told :]
+        self._num_heals_told += len(told)
+        for text in told:
+            # Else the next cell would tell it.
+            with suppress(ValueError):
+                self._host.news.remove(text)
+        return told
 
     def panel(self) -> None:
         """Displays the live panel: loss, memory, utilization and throughput of every rank."""
@@ -256,21 +272,24 @@ class Run:
     def wait(self, timeout_s: float | None = None) -> Run:
         """Waits for the end. The kernel's interrupt stops the run, waits for that, and is then raised.
 
+        Ranks that were replaced are told on stderr, with what was lost.
+
         Raises:
             RankError: the run failed; it shows the ranks' own tracebacks.
             ClusterError: the ranks could not be reached any more while it went on.
             TimeoutError: the run goes on after `timeout_s` seconds.
         """
         notice = Notice()
+
+        def tell() -> None:
+            notice.show(self.hang)
+            for text in self.untold_heals():
+                print(text, file=sys.stderr)  # noqa: T201 - the cell's output
+
         try:
-            self._ending.wait(
-                timeout_s,
-                lambda: self.status,
-                self.stop,
-                _STOP_PATIENCE_S,
-                meanwhile=lambda: notice.show(self.hang),
-            )
+            self._ending.wait(timeout_s, lambda: self.status, self.stop, _STOP_PATIENCE_S, meanwhile=tell)
         finally:
+            tell()
             notice.show("")
         if self.failures:
             raise RankError(self.failures)

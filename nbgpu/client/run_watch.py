@@ -75,6 +75,7 @@ class RunWatch:
     Attributes:
         failures: what was raised on the ranks, once the run has failed.
         lost: what else kept the run from its end.
+        heals: what was told of each replacement of ranks: which died, and how, and what was lost.
         hang: who waits where and who does not, while a rank waits longer than the cluster's `notice_after_s`; else empty.
     """
 
@@ -88,6 +89,7 @@ class RunWatch:
     ) -> None:
         self.failures: Sequence[RankFailure] = ()
         self.lost: NbgpuError | None = None
+        self.heals: list[str] = []
         self.hang = ""
         self._folder = folder
         self._config = config
@@ -169,7 +171,7 @@ class RunWatch:
             is_busy=lambda rank: self._statuses()[rank].state in BUSY_STATES,
         )
         with closing(hangs):
-            while watch.pending() and not self._abandoned and not watch.stuck():
+            while watch.pending() and not self._abandoned and not self._gives_up_on_some(watch):
                 watch.wait(_WATCH_PERIOD_S)
                 watch.check()
                 hangs.check()
@@ -180,6 +182,11 @@ class RunWatch:
                 self._prepare_replacements()
         self.hang = ""
         return found
+
+    def _gives_up_on_some(self, watch: RankWatch) -> bool:
+        """Whether ranks that others have to be freed from do not come back; one that stands still may, unless the run is to stop."""
+        stuck = watch.stuck()
+        return bool(stuck) and (self._num_stops_asked > 0 or not self._host.ranks.standstills(stuck))
 
     def _must_interrupt(self, hangs: HangWatch) -> bool:
         """Whether what the person wants stopped would not stop by itself."""
@@ -207,10 +214,8 @@ class RunWatch:
         told = f"{self._folder.name} did not come to the end of its step when it was to stop: {hang}."
         if stuck := watch.stuck():
             named = ", ".join(map(str, stuck))
-            ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in stuck)
             self.lost = ClusterError(
-                f"{told} Rank {named} did not come back. Code in C cannot be interrupted. Wait for it to end, or give up "
-                f"the rank's variables: {ways_out}"
+                f"{told} Rank {named} did not come back. {self._host.ranks.ways_out(stuck)}"
             )
         elif self._was_interrupted:
             self.lost = RunError(
@@ -256,11 +261,14 @@ class RunWatch:
                 if attempt == _MAX_HEAL_ATTEMPTS or not self._host.ranks.gone():
                     self._add_to_failures(f"it could not be replaced: {error}")
                     return False
-        self._host.news.append(f"While {self._folder.name} was training, {sentence(why)} {told}")
+        self.heals.append(f"While {self._folder.name} was training, {sentence(why)} {told}")
+        self._host.news.append(self.heals[-1])
         self.failures = ()
         self._prepared = False
         self._results = self._host.ranks.call(
-            RUN_IN_ENGINE, str(self._folder), f"{sentence(why)} It was replaced."
+            RUN_IN_ENGINE,
+            str(self._folder),
+            f"{sentence(why)} It was replaced, and the variables that cells had made on it are lost.",
         )
         return True
 
@@ -273,7 +281,10 @@ class RunWatch:
         back = [rank for rank in self._results if rank not in watch.gone and rank not in stuck]
         # Rank 0 ends the run's logs in it.
         failed = bool(self.failures or self.lost)
-        ended = self._host.ranks.call("nbgpu.engine.train:let_go", str(self._folder), failed, ranks=back)
+        causes = [failure.rank for failure in self.failures]
+        ended = self._host.ranks.call(
+            "nbgpu.engine.train:let_go", str(self._folder), failed, causes, ranks=back
+        )
         if watch.left_the_group_unsure and not watch.gone and not stuck:
             self._host.ranks.regroup([failure.rank for failure in self.failures])
         if stuck:

@@ -11,7 +11,6 @@ import ipyparallel as ipp
 
 from nbgpu import shared_memory
 from nbgpu.client.ranks import Ranks
-from nbgpu.client.results import collect
 from nbgpu.errors import CellInterrupted
 from nbgpu.parcels import Packing, from_bytes, from_descriptor, unpack
 
@@ -73,7 +72,7 @@ def push(ranks: Ranks, chosen: Sequence[int], values: Mapping[str, Any]) -> None
 
 def _answers(ranks: Ranks, sent: Mapping[int, ipp.AsyncResult]) -> dict[int, Any]:
     try:
-        return collect(sent, check=ranks.require_reachable)
+        return ranks.wait_for(sent)
     except KeyboardInterrupt:
         ranks.interrupt(rank for rank, result in sent.items() if not result.ready())
-        raise CellInterrupted from None
+        raise CellInterrupted(list(ranks.gone()), len(ranks)) from None

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import IO, Any
 
-from nbgpu import devices
+from nbgpu import devices, interpreter
 from nbgpu.errors import ClusterError
 from nbgpu.records import Device
 
@@ -54,7 +53,7 @@ def _ask(questions: Sequence[Sequence[str]], environment: dict[str, str]) -> lis
         )
         asked = [
             subprocess.Popen(
-                [sys.executable, "-m", "nbgpu.engine.trial", *question],
+                interpreter.command("nbgpu.engine.trial", *question),
                 stdout=output,
                 stderr=error,
                 env={**os.environ, **environment},

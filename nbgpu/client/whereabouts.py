@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from nbgpu.client import process_id
 from nbgpu.records import Whereabouts
 
 _ANSWER_BYTES = 65536
@@ -116,14 +117,20 @@ class Lookout:
         silent_s = time.monotonic() - question.asked_mono_s
         return (_cpu_s(self._pids[rank]) - question.cpu_s) / silent_s > _BUSY_SHARE
 
+    def stands_still(self, rank: int) -> bool:
+        """Whether something outside of the rank's process keeps it from going on."""
+        return bool(process_id.standstill(self._pids[rank]))
+
     def silence(self, rank: int) -> str:
         """What keeps a rank from answering, in words that go behind its name, and where it was before."""
         question = self._open[rank]
         silent_s = time.monotonic() - question.asked_mono_s
+        pid = self._pids[rank]
+        if why := process_id.standstill(pid):
+            return f"does not answer: {why}"
+        if process_id.waits_in_the_system(pid):
+            return f"does not answer for {silent_s:.0f} s: it waits in the operating system, for a disk or a driver"
         try:
-            process = psutil.Process(self._pids[rank])
-            if process.status() == psutil.STATUS_STOPPED:
-                return f"does not answer: its process is stopped. kill -CONT {process.pid} lets it go on"
             computes = self.computes(rank)
         except psutil.NoSuchProcess:
             return "is gone"

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing.util
 import os
 import select
 import shutil
 import signal
 import socket
+import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from nbgpu import descendants, interpreter
 from nbgpu.backends import NCCL_SAFE, SINGLE
 from nbgpu.devices import is_part
 from nbgpu.engine import interrupts, whereabouts
-from nbgpu.records import Device, GivenUp
+from nbgpu.records import Device, GivenUp, engine_name
 from nbgpu.vigil import Vigil
 
 if TYPE_CHECKING:
@@ -29,12 +34,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger("nbgpu.engine")
 
 _NO_LIMIT_S = 3600
+_GRACE_S = 0.5
 
 
 class Sentinel:
     """A thread that can act while the main thread sits in C++, which it may do for minutes.
 
-    When the vigil is over it takes the cluster's folder away and ends this engine. On a socket in that folder the client
+    When the vigil is over it ends this engine and what that has started. On a socket in the cluster's folder the client
     tells it which generation of the group is given up, and it frees the rank from that one. No signal takes part in
     this: the person's code may do with the handlers of signals what it likes.
     """
@@ -47,9 +53,32 @@ class Sentinel:
         directory = os.open(cluster_folder, os.O_RDONLY | os.O_DIRECTORY)
         self._socket.bind(f"/proc/self/fd/{directory}/{GivenUp.socket_name(os.getpid())}")
         os.close(directory)
+        self._nursery_pid = os.getppid()
+        os.register_at_fork(after_in_child=self._leave)
         threading.Thread(target=self._watch, name="nbgpu-sentinel", daemon=True).start()
 
+    def _leave(self) -> None:
+        """In a child that code on the rank has forked, which has no sentinel."""
+        self._socket.close()
+        for pidfd in self._vigil.fds:
+            with suppress(OSError):
+                os.close(pidfd)
+
     def _watch(self) -> None:
+        try:
+            self._obey_to_the_end()
+        except (OSError, ValueError) as error:
+            # Code on the rank has closed descriptors that are not its own, and those of ipyparallel with them.
+            _log.error(
+                "the rank's process %d ends: its sentinel has lost its descriptors (%s)", os.getpid(), error
+            )
+        descendants.end_all(_GRACE_S)
+        # Else the nursery takes it away, when all have ended.
+        if os.getppid() != self._nursery_pid:
+            shutil.rmtree(self._cluster_folder, ignore_errors=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _obey_to_the_end(self) -> None:
         socket_fd = self._socket.fileno()
         while not self._vigil.over(ready := select.select([*self._vigil.fds, socket_fd], [], [])[0]):
             if socket_fd in ready:
@@ -59,8 +88,10 @@ class Sentinel:
                 except Exception:  # noqa: BLE001 - it is logged
                     # Without this thread nothing could free the rank any more, nor end it.
                     _log.exception("generation %d of the process group could not be given up", generation)
-        shutil.rmtree(self._cluster_folder, ignore_errors=True)
-        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _leave_it_to_the_sentinel(*_: Any) -> None:
+    """A handler of SIGUSR1: without one Python would not write the signal's number to the descriptor."""
 
 
 _sentinel: Sentinel | None = None
@@ -69,11 +100,31 @@ _sentinel: Sentinel | None = None
 def begin(number: int, vigil: Vigil, cluster_folder: Path) -> NoReturn:
     """Runs ipyparallel's engine in this process, under the eyes of a sentinel, until it is told to stop."""
     global _sentinel
+    descendants.adopt_orphans()
     _sentinel = Sentinel(vigil, cluster_folder)
     whereabouts.answer_from(cluster_folder)
+    _keep_sockets_of_multiprocessing_in(cluster_folder)
     from ipyparallel.engine.app import IPEngine
 
-    IPEngine.launch_instance(
+    class Engine(IPEngine):  # type: ignore[misc]
+        """Looks for modules where a notebook's kernel does, and is ended by SIGTERM as any process."""
+
+        def init_signal(self) -> None:
+            """ipyparallel's handler of SIGTERM ends an engine when its main thread comes to it, which may be a cell later, and is
+            inherited by forked children, which it does not end at all. Without it SIGTERM ends both at once."""
+            super().init_signal()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+        def to_work_dir(self) -> None:
+            """Stays where it is. ipyparallel would look there for modules, before the standard library."""
+
+        def init_engine(self) -> None:
+            super().init_engine()
+            # Again ipyparallel has put the working folder before the standard library.
+            sys.path.remove("")
+            interpreter.look_in([""])
+
+    Engine.launch_instance(
         argv=[
             "--IPEngine.enable_nanny=False",
             f"--IPEngine.id={number}",
@@ -81,9 +132,22 @@ def begin(number: int, vigil: Vigil, cluster_folder: Path) -> NoReturn:
             # waits by itself are too few.
             f"--IPEngine.timeout={_NO_LIMIT_S}",
             f"--IPEngine.wait_for_url_file={_NO_LIMIT_S}",
+            # A controller that is silent may have been stopped together with the host; of its end the sentinel knows.
+            "--IPEngine.max_heartbeat_misses=0",
+            f"--Session.session={engine_name(os.getpid())}",
         ]
     )
     os._exit(0)
+
+
+def _keep_sockets_of_multiprocessing_in(folder: Path) -> None:
+    """Let multiprocessing have its temporary folder in the cluster's: one of its own stays when an engine is killed."""
+    before = tempfile.gettempdir()
+    tempfile.tempdir = str(folder)
+    try:
+        multiprocessing.util.get_temp_dir()  # makes it, and keeps to it
+    finally:
+        tempfile.tempdir = before
 
 
 @dataclass(frozen=True)
@@ -214,6 +278,7 @@ def _take(seat: Seat) -> Seat:
         memory_limit,
         questions,
         quiet,
+        remains,
         replicas,
         torch_settings,
         tracebacks,
@@ -240,11 +305,12 @@ def _take(seat: Seat) -> Seat:
     # forms the group anew, and the next cell, as soon as it has the answer. (A private name, from 6.29 to 7.4.)
     shell.kernel._abort_queues = lambda *_: None  # type: ignore[attr-defined]
     quiet.say_only_what_is_heard(shell.kernel)  # type: ignore[attr-defined]
+    remains.tell_with_each_answer(shell.kernel)  # type: ignore[attr-defined]
     memory.watch_cells(shell, seat.rank, torch.device(seat.device))
     debugger.install(shell)
     if seat.memory_limit_bytes is not None:
         memory_limit.enforce(seat.memory_limit_bytes, torch.device(seat.device))
-    shell.events.register("pre_run_cell", lambda _: group.note_traffic())
+    shell.events.register("pre_run_cell", lambda _: group.prepare_cell())
     shell.events.register("post_run_cell", _note_end_of_cell)
     given = {
         "rank": seat.rank,

@@ -20,6 +20,7 @@ its own, because it changes what they are made of.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
@@ -137,6 +138,12 @@ class SampleLoader:
             # Its imports take seconds, in which the cache is filled.
             modules = {type(step).__module__ for step in steps.flatten().transforms} - {"__main__"}
             self._context = data_workers.prepare(modules)
+        names = hashlib.blake2b("\n".join(str(item["name"]) for item in items).encode(), digest_size=16)
+        self._identity = {
+            "length": len(items),
+            "samples": {"a name": names.hexdigest()},
+            "advice": "All ranks must see the same files: they were perhaps added or removed while the run began",
+        }
         self._shard = Shard(
             shard(items, rank, world_size, config.seed, padded=config.shards == "padded"),
             steps,
@@ -157,6 +164,7 @@ class SampleLoader:
             close=self.close,
             told=self.told,
             warnings=self.warnings,
+            identity=lambda: {"the list of volumes": self._identity},
         )
 
     def names(self) -> list[str]:

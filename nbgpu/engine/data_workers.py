@@ -16,11 +16,9 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
-import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver, util
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from typing import Any, NamedTuple
 
@@ -31,10 +29,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from nbgpu.engine.datasets import Volumes
 from nbgpu.engine.decoding import opened
 from nbgpu.engine.draws import Draw, Sample
-from nbgpu.engine.nursery import CLUSTER_FOLDER
+from nbgpu.engine.frames import error_as_text
 from nbgpu.errors import DataError, RunError
 
 _PR_SET_PDEATHSIG = 1
+
+
+class DataWorkerError(RuntimeError):
+    """What a worker process has raised; the message has its traceback."""
 
 
 class Visit(NamedTuple):
@@ -57,7 +59,7 @@ class Failed:
         """A DataError as it is. Others lose their chain when they are sent, and become text."""
         if isinstance(error, DataError):
             return cls(error)
-        return cls(RuntimeError("".join(traceback.format_exception(error))))
+        return cls(DataWorkerError(f"in a worker process that reads data:\n{error_as_text(error).rstrip()}"))
 
 
 class Visits(Dataset[list[Sample]]):
@@ -88,21 +90,8 @@ def prepare(modules: Iterable[str]) -> ForkServerContext:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, *sorted(modules)])
-    _keep_sockets_in(os.environ.get(CLUSTER_FOLDER))
     forkserver.ensure_running()
     return context
-
-
-def _keep_sockets_in(folder: str | None) -> None:
-    """Lets multiprocessing have its sockets in the cluster's folder: its own one stays when an engine is killed."""
-    if folder is None:  # under torchrun, where ranks end by themselves
-        return
-    before = tempfile.gettempdir()
-    tempfile.tempdir = folder
-    try:
-        util.get_temp_dir()  # makes it, and keeps to it
-    finally:
-        tempfile.tempdir = before
 
 
 class WorkerProcesses:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sysconfig
+import traceback
 from pathlib import Path
 from types import FrameType
 
-_LIBRARIES = (
-    *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")},
-    str(Path(__file__).resolve().parents[1]),
-)
+_PACKAGE = f"{Path(__file__).resolve().parents[1]}/"
+# Each ends with a slash: a folder nbgpu_runs beside the package is no part of it.
+_LIBRARIES = (*{f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib")}, _PACKAGE)
 
 RUNS_A_CELL = ("IPython/core/interactiveshell.py", "run_code")
 """The function that runs a cell's code: the end of its file's path, and its name."""
@@ -34,3 +34,40 @@ def is_library(filename: str) -> bool:
     # '<frozen importlib._bootstrap>', '<string>': made at run time, and no one's file.
     made_at_run_time = filename.startswith("<") and not filename.startswith("<ipython")
     return made_at_run_time or filename.startswith(_LIBRARIES)
+
+
+def is_ours(filename: str) -> bool:
+    """Whether code of this file is nbgpu's."""
+    return filename.startswith(_PACKAGE)
+
+
+def num_left_out_in_words(count: int) -> str:
+    """'3 frames of libraries left out'."""
+    return f"{count} frame{'s' if count > 1 else ''} of libraries left out"
+
+
+def error_as_text(error: BaseException) -> str:
+    """The error as Python prints it, but with the person's own lines only where its traceback has any.
+
+    Frames of libraries between and below them are counted. Causes are shortened in the same way.
+    """
+    told = traceback.TracebackException(type(error), error, error.__traceback__, lookup_lines=False)
+    num_left_out = _shorten(told)
+    lines = list(told.format())
+    if num_left_out:
+        num_of_message = len(list(told.format_exception_only()))
+        lines.insert(len(lines) - num_of_message, f"  ({num_left_out_in_words(num_left_out)})\n")
+    return "".join(lines)
+
+
+def _shorten(told: traceback.TracebackException) -> int:
+    """Leaves the person's lines, as `error_as_text` says, and returns how many frames were left out of the last part."""
+    for cause in (told.__cause__, told.__context__):
+        if cause is not None:
+            _shorten(cause)
+    own = [index for index, line in enumerate(told.stack) if not is_library(line.filename)]
+    if not own:
+        return 0
+    num_left_out = len(told.stack) - own[0] - len(own)
+    told.stack[:] = [told.stack[index] for index in own]
+    return num_left_out

@@ -48,6 +48,8 @@ class Membership:
 
 _membership: Membership | None = None
 _bytes_before_cell = 0
+_alone: Membership | None = None
+"""The place of a rank whose group has nobody else in it, until that ends."""
 
 _cutting = threading.Lock()
 """Held while the connections of a generation are cut, and where what stands below changes."""
@@ -67,6 +69,11 @@ def membership() -> Membership:
     return _membership
 
 
+def has_ended() -> bool:
+    """Whether this process had a group and has none now, as after torch's `destroy_process_group`."""
+    return _membership is not None and not dist.is_initialized()
+
+
 @torch_settings.as_at_the_beginning()
 def form(member: Membership, rendezvous: Path | None, generation: int = 0) -> None:
     """Forms the default process group and proves it with a real all_reduce on the rank's device.
@@ -79,7 +86,7 @@ def form(member: Membership, rendezvous: Path | None, generation: int = 0) -> No
 
     Raises:
         RuntimeError: the all_reduce gave a wrong sum, a peer did not come within `member.timeout_s`, or the
-            generation was given up meanwhile.
+            generation was given up meanwhile (DistBackendError).
         ConnectionError: a process of another user took a rank's place.
     """
     global _membership
@@ -153,7 +160,7 @@ def note_connections() -> None:
 
 
 def note_traffic() -> None:
-    """Notes how much the groups of this process have sent and received so far; called before each cell."""
+    """Notes how much the groups of this process have sent and received so far."""
     global _bytes_before_cell
     _bytes_before_cell = sockets.moved_bytes()
 
@@ -167,7 +174,7 @@ def untouched_by_cell() -> bool:
 
 
 def _begin(generation: int, store_file: Path | None) -> None:
-    """From now on this rank is in a generation; RuntimeError where that was given up before the rank came to it.
+    """From now on this rank is in a generation; DistBackendError where that was given up before the rank came to it.
 
     A cut that is under way is waited for: late, it would hit the new connections.
     """
@@ -190,7 +197,7 @@ def give_up(generation: int) -> None:
 
 
 def _refuse_given_up() -> None:
-    """RuntimeError where the generation was given up while a group was made in it, whose connections a cut did not know."""
+    """DistBackendError where the generation was given up while a group was made in it, whose connections no cut knew."""
     with _cutting:
         if _is_given_up():
             _cut()
@@ -203,7 +210,10 @@ def _is_given_up() -> bool:
 
 def _require_wanted(generation: int) -> None:
     if generation <= _given_up:
-        raise RuntimeError("the process group was given up while it was made, because another rank failed")
+        # As torch says that a rank was freed from a collective.
+        raise dist.DistBackendError(
+            "the process group was given up while it was made, because another rank failed"
+        )
 
 
 def _cut() -> None:
@@ -228,13 +238,24 @@ def _cut() -> None:
 
 def form_alone(member: Membership) -> None:
     """Forms a group in which this rank has its number, and every collective returns at once and does nothing."""
+    global _alone
+    _alone = member
     # torch's own stand-in for a backend, which its tests and its memory estimates run on.
     fake = import_module("torch.testing._internal.distributed.fake_pg")
     dist.init_process_group("fake", rank=member.rank, world_size=member.world_size, store=fake.FakeStore())
 
 
+def prepare_cell() -> None:
+    """Call before each cell: it finds a group, and what goes through the groups in it is counted."""
+    if _alone is not None and not dist.is_initialized():
+        form_alone(_alone)  # the cell before, which runs again here, has ended it
+    note_traffic()
+
+
 def form_again(member: Membership, rendezvous: Path, generation: int) -> None:
     """Forms the group anew, in place of the one that this process may have. Every rank calls it."""
+    global _alone
+    _alone = None
     with _cutting:
         if not _is_cut:
             # Nobody is to wait in the old one for ever, such as a thread of the person's own.

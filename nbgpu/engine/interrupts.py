@@ -3,17 +3,21 @@
 ipykernel lets it raise KeyboardInterrupt anywhere between the arrival of a request and its answer. One that comes
 before the first or after the last line of the cell then ends the request with no answer at all, and the client
 waits for it for ever. The client interrupts again until a rank is back, so one that is ignored is not missed.
+
+What a cell does with the handlers of signals lasts as long as the cell: the next one could not be stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
+from importlib import import_module
 from types import FrameType
 from typing import Any
 
-from nbgpu.engine import awaiting
+from nbgpu.engine import awaiting, whereabouts
 from nbgpu.engine.frames import (
     IMPORTS_A_MODULE,
     RUNS_A_CALL,
@@ -24,16 +28,43 @@ from nbgpu.engine.frames import (
     is_library,
 )
 
+# The functions of `signal` make an Enum of each handler and number, which takes ten times as long as they themselves.
+_signal = import_module("_signal")
+
 
 def reach_only_the_persons_code(kernel: Any) -> None:
-    """From now on. Called on the main thread.
+    """Install the handler of SIGINT. Call on the main thread.
 
     Args:
         kernel: the engine's, whose own handler is set around every request.
     """
-    kernel.pre_handler_hook = lambda: None
+    kernel.pre_handler_hook = _take_signals_back
     kernel.post_handler_hook = _tidy_up
-    signal.signal(signal.SIGINT, _interrupt)
+    _take_signals_back()
+    os.register_at_fork(after_in_child=_leave)
+
+
+def _take_signals_back() -> None:
+    """Runs before every request. What has set a handler in C, as faulthandler does, does not show: it is set each time."""
+    _signal.signal(signal.SIGINT, _interrupt)
+    _signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, whereabouts.STACK_SIGNAL))
+    whereabouts.take_signal_back()
+
+
+def taken_signals() -> tuple[str, ...]:
+    """The names of the signals whose handlers the person's code has replaced in this request, or that it has blocked."""
+    blocked = _signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    is_taken = {
+        signal.SIGINT: _signal.getsignal(signal.SIGINT) is not _interrupt,
+        whereabouts.STACK_SIGNAL: whereabouts.signal_is_taken(),
+    }
+    return tuple(number.name for number, taken in is_taken.items() if taken or number in blocked)
+
+
+def _leave() -> None:
+    """In a child that code on the rank has forked, an interrupt raises wherever it is, as in any process."""
+    if signal.getsignal(signal.SIGINT) is _interrupt:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 _interrupted = False

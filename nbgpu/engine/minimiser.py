@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nbgpu import runs
+from nbgpu import manifest, runs
 from nbgpu.config import TrainConfig
 from nbgpu.engine import activity, checkpoint, exchange, memory, run_info
 from nbgpu.engine.books import Books
@@ -232,8 +232,8 @@ class Minimiser:
     # ---- getting ready ----
 
     def _gather_ranks(self) -> None:
-        if not self._loaded:
-            self._enter("loading")
+        if not self._loaded and self.recorder is not None:
+            self.recorder.state("loading")
         standings = exchange.gather(
             {
                 "ready": self._tensor is not None,
@@ -245,13 +245,22 @@ class Minimiser:
         ready = {rank: s["step"] for rank, s in enumerate(standings) if s["ready"]}
         source = max(ready, key=ready.__getitem__, default=None)
         self._take_settings(self._steering.catch_up([s["steered"] for s in standings]))
+        found, notes = (None, ()) if source is not None else self._saves.to_begin_with()
+        if self._tensor is None:
+            # Known before the first record: this rank may have taken another's place, or go on from a checkpoint.
+            begins_at = 0 if found is None else int(manifest.state(found)["step"])
+            self.step = standings[source]["step"] if source is not None else begins_at
+        if self.recorder is not None:
+            self.recorder.at(self.step)
+        if not self._loaded:
+            # Again, with its step.
+            self._enter("loading")
         together(self._load)
         if self.rank == 0:
             self._write_info([Device(**s["device"]) for s in standings])
         if source is not None:
             self._take_state(source)
         else:
-            found, notes = self._saves.to_begin_with()
             if self.rank == 0:
                 for note in notes:
                     self._event("note", note)

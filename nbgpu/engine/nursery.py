@@ -24,8 +24,11 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+import psutil
+
+from nbgpu import descendants
 from nbgpu.engine import boot
-from nbgpu.records import CONTROLLER_PID
+from nbgpu.records import CONTROLLER_PID, TAKEN
 from nbgpu.vigil import Vigil
 
 OWNER_PID = "NBGPU_OWNER_PID"
@@ -47,13 +50,18 @@ _NEEDED_BY_EVERY_ENGINE = (
 )
 _REQUEST_BYTES = 4096
 _STOP_GRACE_S = 1.0
+_ORPHANS_GRACE_S = 0.5
+_ORPHANS_PERIOD_S = 0.02
 
 
 class Nursery:
     """Forks engines from a process that has imported all that they need, and sees how they end.
 
     Each engine gets the next number as ipyparallel's id. The client asks for more of them, to replace one that
-    died, over a Unix socket in the cluster's folder, where only the user can go: a line of JSON each way.
+    died, over a Unix socket in the cluster's folder, where only the user can go: a line of JSON each way, and a word that
+    the answer has come. An engine of which nobody took note is ended.
+
+    What an engine has started, and has not ended when it is gone, comes to this process and is ended here.
     """
 
     def __init__(self, owner: int, controller_pid: int, folder: Path) -> None:
@@ -63,6 +71,10 @@ class Nursery:
         self._num_forked = 0
         self._pid_of: dict[int, int] = {}
         """By pidfd."""
+        self._untaken: dict[socket.socket, int] = {}
+        """Engines whose numbers are on their way, by the connection that they took."""
+        self._orphans: descendants.Ending | None = None
+        """While an engine that is gone may have left processes."""
         self._requests = socket.socket(socket.AF_UNIX)
         self._requests.bind(str(folder / "nursery.sock"))
         self._requests.listen()
@@ -76,6 +88,8 @@ class Nursery:
             self._requests.close()
             for pidfd in self._pid_of:
                 os.close(pidfd)
+            for connection in self._untaken:
+                connection.close()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             vigil = Vigil(self._folder, self._owner, [nursery_pid, self._controller_pid])
             boot.begin(number, vigil, self._folder)
@@ -87,30 +101,44 @@ class Nursery:
         vigil = Vigil(self._folder, self._owner, [self._controller_pid])
         while True:
             requests = self._requests.fileno()
-            ready = set(select.select([*vigil.fds, requests, *self._pid_of], [], [])[0])
+            connections = {connection.fileno(): connection for connection in self._untaken}
+            watched = [*vigil.fds, requests, *self._pid_of, *connections]
+            ready = set(select.select(watched, [], [], self._end_orphans())[0])
             for pidfd in ready & set(self._pid_of):
                 self._bury(pidfd)
+            for fd in ready & set(connections):
+                self._hand_over(connections[fd])
             if vigil.over(ready):
                 return
             if requests in ready:
-                with self._requests.accept()[0] as request:
-                    self._answer(request)
+                self._answer(self._requests.accept()[0])
 
     def end(self) -> None:
-        """Asks the engines to stop, and makes those stop that are still there after a moment."""
-        for pid in self._pid_of.values():
-            os.kill(pid, signal.SIGTERM)
-        give_up_s = time.monotonic() + _STOP_GRACE_S
-        while self._pid_of and (left_s := give_up_s - time.monotonic()) > 0:
-            for pidfd in select.select(list(self._pid_of), [], [], left_s)[0]:
-                self._bury(pidfd)
-        for pid in self._pid_of.values():
-            os.kill(pid, signal.SIGKILL)
+        """Ends the engines and all that they have started: asks first, and kills what is still there after a moment."""
+        descendants.end_all(_STOP_GRACE_S)
+        for pidfd in select.select(list(self._pid_of), [], [], 0)[0]:
+            self._bury(pidfd)
+
+    def _end_orphans(self) -> float | None:
+        """Ends what engines that are gone have left; returns after how many seconds to look again, None for never."""
+        if self._orphans is None:
+            return None
+        engines = set(self._pid_of.values())
+        left = descendants.of_this_process(without=engines)
+        for child in psutil.Process().children():
+            if child.pid not in engines:
+                with suppress(ChildProcessError):  # it has ended, and another one was its parent
+                    os.waitpid(child.pid, os.WNOHANG)
+        if self._orphans.step(left):
+            return _ORPHANS_PERIOD_S
+        self._orphans = None
+        return None
 
     def _bury(self, pidfd: int) -> None:
         pid = self._pid_of.pop(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
+        self._orphans = self._orphans or descendants.Ending(_ORPHANS_GRACE_S)
         # Only a parent is told how a process ended; the client reads it here, and never half of it.
         with suppress(FileNotFoundError):
             written = self._folder / f"ending-{pid}"
@@ -121,6 +149,7 @@ class Nursery:
         try:
             asked = json.loads(request.recv(_REQUEST_BYTES))
         except (OSError, ValueError):
+            request.close()
             return  # who asked is gone, and the engines may be there for another one
         if "train" in asked:
             # For the engines that are forked from now on. Nobody waits for it.
@@ -128,8 +157,22 @@ class Nursery:
             gc.freeze()
         if "fork" in asked:
             number, pid = self.fork_engine()
-            with suppress(OSError):  # as above
+            self._untaken[request] = pid
+            with suppress(OSError):  # then `_hand_over` finds that nobody is there
                 request.sendall(json.dumps({"engine": number, "pid": pid}).encode())
+        else:
+            request.close()
+
+    def _hand_over(self, connection: socket.socket) -> None:
+        """The client has taken note of its engine; or it was interrupted, and the engine would be nobody's."""
+        pid = self._untaken.pop(connection)
+        with connection:
+            try:
+                is_taken = connection.recv(_REQUEST_BYTES) == TAKEN
+            except OSError:
+                is_taken = False
+        if not is_taken and pid in self._pid_of.values():
+            os.kill(pid, signal.SIGKILL)
 
 
 def main() -> None:
@@ -144,6 +187,7 @@ def main() -> None:
         import_module(module)
     gc.enable()
     gc.freeze()  # keeps the collector from copying the pages that the engines share
+    descendants.adopt_orphans()
     controller_pid = _controller_pid(folder, owner_pid)
     owner = os.pidfd_open(owner_pid) if os.getppid() == owner_pid else None
     if (

@@ -21,6 +21,7 @@ def write(
     total_steps: int,
     steps_per_epoch: int,
     data: Sequence[str],
+    began: tuple[int, int] = (0, 0),
 ) -> None:
     """Writes it whole, or anew where a setting has changed it. One rank calls this.
 
@@ -32,9 +33,12 @@ def write(
         total_steps: optimizer steps of the run.
         steps_per_epoch: of them, those of one pass over the data.
         data: how the data come to the ranks, a sentence each.
+        began: (steps, epochs) that were done when an epoch got this number of steps.
     """
     path = folder / "run_info.json"
-    started_s = json.loads(path.read_text())["started_s"] if path.exists() else time.time()
+    earlier = RunInfo.from_json(json.loads(path.read_text())) if path.exists() else None
+    # A run that goes back to a checkpoint does later sections again.
+    sections = [section for section in earlier.epochs_from if section[0] < began[0]] if earlier else []
     info = RunInfo(
         run_id=folder.name,
         recipe=config.title,
@@ -45,9 +49,10 @@ def write(
         steps_per_epoch=steps_per_epoch,
         batch_size=config.batch_size,
         global_batch_size=config.samples_per_step(member.world_size),
-        started_s=started_s,
+        started_s=earlier.started_s if earlier else time.time(),
         resumed_from=resume.Beginning.read(folder).checkpoint,
         data=tuple(data),
+        epochs_from=(*sections, (*began, steps_per_epoch)),
     )
     unfinished = path.with_suffix(".tmp")
     unfinished.write_text(json.dumps(info.to_json(), indent=2) + "\n")

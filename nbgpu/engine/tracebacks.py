@@ -18,13 +18,16 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
+from nbgpu import interpreter
 from nbgpu.engine import memory_limit
-from nbgpu.engine.frames import is_library
+from nbgpu.engine.frames import is_library, is_ours, num_left_out_in_words
 
 full = False
 """Whether the running cell's tracebacks show libraries' frames too."""
 
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
+_UNKNOWN_ARGUMENTS = "(***failed resolving arguments***)"
+"""What IPython says of a function whose frame was emptied."""
 
 
 def own_part(traceback: TracebackType | None) -> tuple[TracebackType | None, int]:
@@ -32,10 +35,7 @@ def own_part(traceback: TracebackType | None) -> tuple[TracebackType | None, int
 
     With no frame of theirs the whole traceback comes back, and none is left out.
     """
-    frames = []
-    while traceback is not None:
-        frames.append(traceback)
-        traceback = traceback.tb_next
+    frames = _frames(traceback)
     own = [index for index, frame in enumerate(frames) if not is_library(frame.tb_frame.f_code.co_filename)]
     if not own:
         return (frames[0] if frames else None), 0
@@ -44,6 +44,15 @@ def own_part(traceback: TracebackType | None) -> tuple[TracebackType | None, int
     for index in reversed(own):
         kept = TracebackType(kept, frames[index].tb_frame, frames[index].tb_lasti, frames[index].tb_lineno)
     return kept, len(frames) - own[0] - len(own)
+
+
+def part_of_nbgpu(traceback: TracebackType | None) -> TracebackType | None:
+    """The traceback with nbgpu's frames only; None where it has none."""
+    kept: TracebackType | None = None
+    for frame in reversed(_frames(traceback)):
+        if is_ours(frame.tb_frame.f_code.co_filename):
+            kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return kept
 
 
 def called_collective(codes: Iterable[CodeType]) -> str:
@@ -83,7 +92,7 @@ def install(shell: Any) -> None:
             and isinstance(error, Exception)
             and own_part(traceback)[0] is not traceback
         ):
-            _show(shell, type(error), error, traceback)
+            _show(shell, type(error), error, traceback, is_cell=False)
         else:
             show(*args, **options)
 
@@ -108,17 +117,23 @@ def _presentable(error: BaseException) -> BaseException:
 
 
 def _show(
-    shell: Any, kind: type[BaseException], error: BaseException, traceback: Any, tb_offset: Any = None
+    shell: Any,
+    kind: type[BaseException],
+    error: BaseException,
+    traceback: Any,
+    tb_offset: Any = None,
+    is_cell: bool = True,
 ) -> Any:
     with undisturbed():
         error = _presentable(error)
-        lines = [f"UsageError: {error}"] if kind is UsageError else _lines(shell, error, traceback)
+        interpreter.note_namesakes(error)
+        lines = [f"UsageError: {error}"] if kind is UsageError else _lines(shell, error, traceback, is_cell)
         shell._showtraceback(type(error), error, lines)
         return lines
 
 
-def _lines(shell: Any, error: BaseException, traceback: TracebackType) -> list[str]:
-    own, num_left_out = _part_to_show(traceback)
+def _lines(shell: Any, error: BaseException, traceback: TracebackType, is_cell: bool) -> list[str]:
+    own, num_left_out = _part_to_show(traceback, full and is_cell)
     collective = called_collective(_codes(traceback))
     empty_library_frames(traceback)
     # IPython formats the error a second time, for its history.
@@ -128,7 +143,7 @@ def _lines(shell: Any, error: BaseException, traceback: TracebackType) -> list[s
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
         empty_library_frames(cause.__traceback__)
-        cause.__traceback__, _ = _part_to_show(cause.__traceback__)
+        cause.__traceback__, _ = _part_to_show(cause.__traceback__, full and is_cell)
         cause = cause.__cause__ or cause.__context__
     lines: list[str]
     if isinstance(error, SyntaxError):
@@ -136,15 +151,16 @@ def _lines(shell: Any, error: BaseException, traceback: TracebackType) -> list[s
         lines = shell.SyntaxTB.structured_traceback(type(error), error, _entries(own))
     else:
         lines = shell.InteractiveTB.structured_traceback(type(error), error, own, tb_offset=0)
+    lines = [line.replace(_UNKNOWN_ARGUMENTS, "(...)") for line in lines]
     if num_left_out:
         where = f"in {collective} of torch.distributed: " if collective else ""
-        frames = f"{num_left_out} frame{'s' if num_left_out > 1 else ''} of libraries left out"
-        lines.insert(-1, f"    ({where}{frames}; %%distributed --full shows all)\n")
+        how_to_see = "; %%distributed --full shows all" if is_cell else ""
+        lines.insert(-1, f"    ({where}{num_left_out_in_words(num_left_out)}{how_to_see})\n")
     return lines
 
 
-def _part_to_show(traceback: TracebackType | None) -> tuple[TracebackType | None, int]:
-    if not full:
+def _part_to_show(traceback: TracebackType | None, whole: bool) -> tuple[TracebackType | None, int]:
+    if not whole:
         return own_part(traceback)
     from_first_own = traceback
     while from_first_own is not None and is_library(from_first_own.tb_frame.f_code.co_filename):
@@ -165,6 +181,15 @@ def empty_library_frames(traceback: TracebackType | None) -> None:
             with suppress(RuntimeError):
                 traceback.tb_frame.clear()
         traceback = traceback.tb_next
+
+
+def _frames(traceback: TracebackType | None) -> list[TracebackType]:
+    """The traceback's parts, from the caller inwards."""
+    frames = []
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    return frames
 
 
 def _codes(traceback: TracebackType | None) -> Iterator[CodeType]:

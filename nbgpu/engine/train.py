@@ -10,8 +10,9 @@ import random
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nbgpu import backends, devices, runs
+from nbgpu import backends, devices, interpreter, runs
 from nbgpu.config import TrainConfig, read_toml
 from nbgpu.engine import (
     activity,
@@ -40,13 +41,14 @@ from nbgpu.engine import (
     torch_settings,
 )
 from nbgpu.engine.books import Books
-from nbgpu.engine.consensus import together
+from nbgpu.engine.consensus import PeerFailed, together
+from nbgpu.engine.frames import error_as_text
 from nbgpu.engine.group import Membership
 from nbgpu.engine.minimiser import Minimiser, Problem
 from nbgpu.engine.torch_settings import TorchSettings
-from nbgpu.engine.tracebacks import undisturbed
+from nbgpu.engine.tracebacks import own_part, part_of_nbgpu, undisturbed
 from nbgpu.engine.trainer import Trainer
-from nbgpu.errors import ConfigError, NbgpuError, RunError
+from nbgpu.errors import ConfigError, NbgpuError
 from nbgpu.records import Device, RankFailure, RunState
 from nbgpu.suitability import settled
 from nbgpu.telemetry import Recorder
@@ -57,14 +59,26 @@ if TYPE_CHECKING:
 
 Loop = Trainer | Minimiser
 
-_interrupted: dict[str, tuple[Loop, TorchSettings]] = {}
-"""By run folder: the loops of runs that ended here for no reason of this rank's own, and may go on."""
+
+@dataclass(frozen=True)
+class _Interrupted:
+    """A run that ended here, perhaps for no reason of this rank's own, and may go on."""
+
+    loop: Loop
+    settings: TorchSettings
+    raised: str
+    """What was raised here, in one line."""
+
+
+_interrupted: dict[str, _Interrupted] = {}
+"""By run folder."""
 
 _open_logs: dict[str, Callable[[], None]] = {}
 """By run folder: what ends the logs of runs that failed here."""
 
-_FREED = (dist.DistError, KeyboardInterrupt)
-"""What a rank raises that was freed from a collective. gloo raises plain RuntimeErrors besides."""
+_FREED = (dist.DistError, KeyboardInterrupt, PeerFailed)
+"""What a rank raises that was freed from a collective, or has heard of another's failure. gloo raises plain RuntimeErrors
+besides, which are also what torch raises where shapes do not fit."""
 
 
 def get_ready(recipes: Iterable[str]) -> None:
@@ -97,8 +111,9 @@ def _leaving_outcome(folder: Path, rank: int, work: Callable[[], RunState]) -> R
     try:
         state = work()
     except BaseException as error:
-        told = "".join(traceback.format_exception(error))
-        runs.leave_outcome(folder, rank, RankFailure(rank, type(error).__name__, str(error), told))
+        interpreter.note_namesakes(error)
+        failure = RankFailure(rank, type(error).__name__, str(error), error_as_text(error))
+        runs.leave_outcome(folder, rank, failure)
         raise
     runs.leave_outcome(folder, rank, state)
     return state
@@ -108,10 +123,12 @@ def _go_on(folder: str, mended: str) -> RunState:
     cluster, config = read_toml(Path(folder) / "run.toml")
     member = group.membership()
     device = member.described or devices.choose(cluster.gpus, member.world_size)[member.rank]
-    settings = _interrupted[folder][1] if folder in _interrupted else TorchSettings()
+    before = _interrupted.pop(folder, None)
+    settings = TorchSettings() if before is None else before.settings
     with settings.in_force():
-        trainer, _ = _interrupted.pop(folder, (None, settings))
-        if trainer is not None:
+        if before is not None:
+            trainer = before.loop
+            del before
             memory.free()  # of the DDP object that it had
         else:
             # An import that gets no more memory leaves half a module behind, which is of no use ever after.
@@ -125,9 +142,9 @@ def _go_on(folder: str, mended: str) -> RunState:
             with undisturbed():
                 if freed:
                     trainer.interrupted()
-                    _interrupted[folder] = trainer, settings
+                    _interrupted[folder] = _Interrupted(trainer, settings, _in_one_line(error))
                 else:
-                    _end(trainer, error)
+                    _end(trainer, _in_one_line(error), failed=True)
                     # Not the logs: rank 0 would wait for the others' last words, and they wait until its failure is
                     # known. Nor may what ends them keep the model.
                     _open_logs[folder] = partial(_end_logs, trainer.recorder, trainer.books, failed=True)
@@ -135,18 +152,27 @@ def _go_on(folder: str, mended: str) -> RunState:
                 memory.let_go(error)
                 del trainer
                 interrupts.forget_half_imported()
-            if freed:
-                # Where a rank was when another failed is nobody's question, and IPython would read all of torch for it.
-                error.__traceback__ = None
+            if freed and own_part(error.__traceback__)[0] is error.__traceback__:
+                # Nothing of the person's is in it. Where a rank was when another failed is nobody's question, and IPython
+                # would read all of torch for it.
+                is_plain = type(error) is RuntimeError
+                error.__traceback__ = part_of_nbgpu(error.__traceback__) if is_plain else None
             raise
 
 
-def let_go(folder: str, failed: bool = True) -> None:
-    """Ends a run that failed, on this rank or on another one, or was stopped, and does not go on."""
-    if folder in _interrupted:
-        trainer, _ = _interrupted.pop(folder)
+def let_go(folder: str, failed: bool = True, causes: Sequence[int] = ()) -> None:
+    """Ends a run that failed, on this rank or on another one, or was stopped, and does not go on.
+
+    Args:
+        folder: the run's.
+        failed: whether it failed.
+        causes: the ranks on which it did; the others were only cut off.
+    """
+    interrupted = _interrupted.pop(folder, None)
+    if interrupted is not None:
+        trainer, raised = interrupted.loop, interrupted.raised
         if failed:
-            _close(trainer, RunError("the training on this rank was cut off, because another rank failed"))
+            _close(trainer, raised if group.membership().rank in causes else "", failed=True)
         else:
             if trainer.recorder is not None:
                 trainer.recorder.state("stopped", trainer.step)
@@ -201,7 +227,7 @@ def _trainer(config: TrainConfig, folder: Path, member: Membership, device: Devi
     except BaseException as error:
         if recorder is not None:
             if not _was_freed(error):
-                recorder.event("failure", f"{type(error).__name__}: {error}")
+                recorder.event("failure", _in_one_line(error))
                 recorder.state("failed")
             recorder.close()
         raise
@@ -216,17 +242,29 @@ def _was_freed(error: BaseException) -> bool:
     return isinstance(error, _FREED) or type(error) is RuntimeError
 
 
-def _close(trainer: Loop, error: BaseException | None = None) -> None:
-    _end(trainer, error)
-    _end_logs(trainer.recorder, trainer.books, failed=error is not None)
+def _close(trainer: Loop, cause: str = "", failed: bool = False) -> None:
+    _end(trainer, cause, failed)
+    _end_logs(trainer.recorder, trainer.books, failed)
 
 
-def _end(trainer: Loop, error: BaseException | None) -> None:
-    """Ends what a trainer has running but for its logs, and records how it failed, if it did."""
+def _end(trainer: Loop, cause: str, failed: bool) -> None:
+    """Ends what a trainer has running but for its logs, and records that it failed, if it did.
+
+    Args:
+        trainer: of this rank.
+        cause: what was raised here; empty where the rank was only cut off: what happened elsewhere is recorded there, and
+            an echo of it would stand beside the cause as if it were one.
+        failed: whether the run has.
+    """
     trainer.close()
-    if trainer.recorder is not None and error is not None:
-        trainer.recorder.event("failure", f"{type(error).__name__}: {error}", trainer.step)
+    if trainer.recorder is not None and failed:
+        if cause:
+            trainer.recorder.event("failure", cause, trainer.step)
         trainer.recorder.state("failed", trainer.step)
+
+
+def _in_one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _end_logs(recorder: Recorder | None, books: Books | None, failed: bool) -> None:
@@ -319,7 +357,7 @@ def main(arguments: list[str]) -> None:
             try:
                 state = _leaving_outcome(folder, rank, lambda: train(trainer))
             except BaseException as error:
-                _close(trainer, error)
+                _close(trainer, "" if isinstance(error, PeerFailed) else _in_one_line(error), failed=True)
                 raise
         finally:
             dist.destroy_process_group()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from nbgpu.config import TrainConfig
 from nbgpu.engine import (
     activity,
     checkpoint,
+    data_identity,
     exchange,
     fake_steps,
     memory,
@@ -45,7 +46,7 @@ from nbgpu.engine.smoke import SmokeTest
 from nbgpu.engine.state import State
 from nbgpu.engine.steering import Steering
 from nbgpu.engine.strategy import Strategy, spread
-from nbgpu.errors import OutOfMemoryError, RunError
+from nbgpu.errors import DataError, OutOfMemoryError, RunError
 from nbgpu.recipes import Adversarial, Recipe
 from nbgpu.records import Command, Device, RunState
 from nbgpu.signals import uninterrupted
@@ -127,7 +128,8 @@ class Trainer:
         self._before_bytes: int | None = None
         """What the process held beside the run; None before the first step."""
         self._steering = Steering()
-        self._unrecorded: tuple[int, Readings, dict[str, float], Readings] | None = None
+        self._unrecorded: tuple[int, float, Readings, dict[str, float], Readings] | None = None
+        """Of the last step: its number, when it ended, what it recorded, and the inputs it is judged by."""
 
     def run(self, mended: str = "") -> RunState:
         """Trains to the last step, or until the person or a validation that gets no better stops it.
@@ -236,8 +238,8 @@ class Trainer:
 
     def _gather_ranks(self) -> None:
         """Makes every rank ready for the same step: the furthest rank's, a checkpoint's, or the first."""
-        if self._state is None:
-            self._enter("loading")
+        if self._state is None and self.recorder is not None:
+            self.recorder.state("loading")
         standings = exchange.gather(
             {
                 "ready": self._begun,
@@ -252,7 +254,17 @@ class Trainer:
         source = max(ready, key=ready.__getitem__, default=None)
         if missed := self._steering.catch_up([s["steering"] for s in standings]):
             self._take_settings(missed)
+        path, notes = (None, ()) if source is not None else self._saves.to_begin_with()
+        if not self._begun:
+            # Known before the first record: this rank may have taken another's place, or go on from a checkpoint.
+            self.step = standings[source]["step"] if source is not None else self._step_of(path)
+        if self.recorder is not None:
+            self.recorder.at(self.step)
+        if self._state is None:
+            # Again, with its step.
+            self._enter("loading")
         together(self._load)
+        self._require_the_same_data()
         if source is not None:
             self._begin_data_at(*standings[source]["data_began"])
         self._write_info()
@@ -269,7 +281,8 @@ class Trainer:
         if source is not None:
             self._take_state(source)
         else:
-            self._resume()
+            self._resume(path, notes)
+            self._write_info()  # an epoch of the checkpoint's run may have begun elsewhere
         if self._smoke is not None and not self._begun:
             self._smoke.begins(self._model)
         self._begun = True
@@ -291,6 +304,18 @@ class Trainer:
                     self._event("note", warning)
             self._begin_data_at(0, 0)
 
+    def _require_the_same_data(self) -> None:
+        """Raises DataError on every rank where they do not have the same samples to share out. A collective."""
+        if self.member.world_size == 1:
+            return
+
+        def identities() -> list[dict[str, data_identity.Identity]]:
+            own = together(lambda: dict(self._data.loaders.identity()))
+            return exchange.gather(own)
+
+        if told := data_identity.differences(identities(), identities):
+            raise DataError(told)
+
     def _begin_data_at(self, step: int, epoch: int) -> None:
         if self._data.began != (step, epoch):
             self._data.begin_at(step, epoch)
@@ -303,7 +328,7 @@ class Trainer:
             loaders = self._data.loaders
             data = loaders.told
             steps = (self.total_steps, loaders.steps_per_epoch)
-            run_info.write(self.folder, self.config, self.member, devices, *steps, data)
+            run_info.write(self.folder, self.config, self.member, devices, *steps, data, self._data.began)
 
     def _networks(self) -> tuple[nn.Module, Discriminator | None]:
         """The model on the device, and its discriminator if it has one. Every rank draws the same weights."""
@@ -345,9 +370,13 @@ class Trainer:
         self._validated_step = about["validated_step"]
         self._train_s = about["train_s"]
 
-    def _resume(self) -> None:
+    @staticmethod
+    def _step_of(path: Path | None) -> int:
+        """The step that a checkpoint is of; None is the beginning."""
+        return 0 if path is None else int(manifest.state(path)["step"])
+
+    def _resume(self, path: Path | None, notes: Sequence[str]) -> None:
         """Goes on from the checkpoint that the run begins with, if it does, under this run's own settings."""
-        path, notes = self._saves.to_begin_with()
         if self.rank == 0:
             for note in notes:
                 self._event("note", note)
@@ -445,6 +474,7 @@ class Trainer:
             self._data.loaders.close()
             self._feed = None
             together(self._load)
+            self._require_the_same_data()
             self._begin_data_at(self.step, epoch)
         self._write_info()
         self._built.follow(self.config, self._learning_rate())
@@ -673,7 +703,9 @@ class Trainer:
     ) -> None:
         """Records a step one step late, so that reading a loss never makes the GPU wait for the CPU."""
         self._flush()
-        self._unrecorded = (self.step, Readings(tensors), numbers, Readings(inputs))
+        self._unrecorded = (self.step, time.time(), Readings(tensors), numbers, Readings(inputs))
+        if self.recorder is not None:
+            self.recorder.at(self.step)
 
     def _flush(self) -> None:
         """Records the step that is not recorded yet, and acts on it if its loss or gradient was not finite.
@@ -683,7 +715,7 @@ class Trainer:
         """
         if self._unrecorded is None:
             return
-        step, readings, _, inputs = self._unrecorded
+        step, _, readings, _, inputs = self._unrecorded
         self._record_numbers()
         verdict = self._guard.judge(step, readings.values(), inputs, self._built.scaler, self.step)
         self._unrecorded = None
@@ -703,9 +735,9 @@ class Trainer:
     def _record_numbers(self) -> None:
         if self._unrecorded is None or self.recorder is None:
             return
-        step, readings, numbers, _ = self._unrecorded
+        step, time_s, readings, numbers, _ = self._unrecorded
         if step % self.config.log_every == 0 or step == self.total_steps:
-            self.recorder.sample(step, **readings.values(), **numbers)
+            self.recorder.sample(step, time_s=time_s, **readings.values(), **numbers)
 
     def _step_back(self) -> None:
         """Goes back to the step that the weights belong to, where the steps after it were left out."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from nbgpu import interpreter
 from nbgpu.engine.tags import epoch_values, step_values, steps_of
 from nbgpu.errors import RunError
 from nbgpu.ledger import Epoch, Row
@@ -27,7 +27,7 @@ class WandBLog:
         self._folder = folder
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as the log
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "nbgpu.engine.wandb_process", str(folder)],
+            interpreter.command("nbgpu.engine.wandb_process", str(folder)),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,

@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -36,25 +37,59 @@ _TRAIN = (("nbgpu/engine/trainer.py", "run"), ("nbgpu/engine/minimiser.py", "run
 _DDP = "torch/nn/parallel/distributed.py"
 _MAX_SOURCE_CHARS = 80
 
+STACK_SIGNAL = signal.SIGUSR2
+
+# The functions of `signal` make an Enum of each number and handler, which takes ten times as long as they themselves.
+_signal = import_module("_signal")
+
 _stack_file: TextIO | None = None
 
 
 def answer_from(folder: Path) -> None:
-    """Starts the thread that answers whoever may enter the folder.
+    """Starts the thread that answers whoever may enter the folder. Call on the main thread.
 
-    And SIGUSR2 writes the main thread's stack into a file there, which even C code that holds the GIL cannot
+    And STACK_SIGNAL writes the main thread's stack into a file there, which even C code that holds the GIL cannot
     hinder. It may cut that code's sleep short, so it is for ranks that are interrupted anyway.
     """
     global _stack_file  # kept open
     _stack_file = (folder / Whereabouts.stack_name(os.getpid())).open("w")
-    faulthandler.register(signal.SIGUSR2, _stack_file, all_threads=False)
+    take_signal_back()
     listener = socket.socket(socket.AF_UNIX)
     # Through the descriptor, because the path of a socket may have no more than 107 characters.
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     listener.bind(f"/proc/self/fd/{directory}/{Whereabouts.socket_name(os.getpid())}")
     os.close(directory)
     listener.listen()
+    os.register_at_fork(after_in_child=lambda: _leave(listener))
     threading.Thread(target=_answer, args=(listener,), name="nbgpu-whereabouts", daemon=True).start()
+
+
+def signal_is_taken() -> bool:
+    """Whether other code has set a handler for STACK_SIGNAL, as far as Python knows."""
+    return _signal.getsignal(STACK_SIGNAL) is not _ignore
+
+
+def take_signal_back() -> None:
+    """Have STACK_SIGNAL write the stack, whatever other code did with it. Call on the main thread."""
+    if signal_is_taken():
+        # faulthandler does not know that another handler took its place, until it is told to forget its own. What it puts back
+        # then is this one: at no moment does the signal end the process.
+        _signal.signal(STACK_SIGNAL, _ignore)
+        faulthandler.unregister(STACK_SIGNAL)
+    assert _stack_file is not None, "the rank does not answer yet"
+    faulthandler.register(STACK_SIGNAL, _stack_file, all_threads=False)
+
+
+def _ignore(*_: Any) -> None:
+    pass
+
+
+def _leave(listener: socket.socket) -> None:
+    """Give the socket and the signal back in a child that code on the rank has forked: no thread answers there."""
+    listener.close()
+    if not signal_is_taken():
+        faulthandler.unregister(STACK_SIGNAL)
+        _signal.signal(STACK_SIGNAL, signal.SIG_DFL)
 
 
 def _answer(listener: socket.socket) -> None:

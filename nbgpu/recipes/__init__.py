@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nbgpu.config import OwnConfig, TrainConfig
+from nbgpu.engine.data_identity import Identity
 from nbgpu.errors import ConfigError
 
 Batch = Mapping[str, Tensor]
@@ -39,6 +40,8 @@ class Loaders:
     """How the data come to the ranks, a sentence each."""
     warnings: tuple[str, ...] = ()
     """Settings that do nothing here, a sentence each."""
+    identity: Callable[[], Mapping[str, Identity]] = dict
+    """What must be the same on all ranks: the sets of samples that they share out, by what these are called in messages."""
 
 
 CPU = torch.device("cpu")

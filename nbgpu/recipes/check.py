@@ -9,6 +9,7 @@ import json
 import logging
 import sys
 
+from nbgpu import interpreter
 from nbgpu.config import train_config
 from nbgpu.engine.minimiser import Problem
 from nbgpu.engine.rehearsal import load_recipe
@@ -23,6 +24,7 @@ def main() -> None:
     """Reads the settings as JSON from stdin, and says on stdout what takes long."""
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("nbgpu").setLevel(logging.INFO)
+    interpreter.look_in([""])
     recipe: object = load_recipe(train_config(**json.load(sys.stdin)))
     try:
         if isinstance(recipe, Problem):

@@ -9,21 +9,27 @@ Class attributes with a type are settings: flags, fields of the controls and of 
 from __future__ import annotations
 
 import importlib.util
+import linecache
+import random
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
+from nbgpu import interpreter
 from nbgpu.config import OwnConfig
+from nbgpu.engine.data_identity import Identity
 from nbgpu.errors import ConfigError, DataError
-from nbgpu.recipes import CPU, Batch, Loaders
-from nbgpu.recipes.own_data import HeldOut, Reader, as_given, named
+from nbgpu.recipes import CPU, Batch, Loaders, own_checks
+from nbgpu.recipes.own_data import HeldOut, Reader, as_given, identity_of, named
 
 _search_path: list[str] = []
 """What was put into sys.path for the newest recipe: files beside it can be imported."""
@@ -93,14 +99,19 @@ class Own:
         self.config = config
         original = Path(config.recipe)
         _sources[config.recipe] = source = source or _sources.get(config.recipe, original)
-        self._own: OwnRecipe = _load(original, source, config.CLASS_NAME)(config)
+        with _seeded(config.seed):
+            self._own: OwnRecipe = _load(original, source, config.CLASS_NAME)(config)
+        self._code = _Code(original, source)
+        self._whole: Dataset[Any] | None = None
+        self._own_val: Dataset[Any] | None = None
         self._sets: tuple[Dataset[Any], Dataset[Any] | None] | None = None
         self._shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] | None = None
 
     def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
         train, val = self._split()
-        reader = Reader(train, self.config, rank, world_size, device)
-        held_out = HeldOut(val, self.config, rank, world_size) if val is not None else ()
+        reader = Reader(train, self.config, rank, world_size, device, self._code)
+        what = "dataset" if self._own_val is None else "val_dataset"
+        held_out = HeldOut(val, self.config, rank, world_size, what) if val is not None else ()
         return Loaders(
             train=reader,
             val=held_out,
@@ -108,6 +119,7 @@ class Own:
             seek=reader.seek,
             close=reader.close,
             told=reader.told,
+            identity=self._identity,
         )
 
     def amount(self) -> tuple[int, int]:
@@ -137,8 +149,7 @@ class Own:
         return [part for part in model.children() if next(part.parameters(), None) is not None]
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        told = self._own.loss(model, as_given(batch))
-        return {"loss": told} if isinstance(told, Tensor) else dict(told)
+        return own_checks.losses(self._own.loss(model, as_given(batch)), self._own.loss)
 
     def validate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """The batch's means, once for each of its samples."""
@@ -149,14 +160,27 @@ class Own:
     def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
         return self._own.result(model, device)
 
+    def _identity(self) -> dict[str, Identity]:
+        self._split()
+        sets = {"dataset": self._whole, "val_dataset": self._own_val}
+        return {
+            f"`{what}`": identity_of(made, self.config, what)
+            for what, made in sets.items()
+            if made is not None
+        }
+
     def _split(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
         """(trained on, held out)."""
         if self._sets is None:
-            dataset = self._own.dataset()
+            # One that is shuffled, or drawn, is the same on all ranks, also on one that comes later.
+            with _seeded(self.config.seed):
+                self._whole = dataset = own_checks.dataset(self._own.dataset(), self._own.dataset)
+                own = self._own.val_dataset()
+            if own is not None:
+                self._own_val = own = own_checks.dataset(own, self._own.val_dataset)
             num_samples = len(dataset)  # type: ignore[arg-type]
             if num_samples == 0:
                 raise DataError(f"{self.config.recipe}: the dataset has no samples")
-            own = self._own.val_dataset()
             num_held_out = round(self.config.val_fraction * num_samples) if own is None else 0
             if num_held_out == 0 or num_samples < 2:
                 self._sets = dataset, own
@@ -168,8 +192,43 @@ class Own:
         return self._sets
 
 
+class _Code:
+    """A recipe's file, on its way to a worker process: it is run there as the rank has run it.
+
+    A worker would else import the copy in the run's folder, and name that in tracebacks.
+    """
+
+    def __init__(self, original: Path, source: Path) -> None:
+        self._original = original
+        self._source = source
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (self._original, self._source)
+
+
+def _arrived(original: Path, source: Path) -> _Code:
+    if original.stem not in sys.modules:
+        _run(original.stem, original, source)
+    return _Code(original, source)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """In it random numbers come from the seed; afterwards from where they came before."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
 def _load(original: Path, source: Path, class_name: str) -> type[OwnRecipe]:
-    """Runs a recipe's file and gives its class. Worker processes find it by the name of the file."""
+    """Runs a recipe's file and gives its class."""
     name = original.stem
     there = sys.modules.get(name)
     if there is not None and Path(getattr(there, "__file__", None) or "").name != original.name:
@@ -180,9 +239,9 @@ def _load(original: Path, source: Path, class_name: str) -> type[OwnRecipe]:
     for imported in _imported:
         sys.modules.pop(imported, None)
     _search_path[:] = dict.fromkeys([str(source.parent), str(original.parent)])
-    sys.path[:0] = _search_path
+    interpreter.look_in(_search_path)
     before = set(sys.modules)
-    module = _run(name, source)
+    module = _run(name, original, source)
     _imported[:] = [new for new in set(sys.modules) - before if _stands_in(original.parent, sys.modules[new])]
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, OwnRecipe)):
@@ -198,14 +257,20 @@ def _stands_in(folder: Path, module: ModuleType) -> bool:
     )
 
 
-def _run(name: str, source: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, source)
+def _run(name: str, original: Path, source: Path) -> ModuleType:
+    """Runs the text of `source` as if it stood in the person's own file: tracebacks, the debugger and `__file__` name
+    that one, and show the lines that were run, also where the file was edited since."""
+    shown_as = str(original.absolute())
+    text = source.read_bytes()
+    lines = importlib.util.decode_source(text).splitlines(keepends=True)
+    # With no time of change, the entry is never compared with the file.
+    linecache.cache[shown_as] = (len(text), None, lines, shown_as)
+    spec = importlib.util.spec_from_file_location(name, shown_as)
     assert spec is not None, "the name ends with .py"
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        exec(compile(text, shown_as, "exec", dont_inherit=True), module.__dict__)
     except BaseException:
         del sys.modules[name]
         raise

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +17,17 @@ from torch.utils.data import Dataset, Subset, default_collate
 from nbgpu import epochs, workers
 from nbgpu.config import TrainConfig
 from nbgpu.engine import data_workers
+from nbgpu.engine.data_identity import Identity, digest
 from nbgpu.engine.data_workers import WorkerProcesses
 from nbgpu.engine.draws import Sample
 from nbgpu.recipes import Batch
 
+_log = logging.getLogger("nbgpu.own_data")
+_ADVICE = (
+    "Every rank makes the whole dataset, and nbgpu shares it out: `dataset` and `val_dataset` must give the same on all ranks. "
+    "Take no share by rank there, sort what a folder or a set holds, and give random.Random, np.random.default_rng and "
+    "torch.Generator a seed"
+)
 _PART = "part {}"
 """The name that the Trainer knows a part of a sample by which comes as a tuple."""
 
@@ -54,6 +63,27 @@ class _Place(NamedTuple):
     sample: int
 
 
+def identity_of(dataset: Dataset[Any], config: TrainConfig, what: str) -> Identity:
+    """How many samples a dataset has, and what the first, the middle and the last one are.
+
+    Args:
+        dataset: as the recipe's file makes it.
+        config: `seed`, and whether worker processes read the samples.
+        what: 'dataset' or 'val_dataset'.
+    """
+    length = len(dataset)  # type: ignore[arg-type]
+    # A file that a sample opens stays open, and what is open cannot be sent to worker processes.
+    samples = _Samples(copy(dataset) if config.num_workers else dataset, config.seed, what)
+    digests = {}
+    for index in sorted({0, length // 2, length - 1}) if length else ():
+        try:
+            digests[f"sample {index}"] = digest(samples[_Place(0, index)][0])
+        except Exception as error:  # noqa: BLE001 - it is raised with the person's line in the step that takes the sample
+            _log.info("sample %d of %s is not compared: %r", index, what, error)
+            digests[f"sample {index}"] = ""
+    return {"length": length, "samples": digests, "advice": _ADVICE}
+
+
 class Reader:
     """A rank's batches, one epoch each time that it is iterated.
 
@@ -65,10 +95,17 @@ class Reader:
         config: `batch_size`, `accumulate`, `shards`, `seed`, `num_workers` and how workers are kept.
         rank, world_size: which share.
         device: the rank's; batches stay on the CPU, in pinned memory where it is a GPU.
+        code: brings the dataset's classes to a worker process when it is unpickled there.
     """
 
     def __init__(
-        self, dataset: Dataset[Any], config: TrainConfig, rank: int, world_size: int, device: torch.device
+        self,
+        dataset: Dataset[Any],
+        config: TrainConfig,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        code: object = None,
     ) -> None:
         self._config = config
         self._rank = rank
@@ -79,7 +116,7 @@ class Reader:
         self.told = (*words, workers.workers_for_own(config).in_words())
         self._epoch = 0
         self._num_batches_to_skip = 0
-        self._samples = _Samples(dataset, config.seed)
+        self._samples = _Samples(dataset, config.seed, code=code)
         self._pool: WorkerProcesses | None = None
         self._pinned = device.type == "cuda" and config.pin_memory != "off"
 
@@ -131,9 +168,11 @@ class Reader:
 class HeldOut:
     """A rank's share of the held-out samples: every one of them on one rank, in their order."""
 
-    def __init__(self, dataset: Dataset[Any], config: TrainConfig, rank: int, world_size: int) -> None:
+    def __init__(
+        self, dataset: Dataset[Any], config: TrainConfig, rank: int, world_size: int, what: str = "dataset"
+    ) -> None:
         own = range(rank, len(dataset), world_size)  # type: ignore[arg-type]
-        self._samples = _Samples(dataset, config.seed)
+        self._samples = _Samples(dataset, config.seed, what)
         self._batches = [
             [_Place(0, index) for index in own[first : first + config.batch_size]]
             for first in range(0, len(own), config.batch_size)
@@ -150,9 +189,11 @@ class _Samples(Dataset[list[Sample]]):
     The generators are the process's own. In a rank that is of no harm: the Trainer sets them anew for each step.
     """
 
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+    def __init__(self, dataset: Dataset[Any], seed: int, what: str = "dataset", code: object = None) -> None:
+        self._code = code  # before the dataset: pickle keeps the order
         self._dataset = dataset
         self._seed = seed
+        self._what = what
 
     def __getitem__(self, place: _Place) -> list[Sample]:
         seeds = np.random.SeedSequence([self._seed, place.epoch, place.sample]).generate_state(4)
@@ -165,8 +206,15 @@ class _Samples(Dataset[list[Sample]]):
         try:
             return [named(self._dataset[place.sample])]
         except Exception as error:
-            error.add_note(f"in sample {place.sample} of the dataset")
+            error.add_note(f"in sample {_index_in_own(self._dataset, place.sample)} of the {self._what}")
             raise
+
+
+def _index_in_own(dataset: Any, index: int) -> int:
+    """The number with which the person's own `__getitem__` is called: a part of a dataset counts its samples anew."""
+    while isinstance(dataset, Subset):
+        dataset, index = dataset.dataset, int(dataset.indices[index])
+    return index
 
 
 def _transform(dataset: Dataset[Any]) -> Randomizable | None:

@@ -23,8 +23,10 @@ from nbgpu.ui.history import History, Series
 
 TEXT_COLOR = "#7b7b7b"
 GRID_COLOR = "rgba(128, 128, 128, 0.25)"
-MAX_POINTS = 400
-"""Points of each curve in a picture."""
+MAX_POINTS = 1200
+"""Points of each curve in a picture: the lowest and the highest of as many stretches as its chart has pixels, about."""
+MAX_SMOOTHED_POINTS = 400
+"""Points of a curve that has no spikes."""
 
 GIB = 2.0**30
 
@@ -65,7 +67,7 @@ def smoothed(values: list[float], span: int = 15) -> list[float]:
 
 
 def _curve(rank: int | None, label: str, series: Series, style: str, scale: float = 1.0) -> Curve:
-    thin = series.thinned(MAX_POINTS)
+    thin = series.thinned(MAX_SMOOTHED_POINTS if style == "bold" else MAX_POINTS, over_time=False)
     return Curve(rank, label, [float(s) for s in thin.steps], [v * scale for v in thin.values], style)
 
 

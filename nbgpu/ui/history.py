@@ -1,11 +1,13 @@
 """What a panel remembers of a run: every series in bounded memory, and the moments worth a mark.
 
 A run may last for days. Each series therefore keeps a few thousand points: when it is full, the points are
-thinned to half, and the lowest and the highest of each stretch stay, so that no spike is ever lost to the eye.
+thinned to half, and the lowest and the highest of each stretch of steps and of time stay, so that the past has as
+many points as a chart has pixels, and no spike is ever lost to the eye.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,8 +17,11 @@ from numpy.typing import NDArray
 
 from nbgpu.records import Event, Sample
 
-CAPACITY = 4096
+CAPACITY = 8192
 """Points that a series holds before it is thinned to half."""
+
+_MIN_POINTS_OVER_BOTH = 100
+"""Fewer are a moment's, in which steps and seconds pass evenly."""
 
 SERIES_ALIKE_ON_ALL_RANKS = frozenset({"lr"})
 """Series that are the same number on every rank by construction: rank 0's is enough."""
@@ -27,28 +32,29 @@ SeriesKey = tuple[int, str]
 """(rank, series name)"""
 
 
-def keep_extremes(values: NDArray[np.float64], max_points: int) -> NDArray[np.intp]:
-    """Which points to keep, in order, so that at most `max_points` are left.
+def keep_extremes(x: NDArray[np.float64], values: NDArray[np.float64], num_columns: int) -> NDArray[np.intp]:
+    """Which points a picture of so many columns needs, in order.
 
-    The points are cut into equal stretches, and the lowest and the highest of each are kept, as well as the
-    first and the last point of all.
+    x is cut into equal stretches, such as the columns of a chart's pixels, and the lowest and the highest point of each
+    are kept, as well as the first and the last point of all. Equal numbers of points would not do: what was thinned
+    before would be thinned more each time, until nothing is left of a long run's beginning.
 
     Args:
+        x: shape (N,), ascending.
         values: shape (N,).
-        max_points: at least 4.
+        num_columns: at least 1.
 
     Returns:
-        indices into `values`, ascending, shape (M,) with M <= max_points.
+        indices, ascending, shape (M,) with M <= 2 * num_columns + 2.
     """
-    num_values = len(values)
-    if num_values <= max_points:
-        return np.arange(num_values)
-    edges = np.linspace(0, num_values, (max_points - 2) // 2 + 1).astype(np.intp)
+    width = (x[-1] - x[0]) / num_columns or 1.0
+    columns = np.minimum(((x - x[0]) / width).astype(np.intp), num_columns - 1)
+    starts = np.flatnonzero(np.diff(columns, prepend=-1))
     # NaN would win every comparison and hide the extremes around it.
     low_side = np.where(np.isnan(values), np.inf, values)
     high_side = np.where(np.isnan(values), -np.inf, values)
-    kept = [0, num_values - 1]
-    for start, end in pairwise(edges):
+    kept = [0, len(values) - 1]
+    for start, end in pairwise([*starts.tolist(), len(values)]):
         kept += [int(start + low_side[start:end].argmin()), int(start + high_side[start:end].argmax())]
     return np.unique(np.array(kept))
 
@@ -62,6 +68,8 @@ class Series:
     values: list[float] = field(default_factory=list)
 
     def append(self, time_s: float, step: int, value: float) -> None:
+        if self.steps and step < self.steps[-1]:
+            self._forget_from(step)
         self.times_s.append(time_s)
         self.steps.append(step)
         self.values.append(value)
@@ -69,13 +77,33 @@ class Series:
             half = self.thinned(CAPACITY // 2)
             self.times_s, self.steps, self.values = half.times_s, half.steps, half.values
 
+    def _forget_from(self, step: int) -> None:
+        """A run that went back to a checkpoint does its later steps again: what they were before is no part of it."""
+        kept = bisect_left(self.steps, step)
+        del self.times_s[kept:], self.steps[kept:], self.values[kept:]
+
     def extend(self, other: Series) -> None:
         for point in zip(other.times_s, other.steps, other.values, strict=True):
             self.append(*point)
 
-    def thinned(self, max_points: int) -> Series:
-        """A copy with at most `max_points` points and the same extremes."""
-        kept = keep_extremes(np.asarray(self.values, dtype=np.float64), max_points)
+    def thinned(self, max_points: int, over_time: bool = True) -> Series:
+        """At most `max_points` of these points, at least 4, which look the same in a chart that is not too wide; this
+        series itself where it has no more.
+
+        Args:
+            max_points: of the copy.
+            over_time: whether the chart may go over time as well as over steps, of which a pause has none.
+        """
+        if len(self.values) <= max_points:
+            return self
+        axes: list[list[int] | list[float]] = [self.steps]
+        if over_time and max_points >= _MIN_POINTS_OVER_BOTH:
+            axes.append(self.times_s)
+        values = np.asarray(self.values, dtype=np.float64)
+        num_columns = (max_points // len(axes) - 2) // 2
+        kept = np.unique(
+            np.concatenate([keep_extremes(np.asarray(x, np.float64), values, num_columns) for x in axes])
+        )
         return Series(
             [self.times_s[i] for i in kept], [self.steps[i] for i in kept], [self.values[i] for i in kept]
         )

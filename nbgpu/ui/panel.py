@@ -17,6 +17,7 @@ The buffers of points are described in `wire.py`. Nothing here ever waits for a 
 
 from __future__ import annotations
 
+import math
 import threading
 import uuid
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from nbgpu.records import FINAL_STATES, Event
 from nbgpu.telemetry import START
 from nbgpu.ui import words
 from nbgpu.ui.frontend import answer_while_busy, has_frontend, has_subshells
-from nbgpu.ui.history import History, Series, SeriesKey
+from nbgpu.ui.history import CAPACITY, History, Series, SeriesKey
 from nbgpu.ui.slot import display_in, new_slot, require_notebook, slot_metadata
 from nbgpu.ui.snapshot import PLOTLY_GZ, STATIC, bundle, summary
 from nbgpu.ui.wire import SeriesIds, encode
@@ -46,9 +47,12 @@ STATUS_PERIOD_S = 0.6
 
 SUMMARY_PERIOD_S = 3.0
 POINTS_PER_TICK = 4
-"""Points of each series in one message: a run of 1000 steps a second costs no more than one of 20."""
+"""Points of each series that a message may have in any case."""
 
-SNAPSHOT_POINTS = 500
+MAX_POINTS_IN_MESSAGE = 200_000
+"""Of all series together, about 4 MB."""
+MIN_POINTS_OF_WHOLE = 500
+"""Points of each series that stand for a whole run, of however many ranks."""
 
 Feed = Callable[[dict[SeriesKey, Series], list[Event], bool], None]
 
@@ -59,11 +63,17 @@ class Follower:
     Args:
         run: what is followed.
         period_s: the time between two calls.
-        feed: gets the new points, the new marks, and whether these are the last.
+        feed: gets the new points, the new marks, and whether these are the last; called with `lock` held.
+        after: called after each `feed`, without the lock.
     """
 
-    def __init__(self, run: Run, period_s: float, feed: Feed) -> None:
+    def __init__(
+        self, run: Run, period_s: float, feed: Feed, after: Callable[[], None] = lambda: None
+    ) -> None:
         self.history = History()
+        self.lock = threading.RLock()
+        """Held while the history grows and what is new is passed on: whoever else tells of the history would tell twice."""
+        self._after = after
         self._run = run
         self._feed = feed
         self._period_s = period_s
@@ -80,8 +90,10 @@ class Follower:
             self._take(last=False)
 
     def _take(self, last: bool) -> None:
-        news, marks = self._catch_up()
-        self._feed(news, marks, last)
+        with self.lock:
+            news, marks = self._catch_up()
+            self._feed(news, marks, last)
+        self._after()
 
     def _catch_up(self) -> tuple[dict[SeriesKey, Series], list[Event]]:
         """What is new; of a long run's past, at first, as much as the history keeps of it."""
@@ -132,14 +144,15 @@ class Panel(anywidget.AnyWidget):
         self._run = run
         self._on_state = on_state
         self._on_gone = on_gone
-        self._lock = threading.RLock()
         self._ids = SeriesIds()
         self._page_was_ready = False
         self._ticks = 0
         self._send_all_at_tick = round(1 / TICK_S)
         self._last_state = ""
+        self._told_state = ""
         self._gone = False
-        self._follower = Follower(run, TICK_S, self._tell)
+        self._follower = Follower(run, TICK_S, self._tell, after=self._tell_state)
+        self._lock = self._follower.lock
         can_be_asked = has_subshells()
         super().__init__(
             key=uuid.uuid4().hex,
@@ -163,21 +176,24 @@ class Panel(anywidget.AnyWidget):
     # What the kernel tells.
 
     def _tell(self, new: dict[SeriesKey, Series], marks: list[Event], last: bool) -> None:
-        with self._lock:
-            if self._gone:
-                return
-            self._ticks += 1
-            state = self._run.status
-            state_changed, self._last_state = state != self._last_state, state
-            if self._should_send_all():
-                self._send_snapshot()
-            else:
-                status_due = last or state_changed or self._ticks % round(STATUS_PERIOD_S / TICK_S) == 0
-                self._send_delta(new, marks, status_due)
-            if last:
-                self._leave_picture()
-        if state_changed:
-            self._on_state(state)
+        if self._gone:
+            return
+        self._ticks += 1
+        state = self._run.status
+        state_changed, self._last_state = state != self._last_state, state
+        if self._should_send_all():
+            self._send_snapshot()
+        else:
+            status_due = last or state_changed or self._ticks % round(STATUS_PERIOD_S / TICK_S) == 0
+            self._send_delta(new, marks, status_due)
+        if last:
+            self._leave_picture()
+
+    def _tell_state(self) -> None:
+        """Tells whoever asked for it of a change of state."""
+        if self._told_state != self._last_state:
+            self._told_state = self._last_state
+            self._on_state(self._last_state)
 
     def _should_send_all(self) -> bool:
         """Where the page's 'ready' cannot be heard during a cell, all is sent unasked: after 1, 3, 9 ... seconds."""
@@ -188,7 +204,7 @@ class Panel(anywidget.AnyWidget):
 
     def _send_delta(self, new: dict[SeriesKey, Series], marks: list[Event], status_due: bool) -> None:
         num_known = len(self._ids)
-        buffers = encode(new, self._ids, POINTS_PER_TICK)
+        buffers = encode(new, self._ids, self._points_for(new))
         content: dict[str, Any] = {"type": "delta"}
         if len(self._ids) > num_known:
             content["series"] = self._ids.announce(num_known)
@@ -199,9 +215,31 @@ class Panel(anywidget.AnyWidget):
         if new or len(content) > 1:
             self.send(content, buffers)
 
+    def _points_of_whole(self) -> int:
+        """How many points of each series stand for the whole run."""
+        fair = MAX_POINTS_IN_MESSAGE // max(1, len(self._follower.history.series))
+        return min(CAPACITY, max(MIN_POINTS_OF_WHOLE, fair))
+
+    def _points_for(self, new: dict[SeriesKey, Series]) -> int:
+        """How many points of each series show what is new as finely as the chart can.
+
+        In the middle of a long run a moment is less than a pixel wide, and a run of 1000 steps a second costs no more
+        than one of 20. But what is new may also be all of a past, as after attach, or a minute in which Python stood still.
+        """
+        whole = self._follower.history.series
+        share = 0.0
+        for key, series in new.items():
+            for mine, all_of_it in (
+                (series.steps, whole[key].steps),
+                (series.times_s, whole[key].times_s),
+            ):
+                span = all_of_it[-1] - all_of_it[0]
+                share = max(share, (mine[-1] - mine[0]) / span if span else 1.0)
+        return max(POINTS_PER_TICK, math.ceil(self._points_of_whole() * min(share, 1.0)))
+
     def _send_snapshot(self) -> None:
         info = self._run.info
-        buffers = encode(self._follower.history.series, self._ids, SNAPSHOT_POINTS)
+        buffers = encode(self._follower.history.series, self._ids, self._points_of_whole())
         self.send(
             {
                 "type": "snapshot",

@@ -90,7 +90,7 @@ def report_html(run: Told) -> str:
     history = history_of(run)
     info = run.info
     headline = summary(run, history)
-    epochs = epochs_of(run.reader.records(), info.world_size, info.steps_per_epoch)
+    epochs = epochs_of(run.reader.records(), info)
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.started_s))
     sections = [
         _section("Result", _result(history.result)) if history.result else "",

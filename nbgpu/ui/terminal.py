@@ -95,9 +95,14 @@ class _Screen:
         for records, cursor in self._run.reader.batches(self._cursor):
             self._cursor = cursor
             marks += self._history.add(records)[1]
-        for event in marks:
+        # A rank that was cut off may say that it has failed before the one that was the cause says why.
+        for event in sorted(marks, key=lambda mark: mark.text == "failed"):
             if event.text not in self._known:
                 self.console.print(_in_words(event), highlight=False)
+        for text in self._run.untold_heals():
+            # What the ranks record says so too, and after which step.
+            if not self._run.config.telemetry:
+                self.console.print(text, style="red", highlight=False, soft_wrap=True)
         hangs = bool(self._run.hang)
         if hangs and not self._hung and not self.console.is_terminal:
             self.console.print(self._run.hang, highlight=False, soft_wrap=True)

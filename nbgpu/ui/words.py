@@ -44,8 +44,8 @@ def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> Progr
     return Progress(
         step=step,
         total_steps=info.total_steps,
-        epoch=min(step, info.total_steps - 1) // info.steps_per_epoch + 1 if info.steps_per_epoch else 0,
-        num_epochs=math.ceil(info.total_steps / info.steps_per_epoch) if info.steps_per_epoch else 0,
+        epoch=info.epoch_at(max(1, min(step + 1, info.total_steps))).epoch if info.steps_per_epoch else 0,
+        num_epochs=info.epoch_at(max(1, info.total_steps)).epoch if info.steps_per_epoch else 0,
         samples_per_s=samples_per_s,
         eta_s=samples_left / samples_per_s if moving else None,
     )

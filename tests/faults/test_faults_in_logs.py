@@ -50,7 +50,7 @@ def test_logs_go_on_where_the_rank_that_died_had_got_to(tmp_path: Path) -> None:
         run = cluster.train("autoencoder", **SETTINGS, runs_dir=str(tmp_path)).wait(120)
         cluster.execute("if '_in_time' in globals(): Autoencoder.loss = _in_time")
     assert run.status == "finished"
-    assert run.notes() == []
+    assert all("rank 0 was killed by SIGKILL" in note for note in run.notes())
     table = pd.read_csv(run.folder / "metrics.csv", float_precision="round_trip")
     recorded = run.metrics().dropna(subset=["loss"]).sort_values(["step", "rank"])
     # What the killed rank had not written when it died is all that is missing.

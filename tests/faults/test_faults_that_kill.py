@@ -5,6 +5,9 @@ Each test begins with what the one before it left: ranks that were replaced are 
 
 from __future__ import annotations
 
+import ast
+import os
+import signal
 import time
 from collections.abc import Iterator
 
@@ -61,7 +64,8 @@ def the_sum_is_right_afterwards(notebook: Kernel) -> Iterator[None]:
     bound_s=0.5,
 )
 @pytest.mark.parametrize(
-    ("action", "signal_name"), [("kill", "SIGKILL"), ("segfault", "SIGSEGV"), ("abort", "SIGABRT")]
+    ("action", "signal_name"),
+    [("kill", "SIGKILL"), ("terminate", "SIGTERM"), ("segfault", "SIGSEGV"), ("abort", "SIGABRT")],
 )
 def test_a_rank_that_dies_is_named_with_its_signal(
     notebook: Kernel, measured: Measured, action: faults.Action, signal_name: str
@@ -169,6 +173,53 @@ def test_a_rank_that_dies_between_two_cells_is_told_before_the_next(notebook: Ke
     assert notebook.run("%%distributed --ranks 1\nkept").stdout == "[1] 5\n"
 
 
+@row(
+    "a rank that waits in a collective is ended by SIGTERM from outside",
+    "the rank is named with its signal, in the cell at hand",
+    bound_s=0.5,
+)
+def test_a_rank_that_waits_is_ended_by_sigterm_in_the_cell_at_hand(
+    notebook: Kernel, measured: Measured
+) -> None:
+    pid = int(notebook.run("import nbgpu\nnbgpu.current().pids[1]").value)
+
+    def terminate() -> None:
+        time.sleep(1)  # until the rank is in the collective
+        measured.fault_now()
+        os.kill(pid, signal.SIGTERM)
+
+    done = notebook.run(
+        "%%distributed\nif rank == 0: print('waiting', flush=True); import time; time.sleep(600)\ndist.barrier()",
+        meanwhile=terminate,
+        timeout_s=BOUND_S,
+    )
+    measured.ended(done.error)
+    assert "rank 1 was killed by SIGTERM" in done.error
+    assert "SIGUSR1" not in done.stderr + done.error
+
+
+@pytest.mark.parametrize(
+    ("killed", "told"), [([0, 1], "no rank keeps its variables"), ([1], "rank 0 keeps its variables")]
+)
+def test_a_stop_says_who_keeps_their_variables(notebook: Kernel, killed: list[int], told: str) -> None:
+    pids = ast.literal_eval(notebook.run("import nbgpu\nnbgpu.current().pids").value)
+
+    def kill_and_stop() -> None:
+        # The kernel sees both at once.
+        os.kill(notebook.manager.provisioner.pid, signal.SIGSTOP)
+        for rank in killed:
+            os.kill(pids[rank], signal.SIGKILL)
+        notebook.manager.interrupt_kernel()
+        os.kill(notebook.manager.provisioner.pid, signal.SIGCONT)
+
+    # A cell that is not awaited is interrupted in its waiting, before it can look at the ranks.
+    code = "%distributed print('working', flush=True) or [time.sleep(0.01) for _ in range(10**5)]"
+    notebook.run("%%distributed\nimport time")
+    done = notebook.run(code, meanwhile=kill_and_stop, timeout_s=BOUND_S)
+    assert f"the cell was stopped; {told}" in done.error
+    assert "the ranks keep" not in done.error
+
+
 def test_a_rank_that_is_stuck_can_be_given_up(notebook: Kernel) -> None:
     notebook.run("%%distributed\nkept = 5")
 
@@ -195,3 +246,12 @@ def test_a_size_that_differs_between_the_ranks(notebook: Kernel, measured: Measu
     )
     measured.ended(done.error)
     assert done.status == "error"
+
+
+def test_cells_that_ended_the_group_run_again_on_a_rank_that_is_replaced(notebook: Kernel) -> None:
+    notebook.run("%%distributed\nseen = [dist.get_rank()]; dist.destroy_process_group()")
+    notebook.run("%%distributed\nseen.append(dist.get_rank())")
+    done = notebook.run("%nbgpu restart --rank 1 --replay")
+    assert done.status == "ok"
+    assert "not been initialized" not in done.stdout
+    assert notebook.run("%%distributed --ranks 1\nseen").said(1) == [["[1, 1]"]]

@@ -11,12 +11,14 @@ from typing import Any
 
 import faults
 import leaks
+import pandas as pd
 import psutil
 import pytest
 from rows import Measured, row
 
 import nbgpu
 from nbgpu import manifest
+from nbgpu.client import processes
 from nbgpu.client.run import Run
 from nbgpu.records import Event
 
@@ -100,22 +102,37 @@ NOTHING_HAPPENED = "it is replaced, and training goes on; losses, weights and re
 @pytest.mark.parametrize("cluster", [0], indirect=True, ids=["no spare"])
 @pytest.mark.parametrize("dies", [0, 1])
 def test_training_goes_on_as_if_nothing_had_happened(
-    cluster: nbgpu.Cluster, unhurt: Run, measured: Measured, tmp_path: Path, dies: int
+    cluster: nbgpu.Cluster,
+    unhurt: Run,
+    measured: Measured,
+    tmp_path: Path,
+    dies: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    check_that_training_goes_on(cluster, unhurt, measured, tmp_path, dies)
+    check_that_training_goes_on(cluster, unhurt, measured, tmp_path, dies, capsys)
 
 
 @row("rank {dies} is killed in a step of a run, with --spare 1", NOTHING_HAPPENED, bound_s=1.5)
 @pytest.mark.parametrize("cluster", [1], indirect=True, ids=["one spare"])
 @pytest.mark.parametrize("dies", [0, 1])
 def test_a_spare_takes_the_place_of_a_rank_that_dies(
-    cluster: nbgpu.Cluster, unhurt: Run, measured: Measured, tmp_path: Path, dies: int
+    cluster: nbgpu.Cluster,
+    unhurt: Run,
+    measured: Measured,
+    tmp_path: Path,
+    dies: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    check_that_training_goes_on(cluster, unhurt, measured, tmp_path, dies)
+    check_that_training_goes_on(cluster, unhurt, measured, tmp_path, dies, capsys)
 
 
 def check_that_training_goes_on(
-    cluster: nbgpu.Cluster, unhurt: Run, measured: Measured, tmp_path: Path, dies: int
+    cluster: nbgpu.Cluster,
+    unhurt: Run,
+    measured: Measured,
+    tmp_path: Path,
+    dies: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     cluster.execute(f"kept = 5\n{faults.in_training(dies, step=2 * 14, action='kill')}")
     run = cluster.train("autoencoder", **SETTINGS, runs_dir=str(tmp_path))
@@ -134,7 +151,14 @@ def check_that_training_goes_on(
     assert all(f"rank {dies} was killed by SIGKILL" in event.text for event in heals(run))
 
     assert cluster.pull("kept", rank=1 - dies) == 5
-    assert "is empty" in cluster.news.pop()
+    told = capsys.readouterr().err
+    assert told.startswith(f"While {run.folder.name} was training, rank {dies} was killed by SIGKILL")
+    assert f"rank {dies} was replaced and is empty; rank {1 - dies} kept all variables" in told
+    assert told.count("is empty") == 1
+    assert cluster.news == []  # the next cell does not tell it again
+    (note,) = [note for note in run.notes() if "replaced" in note]
+    assert note.startswith(f"rank {dies} was killed by SIGKILL")
+    assert "the variables that cells had made on it are lost. Training goes on after step 13." in note
     total = "total = torch.ones(1); dist.all_reduce(total); print(int(total))"
     assert cluster.execute(total) == {0: "2\n", 1: "2\n"}
 
@@ -214,6 +238,9 @@ def test_with_fsdp_a_run_goes_back_to_its_newest_checkpoint(cluster: nbgpu.Clust
     for name in (manifest.MODEL, manifest.OPTIMIZER, manifest.AVERAGE, manifest.DISCRIMINATOR):
         assert (run.checkpoint() / name).read_bytes() == (unhurt.checkpoint() / name).read_bytes(), name
     assert run.result() == unhurt.result()
+    columns = ["step", "rank", "epoch", "loss", "lr"]
+    tables = [pd.read_csv(r.folder / "metrics.csv", usecols=columns) for r in (run, unhurt)]
+    pd.testing.assert_frame_equal(*tables, check_exact=True)
     cluster.news.clear()
 
 
@@ -244,3 +271,29 @@ def test_a_rank_that_dies_while_the_run_is_paused_does_not_make_it_go_on(
         cluster.execute("1")
     assert cluster.execute("print(rank)") == {0: "0\n", 1: "1\n"}
     cluster.news.clear()
+
+
+@pytest.mark.parametrize("cluster", [0], indirect=True, ids=["no spare"])
+def test_who_ended_a_rank_is_read_from_the_kernel(
+    cluster: nbgpu.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its count of processes that were ended for want of memory tells a kill from the OOM killer."""
+    count = tmp_path / "vmstat"
+
+    def told_of_a_death(before: str, after: str) -> str:
+        count.write_text(before)
+        cluster._processes._num_oom_kills = processes._num_oom_kills()
+        count.write_text(after)
+        os.kill(cluster.pids[1], signal.SIGKILL)
+        with pytest.raises(nbgpu.ClusterError) as raised:
+            cluster.execute("1")
+        return str(raised.value).partition(". ")[0].partition("? ")[0]
+
+    monkeypatch.setattr(processes, "_VMSTAT", count)
+    killed = "Between two cells, rank 1 was killed by SIGKILL"
+    line = "nr_free_pages 5\noom_kill {}\n"
+    assert told_of_a_death(line.format(3), line.format(3)) == f"{killed}, and not by the kernel's OOM killer"
+    assert told_of_a_death(line.format(3), line.format(4)).startswith(
+        f"{killed}, most likely by the kernel's OOM"
+    )
+    assert told_of_a_death("", "") == f"{killed}; the kernel's OOM killer"

@@ -179,4 +179,7 @@ def test_a_rank_whose_process_is_stopped_is_told_from_one_in_c_code(notebook: Ke
         f"os.kill({pid}, signal.SIGCONT)"
     )
     done = notebook.run(code)
-    assert f"does not answer: its process is stopped. kill -CONT {pid} lets it go on" in done.stdout
+    assert (
+        f"does not answer: its process is stopped (SIGSTOP; a debugger?). kill -CONT {pid} lets it go on"
+        in done.stdout
+    )

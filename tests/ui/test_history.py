@@ -20,21 +20,49 @@ def event(kind: str, text: str, step: int, rank: int = 0) -> Event:
     return Event(rank=rank, seq=0, time_s=1000.0, step=step, kind=kind, text=text)
 
 
-@pytest.mark.parametrize("max_points", [4, 5, 100, 500])
-def test_thinning_keeps_spikes_and_both_ends(max_points: int) -> None:
+@pytest.mark.parametrize("num_columns", [1, 2, 50, 250])
+def test_thinning_keeps_the_extremes_of_every_column_and_both_ends(num_columns: int) -> None:
+    x = np.cumsum(np.random.default_rng(0).random(10_000))
     values = np.sin(np.arange(10_000) / 50)
     values[4321], values[8765] = 100, -100
-    kept = keep_extremes(values, max_points)
-    assert len(kept) <= max_points
+    kept = keep_extremes(x, values, num_columns)
+    assert len(kept) <= 2 * num_columns + 2
     assert {0, 4321, 8765, 9999} <= set(kept)
     assert (np.diff(kept) > 0).all()
+    columns = np.minimum((x - x[0]) // ((x[-1] - x[0]) / num_columns), num_columns - 1)
+    for column in range(num_columns):
+        own, left = values[columns == column], values[kept][columns[kept] == column]
+        assert (left.min(), left.max()) == (own.min(), own.max())
 
 
 def test_nan_hides_no_extreme() -> None:
     values = np.ones(1000)
     values[[0, 500]] = math.nan
     values[501] = 50
-    assert 501 in keep_extremes(values, 4)
+    assert 501 in keep_extremes(np.arange(1000.0), values, 1)
+
+
+def test_the_beginning_of_a_long_run_is_as_fine_as_its_end() -> None:
+    series = Series()
+    for step in range(30 * CAPACITY):
+        series.append(1000.0 + step, step, math.sin(step))
+    assert sum(step < 3 * CAPACITY for step in series.steps) > 100
+
+
+def test_a_pause_in_which_no_step_passes_keeps_its_points() -> None:
+    series = Series()
+    for second in range(2 * CAPACITY):
+        series.append(1000.0 + second, min(second, CAPACITY), float(second % 7))
+    thin = series.thinned(500)
+    assert len(thin.values) <= 500
+    assert sum(time_s > 1000 + CAPACITY for time_s in thin.times_s) > 100
+
+
+def test_steps_that_are_done_again_replace_what_they_were() -> None:
+    series = Series()
+    for step, value in [(9, 1.0), (10, 2.0), (11, 3.0), (12, 4.0), (11, 5.0), (12, 6.0)]:
+        series.append(100.0 + step, step, value)
+    assert (series.steps, series.values) == ([9, 10, 11, 12], [1.0, 2.0, 5.0, 6.0])
 
 
 def test_a_long_run_stays_in_bounded_memory() -> None:

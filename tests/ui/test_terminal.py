@@ -5,11 +5,16 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pexpect
+import psutil
 import pytest
 from recorded import RecordedRun
 from rich.console import Console
@@ -57,6 +62,44 @@ def test_it_says_who_waits_for_whom(tmp_path: Path, is_terminal: bool) -> None:
     run.hang = "rank 0 waits in DDP backward, step 3, for 7 s; rank 1 is at read, data.py line 5"
     assert run.hang in shown(run, is_terminal)
     run.wait(30)
+
+
+def test_a_rank_that_is_replaced_is_told_under_nbgpu_train(tmp_path: Path) -> None:
+    flags = ["--gpus", "none", "--data", "phantoms", "--patch-size", "16", "--num-phantoms", "16"]
+    flags += ["--steps", "100000", "--val-every", "0", "--threads", "1", "--runs-dir", str(tmp_path)]
+    log = tmp_path / "said"
+    with (
+        log.open("w") as said,
+        subprocess.Popen(
+            [sys.executable, "-m", "nbgpu.cli", "train", "autoencoder", *flags], stdout=said, stderr=said
+        ) as process,
+    ):
+        try:
+            records = wait_for(lambda: next(tmp_path.glob("*/rank1.jsonl"), None))
+            wait_for(lambda: '"loss"' in records.read_text())
+            os.kill(pid_of_rank(process.pid, records), signal.SIGKILL)
+            wait_for(lambda: "goes on after step" in log.read_text())
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+    (line,) = [line for line in log.read_text().splitlines() if "heal: " in line]
+    assert "rank 1 was killed by SIGKILL" in line
+    assert "It was replaced" in line
+
+
+def wait_for(look: Callable[[], Any]) -> Any:
+    give_up_s = time.monotonic() + 90
+    while not (found := look()):
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
+    return found
+
+
+def pid_of_rank(pid: int, records: Path) -> int:
+    """The process, of those that a process has started, that writes a rank's records."""
+    family = psutil.Process(pid).children(recursive=True)
+    (found,) = [p.pid for p in family if records in {Path(file.path) for file in p.open_files()}]
+    return found
 
 
 def test_ctrl_c_in_a_real_terminal_stops_the_run_with_a_checkpoint(tmp_path: Path) -> None:

@@ -17,7 +17,18 @@ import nbgpu
 PACKAGE = Path(__file__).resolve().parents[2] / "nbgpu"
 
 BASE = {"errors", "records", "settings", "config", "palette", "sizes", "symmetry", "recipe_files"}
-MIDDLE = {"devices", "telemetry", "runs", "flags", "manifest", "resume", "signals", "vigil", "suitability"}
+MIDDLE = {
+    "devices",
+    "telemetry",
+    "runs",
+    "flags",
+    "manifest",
+    "resume",
+    "signals",
+    "vigil",
+    "descendants",
+    "suitability",
+}
 MIDDLE |= {
     "obstacles",
     "shared_memory",
@@ -29,6 +40,7 @@ MIDDLE |= {
     "workers",
     "sweeps",
     "streams",
+    "interpreter",
 }
 
 MAY_IMPORT = {

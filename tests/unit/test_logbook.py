@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from nbgpu import logbook
-from nbgpu.ledger import Epochs, Ledger, Row
-from nbgpu.records import Device, Event, RunInfo, Sample
+from nbgpu.ledger import Epoch, Epochs, Ledger, Row
+from nbgpu.records import Device, EpochSpan, Event, RunInfo, Sample
 from nbgpu.telemetry import Recorder, Tail, record_path
 
 
@@ -70,6 +71,11 @@ def test_a_step_that_is_done_again_counts_once() -> None:
     assert keys(rows) == [(s, r) for s in (1, 2, 3, 4) for r in (0, 1)]
 
 
+def of_two_steps(step: int) -> EpochSpan:
+    epoch = (step + 1) // 2
+    return EpochSpan(epoch, 2 * epoch - 1, 2 * epoch)
+
+
 def test_epochs_are_summed_up_by_hand() -> None:
     rows = []
     for number in (1, 2, 3):
@@ -77,7 +83,7 @@ def test_epochs_are_summed_up_by_hand() -> None:
         slower = {"compute_s": 0.3, "step_s": 0.6, "memory_rss_bytes": 7.0}
         rows.append(Row(number, 1, 0.0, {**step(1, number, loss=float("nan")).values, **slower}))
     rows[2].values["val_psnr_db"] = 20.0
-    epochs = Epochs(steps_per_epoch=2)
+    epochs = Epochs(of_two_steps)
     (first,) = epochs.add(rows)
     assert (first.epoch, first.first_step, first.last_step, first.complete) == (1, 1, 2, True)
     assert first.train_s == pytest.approx(1.2)
@@ -153,6 +159,61 @@ def test_files_that_were_cut_off_are_carried_on(folder: Path, lost_bytes: int) -
     lines = [json.loads(line) for line in (folder / logbook.EPOCHS).read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2, 3]
     assert told == []
+
+
+def test_another_number_of_steps_an_epoch_counts_from_where_it_began(folder: Path) -> None:
+    record(folder, range(1, 5), end=False)
+    book = logbook.Logbook(folder)
+    book.update()
+    path = folder / "run_info.json"
+    info = json.loads(path.read_text())
+    path.write_text(json.dumps({**info, "steps_per_epoch": 3, "epochs_from": [(0, 0, 2), (4, 2, 3)]}))
+    record(folder, range(5, 9), end=True)
+    book.finish()
+    epochs = [int(row["epoch"]) for row in table(folder) if row["rank"] == "0"]
+    assert epochs == [1, 1, 2, 2, 3, 3, 3, 4]
+    lines = [json.loads(line) for line in (folder / logbook.EPOCHS).read_text().splitlines()]
+    assert [(line["epoch"], line["first_step"], line["last_step"], line["complete"]) for line in lines] == [
+        (1, 1, 2, True),
+        (2, 3, 4, True),
+        (3, 5, 7, True),
+        (4, 8, 8, False),
+    ]
+
+
+class Rows:
+    """A sink that cannot take back what it was given."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, int]] = []
+
+    def take(self, rows: Sequence[Row], epochs: Sequence[Epoch]) -> None:
+        self.taken += keys(list(rows))
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_run_that_goes_back_has_its_steps_as_they_were_done_in_the_end(folder: Path) -> None:
+    """With fsdp a run goes back to its newest checkpoint when a rank is lost."""
+    record(folder, range(1, 6), end=False)
+    rows = Rows()
+    book = logbook.Logbook(folder, {"rows": lambda step: rows})
+    book.update()
+    assert [row["step"] for row in table(folder)][-1] == "4"
+    recorders = [Recorder(folder, rank) for rank in (0, 1)]
+    for rank, recorder in enumerate(recorders):
+        recorder.state("training", 2)
+        for number in (3, 4):
+            recorder.sample(number, **step(rank, number, loss=9.0).values)
+        recorder.state("stopped", 4)
+        recorder.close()
+    book.finish()
+    losses = [(int(row["step"]), float(row["loss"])) for row in table(folder)]
+    assert losses == [(s, loss) for s, loss in [(1, 1.0), (2, 1.0), (3, 9.0), (4, 9.0)] for _ in (0, 1)]
+    lines = [json.loads(line) for line in (folder / logbook.EPOCHS).read_text().splitlines()]
+    assert [(line["epoch"], line["means"]["loss"]) for line in lines] == [(1, 1.0), (2, 9.0)]
+    assert rows.taken == [(s, r) for s in (1, 2, 3, 4) for r in (0, 1)]
 
 
 def test_files_of_a_run_whose_rank_0_died_are_completed(folder: Path) -> None:

@@ -99,6 +99,17 @@ def test_a_tensor_comes_out_equal_writable_and_its_own(name: str, travel: Travel
     assert torch.equal(sent.to_dense(), kept.to_dense())
 
 
+def test_a_tensor_arrives_whatever_torch_s_default_device_is(travel: Travel) -> None:
+    sent = {"values": torch.arange(3.0), "none": torch.ones(0)}
+    torch.set_default_device("meta")
+    try:
+        came = travel(sent)
+    finally:
+        torch.set_default_device(None)
+    assert came["values"].tolist() == [0.0, 1.0, 2.0]
+    assert came["none"].device.type == "cpu"
+
+
 def test_of_a_view_only_what_it_shows_is_sent() -> None:
     assert Packing({"x": torch.rand(10 * LARGE)[5:9]}).is_small
     assert Packing({"x": torch.rand(LARGE, 10)[:100, 3]}).is_small

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nbgpu.records import Device, Event, RankFailure, RankStatus, RunInfo, Sample
+from nbgpu.records import Device, EpochSpan, Event, RankFailure, RankStatus, RunInfo, Sample
 from nbgpu.telemetry import parse
 
 GPU = Device("cuda", "NVIDIA H200", "GPU-1f2e", 3, 150_000_000_000)
@@ -71,3 +71,13 @@ def test_a_record_cannot_be_changed(record: Any) -> None:
 def test_a_device_has_a_short_name() -> None:
     assert GPU.label() == "GPU 3 NVIDIA H200"
     assert CPU.label() == "CPU rank 1"
+
+
+def test_epochs_count_on_where_their_steps_become_more_or_fewer() -> None:
+    run = dataclasses.replace(RUN, steps_per_epoch=5, epochs_from=((0, 0, 10), (20, 2, 5)))
+    assert RunInfo.from_json(json.loads(json.dumps(run.to_json()))) == run
+    assert run.epoch_at(1) == EpochSpan(1, 1, 10)
+    assert run.epoch_at(20) == EpochSpan(2, 11, 20)
+    assert run.epoch_at(21) == EpochSpan(3, 21, 25)
+    assert run.epoch_at(26) == EpochSpan(4, 26, 30)
+    assert RUN.epoch_at(11) == EpochSpan(2, 11, 20)

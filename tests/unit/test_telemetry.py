@@ -335,6 +335,28 @@ def test_the_probe_gives_series_until_it_fails_once(tmp_path: Path) -> None:
     assert records[-1].step == 10, "training goes on"
 
 
+def test_nothing_is_measured_before_the_rank_knows_its_step(tmp_path: Path) -> None:
+    """A rank that takes another's place, or goes on from a checkpoint, is not at step 0."""
+    measured = threading.Event()
+
+    def probe() -> dict[str, float]:
+        measured.set()
+        return {"memory_rss_bytes": 5.0}
+
+    recorder = Recorder(tmp_path, 0, probe)
+    assert not measured.wait(0.3)
+    recorder.at(13)
+    assert measured.wait(HANG_S)
+    recorder.sample(14, loss=1.0, time_s=99.0)
+    recorder.event("note", "of a checkpoint that took long to write", 12)
+    recorder.close()
+    with reading(tmp_path) as reader:
+        records, _ = reader.since()
+    samples = [record for record in records if isinstance(record, Sample)]
+    assert {s.step for s in samples if "memory_rss_bytes" in s.values} <= {13, 14}
+    assert [(s.time_s, s.step) for s in samples if "loss" in s.values] == [(99.0, 14)]
+
+
 def _listeners() -> set[tuple[str, int]]:
     connections = psutil.Process().net_connections(kind="inet")
     return {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}

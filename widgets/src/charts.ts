@@ -1,7 +1,7 @@
 // Which charts there are, and what Plotly is told to draw.
 
 import { GIB, number } from "./format";
-import { bandOf, keepExtremes, type Series, smoothed } from "./series";
+import { bandOf, type Columns, keepExtremes, type Series, smoothed } from "./series";
 import type { RunStore } from "./store";
 import type { Theme } from "./theme";
 import type { Mark } from "./wire";
@@ -174,8 +174,11 @@ export const CHARTS: readonly ChartSpec[] = [
   },
 ];
 
-export const MAX_POINTS_PER_SERIES = 500;
-export const MAX_POINTS_ON_SCREEN = 24_000;
+export const MAX_POINTS_ON_SCREEN = 48_000;
+/** Beside the plot itself, in pixels. */
+export const MARGIN = { l: 52, r: 14, t: 14, b: 36 };
+/** Where the page does not say how wide a chart is. */
+const USUAL_WIDTH_PX = 600;
 /** Above this many ranks a chart shows a band in place of lines. */
 export const MAX_RANKS_AS_LINES = 16;
 const MAX_MARKS = 30;
@@ -187,7 +190,7 @@ export function pointsPerSeries(store: RunStore, charts: readonly ChartSpec[]): 
   for (const chart of charts) {
     for (const line of chart.lines(store)) lines += store.named(line.name).length;
   }
-  return Math.max(8, Math.min(MAX_POINTS_PER_SERIES, Math.floor(MAX_POINTS_ON_SCREEN / Math.max(lines, 1))));
+  return Math.max(8, Math.floor(MAX_POINTS_ON_SCREEN / Math.max(lines, 1)));
 }
 
 export function hasData(store: RunStore, chart: ChartSpec): boolean {
@@ -207,6 +210,14 @@ export interface Drawing {
   layout: object;
 }
 
+/** What of a chart is on the screen. */
+export interface Frame {
+  /** Columns of pixels in the plot, where they are known. */
+  columns?: number;
+  /** What the person zoomed to, if they did. */
+  range?: [number, number];
+}
+
 /** What Plotly draws for one chart. */
 export function drawing(
   store: RunStore,
@@ -216,23 +227,27 @@ export function drawing(
   height: number,
   maxPoints: number,
   logarithmic = false,
+  frame: Frame = {},
 ): Drawing {
   const started = store.run?.started_s ?? 0;
   const xOf = (s: Series) => (axis === "step" ? s.step : s.time_s.map((t) => t - started));
   const traces: object[] = [];
-  let xEnd = 0;
-  for (const line of chart.lines(store)) {
-    const series = store.named(line.name);
+  const lines = chart.lines(store).map((line) => ({ line, series: store.named(line.name) }));
+  const xEnd = Math.max(0, ...lines.flatMap(({ series }) => series.map((s) => xOf(s).at(-1) ?? 0)));
+  const [low, high] = frame.range ?? [0, xEnd];
+  // Two points of each column, beside those at the ends.
+  const count = Math.max(1, Math.min(frame.columns ?? USUAL_WIDTH_PX, Math.floor((maxPoints - 4) / 2)));
+  const columns = { low, high, count };
+  for (const { line, series } of lines) {
     const scale = line.scale ?? 1;
     if (line.shared) series.splice(1);
     if (series.length > MAX_RANKS_AS_LINES) {
-      if (line.style !== "raw") traces.push(...bandTraces(store, chart, line, series, xOf, theme, maxPoints));
+      if (line.style !== "raw") traces.push(...bandTraces(store, chart, line, series, xOf, theme, columns));
     } else {
       for (const s of series) {
-        traces.push(lineTrace(store, line, s, xOf(s), shownValues(line, s), scale, theme, maxPoints));
+        traces.push(lineTrace(store, line, s, xOf(s), shownValues(line, s), scale, theme, columns));
       }
     }
-    for (const s of series) xEnd = Math.max(xEnd, xOf(s).at(-1) ?? 0);
   }
   for (const ceiling of chart.ceilings?.(store) ?? []) {
     traces.push({
@@ -244,7 +259,7 @@ export function drawing(
       hoverinfo: "skip",
     });
   }
-  return { traces, layout: layoutOf(store, chart, axis, theme, height, started, logarithmic) };
+  return { traces, layout: layoutOf(store, chart, axis, theme, height, started, logarithmic, xEnd) };
 }
 
 function shownValues(line: Line, series: Series): readonly number[] {
@@ -264,9 +279,9 @@ function lineTrace(
   y: readonly number[],
   scale: number,
   theme: Theme,
-  maxPoints: number,
+  columns: Columns,
 ): object {
-  const kept = keepExtremes(y, maxPoints);
+  const kept = keepExtremes(x, y, columns);
   const color = line.shared ? theme.text : (store.ranks[series.rank]?.color ?? theme.text);
   const who = line.shared ? (line.label ?? line.name) : `rank ${series.rank}${line.label ? `, ${line.label}` : ""}`;
   // Few points far apart, as validation has, are hard to see without dots.
@@ -274,6 +289,8 @@ function lineTrace(
   return {
     type: "scatter",
     mode: sparse ? "lines+markers" : "lines",
+    // The newest dot stands on the chart's edge.
+    cliponaxis: !sparse,
     name: who,
     x: kept.map((i) => x[i]),
     y: kept.map((i) => y[i] * scale),
@@ -292,9 +309,9 @@ function bandTraces(
   series: Series[],
   xOf: (s: Series) => readonly number[],
   theme: Theme,
-  maxPoints: number,
+  columns: Columns,
 ): object[] {
-  const band = bandOf(series, xOf, Math.min(BAND_BINS, maxPoints));
+  const band = bandOf(series, xOf, Math.min(BAND_BINS, columns.count));
   const scaled = (y: number[]) => y.map((v) => v * (line.scale ?? 1));
   const worst = worstOf(chart, series);
   const fill = { mode: "lines", type: "scatter", line: { width: 0 }, hoverinfo: "skip", x: band.x };
@@ -311,7 +328,7 @@ function bandTraces(
       ...hover(`mean of ${series.length} ranks`),
     },
     {
-      ...lineTrace(store, line, worst, xOf(worst), shownValues(line, worst), line.scale ?? 1, theme, maxPoints),
+      ...lineTrace(store, line, worst, xOf(worst), shownValues(line, worst), line.scale ?? 1, theme, columns),
       ...hover(`rank ${worst.rank}, the worst`),
     },
   ];
@@ -333,6 +350,7 @@ function layoutOf(
   height: number,
   started: number,
   logarithmic: boolean,
+  xEnd: number,
 ): object {
   const marks = store.marks.slice(-MAX_MARKS).map((mark) => ({
     x: axis === "step" ? mark.step : mark.time_s - started,
@@ -350,7 +368,7 @@ function layoutOf(
   return {
     height,
     autosize: true,
-    margin: { l: 52, r: 14, t: 14, b: 36 },
+    margin: MARGIN,
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: theme.muted, family: theme.font, size: 12 },
@@ -362,6 +380,8 @@ function layoutOf(
     xaxis: {
       ...common,
       rangemode: "tozero",
+      // No room behind the last point, so that the columns of points are those of the pixels.
+      ...(xEnd > 0 ? { autorangeoptions: { clipmin: 0, clipmax: xEnd } } : {}),
       nticks: 7,
       title: { text: axis === "step" ? "step" : "seconds since the start", standoff: 4, font: { size: 11 } },
     },

@@ -1,34 +1,50 @@
 // One number of one rank over time, in bounded memory, and what is done to it before it is drawn.
 
 /** Points that a series holds before it is thinned to half. */
-export const CAPACITY = 4096;
+export const CAPACITY = 8192;
+
+/** Equal stretches of x, such as the columns of a chart's pixels; the last one has its end. */
+export interface Columns {
+  low: number;
+  high: number;
+  count: number;
+}
 
 /**
- * The indices of at most `maxPoints` values (at least 4), in order: the first, the last, and the lowest and the
- * highest of equal stretches, so that no spike is lost.
+ * The indices of the points that a picture with these columns needs, in order: the lowest and the highest of every
+ * column, the first and the last of all, and those on either side next to the columns, to which lines go on.
+ * `x` ascends.
  */
-export function keepExtremes(values: ArrayLike<number>, maxPoints: number): number[] {
-  const count = values.length;
-  if (count <= maxPoints) {
-    return Array.from({ length: count }, (_, i) => i);
-  }
-  const stretches = Math.floor((maxPoints - 2) / 2);
-  const kept = new Set<number>([0]);
-  for (let s = 0; s < stretches; s++) {
-    const start = Math.floor((s * count) / stretches);
-    const end = Math.floor(((s + 1) * count) / stretches);
+export function keepExtremes(x: ArrayLike<number>, values: ArrayLike<number>, columns: Columns): number[] {
+  const width = (columns.high - columns.low) / columns.count || 1;
+  const columnOf = (i: number): number => {
+    if (x[i] < columns.low) return -1;
+    if (x[i] > columns.high) return columns.count;
+    return Math.min(columns.count - 1, Math.floor((x[i] - columns.low) / width));
+  };
+  const kept: number[] = [];
+  const keep = (i: number): void => {
+    if (kept.length === 0 || i > kept[kept.length - 1]) kept.push(i);
+  };
+  for (let start = 0, end = 0; start < values.length; start = end) {
+    const column = columnOf(start);
     let low = start;
     let high = start;
-    for (let i = start + 1; i < end; i++) {
-      // NaN loses every comparison, and a stretch that begins with one must not keep it.
-      if (values[i] < values[low] || Number.isNaN(values[low])) low = i;
-      if (values[i] > values[high] || Number.isNaN(values[high])) high = i;
+    for (end = start + 1; end < values.length && columnOf(end) === column; end++) {
+      // NaN loses every comparison, and a column that begins with one must not keep it.
+      if (values[end] < values[low] || Number.isNaN(values[low])) low = end;
+      if (values[end] > values[high] || Number.isNaN(values[high])) high = end;
     }
-    kept.add(Math.min(low, high));
-    kept.add(Math.max(low, high));
+    if (start === 0) keep(0);
+    if (column < 0) keep(end - 1);
+    else if (column === columns.count) keep(start);
+    else {
+      keep(Math.min(low, high));
+      keep(Math.max(low, high));
+    }
+    if (end === values.length) keep(end - 1);
   }
-  kept.add(count - 1);
-  return [...kept].sort((a, b) => a - b);
+  return kept;
 }
 
 /** An exponential moving average over about `span` points, unbiased at the start; NaN is stepped over. */
@@ -56,16 +72,33 @@ export class Series {
   ) {}
 
   append(time_s: number, step: number, value: number): void {
+    // A run that went back to a checkpoint does its later steps again: what they were before is no part of it.
+    if (step < (this.step[this.step.length - 1] ?? -Infinity)) this.forgetFrom(step);
     this.time_s.push(time_s);
     this.step.push(step);
     this.value.push(value);
     if (this.value.length >= CAPACITY) {
-      this.keep(keepExtremes(this.value, CAPACITY / 2));
+      this.thin();
     }
   }
 
   get newest(): number {
     return this.value[this.value.length - 1] ?? NaN;
+  }
+
+  /** Halves it. Steps and seconds pass at different paces, and each of the two may be what the chart goes over. */
+  private thin(): void {
+    const kept = new Set<number>();
+    for (const x of [this.step, this.time_s]) {
+      const columns = { low: x[0], high: x[x.length - 1], count: CAPACITY / 8 - 1 };
+      for (const i of keepExtremes(x, this.value, columns)) kept.add(i);
+    }
+    this.keep([...kept].sort((a, b) => a - b));
+  }
+
+  private forgetFrom(step: number): void {
+    const end = this.step.findIndex((s) => s >= step);
+    for (const list of [this.time_s, this.step, this.value]) list.length = end;
   }
 
   private keep(indices: number[]): void {

@@ -1,11 +1,23 @@
 // One view of a panel on the page: it puts the parts together and decides when to paint.
 
-import { type Axis, type ChartSpec, CHARTS, drawing, hasData, inWords, keyOf, markName, pointsPerSeries } from "./charts";
+import {
+  type Axis,
+  type ChartSpec,
+  CHARTS,
+  drawing,
+  type Frame,
+  hasData,
+  inWords,
+  keyOf,
+  MARGIN,
+  markName,
+  pointsPerSeries,
+} from "./charts";
 import { Chips } from "./chips";
 import { element, setAttribute, setText } from "./dom";
 import { Header } from "./header";
 import type { Link } from "./link";
-import { type PlotlyApi, whenPlotly } from "./plotly";
+import { type Plot, type PlotlyApi, whenPlotly } from "./plotly";
 import { onThemeChange, themeOf } from "./theme";
 
 const MIN_INTERVAL_MS = 200;
@@ -20,7 +32,9 @@ interface Card {
   key: HTMLElement;
   enlarge: HTMLButtonElement;
   picture: HTMLElement;
-  plot: HTMLElement;
+  plot: Plot;
+  /** Whether zooming repaints it, with the points that it then needs. */
+  followsZoom: boolean;
 }
 
 export class View {
@@ -166,8 +180,13 @@ export class View {
         height,
         maxPoints,
         this.logarithmic.has(card.spec.id),
+        frameOf(card.plot),
       );
       await this.plotly.react(card.plot, traces, layout, { displayModeBar: false, responsive: false });
+      if (!card.followsZoom && card.plot.on) {
+        card.followsZoom = true;
+        card.plot.on("plotly_relayout", () => this.changed());
+      }
     }
   }
 
@@ -221,7 +240,7 @@ export class View {
       picture,
     );
     root.dataset["chart"] = spec.id;
-    return { spec, root, key, enlarge, picture, plot };
+    return { spec, root, key, enlarge, picture, plot, followsZoom: false };
   }
 
   private makeToggles(): void {
@@ -275,6 +294,16 @@ export class View {
     observer.observe(this.grid);
     return () => observer.disconnect();
   }
+}
+
+/** What of a chart is on the screen, as far as Plotly has drawn it before. */
+function frameOf(plot: Plot): Frame {
+  const frame: Frame = {};
+  const width = plot.clientWidth - MARGIN.l - MARGIN.r;
+  if (width > 0) frame.columns = Math.ceil(width * (window.devicePixelRatio || 1));
+  const axis = plot.layout?.xaxis;
+  if (axis?.autorange === false && axis.range) frame.range = axis.range;
+  return frame;
 }
 
 function makeToggle(label: string, pressed: boolean, onChange: (pressed: boolean) => void): HTMLButtonElement {

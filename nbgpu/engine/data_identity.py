@@ -1,0 +1,85 @@
+"""Whether all ranks have the same data, which they must before they share them out.
+
+A rank with fewer samples than the others ends its epoch earlier, and they wait for it for ever. With another order of the
+samples all goes well, on shares that hold some samples twice and others never. So ranks compare, before the first
+step, how many samples they have and a few of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Identity = Mapping[str, Any]
+"""Of one set of samples, as JSON: `length`, how many there are; `samples`, a digest of some of them by what they are called,
+'' where there is none; `advice`, what to do where the ranks differ."""
+
+_MAX_NUMBERS = 2**20
+"""Of a larger tensor so many numbers are looked at, evenly spaced."""
+
+
+def digest(named: Mapping[str, Tensor]) -> str:
+    """Of a sample's tensors: their names, types, shapes and numbers."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, tensor in named.items():
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        flat = tensor.detach().reshape(-1)
+        numbers = flat[:: max(1, flat.numel() // _MAX_NUMBERS)].cpu().contiguous()
+        found.update(numbers.view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def differences(
+    first: Sequence[Mapping[str, Identity]], second: Callable[[], Sequence[Mapping[str, Identity]]]
+) -> str:
+    """What differs between the ranks, in words; '' where nothing does. Every rank finds the same.
+
+    Args:
+        first: every rank's sets of samples, by what they are called, in order of rank.
+        second: gives them again, read a second time. A sample that is not the same the second time is drawn with random
+            numbers of the dataset's own, and says nothing. Called on all ranks or on none.
+    """
+    if not _lines(first):
+        return ""
+    again = second()
+    kept = [
+        {what: _only_the_same(identity, twice.get(what)) for what, identity in once.items()}
+        for once, twice in zip(first, again, strict=True)
+    ]
+    lines = _lines(kept)
+    advice = dict.fromkeys(identity["advice"] for sets in kept for identity in sets.values())
+    return "\n".join(["the ranks do not have the same data", *lines, *advice]) if lines else ""
+
+
+def _only_the_same(once: Identity, twice: Identity | None) -> Identity:
+    there = twice["samples"] if twice is not None else {}
+    samples = {name: found if there.get(name) == found else "" for name, found in once["samples"].items()}
+    return {**once, "samples": samples}
+
+
+def _lines(by_rank: Sequence[Mapping[str, Identity]]) -> list[str]:
+    lines = []
+    for what in dict.fromkeys(what for sets in by_rank for what in sets):
+        lengths = [sets[what]["length"] if what in sets else 0 for sets in by_rank]
+        if len(set(lengths)) > 1:
+            numbers = ", ".join(
+                f"{length:,} on {_ranks(rank for rank, theirs in enumerate(lengths) if theirs == length)}"
+                for length in dict.fromkeys(lengths)
+            )
+            lines.append(f"{what} differs in length: {numbers}")
+            continue
+        for name in by_rank[0][what]["samples"]:
+            digests = [sets[what]["samples"].get(name, "") for sets in by_rank]
+            if all(digests) and len(set(digests)) > 1:
+                other = _ranks(rank for rank, found in enumerate(digests) if found != digests[0])
+                lines.append(f"{name} of {what} is another one on {other} than on rank 0")
+    return lines
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    numbers = [str(rank) for rank in ranks]
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers)}"

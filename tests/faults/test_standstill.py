@@ -1,0 +1,272 @@
+"""A rank that stands still, because something has stopped its process, is waited for and taken back when it goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import faults
+import leaks
+import psutil
+import pytest
+from kernel import Done, Kernel, kernel
+from rows import Measured, row
+
+BOUND_S = 90
+LONG_S = 5.0
+"""Longer than any heartbeat is waited for."""
+SUM = "%%distributed\ntotal = torch.ones(1); dist.all_reduce(total); print(int(total), kept)"
+RIGHT = "[0] 2 5\n[1] 2 6\n"
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Kernel]:
+    with kernel() as started, leaks.holding_family_of(started.manager.provisioner.pid):
+        assert started.run("%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2").status == "ok"
+        yield started
+        started.run("%nbgpu stop")
+
+
+@pytest.fixture(autouse=True)
+def the_sum_is_right_before_and_afterwards(notebook: Kernel) -> Iterator[None]:
+    assert notebook.run("%%distributed\nkept = 5 + rank", timeout_s=BOUND_S).status == "ok"
+    yield
+    done = notebook.run(SUM, timeout_s=BOUND_S)
+    assert done.stdout == RIGHT, done.error
+
+
+def pid_of(notebook: Kernel, rank: int) -> int:
+    return int(notebook.run(f"import nbgpu\nnbgpu.current().pids[{rank}]").value)
+
+
+@contextmanager
+def stopped(*pids: int) -> Iterator[Callable[[], None]]:
+    """Processes that stand still meanwhile, or until what it gives is called."""
+
+    def go_on() -> None:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield go_on
+    finally:
+        for pid in pids:
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def later(seconds: float, act: Callable[[], None]) -> Iterator[None]:
+    timer = threading.Timer(seconds, act)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+
+
+def interrupt(notebook: Kernel) -> None:
+    """As the stop button does; from any thread."""
+    os.kill(notebook.manager.provisioner.pid, signal.SIGINT)
+
+
+def notices(done: Done) -> list[str]:
+    return [data["text/plain"] for data in [*done.displays, *done.updates] if "text/html" in data]
+
+
+def why(pid: int) -> str:
+    return f"rank 1 does not answer: its process is stopped (SIGSTOP; a debugger?). kill -CONT {pid} lets it go on"
+
+
+@row(
+    "a rank is stopped by SIGSTOP for 5 s, in a cell",
+    "a notice says so, and how it goes on; the cell ends as if nothing had been",
+    bound_s=None,
+)
+@pytest.mark.parametrize(
+    "what", ["total = torch.ones(1); dist.all_reduce(total); print(int(total), kept)", "print(2, kept)"]
+)
+def test_a_cell_waits_for_a_rank_that_stands_still(notebook: Kernel, what: str) -> None:
+    pid = pid_of(notebook, 1)
+    with stopped(pid) as go_on, later(LONG_S, go_on):
+        done = notebook.run(f"%%distributed\n{what}", timeout_s=BOUND_S)
+    assert (done.status, done.stdout, done.stderr) == ("ok", RIGHT, ""), done.error
+    shown = notices(done)
+    assert any(why(pid) in text for text in shown), shown
+    assert shown[-1] == ""
+
+
+@row(
+    "Stop while a rank stands still",
+    "the notebook is back; the rank, how it goes on and how to give it up are named; when it goes on, the next cell is right",
+    bound_s=2,
+)
+@pytest.mark.parametrize("what", ["dist.barrier()", "import time\nfor _ in range(10**6): time.sleep(0.01)"])
+def test_stop_does_not_wait_for_a_rank_that_stands_still(
+    notebook: Kernel, measured: Measured, what: str
+) -> None:
+    def stop() -> None:
+        measured.fault_now()
+        interrupt(notebook)
+
+    pid = pid_of(notebook, 1)
+    with stopped(pid):
+        with later(1.5, stop):
+            done = notebook.run(f"%%distributed\n{what}", timeout_s=BOUND_S)
+        measured.ended(done.error)
+        assert why(pid).removeprefix("rank 1 ") in done.error
+        assert "%nbgpu restart --rank 1" in done.error
+        assert "Code in C" not in done.error
+        refused = notebook.run(SUM)
+        assert why(pid) in refused.error
+        assert why(pid).removeprefix("rank 1 ") in notebook.run("%nbgpu status").stdout
+
+
+def test_a_rank_that_stands_still_can_be_given_up(notebook: Kernel) -> None:
+    pid = pid_of(notebook, 1)
+    with stopped(pid):
+        told = notebook.run("%nbgpu restart --rank 1", timeout_s=BOUND_S).stdout
+    assert "rank 1 has a new process" in told
+    assert notebook.run("%%distributed --ranks 0\nkept").stdout == "[0] 5\n"
+    assert notebook.run("%%distributed --ranks 1\nkept = 6").status == "ok"
+
+
+def test_a_rank_that_is_killed_while_it_stands_still_is_replaced(notebook: Kernel) -> None:
+    pid = pid_of(notebook, 1)
+    with stopped(pid), later(LONG_S, lambda: os.kill(pid, signal.SIGKILL)):
+        done = notebook.run("%%distributed\ndist.barrier()", timeout_s=BOUND_S)
+    assert "rank 1 was killed by SIGKILL" in done.error
+    assert "rank 0 kept all variables" in done.stderr
+    assert notebook.run("%%distributed --ranks 1\nkept = 6").status == "ok"
+
+
+def test_whoever_asks_for_a_variable_is_told_of_a_rank_that_stands_still(notebook: Kernel) -> None:
+    pid = pid_of(notebook, 1)
+    with stopped(pid) as go_on, later(LONG_S, go_on):
+        done = notebook.run("%pull kept --rank 1\nkept", timeout_s=BOUND_S)
+    assert done.value == "6", done.error
+    assert notices(done) == [why(pid), ""]
+    with stopped(pid), later(2, lambda: interrupt(notebook)):
+        done = notebook.run("%pull kept --rank 1", timeout_s=BOUND_S)
+    assert "KeyboardInterrupt" in done.error
+
+
+@row(
+    "the whole host stands still for 5 s: kernel, controller, engines",
+    "nothing is lost, and the cell goes on",
+    bound_s=None,
+)
+def test_a_host_that_sleeps_loses_no_engine(notebook: Kernel) -> None:
+    owner = psutil.Process(notebook.manager.provisioner.pid)
+    family = [owner.pid, *(child.pid for child in owner.children(recursive=True))]
+    assert {pid_of(notebook, rank) for rank in (0, 1)} < set(family)
+
+    def sleep() -> None:
+        notebook.client.hb_channel.pause()  # it would connect once more, which is this test's own
+        with stopped(*family):
+            time.sleep(LONG_S)
+
+    code = "%%distributed\nimport time\nuntil = time.monotonic() + 8\nwhile time.monotonic() < until: dist.barrier()"
+    with later(1.5, sleep):
+        done = notebook.run(code, timeout_s=BOUND_S)
+    notebook.client.hb_channel.unpause()
+    assert (done.status, done.stderr) == ("ok", ""), done.error
+
+
+def test_engines_outlive_a_controller_that_stands_still(notebook: Kernel) -> None:
+    controller = int(notebook.run("nbgpu.current()._processes.leaders['controller'].pid").value)
+    family = [controller, *(child.pid for child in psutil.Process(controller).children(recursive=True))]
+    with stopped(*family) as go_on, later(LONG_S, go_on):
+        assert notebook.run(SUM, timeout_s=BOUND_S).stdout == RIGHT
+
+
+# ---- in training ----
+
+
+def begin_run(notebook: Kernel, runs_dir: Path, **settings: Any) -> None:
+    every = {**faults.ENDLESS, "threads": 1, "runs_dir": str(runs_dir), **settings}
+    code = f"import nbgpu, time\nrun = nbgpu.current().train('autoencoder', **{every!r})"
+    assert notebook.run(f"{code}\n{past(2)}", timeout_s=BOUND_S).status == "ok"
+
+
+def past(num_steps: int) -> str:
+    """Code that waits until the run has gone on so far, or is over."""
+    return (
+        f"until = max(s.step for s in run.statuses()) + {num_steps}\n"
+        "while max(s.step for s in run.statuses()) < until and not run.over: time.sleep(0.05)"
+    )
+
+
+@row(
+    "a rank is stopped by SIGSTOP for 5 s, in a step of a run",
+    "the run waits, and says for whom; it goes on when the rank does, and nothing has to be healed",
+    bound_s=None,
+)
+def test_a_run_waits_for_a_rank_that_stands_still(notebook: Kernel, tmp_path: Path) -> None:
+    begin_run(notebook, tmp_path)
+    pid = pid_of(notebook, 1)
+    with stopped(pid):
+        done = notebook.run("while not run.hang: time.sleep(0.05)\nprint(run.hang)", timeout_s=BOUND_S)
+        time.sleep(LONG_S)
+    pattern = rf"rank 0 waits in .*, for \d+ s; {re.escape(why(pid))}\n"
+    assert re.fullmatch(pattern, done.stdout) or done.stdout == f"{why(pid)}\n", done.stdout
+    done = notebook.run(f"{past(3)}\nrun.stop()\nrun.wait(60).status, run.hang", timeout_s=BOUND_S)
+    assert done.value == "('stopped', '')", done.error
+    assert "heal" not in (next(tmp_path.iterdir()) / "rank0.jsonl").read_text()
+
+
+@row(
+    "Stop of a run in which a rank stands still",
+    "it ends; the rank, how it goes on and how to give it up are named; when it goes on, the next cell and run are right",
+    bound_s=None,
+)
+def test_stop_ends_a_run_in_which_a_rank_stands_still(notebook: Kernel, tmp_path: Path) -> None:
+    begin_run(notebook, tmp_path)
+    pid = pid_of(notebook, 1)
+    with stopped(pid):
+        done = notebook.run("run.stop()\nrun.wait(60)", timeout_s=BOUND_S)
+        assert why(pid) in done.error
+        assert "%nbgpu restart --rank 1" in done.error
+        assert "Code in C" not in done.error
+    assert notebook.run(SUM, timeout_s=BOUND_S).stdout == RIGHT
+    begin_run(notebook, tmp_path, steps=3)
+    assert notebook.run("run.wait(60).status", timeout_s=BOUND_S).value == "'finished'"
+
+
+@row(
+    "a rank that stands still in a run is given up with %nbgpu restart --rank",
+    "it is replaced, and training goes on",
+    bound_s=6,
+)
+def test_a_rank_that_stands_still_in_a_run_can_be_given_up(
+    notebook: Kernel, measured: Measured, tmp_path: Path
+) -> None:
+    begin_run(notebook, tmp_path)
+    with stopped(pid_of(notebook, 1)):
+        notebook.run("while not run.hang: time.sleep(0.05)", timeout_s=BOUND_S)
+        measured.fault_now()
+        done = notebook.run("%nbgpu restart --rank 1", timeout_s=BOUND_S)
+    assert "rank 1 stood still and was ended" in done.stdout, done.error
+    done = notebook.run(past(1), timeout_s=BOUND_S)
+    measured.ended()
+    done = notebook.run("run.stop()\nrun.wait(60).status", timeout_s=BOUND_S)
+    assert done.value == "'stopped'", done.error
+    recorded = (next(tmp_path.iterdir()) / "rank0.jsonl").read_text()
+    assert "rank 1 stood still and was ended by a restart." in recorded
+    assert "OOM" not in recorded
+    assert notebook.run("%%distributed --ranks 1\nkept = 6").status == "ok"
+
+
+def test_a_run_that_goes_on_is_not_restarted(notebook: Kernel, tmp_path: Path) -> None:
+    begin_run(notebook, tmp_path)
+    assert "the ranks are training" in notebook.run("%nbgpu restart --rank 1").error
+    assert notebook.run("run.stop()\nrun.wait(60).status", timeout_s=BOUND_S).value == "'stopped'"
