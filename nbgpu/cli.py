@@ -98,7 +98,7 @@ def _new(arguments: list[str]) -> None:
 def _recipes() -> None:
     table = Table("recipe", "what it trains", "what it takes as --data", "without --data")
     for name, model in TRAIN_CONFIGS.items():
-        table.add_row(name, (model.__doc__ or "").splitlines()[0], model.INPUTS, model.TRIAL)
+        table.add_row(name, flags.summary(model), model.INPUTS, model.TRIAL)
     table.add_row("my_recipe.py", "your own dataset, model and loss: nbgpu new my_recipe", "", "")
     console = Console()
     console.print(table)

@@ -109,19 +109,22 @@ class RankError(NbgpuError, RuntimeError):
     Args:
         failures: at most one for each rank.
         world_size: how many ranks there are, to tell whether it was all of them; 0 where that is not known.
+        also: what else is wrong because of them, such as a rank that did not come back, and what to do; may be empty.
     """
 
-    def __init__(self, failures: Sequence[RankFailure], world_size: int = 0) -> None:
+    def __init__(self, failures: Sequence[RankFailure], world_size: int = 0, also: str = "") -> None:
         self.failures = tuple(failures)
         self._world_size = world_size
+        self._also = also
         # The arguments themselves, so that the error survives pickling, which calls this again with them.
-        super().__init__(self.failures, world_size)
+        super().__init__(self.failures, world_size, also)
 
     def __str__(self) -> str:
         ranks_by_text: dict[str, list[int]] = {}
         for failure in self.failures:
             ranks_by_text.setdefault(f"{failure.error_type}: {failure.message}", []).append(failure.rank)
-        return "; ".join(f"{self._named(ranks)}: {text}" for text, ranks in ranks_by_text.items())
+        told = "; ".join(f"{self._named(ranks)}: {text}" for text, ranks in ranks_by_text.items())
+        return f"{told}\n{self._also}" if self._also else told
 
     def _render_traceback_(self) -> list[str]:
         """What IPython prints for this error: each rank's traceback, the same one on several ranks once."""
@@ -139,7 +142,7 @@ class RankError(NbgpuError, RuntimeError):
         for kind, ranks in ranks_by_kind.items():
             lines.append(f"on {self._named(ranks)}:")
             lines.extend(told_by_kind[kind].splitlines())
-        return lines
+        return [*lines, self._also] if self._also else lines
 
     def _named(self, ranks: Sequence[int]) -> str:
         """'rank 1', 'ranks 0, 2', or 'all ranks'."""

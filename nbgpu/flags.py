@@ -12,6 +12,11 @@ from pydantic import BaseModel
 from nbgpu.settings import bounds
 
 
+def summary(model: type[BaseModel]) -> str:
+    """The first line of a model's docstring; empty with `python -OO`, which leaves docstrings out."""
+    return (model.__doc__ or "").partition("\n")[0]
+
+
 def parse(
     models: Sequence[type[BaseModel]],
     arguments: Sequence[str],
@@ -55,5 +60,5 @@ def parse(
             field(default=default),
         )
     holder = make_dataclass("Settings", list(flags.values()))
-    description = (models[-1].__doc__ or "").splitlines()[0]
+    description = summary(models[-1])
     return asdict(tyro.cli(holder, args=list(arguments), prog=prog, description=description))

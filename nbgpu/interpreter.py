@@ -7,12 +7,16 @@ nbgpu starts do the same, because torch and ipyparallel import parts of the stan
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 from collections.abc import Iterable
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
+
+_USUALLY_IGNORED = ("DeprecationWarning", "PendingDeprecationWarning", "ImportWarning", "ResourceWarning")
+"""Warnings that Python does not show where nobody asks for them, but for those of the main module."""
 
 
 def command(module: str, *arguments: str) -> list[str]:
@@ -21,7 +25,21 @@ def command(module: str, *arguments: str) -> list[str]:
 
     The environment variable PYTHONSAFEPATH would do the same, and also to programs that a person's code starts there.
     """
-    return [sys.executable, "-P", "-m", module, *arguments]
+    return [sys.executable, "-P", *_warning_options(), "-m", module, *arguments]
+
+
+def _warning_options() -> list[str]:
+    """Options by which warnings that the environment makes errors are errors in the person's cells only: the libraries
+    warn of one another all the time, and a process would end of that before it has started."""
+    options = []
+    for option in filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")):
+        action, message, category, module, *_ = (*option.strip().split(":"), "", "", "", "")
+        if action and "error".startswith(action) and not module:
+            usual = [f"ignore::{kind}" for kind in _USUALLY_IGNORED]
+            options += [f"default:{message}:{category}", *usual, f"error:{message}:{category}:__main__"]
+        else:
+            options.append(option)
+    return [part for option in options for part in ("-W", option)]
 
 
 def look_in(folders: Iterable[str]) -> None:

@@ -22,6 +22,8 @@ from typing import Any
 
 import safetensors
 
+from nbgpu.errors import RunError
+
 MODEL, OPTIMIZER, AVERAGE, DISCRIMINATOR, STATE, MANIFEST = (
     "model.safetensors",
     "optimizer.safetensors",
@@ -210,9 +212,25 @@ def point_to_best(run_folder: Path, checkpoint: Path, score: Score) -> None:
 
 
 def state(checkpoint: Path) -> dict[str, Any]:
-    """What `state.json` of a whole checkpoint says."""
-    fields: dict[str, Any] = json.loads((checkpoint / STATE).read_bytes())
-    return fields
+    """What `state.json` of a whole checkpoint says; RunError where it is not what nbgpu writes."""
+    try:
+        fields: Any = json.loads((checkpoint / STATE).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        fields = None
+    if _is_state(fields):
+        known: dict[str, Any] = fields
+        return known
+    raise RunError(f"{checkpoint / STATE} is not what nbgpu writes")
+
+
+def _is_state(fields: Any) -> bool:
+    """Whether JSON has what everybody asks for who reads a checkpoint's state."""
+    return (
+        isinstance(fields, dict)
+        and type(fields.get("step")) is int
+        and fields["step"] >= 0
+        and isinstance(fields.get("config", {}), dict)
+    )
 
 
 def _sha256_of_fields(fields: Mapping[str, Any]) -> str:
@@ -249,4 +267,4 @@ def _damage_of_contents(path: Path, seal: Seal) -> str:
         fields = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         return f"is not JSON ({error})"
-    return "" if isinstance(fields, dict) else "is not a JSON object"
+    return "" if _is_state(fields) else "is not what nbgpu writes"

@@ -49,6 +49,13 @@ def is_file(recipe: str) -> bool:
     return recipe.endswith(".py")
 
 
+def read_text(path: Path) -> str:
+    """The text of a file; OSError where it is a pipe or a device, which might be waited for without end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError("it is no plain file")
+    return path.read_text()
+
+
 _TEMPLATE = Path(__file__).parent / "recipes" / "own_template.py.txt"
 
 
@@ -61,7 +68,8 @@ def create(name: str) -> Path:
     Raises:
         ConfigError: the name cannot be a module's, or there is such a file.
     """
-    path = Path(name).with_suffix(".py")
+    # The end of '' and of '/' has no name that a suffix could be put behind.
+    path = Path(name).with_suffix(".py") if Path(name).name else Path(name)
     if not path.stem.isidentifier() or keyword.iskeyword(path.stem) or path.stem in sys.stdlib_module_names:
         raise ConfigError(
             f"{path.stem!r} cannot be the name of a recipe: take letters, digits and _, such as my_recipe"
@@ -83,10 +91,14 @@ def read(path: Path) -> RecipeFile:
             told with their lines.
     """
     try:
-        text = path.read_text()
+        text = read_text(path)
         module = ast.parse(text)
     except (OSError, UnicodeDecodeError, SyntaxError) as error:
         raise ConfigError(f"the recipe {path} cannot be read: {error}") from None
+    except (RecursionError, MemoryError):
+        raise ConfigError(
+            f"the recipe {path} cannot be read: too many brackets stand in one another"
+        ) from None
     classes = [node for node in module.body if isinstance(node, ast.ClassDef) and _is_recipe(node)]
     if len(classes) != 1:
         found = ", ".join(node.name for node in classes) or "none"

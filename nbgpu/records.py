@@ -6,9 +6,13 @@ All are frozen dataclasses of plain values, so that they become JSON and pickle 
 
 from __future__ import annotations
 
+import os
 import secrets
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal
+
+from nbgpu.errors import RunError
 
 RunState = Literal[
     "starting",
@@ -42,6 +46,15 @@ TAKEN = b"taken"
 
 KEPT = "kept"
 """File in the cluster's folder: it has started, and goes on when its notebook's kernel ends."""
+
+CLUSTER_FOLDER = "NBGPU_CLUSTER_FOLDER"
+"""Environment variable of a cluster's processes: its private folder."""
+
+
+def cluster_folder() -> Path | None:
+    """The private folder of the cluster that this process belongs to; None where it belongs to none."""
+    named = os.environ.get(CLUSTER_FOLDER)
+    return Path(named) if named else None
 
 
 def engine_name(pid: int) -> str:
@@ -128,6 +141,11 @@ class RankFailure:
     traceback: str
 
 
+Unheeded = Literal["", "replaced", "caught", "importing"]
+"""Why interrupts do not end what a rank runs: its code has replaced the handler of SIGINT, or an interrupt has raised
+KeyboardInterrupt there and the code went on, or it imports a part of torch. Empty where nothing of that is known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
     """What a rank's main thread does at one moment."""
@@ -149,6 +167,7 @@ class Whereabouts:
     pulse: str = ""
     """Differs between two answers if anything went through the rank's process groups meanwhile, or if it has computed for
     what it is busy with."""
+    unheeded: Unheeded = ""
 
     @property
     def is_busy(self) -> bool:
@@ -301,10 +320,18 @@ class RunInfo:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> RunInfo:
-        devices = tuple(Device(**d) for d in fields["devices"])
-        data = tuple(fields.get("data", ()))
-        epochs_from = tuple(tuple(section) for section in fields.get("epochs_from", ()))
-        return cls(**{**fields, "devices": devices, "data": data, "epochs_from": epochs_from})
+        """From what `run_info.json` says.
+
+        Raises:
+            RunError: it is not what nbgpu writes.
+        """
+        try:
+            devices = tuple(Device(**d) for d in fields["devices"])
+            data = tuple(fields.get("data", ()))
+            epochs_from = tuple(tuple(section) for section in fields.get("epochs_from", ()))
+            return cls(**{**fields, "devices": devices, "data": data, "epochs_from": epochs_from})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"run_info.json is not what nbgpu writes ({error!r})") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from nbgpu import manifest
-from nbgpu.config import TrainConfig
+from nbgpu.config import TrainConfig, read_tables
 from nbgpu.errors import ConfigError, RunError
 from nbgpu.settings import shapes_the_model
 
@@ -53,8 +53,11 @@ class Beginning:
         path = run_folder / _FILE
         if not path.exists():
             return cls()
-        fields = json.loads(path.read_text())
-        return cls(fields["checkpoint"], fields["step"], tuple(fields["notes"]))
+        try:
+            fields = json.loads(path.read_text())
+            return cls(str(fields["checkpoint"]), int(fields["step"]), tuple(map(str, fields["notes"])))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise RunError(f"{path} is not what nbgpu writes") from None
 
 
 def find(config: TrainConfig, contents: bool = True) -> Beginning:
@@ -122,14 +125,16 @@ def _best_of(run_folder: Path) -> Path:
 
 def _all_of(runs_dir: Path, recipe: str) -> list[Path]:
     """Every checkpoint of every run of a recipe, the newest first."""
-    folders = [path.parent for path in runs_dir.glob("*/run.toml") if _recipe_of(path) == recipe]
+    # Another user's run is taken only where its folder is named.
+    mine = [path for path in runs_dir.glob("*/run.toml") if path.parent.lstat().st_uid == os.geteuid()]
+    folders = [path.parent for path in mine if _recipe_of(path) == recipe]
     return sorted((c for folder in folders for c in manifest.checkpoints(folder)), key=_age, reverse=True)
 
 
 def _recipe_of(run_toml: Path) -> str:
     try:
-        return str(tomllib.loads(run_toml.read_text())["train"]["recipe"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(read_tables(run_toml)["train"]["recipe"])
+    except (ConfigError, KeyError, TypeError):
         # Not a run's folder, or one whose making was cut off: it has no checkpoint either.
         return ""
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import logging
+import os
 import platform
+import pwd
 import secrets
 import shutil
+import stat
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +23,7 @@ from typing import Any
 from nbgpu import extras, recipe_files, resume
 from nbgpu.config import ClusterConfig, TrainConfig, write_toml
 from nbgpu.devices import inventory
+from nbgpu.errors import RunError
 from nbgpu.records import RankFailure, RunState
 
 _log = logging.getLogger("nbgpu.runs")
@@ -30,23 +36,85 @@ def create(config: TrainConfig, cluster: ClusterConfig) -> Path:
 
     Where the run goes on from a checkpoint, resume.json says from which one. Nothing is made where there is no
     such checkpoint, or none that fits: raises as `resume.find` does. ConfigError where a log is asked for whose package is
-    not installed.
+    not installed; RunError where the folder cannot be made, and nothing is left of it then.
     """
     extras.require(config)
     beginning = resume.find(config)
     for note in beginning.notes:
         _log.warning(note)
     started = time.strftime("%Y%m%d-%H%M%S")
-    folder = Path(config.runs_dir).absolute() / f"{started}-{config.title}-{secrets.token_hex(2)}"
-    folder.mkdir(parents=True, mode=0o700)
-    write_toml(folder / "run.toml", cluster, config)
-    if recipe_files.is_file(config.recipe):
-        # A rank that comes in the middle of the run computes what the others do, also where the file was edited meanwhile.
-        shutil.copy(config.recipe, folder)
-    if config.resume:
-        beginning.write(folder)
-    (folder / "env.json").write_text(json.dumps(_environment(), indent=2) + "\n")
+    runs_dir = Path(config.runs_dir).absolute()
+    folder = runs_dir / f"{started}-{config.title}-{secrets.token_hex(2)}"
+    missing = [path for path in (runs_dir, *runs_dir.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, mode=0o700)
+        write_toml(folder / "run.toml", cluster, config)
+        if recipe_files.is_file(config.recipe):
+            # A rank that comes in the middle of the run computes what the others do, also where the file was edited meanwhile.
+            shutil.copy(config.recipe, folder)
+        if config.resume:
+            beginning.write(folder)
+        (folder / "env.json").write_text(json.dumps(_environment(), indent=2) + "\n")
+    except BaseException as error:
+        # Nobody could do anything with half of it.
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # it was not made, or somebody else has put something into it
+            for path in missing:
+                path.rmdir()
+        if isinstance(error, OSError):
+            raise RunError(
+                f"the run's folder cannot be made in {runs_dir}: {error.strerror}. Nothing was started; runs_dir names another "
+                "place"
+            ) from None
+        raise
+    if who := who_may_rename(runs_dir):
+        _log.warning(
+            "%s may rename what is in runs_dir = %s, and so put something else in the place of a run's folder. What is not your own "
+            "is not loaded from there; take a folder that only you can write to",
+            who,
+            runs_dir,
+        )
     return folder
+
+
+def who_may_rename(folder: Path) -> str:
+    """Who else may rename or replace what is in a folder, or the folder itself, in words; empty where nobody may."""
+    for path in (folder.resolve(), *folder.resolve().parents):
+        status = path.stat()
+        if status.st_uid not in (0, os.geteuid()):
+            return f"the owner of {path} (uid {status.st_uid})"
+        # In a folder with the sticky bit, such as /tmp, everybody renames what is theirs.
+        if status.st_mode & stat.S_ISVTX:
+            continue
+        if status.st_mode & stat.S_IWOTH:
+            return f"every user of this host ({path} has mode {stat.filemode(status.st_mode)})"
+        if status.st_mode & stat.S_IWGRP and not _is_alone_in(status.st_gid):
+            return f"the group with gid {status.st_gid} ({path} has mode {stat.filemode(status.st_mode)})"
+    return ""
+
+
+def _is_alone_in(gid: int) -> bool:
+    """Whether nobody else is in a group, as in the one that many systems make for each user."""
+    try:
+        members = set(grp.getgrgid(gid).gr_mem) | {
+            user.pw_name for user in pwd.getpwall() if user.pw_gid == gid
+        }
+        return members <= {"root", pwd.getpwuid(os.geteuid()).pw_name}
+    except KeyError:  # a number without a name
+        return False
+
+
+def require_own(path: Path) -> None:
+    """Refuses a run's folder or file that somebody else has put there: it may say what is executed, and what is deleted.
+
+    Raises:
+        RunError: it is another user's, or a link.
+    """
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        raise RunError(f"{path} is a link, and not what the run has made. Nothing in it is used")
+    if status.st_uid != os.geteuid():
+        raise RunError(f"{path} belongs to another user (uid {status.st_uid}). Nothing in it is used")
 
 
 def leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | None) -> None:
@@ -71,10 +139,24 @@ def outcome(folder: Path, rank: int) -> RunState | RankFailure | None:
         told = json.loads(_outcome_path(folder, rank).read_text())
     except FileNotFoundError:
         return None
-    if "failure" in told:
-        return RankFailure(**told["failure"])
-    state: RunState = told["state"]
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{_outcome_path(folder, rank)} cannot be read: {error}") from None
+    try:
+        if "failure" in told:
+            return RankFailure(**told["failure"])
+        state: RunState = told["state"]
+    except (KeyError, TypeError):
+        raise RunError(f"{_outcome_path(folder, rank)} is not what nbgpu writes") from None
     return state
+
+
+@contextmanager
+def telling_what_is_not_written(tell: Callable[[str], None]) -> Iterator[None]:
+    """Keeps a run alive where a file about it cannot be written meanwhile: calls `tell` with the reason, as a sentence."""
+    try:
+        yield
+    except OSError as error:
+        tell(f"{error.filename or 'a file about the run'} cannot be written: {error.strerror}")
 
 
 def note_change(folder: Path, step: int, settings: Mapping[str, Any]) -> None:

@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from nbgpu.errors import ConfigError
@@ -35,7 +42,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     @classmethod
-    def checked(cls, **values: Any) -> Self:
+    def checked(cls, /, **values: Any) -> Self:
         """Builds the settings, or raises a ConfigError with one line for every bad value."""
         try:
             return cls(**values)
@@ -49,6 +56,15 @@ class Settings(BaseModel):
     def problems(self) -> Iterator[str]:
         """Values that do not go together, each in words; every class yields those of its own fields."""
         return iter(())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value_is_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """`lr=True` would else be a learning rate of 1."""
+        declared = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and bool not in (declared, *get_args(declared)):
+            raise ValueError(f"It cannot be {value}")
+        return value
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from nbgpu.config import TrainConfig
 from nbgpu.errors import ConfigError
@@ -20,13 +21,24 @@ def settled(config: TrainConfig, devices: Sequence[Device]) -> TrainConfig:
     Raises:
         ConfigError: the ranks cannot do it; one line for each reason.
     """
-    if problems := list(_problems(config, devices)):
+    problems = list(_problems(config, devices))
+    if (unreadable := wrong_with_data(config)) is not None:
+        problems.append(unreadable)
+    if problems:
         raise ConfigError("\n".join(problems))
     if config.smoke_test:
         return _smaller(config)
     if config.global_batch_size is None:
         return config
     return config.changed(batch_size=config.global_batch_size // (len(devices) * config.accumulate))
+
+
+def wrong_with_data(config: TrainConfig) -> str | None:
+    """Why what `data` names cannot be read, where that is seen without opening it; None where it may be."""
+    path = Path(config.data)
+    if config.data in type(config).WITHOUT_FILES or not path.exists() or path.is_file() or path.is_dir():
+        return None
+    return f"data = {config.data!r} is neither a file nor a folder, but a pipe or a device, which might be waited for without end"
 
 
 def _smaller(config: TrainConfig) -> TrainConfig:

@@ -8,7 +8,6 @@ import random
 import re
 import secrets
 import time
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from nbgpu import extras
-from nbgpu.config import ClusterConfig, TrainConfig, settings_of, train_config
+from nbgpu.config import ClusterConfig, TrainConfig, read_tables, settings_of, train_config
 from nbgpu.errors import ConfigError
 from nbgpu.records import Device
 from nbgpu.settings import Settings
@@ -131,12 +130,9 @@ class Plan:
             ConfigError: the folder is no sweep's, or what stands there cannot be used.
         """
         path = folder / FILE
-        try:
-            tables = tomllib.loads(path.read_text())
-        except FileNotFoundError:
-            raise ConfigError(f"{folder} is no sweep's folder: it has no {FILE}") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
+        if not path.exists():
+            raise ConfigError(f"{folder} is no sweep's folder: it has no {FILE}")
+        tables = read_tables(path)
         try:
             told = dict(tables["sweep"])
             recipe = str(told.pop("recipe"))

@@ -9,6 +9,7 @@ nobody gets a byte, stands in `rankN.endpoint.json` in the run's folder, which o
 
 from __future__ import annotations
 
+import errno
 import heapq
 import json
 import logging
@@ -37,6 +38,8 @@ _READ_BYTES = 2**22
 WINDOW = 4096
 """Records of each rank that a Reader keeps in memory, the newest ones; those before them are read from the files again. A
 record takes about 700 bytes there, and a week of eight ranks would have ten million of them."""
+
+_COMMANDS = "commands.jsonl"
 
 Record = Sample | Event
 
@@ -108,9 +111,13 @@ class Recorder:
         endpoint = {"address": f"tcp://127.0.0.1:{port}", "public_key": public_key.decode()}
         path = _endpoint_path(folder, rank)
         unfinished = path.with_suffix(".tmp")
-        unfinished.touch(mode=0o600)
-        unfinished.write_text(json.dumps(endpoint))
-        unfinished.rename(path)
+        try:
+            unfinished.touch(mode=0o600)
+            unfinished.write_text(json.dumps(endpoint))
+            unfinished.rename(path)
+        except OSError as error:
+            # Whoever reads finds the records in the file, and later.
+            self.event("note", f"{path} cannot be written, so that curves come late: {error.strerror}")
         self._thread = threading.Thread(
             target=self._send_until_closed, name=f"nbgpu-recorder-{rank}", daemon=True
         )
@@ -473,30 +480,67 @@ class Reader:
         return complete
 
 
-def send_command(folder: Path, command: Command) -> None:
+def send_command(folder: Path, command: Command, cluster_folder: Path | None = None) -> None:
     """Asks a run to pause, go on or stop: one line in `commands.jsonl`, which rank 0 watches.
 
     A file and not a socket, because it works the same for a run that torchrun started, is protected as the
     run's folder is, and stays as a record of what was asked and when.
+
+    Args:
+        folder: the run's.
+        cluster_folder: takes the line where the run's folder cannot: it was deleted, or its disk is full or read-only.
+
+    Raises:
+        OSError: neither folder can be written.
     """
-    line = json.dumps({"time_s": time.time(), "command": command})
-    with (folder / "commands.jsonl").open("a") as file:
-        file.write(line + "\n")
+    _send(folder, {"command": command}, cluster_folder)
 
 
-def send_settings(folder: Path, values: Mapping[str, Any]) -> None:
-    """Asks a run to go on with other settings: one line in `commands.jsonl`. `values` are JSON, by field."""
-    line = json.dumps({"time_s": time.time(), "set": dict(values)})
-    with (folder / "commands.jsonl").open("a") as file:
-        file.write(line + "\n")
+def send_settings(folder: Path, values: Mapping[str, Any], cluster_folder: Path | None = None) -> None:
+    """Asks a run to go on with other settings, as `send_command` does. `values` are JSON, by field."""
+    _send(folder, {"set": dict(values)}, cluster_folder)
+
+
+def _send(folder: Path, asked: dict[str, Any], cluster_folder: Path | None) -> None:
+    line = json.dumps({"time_s": time.time(), **asked}).encode() + b"\n"
+    try:
+        _append_whole(folder / _COMMANDS, line)
+    except OSError:
+        if cluster_folder is None:
+            raise
+        _append_whole(_commands_beside(cluster_folder, folder), line)
+
+
+def _append_whole(path: Path, line: bytes) -> None:
+    """Appends a line, or nothing of it: half a line on a full disk would spoil the next one."""
+    with path.open("ab", buffering=0) as file:
+        size_bytes = file.tell()
+        try:
+            if file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            file.truncate(size_bytes)
+            raise
+
+
+def _commands_beside(cluster_folder: Path, folder: Path) -> Path:
+    """Where the commands to a run are whose own folder cannot be written."""
+    return cluster_folder / f"{folder.name}.{_COMMANDS}"
 
 
 class CommandWatch:
-    """Rank 0's view of `commands.jsonl`: the newest command that was asked for, and new settings."""
+    """Rank 0's view of what was asked of a run: the newest command, and new settings.
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "commands.jsonl"
-        self._offset_bytes = 0
+    Args:
+        folder: the run's.
+        cluster_folder: as for `send_command`.
+    """
+
+    def __init__(self, folder: Path, cluster_folder: Path | None = None) -> None:
+        paths = [folder / _COMMANDS]
+        if cluster_folder is not None:
+            paths.append(_commands_beside(cluster_folder, folder))
+        self._offsets_bytes = dict.fromkeys(paths, 0)
         self._settings: dict[str, Any] = {}
 
     @property
@@ -511,20 +555,23 @@ class CommandWatch:
 
     def newest(self) -> Command | None:
         """The newest command since the last call, or None; a stop is never overruled by what follows it."""
-        try:
-            if self._path.stat().st_size <= self._offset_bytes:
-                return None
-        except FileNotFoundError:
-            return None
-        with self._path.open("rb") as file:
-            file.seek(self._offset_bytes)
-            batch = file.read()
-        batch = batch[: batch.rfind(b"\n") + 1]
-        self._offset_bytes += len(batch)
-        asked = [json.loads(line) for line in batch.splitlines()]
+        asked = [fields for path in self._offsets_bytes for fields in self._new_in(path)]
         for fields in asked:
             self._settings |= fields.get("set", {})
         commands: list[Command] = [fields["command"] for fields in asked if "command" in fields]
         if "stop" in commands:
             return "stop"
         return commands[-1] if commands else None
+
+    def _new_in(self, path: Path) -> list[dict[str, Any]]:
+        try:
+            if path.stat().st_size <= self._offsets_bytes[path]:
+                return []
+            with path.open("rb") as file:
+                file.seek(self._offsets_bytes[path])
+                batch = file.read()
+        except OSError:  # nothing was asked yet, or the folder is gone
+            return []
+        batch = batch[: batch.rfind(b"\n") + 1]
+        self._offsets_bytes[path] += len(batch)
+        return [json.loads(line) for line in batch.splitlines()]

@@ -35,6 +35,8 @@ class Done:
     displays: list[dict[str, Any]] = field(default_factory=list)
     updates: list[dict[str, Any]] = field(default_factory=list)
     """What displays were changed to, in order."""
+    written: str = ""
+    """Both streams, as their messages came."""
     prompts: list[str] = field(default_factory=list)
     """What was asked for with input()."""
     took_s: float = 0.0
@@ -94,9 +96,9 @@ class Kernel:
             content = message["content"]
             match message["msg_type"]:
                 case "stream":
-                    setattr(
-                        done, content["name"], getattr(done, content["name"]) + _ANSI.sub("", content["text"])
-                    )
+                    text = _ANSI.sub("", content["text"])
+                    setattr(done, content["name"], getattr(done, content["name"]) + text)
+                    done.written += text
                 case "execute_result":
                     done.value = content["data"]["text/plain"]
                 case "display_data":

@@ -243,11 +243,11 @@ class DistributedCell:
         if stuck:
             self._cluster.leave_behind(self._results)
             self._cluster.history.forget_newest(self._results)
-            self._hangs.check()
-            told = "; ".join(
-                f"rank {rank} did not come back: it {self._hangs.describe(rank)}" for rank in stuck
-            )
-            raise ClusterError(f"{told}. {self._cluster.ranks.ways_out(stuck)}")
+            told = self._hangs.not_back(stuck)
+            if causes := self._watch.causes():
+                self._output.finish(without=[*self._watch.pending(), *self._watch.gone])
+                raise RankError(causes, self._cluster.world_size, told)
+            raise ClusterError(told)
 
     def _close(self) -> None:
         self._output.close()

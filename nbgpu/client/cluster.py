@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 import time
@@ -17,14 +18,16 @@ import ipyparallel as ipp
 
 from nbgpu import backends, devices
 from nbgpu.backends import Climb, Rung
-from nbgpu.client import definitions, environment, registry, status, transfer, variables
+from nbgpu.client import definitions, environment, host_checks, registry, status, transfer, variables
 from nbgpu.client.arrivals import Answer, Arrivals
 from nbgpu.client.batch_sizes import BatchSizes
+from nbgpu.client.hangs import HangWatch
 from nbgpu.client.ladder import climb_down
 from nbgpu.client.plan import Plan, data_in_words
 from nbgpu.client.processes import Processes
 from nbgpu.client.questions import Listener, Questions
 from nbgpu.client.ranks import Ranks, StandstillNotice
+from nbgpu.client.release import IdleRelease, tell_in_next_cell
 from nbgpu.client.reloading import Reloading
 from nbgpu.client.replay import CellHistory
 from nbgpu.client.results import collect, sentence
@@ -51,7 +54,9 @@ if TYPE_CHECKING:
 
 _OUTPUT_PATIENCE_S = 2.0
 _ANSWER_PATIENCE_S = 1.0
+_FREED_PATIENCE_S = 5.0
 _WATCH_PERIOD_S = 0.1
+_POLL_PERIOD_S = 0.01
 _NOT_RUNNING = "this cluster is not running. Start it with: start(), or %nbgpu start"
 
 _R = TypeVar("_R")
@@ -119,6 +124,9 @@ class Cluster:
         self._told_of_signals: set[str] = set()
         self._last_seen: dict[int, Sighting] = {}
         self._listens: Listener | None = None
+        self._release: IdleRelease | None = None
+        self._why_ended = ""
+        """Why it does not run, where nobody has stopped it."""
         self.news: list[str] = []
         """What the person does not know yet, for the next cell to tell: ranks that were replaced in a run."""
 
@@ -160,8 +168,15 @@ class Cluster:
     def ranks(self) -> Ranks:
         """The engines as ranks; NoClusterError where the cluster is not running."""
         if self._ranks is None:
-            raise NoClusterError(_NOT_RUNNING)
+            raise NoClusterError(self._why_ended or _NOT_RUNNING)
         return self._ranks
+
+    @property
+    def folder(self) -> Path:
+        """The cluster's own folder, which only the user can enter; it goes when the cluster ends."""
+        if self._processes is None:
+            raise NoClusterError(_NOT_RUNNING)
+        return self._processes.folder
 
     @property
     def connection_file(self) -> Path:
@@ -186,8 +201,9 @@ class Cluster:
         warning then says which failed, and why.
 
         Raises:
-            ClusterError: another cluster of this process runs, another one has a GPU, or an engine did not
-                come; the message ends with what the engines said.
+            ConfigError: a variable of gloo's or NCCL's names a network interface that is not there.
+            ClusterError: another cluster of this process runs, another one has a GPU, too few files may be open or they
+                may be too short, or an engine did not come; the message ends with what the engines said.
         """
         require_none()
         return self._start(self._become_current)
@@ -199,9 +215,10 @@ class Cluster:
 
     def _start(self, at_the_end: Callable[[], None]) -> Self:
         self.devices, self.climb = self._wanted, Climb(self._rungs[0])
+        num_engines = self.world_size + self.config.spare
+        host_checks.require_startable(os.environ, [rung.backend for rung in self._rungs], num_engines)
         self._processes = processes = Processes.prepare()
         try:
-            num_engines = self.world_size + self.config.spare
             # What `stop` does not know of it cannot take back.
             with uninterrupted():
                 entry = registry.new_entry(self.config, self.devices, self.climb, processes.folder)
@@ -253,7 +270,7 @@ class Cluster:
             # The notebook went while the group was formed: who came waits for who was not called.
             self.ranks.sever()
         self._left_behind = self.ranks.call("nbgpu.engine.boot:last_cell_failed")
-        answered_by_s = time.monotonic() + _ANSWER_PATIENCE_S
+        answered_by_s = time.monotonic() + (_ANSWER_PATIENCE_S if group_is_whole else _FREED_PATIENCE_S)
         for result in self._left_behind.values():
             result.wait(max(0.0, answered_by_s - time.monotonic()))
         if all(result.ready() for result in self._left_behind.values()):
@@ -301,6 +318,37 @@ class Cluster:
         _current = self
         if not self.config.keep:
             atexit.register(self.stop)
+        if self.config.release_after_s is not None:
+            self._release = IdleRelease(self.config.release_after_s, self._is_working, self._end_unused)
+
+    def note_use(self) -> None:
+        """Notes that somebody uses the cluster, from when on `release_after_s` counts."""
+        if self._release is not None:
+            self._release.used()
+
+    def _is_working(self) -> bool:
+        """Whether a run goes on or a rank is at work, also one that does not say what it does."""
+        if self.run is not None and not self.run.over:
+            return True
+        with closing(self.lookout()) as lookout:
+            lookout.seen.clear()
+            lookout.ask()
+            lookout.collect(_ANSWER_PATIENCE_S)
+            alive = [rank for rank in range(self.world_size) if self.ranks.how_ended(rank) is None]
+            return any(rank not in lookout.seen or lookout.seen[rank].where.doing != "idle" for rank in alive)
+
+    def _end_unused(self) -> None:
+        assert self.config.release_after_s is not None
+        devices = "GPUs are free" if self.devices[0].kind == "cuda" else "memory is free"
+        self._why_ended = (
+            f"the cluster was ended at {time.strftime('%H:%M:%S')}: no cell, run or typing had used it for "
+            f"{self.config.release_after_s:g} s (release_after_s). Its {devices}, and what the ranks held is gone. "
+            "Start it again with: start(), or %nbgpu start"
+        )
+        told = self._why_ended
+        self.stop()
+        self._why_ended = told
+        tell_in_next_cell(told[0].upper() + told[1:])
 
     def stop(self) -> None:
         """Ends every engine and the controller, and removes what they left on disk. Harmless when repeated.
@@ -314,6 +362,10 @@ class Cluster:
         global _current
         if _current is self:
             _current = None
+        self._why_ended = ""
+        if self._release is not None:
+            self._release.close()
+            self._release = None
         atexit.unregister(self.stop)
         if self.run is not None:
             self.run.abandon()
@@ -404,6 +456,7 @@ class Cluster:
         finally:
             if watch.severed or watch.gone:
                 self.history.forget_newest(results)
+            self.note_use()
         for result in results.values():
             # Output takes another socket than the result, and may come after it.
             result.wait_for_output(_OUTPUT_PATIENCE_S)
@@ -440,11 +493,11 @@ class Cluster:
             raise
         if stuck := watch.stuck():
             self.leave_behind(results)
-            standing = self.ranks.standstills(stuck)
-            told = "; ".join(
-                f"rank {rank} did not come back: {standing.get(rank, 'it is in C code')}" for rank in stuck
-            )
-            raise ClusterError(f"{told}. {self.ranks.ways_out(stuck)}")
+            with closing(HangWatch(self.lookout(), results, self.world_size, 0)) as hangs:
+                told = hangs.not_back(stuck)
+            if causes := watch.causes():
+                raise RankError(causes, self.world_size, told)
+            raise ClusterError(told)
         failed, _ = watch.outcome()
         self.news += self.restore_group(watch, results, [failure.rank for failure in failed])
         if failed:
@@ -543,11 +596,13 @@ class Cluster:
             RunError: another run has the ranks now.
         """
         config = settled(train_config(recipe, **settings), self.devices)
+        self.note_use()
         self._make_ready()
         self.tell_news()
         planned = self._planned if self._planned and self._planned.config == config else None
         self.run = Run.start(config, self, planned)
         self._note()
+        self.run.on_end(lambda _: self.note_use())
         return self.run
 
     def plan(self, recipe: str, **settings: Any) -> Plan:
@@ -625,6 +680,9 @@ class Cluster:
     def restart(self, rank: int | None = None, replay: bool = False) -> str:
         """Ends one rank and puts a new engine in its place, or starts the whole cluster anew.
 
+        Other ranks that are still in an earlier cell are stopped. One that does not come back even then is given up as well:
+        without it there is no group.
+
         Args:
             rank: which; None for the whole cluster.
             replay: run the cells again that the rank had seen, on it alone, but for those that were cut off.
@@ -650,17 +708,45 @@ class Cluster:
                 f"rank {rank} stood still and was ended: {self.run.folder.name} goes on when it is replaced"
             )
         self._refuse_during_run()
-        self._left_behind = {r: result for r, result in self._left_behind.items() if r != rank}
-        told = ["it is empty; the others kept all variables"]
+        given_up = [rank, *self._stop_all_but(rank)]
+        told: dict[int, list[str]] = {}
 
         def rehearse(rank: int) -> None:
-            told[:] = self.history.run_again(rank, self.ranks[rank])
+            told[rank] = self.history.run_again(rank, self.ranks[rank])
 
         if not replay:
-            self.history.forget(rank)
-        lost = self.ranks.replace([rank], rehearse if replay else None)
+            for each in given_up:
+                self.history.forget(each)
+                told[each] = ["it is empty"]
+            kept = [str(r) for r in range(self.world_size) if r not in given_up]
+            told[given_up[-1]][0] += f"; rank {', '.join(kept)} kept all variables" if kept else ""
+        lost = self.ranks.replace(given_up, rehearse if replay else None)
         self.ranks.add_spares(self.config.spare)
-        return "\n".join([f"rank {rank} has a new process, {self.pids[rank]}: {told[0]}", *told[1:], *lost])
+        lines = []
+        for each in given_up:
+            why = (
+                ""
+                if each == rank
+                else " was still in an earlier cell, did not come back, and was given up as well. It"
+            )
+            lines += [
+                f"rank {each}{why} has a new process, {self.pids[each]}: {told[each][0]}",
+                *told[each][1:],
+            ]
+        return "\n".join([*lines, *lost])
+
+    def _stop_all_but(self, rank: int) -> list[int]:
+        """Stops what ranks are still in although nobody waits for it; returns those that do not come back."""
+        others = {r: result for r, result in self._left_behind.items() if r != rank}
+        watch = RankWatch(self.ranks, others)
+        if watch.pending():
+            watch.stop()
+            # The first one that is given up ends the waiting.
+            while set(watch.pending()) - set(watch.stuck()):
+                time.sleep(_POLL_PERIOD_S)
+                watch.check()
+        self._left_behind = {}
+        return watch.stuck()
 
     def leave_behind(self, results: Mapping[int, ipp.AsyncResult]) -> None:
         """Notes ranks that did not come back from a cell; they get no other one until they do, and no answers."""
@@ -701,6 +787,7 @@ class Cluster:
         return Ranks(processes, self._client, self.devices, self.climb.rung, self.config, seating, self._note)
 
     def _chosen(self, ranks: Sequence[int] | None) -> list[int]:
+        self.note_use()
         self.ranks.require_reachable()
         if ranks is None:
             return list(range(self.world_size))
@@ -711,6 +798,7 @@ class Cluster:
 
     def _make_ready(self) -> None:
         """Called before work is sent: all ranks are there and free, or it says why not."""
+        self.note_use()
         self.ranks.require_reachable()
         self._refuse_during_run()
         self._replace_ranks_that_went()
@@ -741,7 +829,8 @@ class Cluster:
             told = f"rank(s) {named} are still in an earlier cell"
             if standing:
                 why = "; ".join(f"rank {rank} does not answer: {why}" for rank, why in standing.items())
-                raise ClusterError(f"{told}. {why}. {self.ranks.ways_out(list(standing))}")
+                ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in standing)
+                raise ClusterError(f"{told}. {why}. To give up the rank's variables instead: {ways_out}")
             raise ClusterError(
                 f"{told}. Wait for them, stop it with "
                 "nbgpu.current().stop_cell(), which C code may not hear, or give them up: "

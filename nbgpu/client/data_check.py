@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 from nbgpu import interpreter
 from nbgpu.config import TrainConfig
 from nbgpu.errors import DataError
+from nbgpu.suitability import wrong_with_data
 
 _BAD_DATA = 3
 """The exit code of `nbgpu.recipes.check`."""
@@ -20,7 +22,9 @@ def require(config: TrainConfig) -> None:
     """
     if config.data in type(config).WITHOUT_FILES:
         return
-    command = interpreter.command("nbgpu.recipes.check")
+    if (wrong := wrong_with_data(config)) is not None:
+        raise DataError(wrong)
+    command = interpreter.command("nbgpu.recipes.check", str(os.getpid()))
     # It says itself what takes long.
     done = subprocess.run(command, input=config.model_dump_json(), stderr=subprocess.PIPE, text=True)
     if done.returncode == _BAD_DATA:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,6 +16,8 @@ from nbgpu.records import Whereabouts
 _LONGEST_PERIOD_S = 1.0
 _PERIODS_BEFORE_NOTICE = 5
 _SILENCE_WORTH_SAYING_S = 1.0
+_ANSWER_PATIENCE_S = 1.2
+_CONFIRM_PATIENCE_S = 0.3
 _GETS_READY = Whereabouts("call", busy_with="getting ready")
 """Where a rank is that has not answered since a run began."""
 
@@ -71,11 +73,11 @@ class Place:
 
 
 def notice(places: Mapping[int, Place], after_s: float) -> str:
-    """What `told_of_all` says; empty unless a rank stands still, or waits in a collective for `after_s` seconds, and not for a
-    rank that gets on with what only this one does."""
-    waits = any(place.waits and place.for_s >= after_s for place in places.values())
-    gets_on = any(place.is_busy and place.for_s < after_s for place in places.values())
-    hangs = any(place.stands_still for place in places.values()) or (waits and not gets_on)
+    """What `told_of_all` says; empty unless a rank waits in a collective for `after_s` seconds, and not for a rank that gets
+    on with what only this one does, or stands still."""
+    hangs = any(place.waits and place.for_s >= after_s for place in places.values())
+    hangs &= not any(place.is_busy and place.for_s < after_s for place in places.values())
+    hangs |= any(place.stands_still for place in places.values())
     return told_of_all(places) if hangs else ""
 
 
@@ -142,23 +144,40 @@ class HangWatch:
 
     def check(self) -> None:
         """Takes what the ranks have answered and asks them again, about once a second. Does not wait."""
-        self._lookout.collect()
-        for rank, seen in list(self._lookout.seen.items()):
-            # Where a rank was before, such as a rank of a run before another one was replaced, says nothing of this.
-            is_of_now = seen.mono_s >= self._began_mono_s
-            if is_of_now and (rank not in self._here_since or self._here_since[rank][0] != seen.where):
-                self._here_since[rank] = seen.where, seen.mono_s
+        self._take_answers()
         now_s = time.monotonic()
         if now_s - self._asked_mono_s < self._period_s:
             return
         self._asked_mono_s = now_s
         self._lookout.ask()
+        places = self._look()
+        if self._notice_after_s:
+            self.text = notice(places, self._notice_after_s)
+
+    def wait_longer_than(self, seconds: float) -> bool:
+        """Whether a rank has stood still, or waited in a collective, for longer, and does so now: where that was known a second
+        ago, the ranks are asked again, for a moment."""
+        if self.longest_wait_s <= seconds:
+            return False
+        self._lookout.ask()
+        self._take_answers(_CONFIRM_PATIENCE_S)
+        self._look()
+        return self.longest_wait_s > seconds
+
+    def _take_answers(self, patience_s: float = 0.0) -> None:
+        self._lookout.collect(patience_s)
+        for rank, seen in list(self._lookout.seen.items()):
+            # Where a rank was before, such as a rank of a run before another one was replaced, says nothing of this.
+            is_of_now = seen.mono_s >= self._began_mono_s
+            if is_of_now and (rank not in self._here_since or self._here_since[rank][0] != seen.where):
+                self._here_since[rank] = seen.where, seen.mono_s
+
+    def _look(self) -> dict[int, Place]:
         places = self._places()
         self.longest_wait_s = max(
             (place.for_s for place in places.values() if place.waits or place.stands_still), default=0.0
         )
-        if self._notice_after_s:
-            self.text = notice(places, self._notice_after_s)
+        return places
 
     def describe_all(self) -> str:
         """Where all ranks are, whether they hang or not."""
@@ -174,6 +193,35 @@ class HangWatch:
         if place.instead and not place.stands_still and (line := self._lookout.cell_line(rank)) is not None:
             return f"{place.words}, at cell line {line}"
         return place.words
+
+    def not_back(self, ranks: Sequence[int]) -> str:
+        """What is said of ranks that did not come back although they were freed and interrupted, why, and what to do."""
+        are_silent = all(self._lookout.silent_s(rank) > _SILENCE_WORTH_SAYING_S for rank in ranks)
+        # An answer from before the interrupts would not know what the code did with them.
+        self._lookout.ask()
+        self._take_answers(0.0 if are_silent else _ANSWER_PATIENCE_S)
+        told = "; ".join(f"rank {rank} did not come back: it {self.describe(rank)}" for rank in ranks)
+        ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in ranks)
+        if all(self._lookout.stands_still(rank) for rank in ranks):
+            return f"{told}. To give up the rank's variables instead: {ways_out}"
+        why = "".join(f" {reason}." for reason in dict.fromkeys(map(self._why_not_back, ranks)) if reason)
+        return f"{told}.{why} Wait for it to end, or give up the rank's variables: {ways_out}"
+
+    def _why_not_back(self, rank: int) -> str:
+        if self._lookout.stands_still(rank):
+            return ""
+        seen = None if self._lookout.silent_s(rank) else self._here_since.get(rank)
+        match seen[0].unheeded if seen is not None else "":
+            case "replaced":
+                return f"The code of rank {rank} has replaced the handler of SIGINT, and so no interrupt reaches it"
+            case "caught":
+                return (
+                    f"The code of rank {rank} caught the KeyboardInterrupt of each interrupt, and went on. "
+                    "nbgpu.current().stop_cell() interrupts it once more"
+                )
+            case "importing":
+                return f"Rank {rank} imports a part of torch, which would be of no use cut in two"
+        return "Code in C cannot be interrupted"
 
     def _places(self) -> dict[int, Place]:
         return {rank: self._place(rank) for rank in range(self._world_size)}

@@ -58,6 +58,17 @@ class _Begun:
 
 
 _begun: ContextVar[_Begun | None] = ContextVar("nbgpu_begun", default=None)
+_in_a_cell: ContextVar[bool] = ContextVar("nbgpu_in_a_cell", default=False)
+
+
+def is_in_a_cell() -> bool:
+    """Whether the notebook's cell is running, so that what is translated now is code that it runs: a cell magic does that
+    with what stands below it."""
+    return _in_a_cell.get()
+
+
+def _note_begin(_: Any) -> None:
+    _in_a_cell.set(True)
 
 
 def take(line: str, code: str) -> DistributedCell | None:
@@ -94,20 +105,24 @@ def install(
             text = read(_cleaned(shell, code))
         begun = None if text is None else _Begun(text, send, shell.execution_count)
         token = _begun.set(begun)
+        outside = _in_a_cell.set(False)
         try:
             answer: Mapping[str, Any] = await do_execute(code, silent, *args, **options)
         finally:
             _begun.reset(token)
+            _in_a_cell.reset(outside)
             if begun is not None:
                 begun.give_up()
         return answer
 
     kernel.do_execute = send_and_execute
+    shell.events.register("pre_run_cell", _note_begin)
 
 
 def uninstall(shell: Any) -> None:
     """Takes that back."""
     vars(shell.kernel).pop("do_execute", None)
+    shell.events.unregister("pre_run_cell", _note_begin)
 
 
 def _nobody_else_has_a_say(shell: Any) -> bool:

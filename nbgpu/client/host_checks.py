@@ -7,18 +7,26 @@ import platform
 import resource
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
 
 from nbgpu.client.findings import Finding, fail, ok, warn
+from nbgpu.errors import ClusterError, ConfigError
 
 _GIB = 2**30
 _MIN_SHARED_BYTES = _GIB
 """NCCL's buffers between GPUs without P2P, and PyTorch's DataLoader workers; Docker gives 64 MiB unless told otherwise."""
 _MIN_DISK_BYTES = 10 * _GIB
 _MIN_OPEN_FILES = 4096
+_FILES_OF_CONTROLLER = 128
+"""Open files and sockets of ipyparallel's controller: 94, and 6 for each engine. The rest is for clients and engines that
+come later."""
+_FILES_FOR_EACH_ENGINE = 8
+_FILES_OF_OWNER = 64
+"""What the kernel, or a script, opens for a cluster: about 30, and more while it trains."""
+_MIN_FILE_BYTES = 2**20
 _MIN_PROCESSES = 2048
 _MIN_MEMORY_BYTES = 2 * _GIB
 
@@ -167,6 +175,43 @@ def loopback() -> Finding:
     if last - first < 1000:
         return warn("loopback", told, "sysctl net.ipv4.ip_local_port_range='32768 60999'")
     return ok("loopback", told)
+
+
+def require_startable(variables: Mapping[str, str], backends: Iterable[str], num_engines: int) -> None:
+    """Refuse what no cluster can start with.
+
+    Args:
+        variables: the environment.
+        backends: torch.distributed's, which the ranks may use.
+        num_engines: the processes of ranks, also spare ones.
+
+    Raises:
+        ConfigError: a variable names a network interface that is not there.
+        ClusterError: this process, and with it those of the cluster, may not open enough files, or may write short ones only.
+    """
+    names = dict.fromkeys(f"{backend.upper()}_SOCKET_IFNAME" for backend in backends)
+    problems = [
+        f"{name}={variables[name]}, and there is no interface {missing}. Unset {name}, or name one of "
+        f"{', '.join(interfaces())}"
+        for name in names
+        if name in variables and (missing := _missing_interfaces(name, variables[name]))
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_open = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    needed = max(_FILES_OF_CONTROLLER + _FILES_FOR_EACH_ENGINE * num_engines, num_open + _FILES_OF_OWNER)
+    if most != resource.RLIM_INFINITY and most < needed:
+        raise ClusterError(
+            f"a process here may have at most {most} open files and sockets, and a cluster of {num_engines} process(es) "
+            f"needs {needed}. Raise the limit before the notebook or the command starts: ulimit -n {_MIN_OPEN_FILES}"
+        )
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if most != resource.RLIM_INFINITY and most < _MIN_FILE_BYTES:
+        raise ClusterError(
+            f"a file that is written here may have at most {most} bytes, and a cluster's logs alone need more. Raise the "
+            "limit before the notebook or the command starts: ulimit -f unlimited"
+        )
 
 
 def environment(variables: Mapping[str, str]) -> Iterator[Finding]:

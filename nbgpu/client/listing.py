@@ -93,7 +93,7 @@ def _run(folder: Path | None) -> str:
         with record_path(folder, 0).open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
             lines = file.read().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return folder.name
-    # The first may be cut, and a rank that has just begun has written none.
-    return f"{folder.name}, step {json.loads(lines[-1])['step']}" if len(lines) > 1 else folder.name
+        # The first may be cut, and a rank that has just begun has written none.
+        return f"{folder.name}, step {int(json.loads(lines[-1])['step'])}" if len(lines) > 1 else folder.name
+    except (OSError, ValueError, KeyError, TypeError):
+        return folder.name  # of the run nothing is known but its name

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
+import time
 from argparse import Namespace
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -15,12 +18,22 @@ from IPython.core.magic_arguments import MagicArgumentParser, argument, magic_ar
 from IPython.display import display
 
 from nbgpu import flags, obstacles
-from nbgpu.client import doctor, head_start, imports, listing, names, postmortem, prompt_end, variables
+from nbgpu.client import (
+    doctor,
+    head_start,
+    imports,
+    listing,
+    names,
+    postmortem,
+    prompt_end,
+    registry,
+    variables,
+)
 from nbgpu.client.cells import DistributedCell
 from nbgpu.client.cluster import Cluster, current
 from nbgpu.client.kept import attach
 from nbgpu.config import ClusterConfig, TrainConfig
-from nbgpu.errors import ConfigError
+from nbgpu.errors import ConfigError, NbgpuError
 
 _CELL_MAGIC = "%%distributed"
 _COMMANDS = (
@@ -74,24 +87,47 @@ def await_distributed_cells(lines: list[str]) -> list[str]:
     """The input transformer: turns a `%%distributed` cell into an awaited call.
 
     A cell magic would block the kernel's event loop until the ranks are done, and no button, panel or page
-    reload would be answered before.
+    reload would be answered before. Below another cell magic, such as %%time, it stays a cell magic: those run code that
+    awaits nothing.
     """
     text = _text(lines)
     if text is None:
         return lines
+    if head_start.is_in_a_cell():
+        return from_the_magic_on(lines)
     return [f"await __import__('nbgpu.client.magics').client.magics.run_cell{text!r}\n"]
+
+
+def from_the_magic_on(lines: list[str]) -> list[str]:
+    """The input transformer of a terminal: takes away what stands above `%%distributed`, comments and empty lines, because
+    IPython looks for a cell magic in the first line only."""
+    begin = _line_of_magic(lines)
+    return lines if begin is None else lines[begin:]
+
+
+def _line_of_magic(lines: list[str]) -> int | None:
+    """Where in a cell `%%distributed` stands, with nothing but comments above it; None in other cells."""
+    for number, line in enumerate(lines):
+        first_word = line.split(maxsplit=1)[:1]
+        if first_word == [_CELL_MAGIC]:
+            return number
+        if first_word and not first_word[0].startswith("#"):
+            return None
+    return None
 
 
 def _text(lines: list[str]) -> tuple[str, str] | None:
     """What stands behind the magic's name and what stands below it; None in other cells."""
-    if not lines or lines[0].split(maxsplit=1)[:1] != [_CELL_MAGIC]:
+    begin = _line_of_magic(lines)
+    if begin is None:
         return None
-    return lines[0].partition(_CELL_MAGIC)[2].strip(), "".join(lines[1:])
+    return lines[begin].partition(_CELL_MAGIC)[2].strip(), "".join(lines[begin + 1 :])
 
 
 # IPython's own word for a transformer that is left out where a console asks whether a cell is complete: the magic's
 # first line would be taken for all of it.
 await_distributed_cells.has_side_effects = True  # type: ignore[attr-defined]
+from_the_magic_on.has_side_effects = True  # type: ignore[attr-defined]
 
 
 async def run_cell(line: str, code: str) -> None:
@@ -131,7 +167,7 @@ class NbgpuMagics(Magics):
     @cell_magic
     def distributed(self, line: str, cell: str) -> None:
         """Run the cell on every rank; its last value is shown, and its variables stay on the ranks."""
-        # Reached in a terminal, and where the cell does not begin with the magic, so that the transformer did not see it.
+        # Reached in a terminal, and below another cell magic such as %%time.
         arguments = _options(line)
         running = _cell(cell, arguments)
         running.show_blocking()
@@ -147,7 +183,7 @@ class NbgpuMagics(Magics):
 
     @line_magic
     def nbgpu(self, line: str) -> None:
-        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] [--keep] | status | stop | restart [--rank K [--replay]] | attach [ID] | ps | doctor | debug [--rank K] | vars [PATTERN] | sync | autoreload [on|off]"""
+        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] [--cell-seed N] [--keep] | status | stop | restart [--rank K [--replay]] | attach [ID] | ps | doctor | debug [--rank K] | vars [PATTERN] | sync | autoreload [on|off]"""
         command, *arguments = shlex.split(line) or ["status"]
         if command == "start":
             self._start(arguments)
@@ -222,8 +258,15 @@ class NbgpuMagics(Magics):
             if end.code:
                 raise UsageError("no cluster was started") from None
             return
-        cluster = Cluster(**settings).start()
+        kept = registry.kept_of_this_notebook()
+        try:
+            cluster = Cluster(**settings).start()
+        except NbgpuError:
+            # It may be what has the GPUs.
+            _tell_of_kept(kept, "")
+            raise
         print(cluster.describe())  # noqa: T201
+        _tell_of_kept(kept, "%nbgpu stop, then ")
 
     @magic_arguments()
     @argument("names", nargs="+", metavar="NAME", help="variables on the rank")
@@ -251,6 +294,18 @@ class NbgpuMagics(Magics):
         cluster = current()
         cluster.push(ranks, **{name: self.shell.user_ns[name] for name in arguments.names})
         cluster.tell_news()
+
+
+def _tell_of_kept(kept: Sequence[registry.Entry], before: str) -> None:
+    """Says that clusters which earlier kernels of this notebook have left are still there, and how to take them."""
+    for entry in kept:
+        started = time.strftime("%H:%M on %d %B", time.localtime(entry.started_s))
+        run = f", with the run {entry.run.name}" if entry.run is not None else ""
+        text = (
+            f"cluster {entry.id} of this notebook goes on since {started}{run}, because it was started with --keep. "
+            f"To take it: {before}%nbgpu attach {entry.id}. To end it: nbgpu stop {entry.id}"
+        )
+        print(text, file=sys.stderr)  # noqa: T201
 
 
 def pulled(cluster: Cluster, arguments: Namespace) -> dict[str, Any]:
@@ -297,6 +352,8 @@ def load(shell: Any) -> None:
         prompt_end.install(shell)
         head_start.install(shell, _CELL_MAGIC, _text, _sent)
         transformers.append(await_distributed_cells)  # after the one that takes empty lines at the top away
+    if not has_kernel and from_the_magic_on not in transformers:
+        transformers.append(from_the_magic_on)
     names.install(shell, _words())
 
 
@@ -307,4 +364,6 @@ def unload(shell: Any) -> None:
         transformers.remove(await_distributed_cells)
         prompt_end.uninstall(shell)
         head_start.uninstall(shell)
+    if from_the_magic_on in transformers:
+        transformers.remove(from_the_magic_on)
     names.uninstall()

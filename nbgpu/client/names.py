@@ -31,7 +31,11 @@ _BUSY_AFTER_S = 0.2
 _ANSWER_PATIENCE_S = 1.5
 """The first answer takes a second, as in any kernel: IPython loads jedi. JupyterLab waits for one."""
 
-_CELL = re.compile(r"\s*%%distributed(?P<arguments>(?:[^\S\n][^\n]*)?)\n")
+_CELL = re.compile(
+    r"(?:[^\S\n]*(?:#[^\n]*|%%(?:time|timeit|capture)\b[^\n]*)?\n)*"
+    r"\s*%%distributed(?P<arguments>(?:[^\S\n][^\n]*)?)\n"
+)
+"""With what may stand above it: comments, and magics that run what stands below them."""
 _LINE = re.compile(r"^[^\S\n]*(?:[\w., ]+=[^\S\n]*)?%distributed[^\S\n]+", re.MULTILINE)
 _VARIABLES = re.compile(
     r"[^\S\n]*%(?:pull|nbgpu[^\S\n]+vars)(?P<words>(?:[^\S\n]+\S+)*)[^\S\n]+(?=[^\s-]*\Z)"
@@ -120,6 +124,7 @@ class NamesOnRanks:
                 delattr(self._kernel, name)
 
     def _complete(self, code: str, cursor_pos: int | None) -> Any:
+        _note_use()
         cursor = len(code) if cursor_pos is None else cursor_pos
         asked = question(code, cursor)
         if asked is None and (fitting := words_that_fit(code, cursor, self._words)):
@@ -130,6 +135,7 @@ class NamesOnRanks:
         return self._complete_there(cluster, asked, cursor)
 
     def _inspect(self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:
+        _note_use()
         asked = question(code, cursor_pos)
         cluster = _cluster() if asked else None
         if asked is None or cluster is None:
@@ -188,6 +194,12 @@ def _cluster() -> Cluster | None:
         return current()
     except NoClusterError:
         return None
+
+
+def _note_use() -> None:
+    """Whoever is asked for names is used by a person who types, in whatever cell."""
+    if (cluster := _cluster()) is not None:
+        cluster.note_use()
 
 
 def _is_of_the_language(name: str) -> bool:

@@ -175,7 +175,13 @@ class CellOutput:
 
     def _items(self, rank: int, kind: str, texts: list[str]) -> list[Item]:
         if kind in _STREAMS:
-            return [(kind, line) for line in self._screens[rank][kind].write("".join(texts))]
+            closed = [
+                (name, line)
+                for name, screen in self._screens[rank].items()
+                if name != kind
+                for line in screen.pass_by()
+            ]
+            return closed + [(kind, line) for line in self._screens[rank][kind].write("".join(texts))]
         # A begun line stands before what was displayed then.
         return [*self._settled(rank, "finish"), (kind, texts[0])]
 

@@ -29,7 +29,7 @@ from nbgpu.client import process_id
 from nbgpu.client.arrivals import Client
 from nbgpu.client.process_id import ProcessId
 from nbgpu.errors import ClusterError
-from nbgpu.records import CONTROLLER_PID, KEPT, TAKEN
+from nbgpu.records import CLUSTER_FOLDER, CONTROLLER_PID, KEPT, TAKEN
 from nbgpu.signals import uninterrupted
 
 _log = logging.getLogger("nbgpu.cluster")
@@ -158,7 +158,7 @@ class Processes:
         )
         own = {
             "NBGPU_OWNER_PID": str(os.getpid()),
-            "NBGPU_CLUSTER_FOLDER": str(self.folder),
+            CLUSTER_FOLDER: str(self.folder),
             "PYTHONFAULTHANDLER": "1",
         }
         self._cluster.start_engines_sync(num_engines, environment={**environment, **own})

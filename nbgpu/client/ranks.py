@@ -98,6 +98,7 @@ class Ranks:
                 "threads": self._config.threads_for(len(chosen)),
                 "collective_timeout_s": self._config.collective_timeout_s,
                 "memory_limit_bytes": devices.memory_limit_bytes(self._config, device, self._chosen),
+                "cell_seed": self._config.cell_seed,
             }
             for rank, device in enumerate(chosen)
         ]
@@ -239,13 +240,6 @@ class Ranks:
         """The ranks, of those that are named, whose processes live and are kept from going on: why, and the way out."""
         chosen = self.seating.pids if ranks is None else ranks
         return {rank: why for rank in chosen if (why := process_id.standstill(self.seating.pids[rank]))}
-
-    def ways_out(self, stuck: Collection[int]) -> str:
-        """What a person can do about ranks that did not come back when they were interrupted, in sentences."""
-        restarts = ", ".join(f"%nbgpu restart --rank {rank}" for rank in stuck)
-        if len(self.standstills(stuck)) == len(stuck):
-            return f"To give up the rank's variables instead: {restarts}"
-        return f"Code in C cannot be interrupted. Wait for it to end, or give up the rank's variables: {restarts}"
 
     def wait_for(self, results: Mapping[int, ipp.AsyncResult]) -> dict[int, Any]:
         """As `collect`, as long as the ranks can be reached; a notice says so where one stands still meanwhile.

@@ -12,6 +12,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -172,6 +173,12 @@ def entries() -> list[Entry]:
         return _entries()
 
 
+def kept_of_this_notebook() -> list[Entry]:
+    """The clusters that earlier kernels of this notebook have left to go on, oldest first."""
+    name = _own_name()
+    return [entry for entry in entries() if entry.state() == "kept" and entry.notebook == name]
+
+
 def take_over(name: str | None) -> Entry:
     """Makes this process the owner of a kept cluster.
 
@@ -253,14 +260,16 @@ def _entries() -> list[Entry]:
 
 
 def _read(path: Path) -> Entry | None:
-    """One entry; None where the file has gone meanwhile, is not this user's, or is no entry."""
+    """One entry; None where the file has gone meanwhile, is not this user's, cannot be read, or is no entry."""
     try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_uid != os.getuid():
+        # A pipe would be waited for, and a link may lead anywhere.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
+            found = os.fstat(file.fileno())
+            if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
                 return None
             entry = Entry.model_validate_json(file.read())
             return entry if _path(entry) == path else None
-    except (FileNotFoundError, ValidationError):
+    except (OSError, ValidationError):
         return None
 
 
@@ -280,7 +289,11 @@ def _path(entry: Entry) -> Path:
 @contextmanager
 def _locked() -> Iterator[None]:
     """Keeps other processes from entering, listing and taking over meanwhile; ends with the process at the latest."""
-    fd = os.open(folder() / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = folder() / "lock"
+    try:
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ClusterError(f"{lock} cannot be used as a lock ({error.strerror}): remove it") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

@@ -23,17 +23,20 @@ class Reloading:
     def switch(self, ranks: Ranks, to: str) -> str:
         """Turns it 'on' or 'off'; says how it is, also where `to` is empty.
 
-        What was imported before is watched too.
+        What was imported before is watched too, and loaded anew where it was edited since.
         """
+        loaded: list[str] = []
         if to:
             self.on = to == "on"
             what = "check" if self.on else "stop"
-            ranks.wait_for(ranks.call(f"nbgpu.engine.reloading:{what}"))
-        return (
+            answers = ranks.wait_for(ranks.call(f"nbgpu.engine.reloading:{what}"))
+            loaded = _told(answers) if self.on else []
+        state = (
             "autoreload is on: modules that were edited are loaded anew before each cell"
             if self.on
             else "autoreload is off"
         )
+        return "\n".join([state, *loaded])
 
     def before_cell(self, ranks: Ranks) -> None:
         """Called when a cell is about to be sent. All ranks look, also those that sit the cell out."""

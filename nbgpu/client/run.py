@@ -125,6 +125,7 @@ class Run:
     @classmethod
     def rejoin(cls, folder: Path, host: Host) -> Run:
         """The handle of a run that another process started; what the ranks returned stands in the run's folder."""
+        runs.require_own(folder)
         _, config = read_toml(folder / "run.toml")
         config = runs.with_changes(config, folder)
         results = {rank: LeftResult(folder, rank) for rank in range(len(host.devices))}
@@ -163,6 +164,11 @@ class Run:
     def hang(self) -> str:
         """Who waits where and who does not, while a rank waits longer than the cluster's `notice_after_s`; else empty."""
         return self._watch.hang
+
+    @property
+    def outlives_kernel(self) -> bool:
+        """Whether it goes on when the notebook's kernel ends, because its cluster was started with `keep`."""
+        return self._host.config.keep
 
     @property
     def over(self) -> bool:
@@ -254,10 +260,24 @@ class Run:
         config = self.config.changed(**settings)
         if "batch_size" in settings:
             config = config.changed(global_batch_size=None)
+            self._refuse_more_than_an_epoch(config)
         config = settled(config, self._host.devices)
         self._refuse_if_over("be changed")
         self.config = config
-        send_settings(self.folder, {name: getattr(config, name) for name in settings})
+        values = {name: getattr(config, name) for name in settings}
+        self._send(lambda beside: send_settings(self.folder, values, beside))
+
+    def _refuse_more_than_an_epoch(self, config: TrainConfig) -> None:
+        """Such a step would be made of repeats, and may take more memory than there is."""
+        info = self.info
+        asked = config.samples_per_step(info.world_size)
+        known = info.steps_per_epoch * info.global_batch_size  # 0 before the ranks have looked at the data
+        if known and asked > known:
+            most = max(1, known // (asked // config.batch_size))
+            raise ConfigError(
+                f"batch_size = {config.batch_size} would take {asked} samples in a step, and an epoch has {known}. Give "
+                f"at most {most}"
+            )
 
     def stop(self) -> None:
         """Asks all ranks to end after the step they are in; they write a checkpoint first.
@@ -348,7 +368,17 @@ class Run:
 
     def _ask(self, command: Command) -> None:
         self._refuse_if_over(command)
-        send_command(self.folder, command)
+        self._send(lambda beside: send_command(self.folder, command, beside))
+
+    def _send(self, send: Callable[[Path], None]) -> None:
+        """Sends something to rank 0; RunError where no folder takes it."""
+        try:
+            send(self._host.folder)
+        except OSError as error:
+            raise RunError(
+                f"the ranks cannot be asked, because neither {self.folder} nor the cluster's folder can be written: "
+                f"{error.strerror}. Make room, and say it again; %nbgpu stop ends the cluster, and with it the run"
+            ) from None
 
     def _refuse_if_over(self, what: str) -> None:
         if self.over:
@@ -367,7 +397,12 @@ class Run:
         if self._preparing is not None:
             self._preparing.join()
         if presenter is not None:
-            presenter.report(self)
+            try:
+                presenter.report(self)
+            except OSError as error:
+                _log.warning(
+                    "there is no report of %s, because it cannot be written: %s", self.folder.name, error
+                )
 
 
 def _info(folder: Path, config: TrainConfig, host: Host) -> RunInfo:

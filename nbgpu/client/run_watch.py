@@ -47,6 +47,9 @@ class Host(Protocol):
     news: list[str]
 
     @property
+    def folder(self) -> Path: ...
+
+    @property
     def backend(self) -> str: ...
 
     @property
@@ -101,6 +104,8 @@ class RunWatch:
         self._stop_asked_mono_s = 0.0
         self._was_interrupted = False
         """Whether a Stop has had to interrupt the ranks."""
+        self._not_back = ""
+        """What is said of ranks that did not come back from a Stop."""
         self._prepared = False
         """Whether what a new rank needs has been imported where it comes from."""
         self._died_at_step = 0
@@ -180,6 +185,8 @@ class RunWatch:
                     found = hangs.describe_all()
                     watch.stop()
                 self._prepare_replacements()
+            if found is not None and (stuck := watch.stuck()):
+                self._not_back = hangs.not_back(stuck)
         self.hang = ""
         return found
 
@@ -196,7 +203,7 @@ class RunWatch:
         # take long to write the last checkpoint.
         is_told_twice = self._config.strategy == "fsdp" or self._is_stopping
         too_long_s = min(self._host.config.notice_after_s or _HANG_S, _HANG_S)
-        return self._num_stops_asked == 1 and not is_told_twice and hangs.longest_wait_s > too_long_s
+        return self._num_stops_asked == 1 and not is_told_twice and hangs.wait_longer_than(too_long_s)
 
     def _prepare_replacements(self) -> None:
         """Once the ranks train: earlier it would take the cores from them, while they get ready themselves."""
@@ -212,11 +219,8 @@ class RunWatch:
             # There is nothing yet that could be kept.
             return False
         told = f"{self._folder.name} did not come to the end of its step when it was to stop: {hang}."
-        if stuck := watch.stuck():
-            named = ", ".join(map(str, stuck))
-            self.lost = ClusterError(
-                f"{told} Rank {named} did not come back. {self._host.ranks.ways_out(stuck)}"
-            )
+        if watch.stuck():
+            self.lost = ClusterError(f"{told} {self._not_back}")
         elif self._was_interrupted:
             self.lost = RunError(
                 f"{told} It was interrupted for the second time, and ended without a checkpoint"

@@ -63,6 +63,10 @@ class Screen:
         self._highest = [self._highest[1], self._cursor]
         return lines
 
+    def pass_by(self) -> list[str]:
+        """Something was printed elsewhere: returns the rows above the cursor, bars that were closed, which stand before that."""
+        return self._leave(self._cursor)
+
     def rows(self) -> list[str]:
         """The rows that may still change, for a person to see: also a line's beginning, once it is no news."""
         texts = [row.text.rstrip() for row in self._rows]

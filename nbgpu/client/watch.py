@@ -15,7 +15,7 @@ import ipyparallel as ipp
 from nbgpu.client import mismatches
 from nbgpu.client.process_id import CoreUse
 from nbgpu.client.ranks import Ranks
-from nbgpu.client.results import failures
+from nbgpu.client.results import LeftResult, failures
 from nbgpu.records import RankFailure
 
 _INTERRUPT_AFTER_S = 0.4
@@ -52,9 +52,7 @@ class RankWatch:
         """Ranks that failed before any was freed."""
         self._freed: set[int] = set()
         self._left = {
-            rank
-            for rank, result in results.items()
-            if not isinstance(result, ipp.AsyncResult) and result.ready()
+            rank for rank, result in results.items() if isinstance(result, LeftResult) and result.ready()
         }
         """Ranks of a run that was rejoined, which were back before: who had the run then may have freed them."""
         self._freed_mono_s: float | None = None
@@ -63,7 +61,7 @@ class RankWatch:
         self._news = threading.Event()
         for result in results.values():
             # Of what a rank left in a file nobody tells; it is looked for.
-            if isinstance(result, ipp.AsyncResult):
+            if not isinstance(result, LeftResult):
                 result.add_done_callback(lambda _: self._news.set())
 
     def wait(self, timeout_s: float) -> None:
@@ -178,6 +176,10 @@ class RankWatch:
         real = gone + [f for f in raised if f.rank not in freed]
         # After a Stop there is no other failure than the interrupts themselves.
         return (real, freed) if real else (raised, [])
+
+    def causes(self) -> list[RankFailure]:
+        """What failed before any rank was freed or interrupted: why the others had to be."""
+        return self.outcome()[0] if self._real or self._gone else []
 
     @property
     def only_freed(self) -> bool:

@@ -111,15 +111,15 @@ class Lookout:
         question = self._open.get(rank)
         return time.monotonic() - question.asked_mono_s if question is not None else 0.0
 
+    def stands_still(self, rank: int) -> bool:
+        """Whether something outside of the rank's process keeps it from going on."""
+        return bool(process_id.standstill(self._pids[rank]))
+
     def computes(self, rank: int) -> bool:
         """Whether a rank that owes an answer has used the CPU since it was asked; NoSuchProcess where it is gone."""
         question = self._open[rank]
         silent_s = time.monotonic() - question.asked_mono_s
         return (_cpu_s(self._pids[rank]) - question.cpu_s) / silent_s > _BUSY_SHARE
-
-    def stands_still(self, rank: int) -> bool:
-        """Whether something outside of the rank's process keeps it from going on."""
-        return bool(process_id.standstill(self._pids[rank]))
 
     def silence(self, rank: int) -> str:
         """What keeps a rank from answering, in words that go behind its name, and where it was before."""

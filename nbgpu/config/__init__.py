@@ -11,7 +11,7 @@ from nbgpu.config.autoencoder import AutoencoderConfig
 from nbgpu.config.cluster import ClusterConfig
 from nbgpu.config.data import DataSettings
 from nbgpu.config.diffusion import DiffusionConfig
-from nbgpu.config.files import read_toml, write_toml
+from nbgpu.config.files import read_tables, read_toml, write_toml
 from nbgpu.config.lithography import LithographyConfig
 from nbgpu.config.microstructure import DescriptorType, MicrostructureConfig
 from nbgpu.config.own import RECIPE_GROUP, OwnConfig
@@ -48,6 +48,7 @@ __all__ = [
     "PrecisionSettings",
     "SurvivalConfig",
     "TrainConfig",
+    "read_tables",
     "read_toml",
     "settings_of",
     "train_config",

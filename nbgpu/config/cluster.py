@@ -65,9 +65,25 @@ class ClusterConfig(Settings):
     threads_per_rank: int | None = Field(
         None, ge=1, le=512, description="CPU threads for each rank; left out: the host's cores / ranks"
     )
+    cell_seed: int | None = Field(
+        None,
+        ge=0,
+        le=2**31 - 1,
+        description="seed of the random numbers that cells draw from torch, NumPy and random: each rank gets one of its own, "
+        "made of this and its number, so that cells can be repeated; left out: other numbers on each rank and at each "
+        "start, as under torchrun. A run has its own `seed`",
+    )
     keep: bool = Field(
         False,
         description="let the cluster and its run go on when the notebook's kernel ends; nbgpu.attach() rejoins",
+    )
+    release_after_s: float | None = Field(
+        None,
+        ge=1,
+        le=365 * 86_400,
+        description="end the cluster, and free its GPUs, after so many seconds without any cell, run or typing in the "
+        "notebook that has it; left out: never. What the ranks hold is lost then; the next cell says so",
+        json_schema_extra=control("Devices"),
     )
     share_gpus: bool = Field(False, description="take GPUs even where another cluster has them already")
     spare: int = Field(

@@ -13,6 +13,7 @@ from nbgpu.config.cluster import ClusterConfig
 from nbgpu.config.recipes import train_config
 from nbgpu.config.training import TrainConfig
 from nbgpu.errors import ConfigError
+from nbgpu.recipe_files import read_text
 
 
 def write_toml(path: Path, cluster: ClusterConfig, train: TrainConfig) -> None:
@@ -24,18 +25,29 @@ def write_toml(path: Path, cluster: ClusterConfig, train: TrainConfig) -> None:
     path.write_text(tomli_w.dumps(tables))
 
 
-def read_toml(path: Path, **overrides: Any) -> tuple[ClusterConfig, TrainConfig]:
-    """Reads what `write_toml` wrote, or a person; ConfigError names the file and every bad value."""
+def read_tables(path: Path) -> dict[str, Any]:
+    """What stands in a TOML file; ConfigError where it cannot be read."""
     try:
-        tables = tomllib.loads(path.read_text())
+        return tomllib.loads(read_text(path))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} cannot be read as TOML: too many brackets stand in one another") from None
+
+
+def read_toml(path: Path, **overrides: Any) -> tuple[ClusterConfig, TrainConfig]:
+    """Reads what `write_toml` wrote, or a person; ConfigError names the file and every bad value."""
+    tables = read_tables(path)
     unknown = sorted(set(tables) - {"cluster", "train"})
     if unknown:
         raise ConfigError(
             f"{path} has the unknown table(s) {', '.join(unknown)}. It may have [cluster] and [train]"
         )
+    if plain := [name for name, table in tables.items() if not isinstance(table, dict)]:
+        raise ConfigError(f"{path}: {' and '.join(plain)} must be a table, such as [{plain[0]}]")
     train: Mapping[str, Any] = {"recipe": "autoencoder"} | tables.get("train", {}) | overrides
+    if not isinstance(train["recipe"], str):
+        raise ConfigError(f"{path}: recipe = {train['recipe']!r} is not a recipe's name")
     try:
         return ClusterConfig.checked(**tables.get("cluster", {})), train_config(**train)
     except ConfigError as error:

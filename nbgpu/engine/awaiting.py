@@ -60,6 +60,11 @@ async def _run(shell: Any, code: str, transformed: str, silent: bool, store_hist
     return result
 
 
+def was_interrupted() -> bool:
+    """Whether a cell is awaited that was interrupted already."""
+    return _cell is not None and _was_interrupted
+
+
 def interrupt() -> None:
     """Cancels what the cell awaits, if one is awaited. Called in a signal's handler, on the main thread."""
     if _cell is not None:

@@ -171,6 +171,8 @@ class Seat:
     collective_timeout_s: float
     memory_limit_bytes: int | None
     """The most that the rank may take on its device; None for no limit."""
+    cell_seed: int | None
+    """Of the random numbers that cells draw, as `ClusterConfig` has it."""
 
 
 def join(seat: Mapping[str, Any], generation: int) -> list[str]:
@@ -274,12 +276,14 @@ def _take(seat: Seat) -> Seat:
         debugger,
         group,
         habits,
+        import_times,
         memory,
         memory_limit,
         questions,
         quiet,
         remains,
         replicas,
+        seeds,
         torch_settings,
         tracebacks,
     )
@@ -288,8 +292,10 @@ def _take(seat: Seat) -> Seat:
     _settle_variables(seat)
     torch.set_num_threads(seat.threads)
     torch_settings.note_beginning()
+    seeds.seed_cells(seat.cell_seed, seat.rank)
     assert _sentinel is not None, "only engines that the nursery forked become ranks"
     debug.mend_ddp()
+    import_times.note()
     group.note_connections()
     replicas.note()
     shell = _shell()
@@ -305,7 +311,8 @@ def _take(seat: Seat) -> Seat:
     # forms the group anew, and the next cell, as soon as it has the answer. (A private name, from 6.29 to 7.4.)
     shell.kernel._abort_queues = lambda *_: None  # type: ignore[attr-defined]
     quiet.say_only_what_is_heard(shell.kernel)  # type: ignore[attr-defined]
-    remains.tell_with_each_answer(shell.kernel)  # type: ignore[attr-defined]
+    remains.clear_before_each_request(shell.kernel)  # type: ignore[attr-defined]
+    bars.keep_in_order_with_lines(shell)
     memory.watch_cells(shell, seat.rank, torch.device(seat.device))
     debugger.install(shell)
     if seat.memory_limit_bytes is not None:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from nbgpu import manifest
+from nbgpu import manifest, runs
 from nbgpu.errors import RunError
 from nbgpu.manifest import (
     AVERAGE,
@@ -222,7 +222,10 @@ def _as_bytes(step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]
 
 
 def _write(folder: Path, step: int, files: Mapping[str, bytes]) -> Path:
+    runs.require_own(folder)
     parent = manifest.checkpoints_folder(folder)
+    if parent.exists():
+        runs.require_own(parent)
     final = parent / manifest.checkpoint_name(step)
     if final.exists() and not manifest.damage(final):
         return final

@@ -6,6 +6,7 @@ shows which of them was missing where.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,10 @@ from pathlib import Path
 
 from torch._C import _distributed_c10d
 
+from nbgpu import runs
 from nbgpu.errors import NbgpuError
+
+_log = logging.getLogger("nbgpu.run")
 
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """torch's functions, newest builds first with NCCL, then without; JSON, because what is unpickled can run anything."""
@@ -40,9 +44,11 @@ def kept_in(folder: Path, rank: int) -> Iterator[None]:
             None,
         )
         if dump is not None:  # torch before 2.9 has none without NCCL
-            unfinished = path(folder, rank).with_suffix(".tmp")
-            unfinished.write_bytes(dump())
-            unfinished.rename(path(folder, rank))
+            # In place of the failure nobody wants to read that this could not be written.
+            with runs.telling_what_is_not_written(_log.warning):
+                unfinished = path(folder, rank).with_suffix(".tmp")
+                unfinished.write_bytes(dump())
+                unfinished.rename(path(folder, rank))
         raise
 
 

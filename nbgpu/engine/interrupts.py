@@ -17,7 +17,7 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
-from nbgpu.engine import awaiting, whereabouts
+from nbgpu.engine import awaiting
 from nbgpu.engine.frames import (
     IMPORTS_A_MODULE,
     RUNS_A_CALL,
@@ -27,6 +27,7 @@ from nbgpu.engine.frames import (
     is_function,
     is_library,
 )
+from nbgpu.records import Unheeded
 
 # The functions of `signal` make an Enum of each handler and number, which takes ten times as long as they themselves.
 _signal = import_module("_signal")
@@ -38,27 +39,27 @@ def reach_only_the_persons_code(kernel: Any) -> None:
     Args:
         kernel: the engine's, whose own handler is set around every request.
     """
-    kernel.pre_handler_hook = _take_signals_back
     kernel.post_handler_hook = _tidy_up
-    _take_signals_back()
+    take_back()
     os.register_at_fork(after_in_child=_leave)
 
 
-def _take_signals_back() -> None:
-    """Runs before every request. What has set a handler in C, as faulthandler does, does not show: it is set each time."""
+def take_back() -> None:
+    """Install the handler of SIGINT before a request. Call on the main thread.
+
+    A handler that was set in C, as faulthandler does, does not show, so it is set each time.
+    """
+    global _unheeded
+    _unheeded = ""
     _signal.signal(signal.SIGINT, _interrupt)
-    _signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, whereabouts.STACK_SIGNAL))
-    whereabouts.take_signal_back()
+    _signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
 
 
-def taken_signals() -> tuple[str, ...]:
-    """The names of the signals whose handlers the person's code has replaced in this request, or that it has blocked."""
-    blocked = _signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    is_taken = {
-        signal.SIGINT: _signal.getsignal(signal.SIGINT) is not _interrupt,
-        whereabouts.STACK_SIGNAL: whereabouts.signal_is_taken(),
-    }
-    return tuple(number.name for number, taken in is_taken.items() if taken or number in blocked)
+def is_taken() -> bool:
+    """Whether the person's code has replaced the handler of SIGINT in this request, or blocked the signal on this thread."""
+    return _signal.getsignal(signal.SIGINT) is not _interrupt or signal.SIGINT in _signal.pthread_sigmask(
+        signal.SIG_BLOCK, ()
+    )
 
 
 def _leave() -> None:
@@ -67,6 +68,16 @@ def _leave() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def unheeded() -> Unheeded:
+    """Why interrupts do not end what the main thread runs, as far as that can be known. Called on any thread."""
+    # Another thread has a mask of its own, and is asked about the handler alone.
+    if _signal.getsignal(signal.SIGINT) is not _interrupt:
+        return "replaced"
+    return "caught" if awaiting.was_interrupted() else _unheeded
+
+
+_unheeded: Unheeded = ""
+"""What became of the last interrupt in this request, where it did not end it."""
 _interrupted = False
 """Since the last request an interrupt has cut something off."""
 
@@ -80,10 +91,11 @@ def _tidy_up() -> None:
 
 
 def _interrupt(_: int, frame: FrameType | None) -> None:
-    global _interrupted
+    global _interrupted, _unheeded
     if _is_in_import_of_torch(frame):
+        _unheeded = "importing"
         return
-    _interrupted = True
+    before, _interrupted, _unheeded = _unheeded, True, "caught"
     in_persons_code = False
     while frame is not None and frame.f_back is not None:
         in_persons_code = in_persons_code or not is_library(frame.f_code.co_filename)
@@ -98,6 +110,7 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
             # A task that a cell has started. A KeyboardInterrupt would end the event loop, and the engine.
             raise asyncio.CancelledError
         frame = frame.f_back
+    _unheeded = before
     awaiting.interrupt()
 
 

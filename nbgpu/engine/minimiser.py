@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from nbgpu.engine.saves import Saves, WholeState
 from nbgpu.engine.steering import Steering
 from nbgpu.errors import OutOfMemoryError, RunError
 from nbgpu.manifest import Score
-from nbgpu.records import Command, Device, RunState
+from nbgpu.records import Command, Device, RunState, cluster_folder
 from nbgpu.signals import uninterrupted
 from nbgpu.sizes import in_words
 from nbgpu.telemetry import CommandWatch, Recorder
@@ -193,7 +194,7 @@ class Minimiser:
             DataError: the data cannot be used; every rank raises it.
             RunError: the loss is NaN or infinite; every rank raises it, after a checkpoint of the step before.
         """
-        self._consensus = Consensus(CommandWatch(self.folder) if self.rank == 0 else None)
+        self._consensus = Consensus(CommandWatch(self.folder, cluster_folder()) if self.rank == 0 else None)
         self._is_asking = False
         self._gather_ranks()
         if mended:
@@ -233,7 +234,7 @@ class Minimiser:
 
     def _gather_ranks(self) -> None:
         if not self._loaded and self.recorder is not None:
-            self.recorder.state("loading")
+            self.recorder.state("loading")  # of which step is known when all have said how far they are
         standings = exchange.gather(
             {
                 "ready": self._tensor is not None,
@@ -276,7 +277,8 @@ class Minimiser:
     def _write_info(self, devices: Sequence[Device]) -> None:
         total_steps = sum(self.problem.num_steps)
         told = self.problem.told
-        run_info.write(self.folder, self.config, self.member, devices, total_steps, total_steps, told)
+        with runs.telling_what_is_not_written(partial(self._event, "note")):
+            run_info.write(self.folder, self.config, self.member, devices, total_steps, total_steps, told)
 
     def _take_state(self, source: int) -> None:
         """Gives every rank the state of one of them."""
@@ -458,7 +460,8 @@ class Minimiser:
         self._take_settings(now)
         self._steering.changed()
         if self.rank == 0:
-            runs.note_change(self.folder, self.step, now)
+            with runs.telling_what_is_not_written(partial(self._event, "note")):
+                runs.note_change(self.folder, self.step, now)
             told = ", ".join(f"{name} {before[name]} → {value}" for name, value in now.items())
             self._event("setting", told, **now)
 

@@ -28,13 +28,11 @@ import psutil
 
 from nbgpu import descendants
 from nbgpu.engine import boot
-from nbgpu.records import CONTROLLER_PID, TAKEN
+from nbgpu.records import CLUSTER_FOLDER, CONTROLLER_PID, TAKEN
 from nbgpu.vigil import Vigil
 
 OWNER_PID = "NBGPU_OWNER_PID"
 """Environment variable: the process that started the cluster, usually the notebook's kernel."""
-CLUSTER_FOLDER = "NBGPU_CLUSTER_FOLDER"
-"""Environment variable: the cluster's private folder."""
 
 _NEEDED_BY_EVERY_ENGINE = (
     "ipykernel.ipkernel",
@@ -45,6 +43,7 @@ _NEEDED_BY_EVERY_ENGINE = (
     "nbgpu.engine.memory",
     "nbgpu.engine.questions",
     "nbgpu.engine.replicas",
+    "nbgpu.engine.seeds",
     "nbgpu.engine.tracebacks",
     "torch.nn.parallel",
 )

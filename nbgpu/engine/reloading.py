@@ -6,26 +6,23 @@ import contextlib
 import io
 import re
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Any
 
 from IPython.extensions.autoreload import ModuleReloader
 
-from nbgpu.engine import shell
-
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-_PACKAGE = f"{Path(__file__).parents[1]}/"
+from nbgpu.engine import import_times, shell
+from nbgpu.engine.frames import is_library
 
 _reloader: ModuleReloader | None = None
 _known: set[str] = set()
-"""Modules whose time of change is known, or that are a library's."""
+"""Modules that are watched, or that are a library's."""
 
 
 def check() -> dict[str, str]:
     """Loads those modules anew whose files have changed since they were loaded.
 
-    The first call begins to watch them.
+    The first call begins to watch them, and finds what was edited before it, too.
 
     Returns:
         By module that had changed: '', or what went wrong; the old one stays in use then.
@@ -38,7 +35,6 @@ def check() -> dict[str, str]:
             _reloader.deduper_reloader.enabled = False
         shell.current().events.register("post_run_cell", note_new)
         note_new()
-        return {}
     before = dict(_reloader.modules_mtimes)
     told = io.StringIO()
     with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
@@ -59,16 +55,17 @@ def stop() -> None:
 
 
 def note_new(_: Any = None) -> None:
-    """Notes when the modules that a cell has imported were changed: before the next one they may be again."""
+    """Notes of which time the modules are that a cell has imported: they may be changed before the next one."""
     if _reloader is None:
         return
     for name in set(sys.modules) - _known:
         _known.add(name)
         filename, time_s = _reloader.filename_and_mtime(sys.modules[name])
-        if filename is None or filename.startswith((*_LIBRARIES, _PACKAGE)):
+        if filename is None or is_library(filename):
             _reloader.mark_module_skipped(name)
         else:
-            _reloader.modules_mtimes[name] = time_s
+            known_s = import_times.changed_s(filename)
+            _reloader.modules_mtimes[name] = time_s if known_s is None else known_s
 
 
 def _failure(module: str, told: str) -> str:

@@ -5,6 +5,7 @@ torchrun --nproc-per-node=2 -m nbgpu.engine.train run.toml
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import sys
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
 
 Loop = Trainer | Minimiser
 
+_log = logging.getLogger("nbgpu.run")
+
 
 @dataclass(frozen=True)
 class _Interrupted:
@@ -102,27 +105,34 @@ def run_in_engine(folder: str, mended: str = "") -> RunState:
         mended: what had gone wrong and is mended, in words; empty at the run's start.
     """
     debugger.forget()
-    return _leaving_outcome(Path(folder), group.membership().rank, lambda: _go_on(folder, mended))
+    with generators_kept():
+        return _leaving_outcome(Path(folder), group.membership().rank, lambda: _go_on(folder, mended))
 
 
 def _leaving_outcome(folder: Path, rank: int, work: Callable[[], RunState]) -> RunState:
     """Does the work, and leaves in the run's folder how it ended on this rank."""
-    runs.leave_outcome(folder, rank, None)
+    _leave_outcome(folder, rank, None)
     try:
         state = work()
     except BaseException as error:
         interpreter.note_namesakes(error)
         failure = RankFailure(rank, type(error).__name__, str(error), error_as_text(error))
-        runs.leave_outcome(folder, rank, failure)
+        _leave_outcome(folder, rank, failure)
         raise
-    runs.leave_outcome(folder, rank, state)
+    _leave_outcome(folder, rank, state)
     return state
 
 
+def _leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | None) -> None:
+    try:
+        runs.leave_outcome(folder, rank, outcome)
+    except OSError as error:
+        # It is for a notebook that attaches later. How the training ended matters more.
+        _log.warning("how rank %d ends cannot be noted in %s: %s", rank, folder, error.strerror)
+
+
 def _go_on(folder: str, mended: str) -> RunState:
-    cluster, config = read_toml(Path(folder) / "run.toml")
     member = group.membership()
-    device = member.described or devices.choose(cluster.gpus, member.world_size)[member.rank]
     before = _interrupted.pop(folder, None)
     settings = TorchSettings() if before is None else before.settings
     with settings.in_force():
@@ -131,6 +141,9 @@ def _go_on(folder: str, mended: str) -> RunState:
             del before
             memory.free()  # of the DDP object that it had
         else:
+            runs.require_own(Path(folder))
+            cluster, config = read_toml(Path(folder) / "run.toml")
+            device = member.described or devices.choose(cluster.gpus, member.world_size)[member.rank]
             # An import that gets no more memory leaves half a module behind, which is of no use ever after.
             with memory_limit.lifted():
                 trainer = _trainer(config, Path(folder), member, device)
@@ -293,20 +306,30 @@ def _probe(device: Device, torch_device: torch.device) -> Callable[[], Mapping[s
 
 
 @contextmanager
-def own_randomness_and_threads(config: TrainConfig) -> Iterator[None]:
-    """Gives the run seeded generators and its number of threads; the cells find theirs as they were."""
-    python_state, numpy_state, threads = random.getstate(), np.random.get_state(), torch.get_num_threads()
-    random.seed(config.seed)
-    np.random.seed(config.seed)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+def generators_kept() -> Iterator[None]:
+    """Leaves the cells' random numbers as they were, whatever draws or seeds inside: also imports, and a recipe's file."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng():
             yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-        torch.set_num_threads(threads)
+
+
+@contextmanager
+def own_randomness_and_threads(config: TrainConfig) -> Iterator[None]:
+    """Gives the run seeded generators and its number of threads; the cells find theirs as they were."""
+    threads = torch.get_num_threads()
+    with generators_kept():
+        random.seed(config.seed)
+        np.random.seed(config.seed)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def main(arguments: list[str]) -> None:

@@ -48,7 +48,7 @@ from nbgpu.engine.steering import Steering
 from nbgpu.engine.strategy import Strategy, spread
 from nbgpu.errors import DataError, OutOfMemoryError, RunError
 from nbgpu.recipes import Adversarial, Recipe
-from nbgpu.records import Command, Device, RunState
+from nbgpu.records import Command, Device, RunState, cluster_folder
 from nbgpu.signals import uninterrupted
 from nbgpu.telemetry import CommandWatch, Recorder
 
@@ -146,7 +146,7 @@ class Trainer:
             DataError: a file cannot be used; every rank raises it, at the same step.
         """
         # Made anew each time, so that the newest command counts even if a rank that had heard it is gone.
-        self._consensus = Consensus(CommandWatch(self.folder) if self.rank == 0 else None)
+        self._consensus = Consensus(CommandWatch(self.folder, cluster_folder()) if self.rank == 0 else None)
         self._gather_ranks()
         if mended:
             self._event("heal", f"{mended} {self._goes_on_in_words()}")
@@ -239,7 +239,7 @@ class Trainer:
     def _gather_ranks(self) -> None:
         """Makes every rank ready for the same step: the furthest rank's, a checkpoint's, or the first."""
         if self._state is None and self.recorder is not None:
-            self.recorder.state("loading")
+            self.recorder.state("loading")  # of which step is known when all have said how far they are
         standings = exchange.gather(
             {
                 "ready": self._begun,
@@ -328,7 +328,8 @@ class Trainer:
             loaders = self._data.loaders
             data = loaders.told
             steps = (self.total_steps, loaders.steps_per_epoch)
-            run_info.write(self.folder, self.config, self.member, devices, *steps, data, self._data.began)
+            with runs.telling_what_is_not_written(partial(self._event, "note")):
+                run_info.write(self.folder, self.config, self.member, devices, *steps, data, self._data.began)
 
     def _networks(self) -> tuple[nn.Module, Discriminator | None]:
         """The model on the device, and its discriminator if it has one. Every rank draws the same weights."""
@@ -385,16 +386,21 @@ class Trainer:
 
     def _load_checkpoint(self, path: Path) -> None:
         tensors, about = checkpoint.load(path)
-        if self.rank == 0 and about["world_size"] != self.member.world_size:
-            ranks = f"{about['world_size']} ranks then, {self.member.world_size} now"
-            self._event("note", f"goes on with another number of ranks: {ranks}")
         try:
+            if self.rank == 0 and about["world_size"] != self.member.world_size:
+                ranks = f"{about['world_size']} ranks then, {self.member.world_size} now"
+                self._event("note", f"goes on with another number of ranks: {ranks}")
             self.load_state(tensors, about)
+            self._saves.newest_step = self.step
+            if all(
+                about["config"][name] == getattr(self.config, name) for name in ("batch_size", "accumulate")
+            ):
+                self._begin_data_at(*about.get("data_began", (0, 0)))
         except (RuntimeError, ValueError) as error:
             raise RunError(f"{path} does not fit the model: {error}") from error
-        self._saves.newest_step = self.step
-        if all(about["config"][name] == getattr(self.config, name) for name in ("batch_size", "accumulate")):
-            self._begin_data_at(*about.get("data_began", (0, 0)))
+        except (KeyError, TypeError, AttributeError) as error:
+            # Its sha256 is right, and still somebody may have written it by hand.
+            raise RunError(f"{path / manifest.STATE} is not what nbgpu writes: {error!r}") from error
         if (gone := self._saves.point_to_earlier_best(path, self._progress.best)) is not None:
             self._event("note", gone)
 
@@ -479,7 +485,8 @@ class Trainer:
         self._write_info()
         self._built.follow(self.config, self._learning_rate())
         if self.rank == 0:
-            runs.note_change(self.folder, self.step, now)
+            with runs.telling_what_is_not_written(partial(self._event, "note")):
+                runs.note_change(self.folder, self.step, now)
             told = ", ".join(f"{name} {before[name]} → {value}" for name, value in now.items())
             self._event("setting", told, **now)
         self._steering.changed()

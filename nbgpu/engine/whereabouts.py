@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from nbgpu.engine import activity, awaiting, tracebacks
+from nbgpu.engine import activity, awaiting, interrupts, tracebacks
 from nbgpu.engine.frames import RUNS_A_CALL, RUNS_A_CELL, is_function, is_library
 from nbgpu.records import Whereabouts
 
@@ -71,6 +71,7 @@ def signal_is_taken() -> bool:
 
 def take_signal_back() -> None:
     """Have STACK_SIGNAL write the stack, whatever other code did with it. Call on the main thread."""
+    _signal.pthread_sigmask(signal.SIG_UNBLOCK, (STACK_SIGNAL,))
     if signal_is_taken():
         # faulthandler does not know that another handler took its place, until it is told to forget its own. What it puts back
         # then is this one: at no moment does the signal end the process.
@@ -97,7 +98,8 @@ def _answer(listener: socket.socket) -> None:
         connection, _ = listener.accept()
         with connection:
             try:
-                answer = json.dumps(asdict(find())).encode()
+                where = replace(find(), unheeded=interrupts.unheeded())
+                answer = json.dumps(asdict(where)).encode()
             except Exception:  # noqa: BLE001 - it is logged
                 # Frames of a thread that runs on are read; one bad reading must not be the last.
                 _log.exception("where the main thread is could not be told")

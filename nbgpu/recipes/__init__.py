@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from nbgpu import runs
 from nbgpu.config import OwnConfig, TrainConfig
 from nbgpu.engine.data_identity import Identity
 from nbgpu.errors import ConfigError
@@ -168,6 +169,9 @@ def load(config: TrainConfig, run_folder: Path | None = None) -> Recipe:
     """
     if isinstance(config, OwnConfig):
         original = Path(config.recipe)
+        if run_folder is not None:
+            for path in (run_folder, run_folder / original.name):
+                runs.require_own(path)
         own: Recipe = _class(_OWN)(config, original if run_folder is None else run_folder / original.name)
         return own
     if config.recipe not in _RECIPES:

@@ -1,6 +1,6 @@
 """Looks at a run's data in a process of its own, before any engine starts.
 
-python -m nbgpu.recipes.check < settings.json
+python -m nbgpu.recipes.check PARENT_PID < settings.json
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from nbgpu.engine.minimiser import Problem
 from nbgpu.engine.rehearsal import load_recipe
 from nbgpu.errors import DataError
 from nbgpu.recipes import Inspecting
+from nbgpu.vigil import end_with
 
 BAD_DATA = 3
 """The exit code where the data cannot be used; what is wrong stands on stderr."""
 
 
 def main() -> None:
-    """Reads the settings as JSON from stdin, and says on stdout what takes long."""
+    """Reads the settings as JSON from stdin, and says on stdout what takes long. Ends with its parent."""
+    end_with(int(sys.argv[1]))
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("nbgpu").setLevel(logging.INFO)
     interpreter.look_in([""])

@@ -9,24 +9,34 @@ import torch
 from torch import nn
 
 from nbgpu import manifest, recipes
-from nbgpu.config import read_toml
+from nbgpu.config import OwnConfig, read_toml
 from nbgpu.engine import checkpoint, precision
-from nbgpu.errors import RunError
+from nbgpu.errors import ConfigError, RunError
 
 
-def load_trained(run_folder: str | Path, which: Literal["newest", "best"] = "newest") -> nn.Module:
+def load_trained(
+    run_folder: str | Path, which: Literal["newest", "best"] = "newest", *, trust: bool = False
+) -> nn.Module:
     """The recipe's model on the CPU, ready to evaluate, with the weights of a checkpoint: averaged ones, if the run has them.
 
     Args:
         run_folder: `run.folder`; it may have come from another machine.
         which: the newest whole checkpoint, or the one with the best validation (`best_metric`).
+        trust: run the recipe's file in the folder, where it is a run of a recipe of one's own. Its code can do all that
+            you can; look at it if the folder came from somebody else.
 
     Raises:
-        ConfigError: the folder's settings cannot be read.
+        ConfigError: the folder's settings cannot be read, or it has a recipe's file and `trust` is not given.
         RunError: there is no such checkpoint, or it is damaged.
     """
     folder = Path(run_folder).absolute()
     _, config = read_toml(folder / "run.toml")
+    if isinstance(config, OwnConfig) and not trust:
+        file = folder / Path(config.recipe).name
+        raise ConfigError(
+            f"the model of this run is made by {file}, and that file would be run with all that you may do. If you trust it: "
+            "load_trained(run_folder, trust=True)"
+        )
     path = _checkpoint(folder, which)
     with torch.random.fork_rng():
         model = recipes.load(config, folder).build_model().to(precision.dtype(config))

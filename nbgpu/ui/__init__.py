@@ -58,7 +58,7 @@ def open_text(ranks: Sequence[int], live: bool) -> TextView | None:
     """A view for the text of these ranks; None where no page would show it, or could say during a cell that it does."""
     from nbgpu.ui import frontend
 
-    if not frontend.has_frontend():
+    if not frontend.has_frontend() or frontend.is_captured():
         return None
     if not live:
         from nbgpu.ui.text_html import StillText

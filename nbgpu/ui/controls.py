@@ -100,6 +100,7 @@ class _Devices:
         )
         self.gpus.observe(self._follow_choice, "value")
         self.memory_limit = Field(ClusterConfig, "memory_limit")
+        self.release_after_s = Field(ClusterConfig, "release_after_s")
         made = {"gpus": self.gpus, **self.fields}
         # A field with a control of its own kind would be missing here, and a KeyError says which.
         ((heading, members),) = _grouped(ClusterConfig, made).items()
@@ -115,7 +116,11 @@ class _Devices:
     @property
     def fields(self) -> dict[str, Field]:
         """Those of its settings that are typed."""
-        return {"ranks": self.ranks, "memory_limit": self.memory_limit}
+        return {
+            "ranks": self.ranks,
+            "memory_limit": self.memory_limit,
+            "release_after_s": self.release_after_s,
+        }
 
     def inputs(self) -> list[w.Widget]:
         """Its controls."""
@@ -305,7 +310,15 @@ class _Controls:
             plan.value = plan_view.page(run)
             self._refresh()
 
-        panel = Panel(run, self._slot, show_buttons=False, on_state=follow, on_gone=self._clear_place)
+        buttons = [str(button.model_id) for button in self._buttons()]
+        panel = Panel(
+            run,
+            self._slot,
+            show_buttons=False,
+            buttons=buttons,
+            on_state=follow,
+            on_gone=self._clear_place,
+        )
         pictures = w.HTML()
         if run.config.LIVE_PICTURES:
             PictureView(run, lambda newest: setattr(pictures, "value", newest["text/html"]))

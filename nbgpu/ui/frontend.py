@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
+from ipykernel.iostream import OutStream
 from IPython.core.getipython import get_ipython
 
 if TYPE_CHECKING:
@@ -37,6 +39,11 @@ def has_frontend() -> bool:
         return True
     request = kernel.get_parent("shell")
     return bool(request.get("content", {}).get("allow_stdin", False))
+
+
+def is_captured() -> bool:
+    """Whether what is printed goes elsewhere than to the page, as below %%capture and in `redirect_stdout`."""
+    return not isinstance(sys.stdout, OutStream)
 
 
 def has_subshells() -> bool:

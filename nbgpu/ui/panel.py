@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import anywidget
@@ -120,6 +120,7 @@ class Panel(anywidget.AnyWidget):
         run: what is drawn.
         slot: the display_id of the output that gets the picture at the end.
         show_buttons: whether the panel has Pause and Stop of its own.
+        buttons: ids of widgets elsewhere that act on the run.
         on_state: called with the run's state, on the panel's thread, whenever it has changed.
         on_gone: called when the notebook has the picture and the widget is closed.
     """
@@ -130,6 +131,8 @@ class Panel(anywidget.AnyWidget):
     """Tells this panel from all others of a page."""
     slot = traitlets.Unicode("").tag(sync=True)
     show_buttons = traitlets.Bool(True).tag(sync=True)
+    buttons = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    """Widgets elsewhere that act on the run, by id: the page disables them when the kernel is gone."""
     plotly_gz = traitlets.Bytes(b"").tag(sync=True)
     """The bundle, only for kernels that cannot be asked for it while a cell is running."""
 
@@ -138,6 +141,7 @@ class Panel(anywidget.AnyWidget):
         run: Run,
         slot: str,
         show_buttons: bool = True,
+        buttons: Sequence[str] = (),
         on_state: Callable[[str], None] = lambda state: None,
         on_gone: Callable[[], None] = lambda: None,
     ) -> None:
@@ -158,6 +162,7 @@ class Panel(anywidget.AnyWidget):
             key=uuid.uuid4().hex,
             slot=slot,
             show_buttons=show_buttons,
+            buttons=list(buttons),
             plotly_gz=b"" if can_be_asked else PLOTLY_GZ.read_bytes(),
         )
         self._can_be_asked = can_be_asked
@@ -248,6 +253,7 @@ class Panel(anywidget.AnyWidget):
                     "recipe": info.recipe,
                     "total_steps": info.total_steps,
                     "started_s": info.started_s,
+                    "kept": self._run.outlives_kernel,
                 },
                 "ranks": [
                     {

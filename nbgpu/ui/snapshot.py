@@ -129,8 +129,9 @@ def page(title: str, heading: str, headline: str, body: str, figure: Mapping[str
         body: as HTML; in it an element with the id `charts`.
         figure: what Plotly draws there.
     """
-    # '</' would end the script element in the middle of a string.
-    drawn = json.dumps(figure).replace("</", "<\\/")
+    # A name with '</script' would end the script element in the middle of a string, and after '<!--<script' it would not
+    # end at all.
+    drawn = json.dumps(figure).replace("<", "\\u003c")
     plotly = gzip.decompress(PLOTLY_GZ.read_bytes()).decode().replace("</script", "<\\/script")
     return f"""<!doctype html>
 <html lang="en">
@@ -211,9 +212,16 @@ def _versions(folder: Path) -> str:
     path = folder / "env.json"
     if not path.exists():
         return "<p>There is no env.json in the run's folder.</p>"
-    told = json.loads(path.read_text())
-    rows = [("Python", told["python"]), ("host", told["platform"]), ("git", told["git"] or "no repository")]
-    return _table(("what", "version"), [*rows, *told["packages"].items()])
+    try:
+        told = json.loads(path.read_text())
+        rows = [
+            ("Python", told["python"]),
+            ("host", told["platform"]),
+            ("git", told["git"] or "no repository"),
+        ]
+        return _table(("what", "version"), [*rows, *told["packages"].items()])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return "<p>The env.json in the run's folder is not what nbgpu writes.</p>"
 
 
 def _events(events: Iterable[Event], info: RunInfo) -> str:

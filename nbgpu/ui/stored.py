@@ -37,7 +37,10 @@ class StoredRun:
                 f"{folder} has no run_info.json: the run ended before its ranks had looked at their data. "
                 "rankN.jsonl and rankN.outcome.json say what they met"
             )
-        self.info = RunInfo.from_json(json.loads(path.read_text()))
+        try:
+            self.info = RunInfo.from_json(json.loads(path.read_text()))
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunError(f"{path} cannot be read: {error}") from None
         self.reader = Reader(folder, self.info.world_size, live=False)
         outcomes = {rank: runs.outcome(folder, rank) for rank in range(self.info.world_size)}
         failed_s = {event.rank: event.time_s for event in self.reader.events() if event.kind == "failure"}

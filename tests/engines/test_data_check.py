@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import nibabel
 import numpy as np
+import psutil
 import pytest
+from rows import Measured, row
 
 from nbgpu.client import data_check
 from nbgpu.config import train_config
@@ -112,3 +115,32 @@ def test_good_files_are_read_to_their_end_once(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"1\.nii\.gz"):
         data_check.require(config)
     data_check.require(config.changed(check_voxels=False))
+
+
+@row(
+    "`nbgpu train` is killed while its data are read",
+    "the process that reads them ends, too",
+    bound_s=2,
+)
+def test_no_reader_outlives_its_command(tmp_path: Path, measured: Measured) -> None:
+    # A pipe among the files keeps the reader waiting.
+    (tmp_path / "volumes").mkdir()
+    os.mkfifo(tmp_path / "volumes" / "0.nii.gz")
+    arguments = ("autoencoder", "--data", "volumes", "--patch-size", "16", "--gpus", "none")
+    command = [sys.executable, "-m", "nbgpu.cli", "train", *arguments]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as train:
+        give_up_s = time.monotonic() + 60
+        while not (readers := psutil.Process(train.pid).children()) or not _watches(readers[0]):
+            assert train.poll() is None
+            assert time.monotonic() < give_up_s
+            time.sleep(0.05)
+        measured.fault_now()
+        train.kill()
+    _, alive = psutil.wait_procs(readers, timeout=30)
+    measured.ended()
+    assert not alive
+
+
+def _watches(process: psutil.Process) -> bool:
+    """Whether a process has come to watch its parent."""
+    return any("[pidfd]" in str(fd.readlink()) for fd in Path(f"/proc/{process.pid}/fd").iterdir())

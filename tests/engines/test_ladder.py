@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from rows import row
 
 import nbgpu
 from nbgpu.backends import NCCL_SAFE, SINGLE, Rung
+from nbgpu.client import host_checks, registry
 
 SETTINGS = {"data": "phantoms", "patch_size": 16, "num_phantoms": 16, "steps": 2, "val_every": 0}
 
@@ -27,8 +29,27 @@ def stopping(cluster: nbgpu.Cluster) -> Iterator[None]:
         cluster.stop()
 
 
-def test_down_to_a_rank_alone_and_up_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def interface_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names an interface for gloo that is there when the cluster is about to start, and gone when its ranks want it."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nbgpu-none")
+    monkeypatch.setattr(host_checks, "interfaces", lambda: ["lo", "nbgpu-none"])
+
+
+@row("`GLOO_SOCKET_IFNAME` names no interface", "the start is refused before it begins", bound_s=None)
+def test_an_interface_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nbgpu-none")
+    cluster = nbgpu.Cluster(gpus="none", ranks=2)
+    with pytest.raises(
+        nbgpu.ConfigError, match=r"there is no interface nbgpu-none.* name one of .*lo"
+    ) as refused:
+        cluster.start()
+    assert "GLOO_SOCKET_IFNAME" in str(refused.value)
+    assert not registry.entries()
+    assert not cluster.running
+
+
+def test_down_to_a_rank_alone_and_up_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    interface_that_goes(monkeypatch)
     cluster = nbgpu.Cluster(gpus="none", ranks=2, memory_limit="4GiB")
     with pytest.warns(UserWarning, match=r"one rank, alone, .*\n?gloo failed: .*nbgpu-none"):
         cluster.start()
@@ -48,7 +69,7 @@ def test_down_to_a_rank_alone_and_up_again(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_a_backend_that_is_named_is_taken_at_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nbgpu-none")
+    interface_that_goes(monkeypatch)
     cluster = nbgpu.Cluster(gpus="none", ranks=2, backend="gloo")
     with pytest.raises(
         nbgpu.ClusterError, match=r"(?s)cannot talk.*gloo: ranks? .*nbgpu-none.*backend='auto' tries"

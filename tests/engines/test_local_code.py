@@ -214,6 +214,28 @@ def test_an_edited_module_is_loaded_anew_before_the_next_cell(notebook: Kernel, 
     assert notebook.run("%%distributed\nprint(rank, answer())").stdout.count("entirely new") == 2
 
 
+def test_autoreload_loads_what_was_edited_before_it_was_switched_on(notebook: Kernel, tmp_path: Path) -> None:
+    module = tmp_path / "edited_before.py"
+    module.write_text("def answer():\n    return 'old'\n")
+    unchanged = tmp_path / "unchanged_since.py"
+    unchanged.write_text("def answer():\n    return 'as it was'\n")
+    notebook.run("%nbgpu autoreload off")
+    code = f"import sys\nsys.path.append({str(tmp_path)!r})\nimport unchanged_since\nfrom edited_before import answer"
+    assert notebook.run(f"%%distributed\n{code}\nanswer()").stdout == "[0-1] 'old'\n"
+    module.write_text("def answer():\n    return 'entirely new'\n")
+    on = notebook.run("%nbgpu autoreload on").stdout.splitlines()
+    assert on[0].startswith("autoreload is on")
+    assert on[1:] == ["edited_before was edited, and loaded anew"]
+    done = notebook.run("%%distributed\nanswer()")
+    assert (done.stdout, done.stderr) == ("[0-1] 'entirely new'\n", "")
+    # Between off and on, too.
+    notebook.run("%nbgpu autoreload off")
+    module.write_text("def answer():\n    return 'newer still'\n")
+    assert "edited_before was edited" in notebook.run("%nbgpu autoreload on").stdout
+    assert notebook.run("%distributed answer()").stdout == "[0-1] 'newer still'\n"
+    notebook.run("%nbgpu autoreload off")
+
+
 def test_without_imports_sync_says_so() -> None:
     with kernel() as notebook:
         notebook.run("%load_ext nbgpu\n%nbgpu start --gpus none --ranks 1")

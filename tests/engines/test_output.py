@@ -204,3 +204,12 @@ def test_a_folder_is_made_only_for_what_needs_it(notebook: Kernel) -> None:
     before = notebook.run("len(list(Path('.').rglob('rank0.txt')))").value
     notebook.run("%%distributed\nprint('little')")
     assert notebook.run("len(list(Path('.').rglob('rank0.txt')))").value == before
+
+
+def test_a_line_printed_after_a_bar_stands_after_it(notebook: Kernel) -> None:
+    bar = "for _ in tqdm(range(3), desc='bar', bar_format='{desc} {n}'): pass\n"
+    code = f"from tqdm import tqdm\nprint('before')\n{bar}print('between')\n{bar}print('after')"
+    for pause in ("", "\nimport time; time.sleep(1)"):
+        done = notebook.run(f"%%distributed\n{code}{pause}")
+        lines = [line.removeprefix("[0-1] ") for line in done.written.splitlines() if line]
+        assert lines == ["before", "bar 3", "between", "bar 3", "after"]

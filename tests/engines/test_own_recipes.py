@@ -152,10 +152,12 @@ def test_a_new_recipe_learns_as_it_is(cluster2: nbgpu.Cluster, tmp_path: Path) -
     losses = metrics["val_loss"].dropna()
     # The mean of sin^2 is 0.5; a straight line gets no lower than 0.43.
     assert losses.iloc[-1] < 0.2
-    # What was learned can be had anywhere.
+    # What was learned can be had anywhere, by whoever trusts the file that makes the model.
+    with pytest.raises(nbgpu.ConfigError, match=r"my_sine\.py.* trust=True"):
+        load_trained(run.folder)
     x = torch.linspace(-3, 3, 50)[:, None]
     with torch.no_grad():
-        error = torch.nn.functional.mse_loss(load_trained(run.folder)(x), torch.sin(2 * x))
+        error = torch.nn.functional.mse_loss(load_trained(run.folder, trust=True)(x), torch.sin(2 * x))
     assert error == pytest.approx(float(losses.iloc[-1]), rel=0.5)
     # The run can be had again from its folder, whatever becomes of the file.
     assert (run.folder / "my_sine.py").read_text() == path.read_text()

@@ -209,4 +209,6 @@ def test_a_terminal_without_a_kernel(tmp_path: Path) -> None:
         terminal.type("me\n")
         terminal.until(r"\nIn \[\d+\]: ")
         assert "[1] 'me'" in terminal.run("%%distributed --ranks 1\nname")
+        below_a_comment = r"get_ipython().run_cell('# one\n%%distributed\nprint(10 + rank)').success"
+        assert "[1] 11" in terminal.run(below_a_comment)
         assert "stopped" in terminal.run("%nbgpu stop")

@@ -77,6 +77,21 @@ def processes_of(entry: Entry) -> list[psutil.Process]:
     return leaders + [child for leader in leaders for child in leader.children(recursive=True)]
 
 
+def test_a_start_beside_a_kept_cluster_of_the_notebook_says_that_it_is_there() -> None:
+    with kernel() as first:
+        entry = start(first, "--keep")
+        kill(first)
+    with kernel() as second:
+        second.run("import nbgpu\n%load_ext nbgpu")
+        done = second.run("%nbgpu start --gpus none --ranks 2")
+        assert done.status == "ok", done.error
+        assert f"cluster {entry.id} of this notebook goes on since" in done.stderr
+        assert f"To take it: %nbgpu stop, then %nbgpu attach {entry.id}. To end it: nbgpu stop" in done.stderr
+        done = second.run(f"%nbgpu stop\n%nbgpu attach {entry.id}")
+        assert done.status == "ok", done.error
+        assert second.run("%nbgpu stop").status == "ok"
+
+
 @row(
     "The kernel is killed; the cluster was started with --keep",
     "The run goes on, and is back after attach",
@@ -207,6 +222,43 @@ def test_a_cell_that_was_left_behind_can_be_stopped() -> None:
         third.run("import nbgpu\ncluster = nbgpu.attach()")
         assert "rank 1 was killed by SIGKILL" in third.run("cluster.execute('1')").error
         assert third.run("cluster.pull('kept', rank=0)").value == "5"
+
+
+@row(
+    "The kernel is killed while the process group is formed again, and only one rank was asked to come",
+    "Whoever attaches has the group, and all variables",
+    bound_s=None,
+)
+def test_a_group_whose_forming_was_cut_off_is_formed_by_who_attaches() -> None:
+    call_only_one = """
+ranks = nbgpu.current().ranks
+called = ranks.call
+def call(function, *args, seated=False):
+    called(function, *args, ranks=[0], seated=seated)
+    print("one is called", flush=True)
+    time.sleep(600)
+ranks.call = call
+ranks.regroup()
+"""
+    with kernel() as first:
+        start(first, "--keep")
+        first.run("%%distributed\nkept = 5\nimport time")
+        first.client.execute(f"import time\n{call_only_one}")
+        (entry,) = registry.entries()
+        wait_until(lambda: not registry.entries()[0].seating.is_whole, registry.entries)
+        time.sleep(1)
+        kill(first)
+    with kernel() as second:
+        second.run("import nbgpu\ncluster = nbgpu.attach()")
+        done = second.run(
+            "cluster.execute('total = torch.ones(1); dist.all_reduce(total); print(int(total), kept)')",
+            timeout_s=BOUND_S,
+        )
+        assert done.value == "{0: '2 5\\n', 1: '2 5\\n'}", (
+            done.error + second.run("print(cluster.status())").stdout
+        )
+        kill(second)
+    assert entry.alive()
 
 
 @row("The {leader} is killed", "The cell or run ends and says so; no process is left", bound_s=2)

@@ -67,6 +67,12 @@ def test_alike_is_said_once_and_apart_by_rank(executed: Executed) -> None:
     assert executed.said("only rank 0") == ["[0] only rank 0 has run this: [5.0, 5.0, 5.0]"]
 
 
+def test_each_rank_draws_its_own_random_numbers(executed: Executed) -> None:
+    on_0, on_1 = executed.said("drawn = torch.rand")
+    assert (on_0[:3], on_1[:3]) == ("[0]", "[1]")
+    assert on_0[4:] != on_1[4:]
+
+
 @pytest.mark.parametrize(
     ("collective", "said"),
     [

@@ -55,6 +55,7 @@ class RecordedRun:
         )
         self.status: str = "starting"
         self.hang = ""
+        self.outlives_kernel = False
         self.failures: list[RankFailure] = []
         self.reader = Reader(folder, num_ranks)
         self._step_s = step_s

@@ -162,7 +162,8 @@ def test_every_marked_field_is_in_the_panel(recipe: str) -> None:
     panel = _Controls(recipe, cluster=None)
     names = [name for _, name, _ in control_fields(TRAIN_CONFIGS[recipe])]
     assert list(panel._fields) == names
-    assert [name for _, name, _ in control_fields(ClusterConfig)] == ["gpus", "ranks", "memory_limit"]
+    devices = ["gpus", "ranks", "memory_limit", "release_after_s"]
+    assert [name for _, name, _ in control_fields(ClusterConfig)] == devices
 
 
 def type_in(panel: _Controls, **typed: str) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from recorded import RecordedRun
 
 from nbgpu.records import Event, Sample
 from nbgpu.ui.history import CAPACITY, History, Series, keep_extremes
+from nbgpu.ui.panel import Panel
 from nbgpu.ui.wire import SeriesIds, encode
 
 
@@ -109,3 +113,40 @@ def test_the_wire_carries_flat_little_endian_arrays() -> None:
     assert ids.announce() == [[0, "loss"], [1, "loss"]]
     encode({(0, "lr"): series[1, "loss"]}, ids, max_points=500)
     assert ids.announce(first=2) == [[0, "lr"]]
+
+
+def test_a_past_that_comes_after_the_page_was_ready_comes_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after attach: the run has a long past, and the page is sooner ready than that is read."""
+    run = RecordedRun(tmp_path, steps=1500, step_s=1e-4)
+    run.wait(60)
+    sent: list[tuple[dict[str, Any], list[bytes]]] = []
+    panel = Panel(run, "slot")  # type: ignore[arg-type]
+    monkeypatch.setattr(panel, "send", lambda content, buffers=(): sent.append((content, list(buffers))))
+    panel._on_page_message(panel, {"type": "ready", "plotly": True}, [])
+    panel._follower._take(last=False)
+    panel.close()
+    snapshot, delta = (message for message in sent if message[0]["type"] in ("snapshot", "delta"))
+    assert snapshot[0]["series"] == []
+    names = delta[0]["series"]
+    numbers, _, steps, values = (
+        np.frombuffer(data, kind) for data, kind in zip(delta[1], ("<u2", "<f8", "<i4", "<f4"), strict=True)
+    )
+    for rank in (0, 1):
+        mine = numbers == names.index([rank, "loss"])
+        assert steps[mine].tolist() == list(range(1, 1501))
+        recorded = panel._follower.history.series[rank, "loss"].values
+        assert values[mine].tolist() == np.asarray(recorded, dtype=np.float32).tolist()
+
+
+def test_a_moment_of_a_long_run_costs_a_few_points(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, steps=3000, step_s=1e-4)
+    run.wait(60)
+    panel = Panel(run, "slot")  # type: ignore[arg-type]
+    panel._follower._take(last=False)
+    whole = panel._follower.history.series[0, "loss"]
+    moment = Series(whole.times_s[-3:], whole.steps[-3:], whole.values[-3:])
+    assert panel._points_for({(0, "loss"): moment}) < 200
+    assert panel._points_for({(0, "loss"): whole}) == panel._points_of_whole() >= 3000
+    panel.close()

@@ -11,10 +11,11 @@ from xml.etree import ElementTree
 import plotly.graph_objects as go
 import pytest
 from recorded import RecordedRun
+from rows import row
 
 from nbgpu.palette import rank_color
 from nbgpu.telemetry import Reader
-from nbgpu.ui.snapshot import bundle, report_html, write_report
+from nbgpu.ui.snapshot import bundle, page, report_html, write_report
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +62,26 @@ def test_a_run_with_nothing_recorded_still_has_a_picture(tmp_path: Path) -> None
 def test_the_report_opens_with_no_network(run: Any) -> None:
     path = write_report(run)
     assert path == run.folder / "report.html"
-    page = path.read_text()
-    assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=[\"']?(https?:)?//", page)
+    told = path.read_text()
+    assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=[\"']?(https?:)?//", told)
     for words in ("batch_size", "samples for each rank", "NVIDIA H200", "trilinear", "23.1", "step-40"):
-        assert words in page
+        assert words in told
+
+
+@row(
+    "a name in a run holds `<!--<script>`",
+    "the report's charts are drawn, and nothing of it runs",
+    bound_s=None,
+)
+def test_no_name_ends_the_script_of_the_report() -> None:
+    figure = {"data": [{"name": "<!--<script></script>"}], "layout": {}, "config": {}}
+    told = page(title="t", heading="h", headline="l", body='<div id="charts"></div>', figure=figure)
+    (drawn,) = re.findall(r"const figure = (.*);", told)
+    assert "<" not in drawn
+    assert json.loads(drawn) == figure
 
 
 def test_the_report_shows_what_a_recipe_says_as_text_and_not_as_html(run: Any) -> None:
-    page = report_html(run)
-    assert "&lt;b&gt;made up&lt;/b&gt;" in page
-    assert "<b>made up</b>" not in page
+    told = report_html(run)
+    assert "&lt;b&gt;made up&lt;/b&gt;" in told
+    assert "<b>made up</b>" not in told

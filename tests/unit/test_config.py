@@ -240,3 +240,13 @@ def test_a_window_of_steps_that_cannot_be_profiled_is_refused(profile: str, told
 def test_a_window_of_steps_includes_both_ends() -> None:
     assert list(train_config("autoencoder", profile="2:4").profiled_steps) == [2, 3, 4]
     assert len(train_config("autoencoder").profiled_steps) == 0
+
+
+def test_a_truth_value_is_no_number() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^lr = True is not valid\. Give a value within: above 0, at most 10"
+    ):
+        train_config("autoencoder", lr=True)
+    with pytest.raises(ConfigError, match="epochs = False is not valid"):
+        train_config("autoencoder", epochs=False)
+    assert train_config("autoencoder", smoke_test=True).smoke_test

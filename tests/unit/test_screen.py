@@ -71,3 +71,15 @@ def test_bars_within_each_other_end_as_their_last_state_however_the_text_is_cut(
     lines += screen.finish()
     assert [line[:7] for line in lines] == ["epoch 0", "epoch 1", "epoch 2", "epochs:"]
     assert "100%" in lines[-1]
+
+
+def test_a_bar_that_was_closed_stands_before_what_is_printed_elsewhere_and_an_open_one_does_not() -> None:
+    screen = Screen()
+    assert screen.write("\r 50%") == []
+    assert screen.pass_by() == []
+    # The inner of two bars, drawn below the outer one.
+    screen.write("\n\r 10%\x1b[A")
+    assert screen.pass_by() == []
+    screen.write("\n\r      \r\x1b[A\r100%\n")
+    assert screen.pass_by() == ["100%"]
+    assert screen.finish() == []

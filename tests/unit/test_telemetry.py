@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -472,6 +472,45 @@ def test_a_stop_is_not_overruled(tmp_path: Path) -> None:
     send_command(tmp_path, "stop")
     send_command(tmp_path, "resume")
     assert watch.newest() == "stop"
+
+
+def test_a_command_takes_another_way_where_the_run_has_no_folder(tmp_path: Path) -> None:
+    run, cluster = tmp_path / "run", tmp_path / "cluster"
+    cluster.mkdir()
+    watch = CommandWatch(run, cluster)
+    assert watch.newest() is None
+    send_command(run, "pause", cluster)
+    assert watch.newest() == "pause"
+    run.mkdir()
+    send_command(run, "resume", cluster)
+    assert watch.newest() == "resume"
+    assert CommandWatch(tmp_path / "another", cluster).newest() is None
+    with pytest.raises(FileNotFoundError):
+        send_command(tmp_path / "gone", "stop")
+
+
+def test_a_command_stands_whole_in_the_file_or_not_at_all(small_disk: Callable[[int], Path]) -> None:
+    run = small_disk(2**20)
+    watch = CommandWatch(run)
+    send_command(run, "pause")
+    ballast = (run / "ballast").open("wb", buffering=0)
+    with ballast, suppress(OSError):
+        while True:
+            ballast.write(bytes(2**12))
+    # The file's last block has room for some of them.
+    told = "".join(_why_not_sent(run) for _ in range(2**10))
+    assert "No space left" in told
+    (run / "ballast").unlink()
+    send_command(run, "stop")
+    assert watch.newest() == "stop"
+
+
+def _why_not_sent(run: Path) -> str:
+    try:
+        send_command(run, "resume")
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def test_half_a_command_waits_for_its_other_half(tmp_path: Path) -> None:

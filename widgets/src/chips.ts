@@ -39,13 +39,15 @@ export class Chips {
       chip.root.style.setProperty("--nbgpu-rank", fixed.color);
       setText(chip.device, fixed.label);
       chip.device.title = fixed.label;
-      setText(chip.state, now.state);
+      const state = store.kernelIsGone ? "not known" : now.state;
+      setText(chip.state, state);
       setText(chip.step, `step ${now.step}`);
       chip.fill.style.width = `${(share * 100).toFixed(1)}%`;
       setText(chip.memory, used);
-      setText(chip.warning, now.warning ? `⚠ ${now.warning}` : "");
-      chip.root.classList.toggle("nbgpu-warned", now.warning !== "");
-      const words = [`rank ${rank}`, fixed.label, now.state, `step ${now.step}`, `memory ${used}`, now.warning];
+      const warning = store.kernelIsGone ? "" : now.warning;
+      setText(chip.warning, warning ? `⚠ ${warning}` : "");
+      chip.root.classList.toggle("nbgpu-warned", warning !== "");
+      const words = [`rank ${rank}`, fixed.label, state, `step ${now.step}`, `memory ${used}`, warning];
       setAttribute(chip.root, "aria-label", words.filter(Boolean).join(", "));
     });
   }

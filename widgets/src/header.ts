@@ -72,8 +72,10 @@ export class Header {
     if (this.pressed && this.pressed.stateThen !== status.state) this.release();
     setText(this.recipe, run.recipe);
     setText(this.run, run.id);
-    setText(this.state, status.state);
-    setAttribute(this.state, "data-state", status.state);
+    const gone = this.store.kernelIsGone;
+    if (gone) this.release();
+    setText(this.state, gone ? "kernel gone" : status.state);
+    setAttribute(this.state, "data-state", gone ? "gone" : status.state);
     const share = run.total_steps > 0 ? status.step / run.total_steps : 0;
     this.fill.style.width = `${(share * 100).toFixed(1)}%`;
     const words = progressInWords(this.store);
@@ -82,14 +84,16 @@ export class Header {
     setAttribute(this.bar, "aria-valuenow", String(status.step));
     setAttribute(this.bar, "aria-valuetext", words);
     this.updateButtons(status.state);
-    if (this.toldState !== status.state) {
+    if (gone) {
+      setText(this.live, words);
+    } else if (this.toldState !== status.state) {
       this.toldState = status.state;
       setText(this.live, `${run.recipe} is ${status.state} at step ${status.step}`);
     }
   }
 
   private updateButtons(state: RunState): void {
-    const over = FINAL_STATES.has(state);
+    const over = FINAL_STATES.has(state) || this.store.kernelIsGone;
     const waiting = this.pressed?.command;
     const command = this.pauseCommand();
     const doing = { pause: "Pausing …", resume: "Resuming …", stop: "Stopping …" } as const;
@@ -126,6 +130,15 @@ export class Header {
 export function progressInWords(store: RunStore): string {
   const { run, status } = store;
   if (!run || !status) return "";
+  if (store.kernelIsGone) {
+    const fate = run.kept
+      ? "the run goes on. In the new kernel %nbgpu attach takes it up again, and run.panel() shows it"
+      : "the run ended with it";
+    return `The kernel is gone; ${fate}. Last heard: step ${status.step} of ${run.total_steps}`;
+  }
+  if (store.silent_s > 0) {
+    return `Nothing was heard from the kernel for ${store.silent_s} s: it is busy, or gone. Last heard: step ${status.step} of ${run.total_steps}`;
+  }
   const parts = [`step ${status.step} of ${run.total_steps}`];
   if (status.num_epochs > 1) parts.push(`epoch ${status.epoch} of ${status.num_epochs}`);
   if (status.samples_per_s > 0) {

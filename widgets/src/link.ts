@@ -1,21 +1,22 @@
 // One panel's line to the kernel. It lives as long as the widget does, whether or not a view is on the page, so that
 // no message is lost before the first view is drawn.
 
+import { disableWidgets, watchKernel } from "./kernel";
 import { findPlace, hasNotebook, saveNotebook } from "./notebook";
 import { loadedPlotly, loadPlotly } from "./plotly";
 import { RunStore } from "./store";
-import { decodePoints, type KernelMessage, type PageMessage } from "./wire";
+import { decodePoints, FINAL_STATES, type KernelMessage, type PageMessage } from "./wire";
 
 /** The part of anywidget's model that is used here. */
 export interface Model {
-  get(name: "key" | "slot" | "show_buttons" | "plotly_gz"): unknown;
+  get(name: "key" | "slot" | "show_buttons" | "buttons" | "plotly_gz"): unknown;
   send(content: PageMessage): void;
   on(event: string, callback: (...args: any[]) => void): void;
   off(event: string, callback: (...args: any[]) => void): void;
   widget_manager?: unknown;
 }
 
-export type Change = "data" | "refused";
+export type Change = "data" | "refused" | "kernel";
 
 /** How long the notebook is given to take the last picture before the page looks for it. */
 const PICTURE_PATIENCE_MS = 300;
@@ -23,13 +24,22 @@ const PICTURE_PATIENCE_MS = 300;
 /** How long a new panel is given to become part of the notebook before that is saved. */
 const SAVE_AFTER_MS = 500;
 
+/** The kernel tells of a run that goes on about twice a second. After this a page that hears nothing says so. */
+const SILENCE_MS = 10_000;
+const LISTEN_PERIOD_MS = 2000;
+
 export class Link {
   readonly store = new RunStore();
   refusal = "";
   private readonly listeners = new Set<(change: Change) => void>();
+  private readonly stopWatching: () => void;
+  private readonly listening: ReturnType<typeof setInterval>;
+  private heardMs = performance.now();
 
   constructor(private readonly model: Model) {
     model.on("msg:custom", this.receive);
+    this.stopWatching = watchKernel(model, () => this.kernelIsGone());
+    this.listening = setInterval(() => this.measureSilence(), LISTEN_PERIOD_MS);
     const pushed = model.get("plotly_gz");
     if (ArrayBuffer.isView(pushed) && pushed.byteLength > 0) void loadPlotly(pushed);
     const plotly = loadedPlotly() !== undefined || (ArrayBuffer.isView(pushed) && pushed.byteLength > 0);
@@ -38,6 +48,8 @@ export class Link {
 
   close(): void {
     this.model.off("msg:custom", this.receive);
+    this.stopWatching();
+    clearInterval(this.listening);
     this.listeners.clear();
   }
 
@@ -51,6 +63,8 @@ export class Link {
   }
 
   private readonly receive = (message: KernelMessage, buffers: ArrayBufferView[]): void => {
+    this.heardMs = performance.now();
+    this.store.silent_s = 0;
     switch (message.type) {
       case "snapshot":
         if (this.store.run === undefined) {
@@ -88,6 +102,27 @@ export class Link {
     if (stored) this.model.send({ type: "stored" });
     else if (place) this.model.send({ type: "bundle" });
     // A notebook without the output had its cell cleared or deleted: the panel may be shown elsewhere, and stays.
+  }
+
+  private get isOver(): boolean {
+    const state = this.store.status?.state;
+    return state === undefined || FINAL_STATES.has(state);
+  }
+
+  private kernelIsGone(): void {
+    if (this.store.kernelIsGone || this.isOver) return;
+    this.store.kernelIsGone = true;
+    this.store.silent_s = 0;
+    disableWidgets(this.model.widget_manager, (this.model.get("buttons") as string[] | undefined) ?? []);
+    this.tell("kernel");
+  }
+
+  private measureSilence(): void {
+    if (this.store.kernelIsGone || this.isOver) return;
+    const silentMs = performance.now() - this.heardMs;
+    if (silentMs < SILENCE_MS) return;
+    this.store.silent_s = Math.round(silentMs / 1000);
+    this.tell("kernel");
   }
 
   private tell(change: Change): void {

@@ -9,6 +9,10 @@ export class RunStore {
   status: Status | undefined;
   marks: Mark[] = [];
   series: Series[] = [];
+  /** What is known is the past: the kernel has ended or was restarted. */
+  kernelIsGone = false;
+  /** How long nothing was heard from the kernel, where that is worth saying; else 0. */
+  silent_s = 0;
 
   /** Forgets what it knew and takes what the kernel knows: the same snapshot twice changes nothing. */
   takeSnapshot(message: SnapshotMessage, points: Points): void {

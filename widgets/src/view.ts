@@ -141,8 +141,9 @@ export class View {
     const { store } = this.link;
     this.header.update();
     this.chips.update(store);
+    this.root.classList.toggle("nbgpu-gone", store.kernelIsGone);
     setText(this.pace, store.status?.pace ?? "");
-    setText(this.hang, store.status?.hang ?? "");
+    setText(this.hang, store.kernelIsGone ? "" : (store.status?.hang ?? ""));
     this.events.hidden = store.marks.length === 0;
     setText(this.eventsTitle, `What happened (${store.marks.length})`);
     while (this.eventsList.children.length > store.marks.length) this.eventsList.lastChild?.remove();

@@ -21,6 +21,8 @@ export interface RunMeta {
   recipe: string;
   total_steps: number;
   started_s: number;
+  /** Whether the run goes on when the kernel ends. */
+  kept: boolean;
 }
 
 export interface RankMeta {

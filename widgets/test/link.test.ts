@@ -1,4 +1,5 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
+import { progressInWords } from "../src/header";
 import { Link } from "../src/link";
 import { buffers, FakeModel, points, snapshot, status } from "./run";
 
@@ -65,7 +66,7 @@ function linkAtEnd(manager: unknown): FakeModel {
   model.kernelSays(snapshot(SERIES), buffers(points()));
   model.sent = [];
   model.kernelSays({ type: "end" });
-  vi.runAllTimers();
+  vi.advanceTimersByTime(1000);
   return model;
 }
 
@@ -106,7 +107,82 @@ describe("a new panel", () => {
     const model = new FakeModel(undefined, manager);
     new Link(model);
     for (let i = 0; i < 2; i++) model.kernelSays(snapshot(SERIES), buffers(points()));
-    vi.runAllTimers();
+    vi.advanceTimersByTime(1000);
     expect(save).toHaveBeenCalledOnce();
+  });
+});
+
+/** A signal of JupyterLab's. */
+class Signal {
+  private slots: ((sender: unknown, args: any) => void)[] = [];
+  connect = (slot: (sender: unknown, args: any) => void) => void this.slots.push(slot);
+  disconnect = (slot: (sender: unknown, args: any) => void) => void (this.slots = this.slots.filter((s) => s !== slot));
+  emit(args: unknown): void {
+    for (const slot of this.slots) slot(this, args);
+  }
+  get size(): number {
+    return this.slots.length;
+  }
+}
+
+describe("a kernel that goes", () => {
+  function linked(kept = false) {
+    const session = { statusChanged: new Signal(), kernelChanged: new Signal() };
+    const set = vi.fn();
+    const manager = { context: { sessionContext: session }, get_model: async () => ({ set }) };
+    const model = new FakeModel({ key: "k", slot: "s", buttons: ["one"] }, manager);
+    const link = new Link(model);
+    const { run } = snapshot(SERIES);
+    model.kernelSays(snapshot(SERIES, { run: { ...run, kept } }), buffers(points()));
+    return { session, set, model, link };
+  }
+
+  it.each(["restarting", "autorestarting", "terminating", "dead"])("is noticed when it is %s", async (status) => {
+    const { session, set, link } = linked();
+    const told = vi.fn();
+    link.listen(told);
+    session.statusChanged.emit("busy");
+    expect(link.store.kernelIsGone).toBe(false);
+    session.statusChanged.emit(status);
+    session.statusChanged.emit(status);
+    expect(link.store.kernelIsGone).toBe(true);
+    expect(told.mock.calls).toEqual([["kernel"]]);
+    await vi.advanceTimersByTimeAsync(0);
+    expect(set.mock.calls).toEqual([["disabled", true]]);
+  });
+
+  it("is noticed when the notebook gets another one", () => {
+    const { session, link } = linked();
+    session.kernelChanged.emit({ oldValue: {} });
+    expect(link.store.kernelIsGone).toBe(true);
+  });
+
+  it("leaves a run that is kept to be taken up again", () => {
+    const { session, link } = linked(true);
+    session.statusChanged.emit("restarting");
+    expect(progressInWords(link.store)).toContain("the run goes on. In the new kernel %nbgpu attach takes it up again");
+  });
+
+  it("is nothing to a run that is over", () => {
+    const { session, model, link } = linked();
+    model.kernelSays({ type: "delta", status: status({ state: "finished" }) }, buffers(points()));
+    session.statusChanged.emit("restarting");
+    expect(link.store.kernelIsGone).toBe(false);
+  });
+
+  it("is not asked about any more once the link is closed", () => {
+    const { session, link } = linked();
+    link.close();
+    expect([session.statusChanged.size, session.kernelChanged.size, vi.getTimerCount()]).toEqual([0, 0, 1]);
+  });
+
+  it("is told from one that is silent, until it is heard again", () => {
+    const { model, link } = linked();
+    vi.advanceTimersByTime(9000);
+    expect(link.store.silent_s).toBe(0);
+    vi.advanceTimersByTime(3000);
+    expect(progressInWords(link.store)).toMatch(/^Nothing was heard from the kernel for 1\d s: it is busy, or gone/);
+    model.kernelSays({ type: "delta", status: status() }, buffers(points()));
+    expect(link.store.silent_s).toBe(0);
   });
 });

@@ -121,6 +121,20 @@ describe("a panel", () => {
     expect(el.textContent).not.toContain("rank 0 waits");
   });
 
+  it("says that the kernel is gone, with the run, and takes its buttons away", async () => {
+    const { model, el } = open();
+    await say(model, { hang: "rank 0 waits" });
+    model.tell("comm_live_update");
+    const words = "The kernel is gone; the run ended with it. Last heard: step 3 of 10";
+    expect(el.querySelector(".nbgpu-words")?.textContent).toBe(words);
+    expect(el.querySelector("[role=status]")?.textContent).toBe(words);
+    expect(el.querySelector(".nbgpu-state")?.textContent).toBe("kernel gone");
+    expect(el.querySelector(".nbgpu-hang")?.textContent).toBe("");
+    expect(el.textContent).not.toContain("12 s left");
+    expect(el.querySelector("[role=listitem]")?.getAttribute("aria-label")).toContain("not known");
+    expect([button(el, "Pause").disabled, button(el, "Stop").disabled]).toEqual([true, true]);
+  });
+
   it("can leave the buttons to others", () => {
     const { el } = open({ show_buttons: false });
     expect(el.querySelector<HTMLElement>(".nbgpu-buttons")?.hidden).toBe(true);

@@ -1,0 +1,112 @@
+"""Ends a cluster that nobody uses any more, so that its GPUs are free for others: the setting `release_after_s`.
+
+JupyterLab keeps the kernel of a notebook that was closed, and the kernel keeps the cluster. A cluster is in use while a
+cell of the notebook runs, any cell, while a rank works or a run goes on, and when somebody asks for a completion or for
+help on a name, as a page does while a person types. The time counts from the last of these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.getipython import get_ipython
+
+
+class IdleRelease:
+    """Watches whether a cluster is used, on a thread of its own, and ends it when it is not.
+
+    Args:
+        after_s: how long it may be unused.
+        is_working: whether a run goes on, or a rank works; may take a second, and is asked on the thread.
+        release: ends the cluster. Called on the event loop of the thread that made this object, if it has one, and so
+            never within another call of the notebook's; else on this object's thread.
+    """
+
+    def __init__(self, after_s: float, is_working: Callable[[], bool], release: Callable[[], None]) -> None:
+        self._after_s = after_s
+        self._is_working = is_working
+        self._release = release
+        self._lock = threading.RLock()
+        self._used_mono_s = time.monotonic()
+        self._shell: Any = get_ipython()
+        # The cell that starts the cluster has begun already.
+        self._cell_runs = self._shell is not None and threading.current_thread() is threading.main_thread()
+        self._closing = threading.Event()
+        try:
+            self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            self._loop = None
+        if self._shell is not None:
+            self._shell.events.register("pre_run_cell", self._cell_begins)
+            self._shell.events.register("post_run_cell", self._cell_ends)
+        self._thread = threading.Thread(target=self._watch, name="nbgpu-release", daemon=True)
+        self._thread.start()
+
+    def used(self) -> None:
+        """Notes that the cluster is used now. Waits where it is being ended."""
+        with self._lock:
+            self._used_mono_s = time.monotonic()
+
+    def close(self) -> None:
+        """Ends the watch; harmless when repeated."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        if self._shell is not None:
+            self._shell.events.unregister("pre_run_cell", self._cell_begins)
+            self._shell.events.unregister("post_run_cell", self._cell_ends)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _cell_begins(self, info: Any) -> None:
+        self._cell_runs = True
+        # What a page's extensions run for themselves is not kept in the history.
+        if info.store_history:
+            self.used()
+
+    def _cell_ends(self, result: Any) -> None:
+        self._cell_runs = False
+        if result.info.store_history:
+            self.used()
+
+    @property
+    def _left_s(self) -> float:
+        return self._used_mono_s + self._after_s - time.monotonic()
+
+    def _watch(self) -> None:
+        while not self._closing.wait(max(0.0, self._left_s)):
+            if self._left_s > 0:
+                continue
+            if self._cell_runs or self._is_working():
+                # Without the lock: whoever has it may be ending the cluster, and wait for this thread.
+                self._used_mono_s = time.monotonic()
+            elif self._loop is None or self._loop.is_closed():
+                self._release_if_unused()
+            else:
+                self._loop.call_soon_threadsafe(self._release_if_unused)
+                # The loop may be held up; it is asked again then.
+                self._closing.wait(self._after_s)
+
+    def _release_if_unused(self) -> None:
+        with self._lock:
+            if self._left_s <= 0 and not self._cell_runs and not self._closing.is_set():
+                self._release()
+
+
+def tell_in_next_cell(text: str) -> None:
+    """Prints a text under the next cell that the person runs; nothing where there are no cells."""
+    shell: Any = get_ipython()
+    if shell is None:
+        return
+
+    def tell(info: Any) -> None:
+        if info.store_history:
+            shell.events.unregister("pre_run_cell", tell)
+            print(text, file=sys.stderr)  # noqa: T201 - what it is for
+
+    shell.events.register("pre_run_cell", tell)

@@ -1,0 +1,90 @@
+"""A cluster that nobody uses ends by itself, and never in the middle of something."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kernel import Kernel, kernel
+
+from nbgpu.client import registry
+
+AFTER_S = 4
+HANG_S = 60
+
+TRAIN = """
+run = nbgpu.current().train("autoencoder", data="phantoms", patch_size=16, num_phantoms=16, batch_size=2, steps=100_000,
+    val_every=0, threads=1, runs_dir={folder!r})
+"""
+
+
+@pytest.fixture
+def notebook() -> Iterator[Kernel]:
+    with kernel() as started:
+        yield started
+
+
+def start(notebook: Kernel, flags: str) -> None:
+    done = notebook.run(f"%load_ext nbgpu\nimport nbgpu\n%nbgpu start --gpus none --ranks 2 {flags}")
+    assert done.status == "ok", done.error
+
+
+def is_there() -> bool:
+    return bool(registry.entries())
+
+
+def wait_until_it_is_gone() -> None:
+    give_up_s = time.monotonic() + HANG_S
+    while is_there():
+        assert time.monotonic() < give_up_s, "the cluster was not ended"
+        time.sleep(0.1)
+
+
+@pytest.mark.timeout(180)
+def test_it_ends_when_nobody_uses_it_and_not_before(notebook: Kernel, tmp_path: Path) -> None:
+    start(notebook, f"--release-after-s {AFTER_S}")
+    # A cell of the notebook's own, one of the ranks, and one that leaves the ranks at work.
+    for code in (
+        f"import time; time.sleep({AFTER_S + 2})",
+        f"%%distributed\nimport time\ntime.sleep({AFTER_S + 2})",
+        "waits = nbgpu.current().submit('import time; time.sleep(8)')",
+    ):
+        assert notebook.run(code).status == "ok"
+        assert is_there()
+    time.sleep(AFTER_S + 2)
+    assert is_there(), "the ranks were at work"
+    assert notebook.run("[result.wait() for result in waits.values()]").status == "ok"
+
+    assert notebook.run(TRAIN.format(folder=str(tmp_path))).status == "ok"
+    time.sleep(AFTER_S + 2)
+    assert notebook.run("assert not run.over; run.stop(); run.wait(60)").status == "ok"
+    assert is_there()
+
+    wait_until_it_is_gone()
+    done = notebook.run("1 + 1")
+    assert done.value == "2"
+    assert "The cluster was ended at" in done.stderr
+    assert f"no cell, run or typing had used it for {AFTER_S} s (release_after_s)" in done.stderr
+    assert "%nbgpu start" in done.stderr
+    again = notebook.run("%%distributed\n1")
+    assert "no cluster is running" in again.error
+    assert again.stderr == ""
+    # And it starts again as if nothing had been.
+    start(notebook, "")
+    assert notebook.run("%%distributed\nprint(rank)").said(0) == [["0"]]
+    assert notebook.run("%nbgpu stop").status == "ok"
+
+
+@pytest.mark.timeout(120)
+def test_who_types_uses_it(notebook: Kernel) -> None:
+    # The first answer takes as long as IPython needs to load its completer.
+    notebook.client.complete("impor", 5, reply=True, timeout=60)
+    start(notebook, f"--release-after-s {AFTER_S}")
+    give_up_s = time.monotonic() + AFTER_S + 3
+    while time.monotonic() < give_up_s:
+        notebook.client.complete("impor", 5, reply=True, timeout=30)
+        time.sleep(0.5)
+    assert is_there()
+    wait_until_it_is_gone()

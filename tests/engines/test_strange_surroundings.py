@@ -1,0 +1,73 @@
+"""Surroundings in which a cluster works all the same, or says in a sentence why it does not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rows import row
+
+TRAIN = (
+    *("train", "autoencoder", "--gpus", "none", "--ranks", "1", "--data", "phantoms", "--patch-size", "16"),
+    *("--num-phantoms", "8", "--steps", "2", "--val-every", "0"),
+)
+
+
+def _nbgpu(
+    folder: Path, *arguments: str, limit: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """The command under a limit of the shell's, such as 'ulimit -n 64'."""
+    command = [
+        "bash",
+        "-c",
+        f'{limit or ":"} && exec "$@"',
+        "bash",
+        sys.executable,
+        "-m",
+        "nbgpu.cli",
+        *arguments,
+    ]
+    environment = os.environ | variables
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=180)
+
+
+@row("`{limit}` where a cluster starts", "it is refused in a sentence, before anything starts", bound_s=None)
+@pytest.mark.parametrize("limit", ["ulimit -n 64", "ulimit -n 128", "ulimit -f 1", "ulimit -f 100"])
+def test_a_limit_is_refused_in_a_sentence(tmp_path: Path, limit: str) -> None:
+    done = _nbgpu(tmp_path, *TRAIN, limit=limit)
+    assert done.returncode == 1
+    assert done.stderr.startswith("ClusterError: a ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert f"{limit[:9]} " in done.stderr, "what to do"
+
+
+@row("`PYTHONWARNINGS=error`", "the cluster starts and trains; a warning in a cell is an error", bound_s=None)
+def test_warnings_that_are_errors(tmp_path: Path) -> None:
+    script = """
+import warnings, nbgpu
+with nbgpu.Cluster(gpus="none", ranks=1) as cluster:
+    settings = dict(data="phantoms", patch_size=16, num_phantoms=8, steps=2, val_every=0, num_workers=1)
+    print(cluster.train("autoencoder", **settings).wait(120).status)
+    try:
+        cluster.execute("import warnings; warnings.warn('of the person')")
+    except nbgpu.RankError as error:
+        print(error)
+"""
+    command = [sys.executable, "-c", script]
+    environment = os.environ | {"PYTHONWARNINGS": "error"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("finished\n")
+    assert "UserWarning: of the person" in done.stdout
+
+
+def test_without_docstrings_and_asserts(tmp_path: Path) -> None:
+    """`python -OO` leaves both out."""
+    for arguments in (("recipes",), ("train", "autoencoder", "--help"), ("new", "my_recipe")):
+        done = _nbgpu(tmp_path, *arguments, PYTHONOPTIMIZE="2")
+        assert done.returncode == 0, done.stderr

@@ -1,0 +1,56 @@
+"""Who else may put something in the place of a run's folder is known, and a foreign folder is not used."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nbgpu import RunError, runs
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "runs"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777])
+def test_nobody_else_may_rename_in_a_folder_of_ones_own_or_a_sticky_one(folder: Path, mode: int) -> None:
+    folder.chmod(mode)
+    (folder / "inner").mkdir()
+    assert runs.who_may_rename(folder) == ""
+    assert runs.who_may_rename(folder / "inner") == ""
+
+
+def test_everybody_may_in_a_folder_that_all_can_write(folder: Path) -> None:
+    (folder / "inner").mkdir()
+    folder.chmod(0o777)
+    told = f"every user of this host ({folder} has mode drwxrwxrwx)"
+    assert runs.who_may_rename(folder) == told
+    assert runs.who_may_rename(folder / "inner") == told
+
+
+@as_root
+def test_a_group_and_an_owner_may(folder: Path) -> None:
+    folder.chmod(0o770)
+    os.chown(folder, 0, NOBODY)
+    assert runs.who_may_rename(folder).startswith(f"the group with gid {NOBODY} (")
+    os.chown(folder, NOBODY, 0)
+    assert runs.who_may_rename(folder) == f"the owner of {folder} (uid {NOBODY})"
+
+
+@as_root
+def test_what_is_not_ones_own_is_refused(folder: Path, tmp_path: Path) -> None:
+    runs.require_own(folder)
+    (tmp_path / "link").symlink_to(folder)
+    with pytest.raises(RunError, match="is a link"):
+        runs.require_own(tmp_path / "link")
+    os.chown(folder, NOBODY, NOBODY)
+    with pytest.raises(RunError, match=rf"belongs to another user \(uid {NOBODY}\)"):
+        runs.require_own(folder)

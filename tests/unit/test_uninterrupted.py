@@ -1,0 +1,21 @@
+"""Work that an interrupt must not cut in two."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from nbgpu.signals import uninterrupted
+
+
+def test_an_interrupt_in_a_block_within_a_block_is_raised_at_the_end_of_the_outer_one() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    done = []
+    with pytest.raises(KeyboardInterrupt), uninterrupted():  # noqa: PT012 - what comes after the interrupt is the point
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            done.append("inner")
+        done.append("outer")
+    assert done == ["inner", "outer"]
+    assert signal.getsignal(signal.SIGINT) is before
