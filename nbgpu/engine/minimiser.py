@@ -254,7 +254,6 @@ class Minimiser:
         if self.recorder is not None:
             self.recorder.at(self.step)
         if not self._loaded:
-            # Again, with its step.
             self._enter("loading")
         together(self._load)
         if self.rank == 0:

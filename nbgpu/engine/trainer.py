@@ -261,7 +261,6 @@ class Trainer:
         if self.recorder is not None:
             self.recorder.at(self.step)
         if self._state is None:
-            # Again, with its step.
             self._enter("loading")
         together(self._load)
         self._require_the_same_data()
