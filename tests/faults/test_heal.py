@@ -285,6 +285,10 @@ def test_who_ended_a_rank_is_read_from_the_kernel(
         cluster._processes._num_oom_kills = processes._num_oom_kills()
         count.write_text(after)
         os.kill(cluster.pids[1], signal.SIGKILL)
+        give_up_s = time.monotonic() + 60
+        while not cluster.ranks.gone():
+            assert time.monotonic() < give_up_s
+            time.sleep(0.01)
         with pytest.raises(nbgpu.ClusterError) as raised:
             cluster.execute("1")
         return str(raised.value).partition(". ")[0].partition("? ")[0]
