@@ -19,13 +19,24 @@ _USUALLY_IGNORED = ("DeprecationWarning", "PendingDeprecationWarning", "ImportWa
 """Warnings that Python does not show where nobody asks for them, but for those of the main module."""
 
 
+_RUN_MODULE = (
+    "import runpy, sys; "
+    "place = next((i for i, entry in enumerate(sys.path) if entry.endswith('-packages')), len(sys.path)); "
+    "sys.path.insert(place, {folder!r}); "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+"""Does what `python -m` does, with the very nbgpu that runs here: it may be a checkout in the working folder, which is not
+installed, or beside which another one is."""
+
+
 def command(module: str, *arguments: str) -> list[str]:
     """The command that runs a module of nbgpu in a process of its own, which does not look in the working folder for
     modules.
 
     The environment variable PYTHONSAFEPATH would do the same, and also to programs that a person's code starts there.
     """
-    return [sys.executable, "-P", *_warning_options(), "-m", module, *arguments]
+    run_module = _RUN_MODULE.format(folder=str(Path(__file__).resolve().parents[1]))
+    return [sys.executable, "-P", *_warning_options(), "-c", run_module, module, *arguments]
 
 
 def _warning_options() -> list[str]:
