@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nbgpu.records import FINAL_STATES, EpochSpan, Event, RunInfo, Sample
+from nbgpu.records import FINAL_STATES, STATES_OF_NO_STEP, EpochSpan, Event, RunInfo, Sample
 
 _STEP_SERIES = "step_s"
 """Only the numbers of a step itself have it."""
@@ -69,6 +69,9 @@ class Ledger:
             elif record.kind == "state":
                 if record.text in FINAL_STATES:
                     self._reached[record.rank] = math.inf
+                elif record.text in STATES_OF_NO_STEP:
+                    # The rank is not over, and its next state says where it goes on.
+                    self._reached[record.rank] = min(self._reached[record.rank], self._closed_step)
                 else:
                     self._is_at(record.rank, record.step)
         return self._close(min(self._reached))

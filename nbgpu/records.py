@@ -31,6 +31,9 @@ RunState = Literal[
 """What a rank, and the run as a whole, is doing. The last three are final. 'loading' is about data and model."""
 
 FINAL_STATES = frozenset({"stopped", "finished", "failed"})
+STATES_OF_NO_STEP = frozenset({"loading packages"})
+"""States in which a rank does not know yet how many steps were done: it may take another rank's place, or go on from a
+checkpoint. The step of such a record says nothing."""
 
 BUSY_STATES = frozenset({"starting", "loading packages", "loading", "working out the result"})
 """In these a rank may do something by itself while the others wait for it."""

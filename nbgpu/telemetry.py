@@ -24,7 +24,7 @@ from typing import Any, cast
 
 import zmq
 
-from nbgpu.records import Command, Device, Event, RankStatus, RunState, Sample
+from nbgpu.records import STATES_OF_NO_STEP, Command, Device, Event, RankStatus, RunState, Sample
 
 _log = logging.getLogger("nbgpu.telemetry")
 
@@ -475,8 +475,9 @@ class Reader:
                     self._values[source.rank].update(record.values)
                 elif record.kind == "state":
                     self._states[source.rank] = cast(RunState, record.text)
-                    # With its weights spread over the ranks a run may go back, to its newest checkpoint.
-                    self._steps[source.rank] = record.step
+                    if record.text not in STATES_OF_NO_STEP:
+                        # With its weights spread over the ranks a run may go back, to its newest checkpoint.
+                        self._steps[source.rank] = record.step
         return complete
 
 

@@ -233,8 +233,6 @@ class Minimiser:
     # ---- getting ready ----
 
     def _gather_ranks(self) -> None:
-        if not self._loaded and self.recorder is not None:
-            self.recorder.state("loading")  # of which step is known when all have said how far they are
         standings = exchange.gather(
             {
                 "ready": self._tensor is not None,

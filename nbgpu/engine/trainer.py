@@ -238,8 +238,6 @@ class Trainer:
 
     def _gather_ranks(self) -> None:
         """Makes every rank ready for the same step: the furthest rank's, a checkpoint's, or the first."""
-        if self._state is None and self.recorder is not None:
-            self.recorder.state("loading")  # of which step is known when all have said how far they are
         standings = exchange.gather(
             {
                 "ready": self._begun,

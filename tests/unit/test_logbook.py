@@ -71,6 +71,20 @@ def test_a_step_that_is_done_again_counts_once() -> None:
     assert keys(rows) == [(s, r) for s in (1, 2, 3, 4) for r in (0, 1)]
 
 
+def test_a_rank_that_takes_another_s_place_loses_no_step_of_it() -> None:
+    """While it loads packages it does not know yet how far the run is."""
+    ledger = Ledger(2)
+    assert keys(ledger.add([step(r, s) for s in (1, 2, 3, 4) for r in (0, 1)])) == [
+        (s, r) for s in (1, 2, 3) for r in (0, 1)
+    ]
+    assert (
+        ledger.add([state(0, "loading packages", 0), state(0, "loading", 4), state(0, "training", 4)]) == []
+    )
+    assert not ledger.went_back
+    rows = ledger.add([step(r, 5) for r in (0, 1)]) + ledger.rest()
+    assert keys(rows) == [(s, r) for s in (4, 5) for r in (0, 1)]
+
+
 def of_two_steps(step: int) -> EpochSpan:
     epoch = (step + 1) // 2
     return EpochSpan(epoch, 2 * epoch - 1, 2 * epoch)
