@@ -130,20 +130,20 @@ def test_the_buttons_of_the_controls_answer_while_a_cell_blocks(
     opened = [m["content"] for m in came if m["msg_type"] == "comm_open"]
     states = {o["comm_id"]: o["data"]["state"] for o in opened}
     (start_id,) = [i for i, s in states.items() if s.get("description") == "Start"]
-    (size_id,) = [i for i, s in states.items() if s.get("description") == "patch size"]
+    (size_id,) = [i for i, s in states.items() if s.get("label") == "patch size"]
     subshell_id = new_subshell(kernel)
     kernel.execute("import time; time.sleep(12)")
     time.sleep(0.5)
 
     started_s = time.monotonic()
-    change = {"comm_id": size_id, "data": {"method": "update", "state": {"value": 30}}}
+    change = {"comm_id": size_id, "data": {"method": "update", "state": {"value": "30"}}}
     message = kernel.session.msg("comm_msg", change)
     message["header"]["subshell_id"] = subshell_id
     kernel.shell_channel.send(message)
     say(kernel, start_id, subshell_id, {"event": "click"})
     while True:
         told = kernel.get_iopub_msg(timeout=5)
-        if "patch_size = 30 is not valid" in json.dumps(told["content"]):
+        if "patch size: 30 is not valid" in json.dumps(told["content"]):
             break
     assert time.monotonic() - started_s < WHILE_THE_CELL_RUNS_S
 
