@@ -101,7 +101,7 @@ class Own:
         _sources[config.recipe] = source = source or _sources.get(config.recipe, original)
         with _seeded(config.seed):
             self._own: OwnRecipe = _load(original, source, config.CLASS_NAME)(config)
-        self._code = _Code(original, source)
+        self._code = _Code(original, source, config.seed)
         self._whole: Dataset[Any] | None = None
         self._own_val: Dataset[Any] | None = None
         self._sets: tuple[Dataset[Any], Dataset[Any] | None] | None = None
@@ -198,18 +198,20 @@ class _Code:
     A worker would else import the copy in the run's folder, and name that in tracebacks.
     """
 
-    def __init__(self, original: Path, source: Path) -> None:
+    def __init__(self, original: Path, source: Path, seed: int) -> None:
         self._original = original
         self._source = source
+        self._seed = seed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (self._original, self._source)
+        return _arrived, (self._original, self._source, self._seed)
 
 
-def _arrived(original: Path, source: Path) -> _Code:
+def _arrived(original: Path, source: Path, seed: int) -> _Code:
     if original.stem not in sys.modules:
-        _run(original.stem, original, source)
-    return _Code(original, source)
+        with _seeded(seed):
+            _run(original.stem, original, source)
+    return _Code(original, source, seed)
 
 
 @contextmanager

@@ -502,17 +502,20 @@ def test_ranks_with_different_data_do_not_train(
     assert run.status == "finished"
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_what_is_shuffled_is_the_same_on_all_ranks_and_random_samples_are_no_difference(
-    cluster2: nbgpu.Cluster, tmp_path: Path
+    cluster2: nbgpu.Cluster, tmp_path: Path, num_workers: int
 ) -> None:
-    """The order is drawn where the file is run; each rank's samples have noise from a generator of their own."""
+    """The order is drawn where the file is run, which worker processes do, too; each rank's samples have noise from a
+    generator of their own."""
     path = checked(
         tmp_path,
         ("NOISE = 0.0", "NOISE = 1.0"),
+        ("self.order[index] / 64", "ORDER[index] / 64"),
         (RETURN, "return {'loss': out.square().mean(), 'seen': (64 * batch['x'][:, 0]).sum()}"),
     )
     cluster2.execute("import random; random.seed(rank); torch.manual_seed(rank)")
-    run = cluster2.train(path, steps=16, runs_dir=str(tmp_path / "runs")).wait(60)
+    run = cluster2.train(path, steps=16, num_workers=num_workers, runs_dir=str(tmp_path / "runs")).wait(180)
     # Each of 64 samples once in an epoch: on two ranks with the same order.
     assert run.metrics()["seen"].dropna().sum() == sum(range(64))
 
