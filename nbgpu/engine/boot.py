@@ -90,10 +90,6 @@ class Sentinel:
                     _log.exception("generation %d of the process group could not be given up", generation)
 
 
-def _leave_it_to_the_sentinel(*_: Any) -> None:
-    """A handler of SIGUSR1: without one Python would not write the signal's number to the descriptor."""
-
-
 _sentinel: Sentinel | None = None
 
 
