@@ -19,6 +19,7 @@ from kernel import Done, Kernel, kernel
 from rows import row
 
 BOUND_S = 60
+SETTLED_S = 5
 STARTS = "%nbgpu start --gpus none --ranks 2"
 SUM = "%%distributed\ntotal = torch.ones(1)\ndist.all_reduce(total)\nint(total)"
 HELD = """
@@ -93,16 +94,26 @@ def sum_is_right(notebook: Kernel) -> None:
     assert done.stdout == "[0-1] 2\n", done.stderr + done.error
 
 
+def _held(notebook: Kernel, at_most: tuple[int, int] | None) -> tuple[int, int]:
+    """How many descriptors and threads the kernel has, once it has not more than before: some end in a moment by themselves."""
+    give_up_s = time.monotonic() + SETTLED_S
+    while True:
+        fds, threads = ast.literal_eval(notebook.run(HELD).value)
+        if at_most is None or threads <= at_most[1] or time.monotonic() > give_up_s:
+            return fds, threads
+        time.sleep(0.2)
+
+
 def test_a_start_and_a_stop_leave_neither_descriptors_nor_threads(notebook: Kernel) -> None:
     held = []
     for _ in range(3):
         assert notebook.run(STARTS).status == "ok"
         notebook.run(SUM)
         assert notebook.run("%nbgpu stop").status == "ok"
-        held.append(ast.literal_eval(notebook.run(HELD).value))
+        held.append(_held(notebook, at_most=held[0] if held else None))
     # One descriptor may be of the file that IPython keeps the history in, which another thread of it writes.
     assert max(fds for fds, _ in held) - min(fds for fds, _ in held) <= 1, held
-    assert len({threads for _, threads in held}) == 1, held
+    assert max(threads for _, threads in held) <= held[0][1], held
 
 
 @row(
