@@ -90,7 +90,7 @@ def _leave(listener: socket.socket) -> None:
     listener.close()
     if not signal_is_taken():
         faulthandler.unregister(STACK_SIGNAL)
-        _signal.signal(STACK_SIGNAL, signal.SIG_DFL)
+        signal.signal(STACK_SIGNAL, signal.SIG_DFL)
 
 
 def _answer(listener: socket.socket) -> None:
