@@ -15,6 +15,8 @@ from nbgpu.engine import import_times, shell
 from nbgpu.engine.frames import is_library
 
 _reloader: ModuleReloader | None = None
+"""Kept while nothing is watched: it knows all that was made of a module before, and renews that with it."""
+_is_watching = False
 _known: set[str] = set()
 """Modules that are watched, or that are a library's."""
 
@@ -27,12 +29,14 @@ def check() -> dict[str, str]:
     Returns:
         By module that had changed: '', or what went wrong; the old one stays in use then.
     """
-    global _reloader
+    global _reloader, _is_watching
     if _reloader is None:
         _reloader = ModuleReloader(shell.current())
         if hasattr(_reloader, "deduper_reloader"):
             # IPython 9's own way of changing parts of a module leaves its variables as they were.
             _reloader.deduper_reloader.enabled = False
+    if not _is_watching:
+        _is_watching = True
         shell.current().events.register("post_run_cell", note_new)
         note_new()
     before = dict(_reloader.modules_mtimes)
@@ -47,11 +51,10 @@ def check() -> dict[str, str]:
 
 def stop() -> None:
     """Watches no more."""
-    global _reloader
-    if _reloader is not None:
+    global _is_watching
+    if _is_watching:
+        _is_watching = False
         shell.current().events.unregister("post_run_cell", note_new)
-        _reloader = None
-        _known.clear()
 
 
 def note_new(_: Any = None) -> None:
