@@ -148,3 +148,17 @@ def test_other_forged_files_of_a_run(tmp_path: Path, text: str) -> None:
         resume.Beginning.read(tmp_path)
     with pytest.raises(RunError, match=r"rank0\.outcome\.json"):
         runs.outcome(tmp_path, 0)
+
+
+@pytest.mark.timeout(60)
+def test_pipes_among_layouts_are_not_read(tmp_path: Path) -> None:
+    from nbgpu.recipes.lithography.recipe import pairs_of
+
+    os.mkfifo(tmp_path / "a.gds")
+    (tmp_path / "masks").mkdir()
+    os.mkfifo(tmp_path / "masks" / "b.png")
+    named = train_config("lithography", data=f"{tmp_path / 'a.gds'},{tmp_path / 'c.gds'}")
+    with pytest.raises(DataError, match=r"a\.gds: there is no such file or folder\n.*c\.gds: there is no"):
+        pairs_of(named)
+    with pytest.raises(DataError, match="has no"):
+        pairs_of(train_config("lithography", data=str(tmp_path)))

@@ -78,7 +78,9 @@ def find_lithobench(folder: Path, size: int, pixel_nm: float) -> list[Pair]:
 
 def _by_name(folder: Path) -> dict[str, Path]:
     suffixes = (GLP, ".png") if folder.name == LAYOUTS else (".png",)
-    return {path.stem: path for path in sorted(folder.glob("*")) if path.suffix.lower() in suffixes}
+    # A pipe would be waited for without end.
+    found = (path for path in sorted(folder.glob("*")) if path.suffix.lower() in suffixes and path.is_file())
+    return {path.stem: path for path in found}
 
 
 def _unmatched(masks: dict[str, Path], others: dict[str, Path], kind: str) -> Iterator[str]:

@@ -352,12 +352,12 @@ def _imager(optics: Optics, source: Source, size: int, pixel_nm: float, num_kern
 def pairs_of(config: LithographyConfig) -> list[Pair]:
     """What is in the files; of pictures names and headers are read. DataError names every bad file."""
     paths = [Path(name.strip()).expanduser() for name in config.data.split(",")]
-    missing = [path for path in paths if not path.exists()]
+    missing = [path for path in paths if not (path.is_file() or path.is_dir())]
     if missing:
         raise DataError("\n".join(f"{path}: there is no such file or folder" for path in missing))
     suffixes = {path.suffix.lower() for path in paths}
     if len(paths) == 1 and paths[0].is_dir():
-        drawn = sorted(p for p in paths[0].rglob("*") if p.suffix.lower() in layouts.SUFFIXES)
+        drawn = sorted(p for p in paths[0].rglob("*") if p.suffix.lower() in layouts.SUFFIXES and p.is_file())
         is_lithobench = any(path.is_dir() for path in paths[0].rglob("pixelILT"))
         if drawn and not is_lithobench:
             return tiles_of_all(drawn, config.layer, config.size, config.pixel)
