@@ -66,7 +66,9 @@ ON_ALL_OR_ONE = {
         "import asyncio, signal; loop = asyncio.new_event_loop(); loop.add_signal_handler(signal.SIGUSR2, print)"
     ),
     "a pool of forked processes": (
-        "import multiprocessing as mp\nwith mp.get_context('fork').Pool(2) as pool: assert pool.map(abs, [-1]) == [1]"
+        # Its end asks the workers with SIGTERM, which they would ignore as their rank was told to.
+        "import multiprocessing as mp, signal\nsignal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+        "with mp.get_context('fork').Pool(2) as pool: assert pool.map(abs, [-1]) == [1]"
     ),
     "a process in a session of its own": (
         "import subprocess; child = subprocess.Popen(['sleep', '3571'], start_new_session=True)"
@@ -105,7 +107,7 @@ class Adversary:
         return pids
 
     def step(self) -> str:
-        """Does one thing or two, and looks whether all that must hold does; returns what was done."""
+        """Does one thing or two, and looks whether all that must hold does; returns what was done last."""
         before = self.pids()
         did, may_end = [], set[int]()
         for act in self.chance.choices(
@@ -115,6 +117,7 @@ class Adversary:
         ):
             name, ended = act()
             did.append(name)
+            print(f"    {name}", flush=True)
             may_end |= ended
         self.check(" and then ".join(did), before, may_end)
         return did[-1]
