@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,14 @@ def test_a_checkout_in_the_working_folder_starts_its_own_code_and_no_installed_o
         "from nbgpu import interpreter; import subprocess\n"
         "subprocess.run([*interpreter.command('nbgpu.where', 'a'), 'b'], check=True)"
     )
+    # What the person puts there comes first, also before the working folder.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout == f"{package / '__init__.py'} ['a', 'b']\n", done.stderr
