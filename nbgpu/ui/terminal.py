@@ -98,7 +98,7 @@ class _Screen:
         # A rank that was cut off may say that it has failed before the one that was the cause says why.
         for event in sorted(marks, key=lambda mark: mark.text == "failed"):
             if event.text not in self._known:
-                self.console.print(_in_words(event), highlight=False)
+                self.console.print(_in_words(event), highlight=False, soft_wrap=True)
         for text in self._run.untold_heals():
             # What the ranks record says so too, and after which step.
             if not self._run.config.telemetry:
@@ -110,7 +110,7 @@ class _Screen:
         for rank, event in self._history.profiles.items():
             if rank not in self._profiled:
                 self._profiled.add(rank)
-                self.console.print(f"rank {rank}: {event.text}", highlight=False)
+                self.console.print(f"rank {rank}: {event.text}", highlight=False, soft_wrap=True)
         if self._history.result is not None and not self._result_is_told:
             self._result_is_told = True
             if weights := self._history.result.detail.get("weights"):

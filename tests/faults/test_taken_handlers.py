@@ -98,9 +98,10 @@ def test_a_handler_lasts_as_long_as_its_cell(notebook: Kernel, measured: Measure
     assert "is back" not in notebook.run("%distributed 1").stderr
 
 
+IGNORES = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
 STAYS = {
     "ignores SIGINT": (
-        f"signal.signal(signal.SIGINT, signal.SIG_IGN)\n    {ENDLESS}",
+        f"{IGNORES}\n    {ENDLESS}",
         "The code of rank 1 has replaced the handler of SIGINT, and so no interrupt reaches it",
     ),
     "catches KeyboardInterrupt": (
@@ -152,9 +153,10 @@ def test_the_same_is_said_to_who_calls_from_python(notebook: Kernel) -> None:
 def test_a_rank_that_does_not_come_back_is_given_up_with_the_one_that_is_restarted(
     notebook: Kernel, measured: Measured
 ) -> None:
-    body = STAYS["ignores SIGINT"][0]
+    # Said when both have it: a Stop that came before would end the one that has not.
+    code = f"{IGNORES}\ndist.barrier()\nprint('working', flush=True)\n{ENDLESS}"
     done = notebook.run(
-        f"%%distributed\nif True:\n    print('working', flush=True)\n    {body}",
+        f"%%distributed\n{code}",
         meanwhile=notebook.manager.interrupt_kernel,
         timeout_s=BOUND_S,
     )
@@ -169,8 +171,7 @@ def test_a_rank_that_does_not_come_back_is_given_up_with_the_one_that_is_restart
 
 def test_a_rank_that_can_be_stopped_keeps_its_variables_when_another_is_restarted(notebook: Kernel) -> None:
     """It waits in a collective for the one that did not come back."""
-    body = STAYS["ignores SIGINT"][0]
-    code = f"if rank == 0:\n    print('working', flush=True)\n    {body}\nwhile True:\n    try: dist.barrier()\n    except RuntimeError: time.sleep(3); break"
+    code = f"if rank == 0:\n    {IGNORES}\n    print('working', flush=True)\n    {ENDLESS}\nwhile True:\n    try: dist.barrier()\n    except RuntimeError: time.sleep(3); break"
     done = notebook.run(
         f"%%distributed\n{code}", meanwhile=notebook.manager.interrupt_kernel, timeout_s=BOUND_S
     )

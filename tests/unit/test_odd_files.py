@@ -17,6 +17,7 @@ from nbgpu import manifest, resume, runs
 from nbgpu.client import data_check, registry
 from nbgpu.config import read_toml, train_config
 from nbgpu.errors import ConfigError, DataError, NbgpuError, RunError
+from nbgpu.recipes.lithography.recipe import pairs_of
 from nbgpu.ui.stored import StoredRun
 
 DEEP = "[" * 20_000
@@ -152,13 +153,11 @@ def test_other_forged_files_of_a_run(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.timeout(60)
 def test_pipes_among_layouts_are_not_read(tmp_path: Path) -> None:
-    from nbgpu.recipes.lithography.recipe import pairs_of
-
     os.mkfifo(tmp_path / "a.gds")
     (tmp_path / "masks").mkdir()
     os.mkfifo(tmp_path / "masks" / "b.png")
-    named = train_config("lithography", data=f"{tmp_path / 'a.gds'},{tmp_path / 'c.gds'}")
+    named = train_config("lithography", data=f"{tmp_path / 'a.gds'},{tmp_path / 'c.gds'}", pixel_nm=25)
     with pytest.raises(DataError, match=r"a\.gds: there is no such file or folder\n.*c\.gds: there is no"):
         pairs_of(named)
     with pytest.raises(DataError, match="has no"):
-        pairs_of(train_config("lithography", data=str(tmp_path)))
+        pairs_of(train_config("lithography", data=str(tmp_path), pixel_nm=25))
