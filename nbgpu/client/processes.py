@@ -31,6 +31,7 @@ from nbgpu.client.process_id import ProcessId
 from nbgpu.errors import ClusterError
 from nbgpu.records import CLUSTER_FOLDER, CONTROLLER_PID, KEPT, TAKEN
 from nbgpu.signals import uninterrupted
+from nbgpu.unix_sockets import short_path
 
 _log = logging.getLogger("nbgpu.cluster")
 _log.addHandler(logging.NullHandler())
@@ -232,7 +233,8 @@ class Processes:
         try:
             with socket.socket(socket.AF_UNIX) as nursery:
                 nursery.settimeout(_NURSERY_PATIENCE_S)
-                nursery.connect(str(self.folder / "nursery.sock"))
+                with short_path(self.folder) as folder:
+                    nursery.connect(str(folder / "nursery.sock"))
                 yield nursery
         except (OSError, ValueError) as error:
             time.sleep(_OBITUARY_PATIENCE_S)  # until the end of a process can be seen

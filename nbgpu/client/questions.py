@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,6 +15,7 @@ import zmq
 from IPython.core.getipython import get_ipython
 
 from nbgpu.records import Question
+from nbgpu.unix_sockets import short_path
 
 _MOST_AT_ONCE = 128
 _REQUEST_BYTES = 65536
@@ -52,12 +52,8 @@ class Listener:
         self._path = folder / Question.SOCKET
         self._path.unlink(missing_ok=True)  # a kernel that was killed leaves its own
         self._socket = socket.socket(socket.AF_UNIX)
-        # Through the descriptor, because the path of a socket may have no more than 107 characters.
-        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            self._socket.bind(f"/proc/self/fd/{directory}/{Question.SOCKET}")
-        finally:
-            os.close(directory)
+        with short_path(folder) as short:
+            self._socket.bind(str(short / Question.SOCKET))
         self._socket.listen(_MOST_AT_ONCE)
         self._socket.setblocking(False)
 

@@ -31,6 +31,7 @@ from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, RankError
 from nbgpu.records import CellOptions, Device, GivenUp
 from nbgpu.signals import uninterrupted
+from nbgpu.unix_sockets import short_path
 
 _log = logging.getLogger("nbgpu.cluster")
 
@@ -494,19 +495,16 @@ class StandstillNotice:
 
 def _give_up(generation: int, pids: Iterable[int], folder: Path) -> None:
     """Tells engines that a generation of the group is given up; returns at once."""
-    with suppress(FileNotFoundError):  # the folder goes when the engines end
-        # Through the descriptor, because the path of a socket may have no more than 107 characters.
-        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-                sender.setblocking(False)
-                for pid in pids:
-                    # Gone; or stopped, and with so much to read that it reads this, too, only when it goes on.
-                    with suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
-                        path = f"/proc/self/fd/{directory}/{GivenUp.socket_name(pid)}"
-                        sender.sendto(str(generation).encode(), path)
-        finally:
-            os.close(directory)
+    with (
+        suppress(FileNotFoundError),  # the folder goes when the engines end
+        short_path(folder) as short,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+    ):
+        sender.setblocking(False)
+        for pid in pids:
+            # Gone; or stopped, and with so much to read that it reads this, too, only when it goes on.
+            with suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+                sender.sendto(str(generation).encode(), str(short / GivenUp.socket_name(pid)))
 
 
 def reference(function: str) -> ipp.Reference:

@@ -18,6 +18,7 @@ import psutil
 
 from nbgpu.client import process_id
 from nbgpu.records import Whereabouts
+from nbgpu.unix_sockets import short_path
 
 _ANSWER_BYTES = 65536
 _BUSY_SHARE = 0.1
@@ -62,22 +63,19 @@ class Lookout:
 
     def ask(self) -> None:
         """Asks each rank that owes no answer; one that is gone is not asked."""
-        directory = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with short_path(self._folder) as folder:
             for rank, pid in self._pids.items():
                 # Gone, or not listening any more.
                 with suppress(OSError, psutil.NoSuchProcess):
                     if rank not in self._open:
-                        self._ask(rank, pid, f"/proc/self/fd/{directory}/{Whereabouts.socket_name(pid)}")
-        finally:
-            os.close(directory)
+                        self._ask(rank, pid, folder / Whereabouts.socket_name(pid))
 
-    def _ask(self, rank: int, pid: int, path: str) -> None:
+    def _ask(self, rank: int, pid: int, path: Path) -> None:
         cpu_s = _cpu_s(pid)
         connection = socket.socket(socket.AF_UNIX)
         connection.setblocking(False)
         try:
-            connection.connect(path)
+            connection.connect(str(path))
         except OSError:
             connection.close()
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing.util
+import multiprocessing.process
 import os
 import select
 import shutil
@@ -24,6 +24,7 @@ from nbgpu.backends import NCCL_SAFE, SINGLE
 from nbgpu.devices import is_part
 from nbgpu.engine import interrupts, whereabouts
 from nbgpu.records import Device, GivenUp, engine_name
+from nbgpu.unix_sockets import MAX_PATH_BYTES, short_path
 from nbgpu.vigil import Vigil
 
 if TYPE_CHECKING:
@@ -49,10 +50,8 @@ class Sentinel:
         self._vigil = vigil
         self._cluster_folder = cluster_folder
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        # Through the descriptor, because the path of a socket may have no more than 107 characters.
-        directory = os.open(cluster_folder, os.O_RDONLY | os.O_DIRECTORY)
-        self._socket.bind(f"/proc/self/fd/{directory}/{GivenUp.socket_name(os.getpid())}")
-        os.close(directory)
+        with short_path(cluster_folder) as folder:
+            self._socket.bind(str(folder / GivenUp.socket_name(os.getpid())))
         self._nursery_pid = os.getppid()
         os.register_at_fork(after_in_child=self._leave)
         threading.Thread(target=self._watch, name="nbgpu-sentinel", daemon=True).start()
@@ -138,12 +137,12 @@ def begin(number: int, vigil: Vigil, cluster_folder: Path) -> NoReturn:
 
 def _keep_sockets_of_multiprocessing_in(folder: Path) -> None:
     """Let multiprocessing have its temporary folder in the cluster's: one of its own stays when an engine is killed."""
-    before = tempfile.gettempdir()
-    tempfile.tempdir = str(folder)
-    try:
-        multiprocessing.util.get_temp_dir()  # makes it, and keeps to it
-    finally:
-        tempfile.tempdir = before
+    temporary = tempfile.mkdtemp(prefix="pymp-", dir=folder)
+    if len(f"{temporary}/listener-12345678".encode()) > MAX_PATH_BYTES:
+        # For the engine's life, and by its number, because its worker processes use the folder as well.
+        descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
+        temporary = f"/proc/{os.getpid()}/fd/{descriptor}"
+    multiprocessing.process.current_process()._config["tempdir"] = temporary  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ import psutil
 from nbgpu import descendants
 from nbgpu.engine import boot
 from nbgpu.records import CLUSTER_FOLDER, CONTROLLER_PID, TAKEN
+from nbgpu.unix_sockets import short_path
 from nbgpu.vigil import Vigil
 
 OWNER_PID = "NBGPU_OWNER_PID"
@@ -75,7 +76,8 @@ class Nursery:
         self._orphans: descendants.Ending | None = None
         """While an engine that is gone may have left processes."""
         self._requests = socket.socket(socket.AF_UNIX)
-        self._requests.bind(str(folder / "nursery.sock"))
+        with short_path(folder) as short:
+            self._requests.bind(str(short / "nursery.sock"))
         self._requests.listen()
 
     def fork_engine(self) -> tuple[int, int]:

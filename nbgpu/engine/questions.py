@@ -10,7 +10,6 @@ import builtins
 import getpass
 import itertools
 import json
-import os
 import socket
 import sys
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from typing import Any
 from IPython.core.error import StdinNotImplementedError
 
 from nbgpu.records import Question
+from nbgpu.unix_sockets import short_path
 
 _END_OF_INPUT = "\x04"
 
@@ -57,7 +57,8 @@ def _ask(shell: Any, folder: Path, question: Question) -> str:
     shell.data_pub.publish_data({Question.NEWEST: question.number})
     with socket.socket(socket.AF_UNIX) as connection:
         try:
-            _connect(connection, folder)
+            with short_path(folder) as short:
+                connection.connect(str(short / Question.SOCKET))
         except OSError:
             raise _nobody(question.rank) from None
         connection.sendall(json.dumps(asdict(question)).encode() + b"\n")
@@ -75,12 +76,3 @@ def _nobody(rank: int) -> StdinNotImplementedError:
     return StdinNotImplementedError(
         f"rank {rank} called input(), and there is nobody to answer: it works in a cell that runs in a notebook's page"
     )
-
-
-def _connect(connection: socket.socket, folder: Path) -> None:
-    # Through the descriptor, because the path of a socket may have no more than 107 characters.
-    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        connection.connect(f"/proc/self/fd/{directory}/{Question.SOCKET}")
-    finally:
-        os.close(directory)

@@ -29,6 +29,7 @@ from typing import Any, TextIO
 from nbgpu.engine import activity, awaiting, interrupts, tracebacks
 from nbgpu.engine.frames import RUNS_A_CALL, RUNS_A_CELL, is_function, is_library
 from nbgpu.records import Whereabouts
+from nbgpu.unix_sockets import short_path
 
 _log = logging.getLogger("nbgpu.engine")
 
@@ -55,10 +56,8 @@ def answer_from(folder: Path) -> None:
     _stack_file = (folder / Whereabouts.stack_name(os.getpid())).open("w")
     take_signal_back()
     listener = socket.socket(socket.AF_UNIX)
-    # Through the descriptor, because the path of a socket may have no more than 107 characters.
-    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    listener.bind(f"/proc/self/fd/{directory}/{Whereabouts.socket_name(os.getpid())}")
-    os.close(directory)
+    with short_path(folder) as short:
+        listener.bind(str(short / Whereabouts.socket_name(os.getpid())))
     listener.listen()
     os.register_at_fork(after_in_child=lambda: _leave(listener))
     threading.Thread(target=_answer, args=(listener,), name="nbgpu-whereabouts", daemon=True).start()

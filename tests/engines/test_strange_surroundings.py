@@ -71,3 +71,37 @@ def test_without_docstrings_and_asserts(tmp_path: Path) -> None:
     for arguments in (("recipes",), ("train", "autoencoder", "--help"), ("new", "my_recipe")):
         done = _nbgpu(tmp_path, *arguments, PYTHONOPTIMIZE="2")
         assert done.returncode == 0, done.stderr
+
+
+@row(
+    "`TMPDIR` is a path of more than 107 characters",
+    "the cluster starts, frees its ranks and trains",
+    bound_s=None,
+)
+def test_a_temporary_folder_with_a_long_path(tmp_path: Path) -> None:
+    """The kernel takes no more than 107 characters for the path of a Unix socket."""
+    script = """
+import nbgpu
+with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
+    try:
+        cluster.execute("assert rank == 1, 'on purpose'\\ndist.barrier()")
+    except nbgpu.RankError as error:
+        print(error)
+    settings = dict(data="phantoms", patch_size=16, num_phantoms=8, steps=2, val_every=0, num_workers=1)
+    print(cluster.train("autoencoder", **settings).wait(120).status)
+"""
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    environment = os.environ | {"TMPDIR": str(deep)}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "AssertionError: on purpose" in done.stdout
+    assert done.stdout.endswith("finished\n")

@@ -41,6 +41,7 @@ MIDDLE |= {
     "sweeps",
     "streams",
     "interpreter",
+    "unix_sockets",
 }
 
 MAY_IMPORT = {
