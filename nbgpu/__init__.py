@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from nbgpu.version import VERSION
+
 if TYPE_CHECKING:
     from nbgpu.client.cluster import Cluster, current
     from nbgpu.client.kept import attach
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     )
     from nbgpu.ui.controls import controls
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Cluster",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nbgpu.client import process_id, registry
-from nbgpu.client.registry import Entry
+from nbgpu.client.registry import Footprint
 from nbgpu.errors import ClusterError, NoClusterError
 from nbgpu.telemetry import record_path
 
@@ -18,16 +18,19 @@ _TAIL_BYTES = 8192
 def table() -> str:
     """Every cluster of this user on this host, one in a line."""
     known = registry.entries()
+    notes = [
+        f"{path} is no entry of a cluster, and is passed over: remove it" for path in registry.unreadable()
+    ]
     if not known:
-        return "no clusters"
+        return "\n".join(["no clusters", *notes])
     rows = [("id", "notebook", "process", "ranks", "devices", "state", "age", "run")]
     rows += [
         (
             entry.id,
             entry.notebook,
             str(entry.owner.pid),
-            str(len(entry.devices)),
-            ", ".join(dict.fromkeys(f"GPU {d.index}" if d.kind == "cuda" else "CPU" for d in entry.devices)),
+            str(len(entry.device_names())),
+            ", ".join(dict.fromkeys(entry.device_names())),
             entry.state(),
             _age(time.time() - entry.started_s),
             _run(entry.run),
@@ -35,9 +38,10 @@ def table() -> str:
         for entry in known
     ]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
+    lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    ]
+    return "\n".join([*lines, *notes])
 
 
 def stop(names: Sequence[str], everything: bool = False) -> list[str]:
@@ -64,7 +68,7 @@ def stop(names: Sequence[str], everything: bool = False) -> list[str]:
     return [_end(entry) for entry in chosen]
 
 
-def _end(entry: Entry) -> str:
+def _end(entry: Footprint) -> str:
     if not entry.leaders:
         return f"cluster {entry.describe()} is only just starting: try again"
     try:

@@ -296,7 +296,7 @@ class NbgpuMagics(Magics):
         cluster.tell_news()
 
 
-def _tell_of_kept(kept: Sequence[registry.Entry], before: str) -> None:
+def _tell_of_kept(kept: Sequence[registry.Footprint], before: str) -> None:
     """Says that clusters which earlier kernels of this notebook have left are still there, and how to take them."""
     for entry in kept:
         started = time.strftime("%H:%M on %d %B", time.localtime(entry.started_s))

@@ -15,10 +15,10 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -28,6 +28,7 @@ from nbgpu.client.seating import Seating
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, NoClusterError
 from nbgpu.records import Device
+from nbgpu.version import VERSION
 
 STATE_VARIABLE = "NBGPU_STATE_DIR"
 """Environment variable: a folder for these files in place of the usual one."""
@@ -35,24 +36,23 @@ STATE_VARIABLE = "NBGPU_STATE_DIR"
 State = Literal["starting", "running", "kept", "left over"]
 
 
-class Entry(BaseModel):
-    """What is known of one cluster. A field that is added here is kept and brought back with no other edit, once
-    `Cluster` fills it in."""
+class Footprint(BaseModel):
+    """What every version of nbgpu can read of a cluster: enough to list it, to end it and to know its GPUs.
+
+    A field here keeps its name and its form for ever.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: Annotated[str, Field(pattern="^[0-9a-f]+$")]
+    version: str = ""
+    """The nbgpu that wrote it; empty where that was before versions were noted."""
     boot: str
     """Of the host: process numbers and start times are good until the next one."""
     owner: ProcessId
     """The notebook's kernel, or the script, that has the cluster or had it last."""
     notebook: str
     """What the owner is called: the notebook's path where it is known."""
-    config: ClusterConfig
-    devices: tuple[Device, ...]
-    """By rank."""
-    climb: Climb
-    """How the ranks talk, and what was tried before."""
     folder: Path
     """The cluster's private one."""
     started_s: float
@@ -60,9 +60,20 @@ class Entry(BaseModel):
     """The engines' common parent and the controller, by what messages call them; empty while they start."""
     engines: dict[int, ProcessId] = {}
     """By rank."""
-    seating: Seating = Seating()
     run: Path | None = None
     """The folder of the run that was started last."""
+
+    def gpus(self) -> list[str]:
+        """The UUIDs of its GPUs, each once."""
+        raise NotImplementedError
+
+    def device_names(self) -> list[str]:
+        """By rank: 'GPU 0', 'CPU'."""
+        raise NotImplementedError
+
+    def is_to_be_kept(self) -> bool:
+        """Whether it was started with `keep`."""
+        raise NotImplementedError
 
     def alive(self) -> bool:
         """Whether any of its processes runs; while it starts, whether the owner does."""
@@ -75,19 +86,8 @@ class Entry(BaseModel):
         """What it is, given that it is alive."""
         if self.owner.alive():
             return "running" if self.engines else "starting"
-        return "kept" if self.config.keep and all(p.alive() for p in self.leaders.values()) else "left over"
-
-    def gpus(self) -> list[str]:
-        """The UUIDs of its GPUs, each once."""
-        return list(dict.fromkeys(d.uuid for d in self.devices if d.kind == "cuda"))
-
-    def engines_with(self, pids: Mapping[int, int]) -> dict[int, ProcessId]:
-        """Its engines when these are the ranks' process numbers: known ones also when they have ended."""
-        engines = {rank: p for rank, p in self.engines.items() if pids.get(rank) == p.pid}
-        for rank in pids.keys() - engines.keys():
-            with suppress(ProcessLookupError):
-                engines[rank] = ProcessId.of(pids[rank])
-        return engines
+        is_kept = self.is_to_be_kept() and all(process.alive() for process in self.leaders.values())
+        return "kept" if is_kept else "left over"
 
     def answers_to(self, name: str) -> bool:
         """Whether a person may mean this cluster by a name: its id, a notebook's path or name, or a process."""
@@ -97,6 +97,65 @@ class Entry(BaseModel):
     def describe(self) -> str:
         """'3fa2b1 (train.ipynb, process 1234)'."""
         return f"{self.id} ({self.notebook}, process {self.owner.pid})"
+
+
+class Entry(Footprint):
+    """All that is known of one cluster. A field that is added here is kept and brought back with no other edit, once
+    `Cluster` fills it in."""
+
+    config: ClusterConfig
+    devices: tuple[Device, ...]
+    """By rank."""
+    climb: Climb
+    """How the ranks talk, and what was tried before."""
+    seating: Seating = Seating()
+
+    def gpus(self) -> list[str]:
+        return list(dict.fromkeys(d.uuid for d in self.devices if d.kind == "cuda"))
+
+    def device_names(self) -> list[str]:
+        return [f"GPU {d.index}" if d.kind == "cuda" else "CPU" for d in self.devices]
+
+    def is_to_be_kept(self) -> bool:
+        return self.config.keep
+
+    def engines_with(self, pids: Mapping[int, int]) -> dict[int, ProcessId]:
+        """Its engines when these are the ranks' process numbers: known ones also when they have ended."""
+        engines = {rank: p for rank, p in self.engines.items() if pids.get(rank) == p.pid}
+        for rank in pids.keys() - engines.keys():
+            with suppress(ProcessLookupError):
+                engines[rank] = ProcessId.of(pids[rank])
+        return engines
+
+
+class EntryOfAnotherVersion(Footprint):
+    """A cluster that another version of nbgpu has started, and whose settings this one does not know."""
+
+    config: dict[str, Any] = {}
+    devices: tuple[dict[str, Any], ...] = ()
+    unknown: str = Field("", exclude=True)
+    """What this version cannot read, for messages."""
+
+    def gpus(self) -> list[str]:
+        uuids = [device.get("uuid") for device in self.devices if device.get("kind") == "cuda"]
+        return list(dict.fromkeys(uuid for uuid in uuids if isinstance(uuid, str)))
+
+    def device_names(self) -> list[str]:
+        return [f"GPU {d.get('index', '?')}" if d.get("kind") == "cuda" else "CPU" for d in self.devices]
+
+    def is_to_be_kept(self) -> bool:
+        return self.config.get("keep") is True
+
+    def refusal(self) -> str:
+        """Why it cannot be worked with here, and what to do."""
+        by = f"nbgpu {self.version}" if self.version else "another version of nbgpu"
+        return (
+            f"cluster {self.describe()} was started by {by}, and nbgpu {VERSION} cannot read its entry "
+            f"({self.unknown}). Attach to it with that version, or end it: nbgpu stop {self.id}"
+        )
+
+
+AnyEntry = Entry | EntryOfAnotherVersion
 
 
 def folder() -> Path:
@@ -127,6 +186,7 @@ def new_entry(
     """The entry of a cluster that this process is about to start."""
     return Entry(
         id=secrets.token_hex(3),
+        version=VERSION,
         boot=_boot(),
         owner=ProcessId.of(os.getpid()),
         notebook=_own_name(),
@@ -162,18 +222,25 @@ def update(entry: Entry) -> None:
     _write(entry)
 
 
-def remove(entry: Entry) -> None:
+def remove(entry: Footprint) -> None:
     """Takes out the entry of a cluster that has ended; harmless when repeated."""
     _path(entry).unlink(missing_ok=True)
 
 
-def entries() -> list[Entry]:
+def entries() -> list[AnyEntry]:
     """The clusters that are alive, oldest first. What is left of those that are not is taken away."""
     with _locked():
         return _entries()
 
 
-def kept_of_this_notebook() -> list[Entry]:
+def unreadable() -> list[Path]:
+    """What stands among the entries, and is none of any version's."""
+    odd = [path for path in sorted(folder().glob("*.json")) if _read(path) is None]
+    # One may have gone between the listing and the reading.
+    return [path for path in odd if path.is_symlink() or path.exists()]
+
+
+def kept_of_this_notebook() -> list[AnyEntry]:
     """The clusters that earlier kernels of this notebook have left to go on, oldest first."""
     name = _own_name()
     return [entry for entry in entries() if entry.state() == "kept" and entry.notebook == name]
@@ -187,14 +254,15 @@ def take_over(name: str | None) -> Entry:
 
     Raises:
         NoClusterError: there is none, or none of that name.
-        ClusterError: there are several and no name was given, or its notebook still has it.
+        ClusterError: there are several and no name was given, its notebook still has it, or another version of nbgpu
+            has started it.
     """
     with _locked():
         known = _entries()
         meant = [e for e in known if name is None or e.answers_to(name)]
         # One that this process has already is one that it did not manage to connect to before.
         me = ProcessId.of(os.getpid())
-        kept = [e for e in meant if e.state() == "kept" or (e.owner == me and e.config.keep)]
+        kept = [e for e in meant if e.state() == "kept" or (e.owner == me and e.is_to_be_kept())]
         if not kept:
             held = "; ".join(f"{e.describe()} has it" for e in meant if e.state() in ("running", "starting"))
             if held:
@@ -211,7 +279,10 @@ def take_over(name: str | None) -> Entry:
             raise ClusterError(
                 f"there are {len(kept)} kept clusters. Say which: nbgpu.attach(ID), with one of {_listed(kept)}"
             )
-        taken = kept[0].model_copy(update={"owner": me, "notebook": _own_name()})
+        (found,) = kept
+        if isinstance(found, EntryOfAnotherVersion):
+            raise ClusterError(found.refusal())
+        taken = found.model_copy(update={"owner": me, "notebook": _own_name(), "version": VERSION})
         _write(taken)
         return taken
 
@@ -225,7 +296,7 @@ def remove_cluster_folder(cluster_folder: Path) -> None:
             shutil.rmtree(cluster_folder, ignore_errors=True)
 
 
-def _refuse_gpus_in_use(devices: Iterable[Device], others: list[Entry]) -> None:
+def _refuse_gpus_in_use(devices: Iterable[Device], others: list[AnyEntry]) -> None:
     lines = []
     for device in dict.fromkeys(d for d in devices if d.kind == "cuda"):
         for other in others:
@@ -240,12 +311,12 @@ def _refuse_gpus_in_use(devices: Iterable[Device], others: list[Entry]) -> None:
         raise ClusterError("\n".join(lines))
 
 
-def _listed(known: list[Entry]) -> str:
+def _listed(known: Sequence[AnyEntry]) -> str:
     return ", ".join(e.describe() for e in known) or "none"
 
 
-def _entries() -> list[Entry]:
-    found = []
+def _entries() -> list[AnyEntry]:
+    found: list[AnyEntry] = []
     for path in sorted(folder().glob("*.json")):
         entry = _read(path)
         if entry is None:
@@ -259,7 +330,7 @@ def _entries() -> list[Entry]:
     return sorted(found, key=lambda e: e.started_s)
 
 
-def _read(path: Path) -> Entry | None:
+def _read(path: Path) -> AnyEntry | None:
     """One entry; None where the file has gone meanwhile, is not this user's, cannot be read, or is no entry."""
     try:
         # A pipe would be waited for, and a link may lead anywhere.
@@ -267,10 +338,19 @@ def _read(path: Path) -> Entry | None:
             found = os.fstat(file.fileno())
             if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
                 return None
-            entry = Entry.model_validate_json(file.read())
-            return entry if _path(entry) == path else None
-    except (OSError, ValidationError):
+            text = file.read()
+    except OSError:
         return None
+    entry: AnyEntry
+    try:
+        try:
+            entry = Entry.model_validate_json(text)
+        except ValidationError as error:
+            unknown = "; ".join(".".join(map(str, e["loc"])) + f": {e['msg']}" for e in error.errors())
+            entry = EntryOfAnotherVersion.model_validate_json(text).model_copy(update={"unknown": unknown})
+    except ValidationError:
+        return None
+    return entry if _path(entry) == path else None
 
 
 def _write(entry: Entry) -> None:
@@ -282,7 +362,7 @@ def _write(entry: Entry) -> None:
     unfinished.rename(path)
 
 
-def _path(entry: Entry) -> Path:
+def _path(entry: Footprint) -> Path:
     return folder() / f"{entry.id}.json"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nbgpu.backends import Climb, Rung
-from nbgpu.client import registry
+from nbgpu.client import listing, registry
 from nbgpu.client.process_id import ProcessId
 from nbgpu.client.registry import Entry
 from nbgpu.client.seating import Seating
@@ -83,7 +83,7 @@ _TAKE = """
 import sys
 from pathlib import Path
 from nbgpu.backends import Climb, Rung
-from nbgpu.client import registry
+from nbgpu.client import listing, registry
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
 from nbgpu.records import Device
@@ -159,3 +159,31 @@ def test_an_entry_of_an_earlier_version_is_read(engine: subprocess.Popen[bytes])
     path.write_text(json.dumps(entry))
     (found,) = registry.entries()
     assert found.seating == Seating({0: 1}, {0: engine.pid}, generation=3)
+
+
+def test_a_cluster_of_another_version_is_listed_and_holds_its_gpus(engine: subprocess.Popen[bytes]) -> None:
+    """That version had a setting by another name."""
+    entry = cluster_on(GPUS[0], engine_pid=engine.pid)
+    written = json.loads(entry.model_dump_json()) | {"version": "0.0.7"}
+    written["config"] |= {"keep": True, "number_of_spares": 2}
+    # Its notebook is gone.
+    written["owner"] = [written["owner"][0], 0]
+    written["leaders"] = {"controller": json.loads(entry.model_dump_json())["engines"]["0"]}
+    (registry.folder() / f"{entry.id}.json").write_text(json.dumps(written))
+
+    (line,) = listing.table().splitlines()[1:]
+    assert line.split()[0] == entry.id
+    assert "GPU 0" in line
+    assert " kept " in line
+    with pytest.raises(ClusterError, match=f"GPU 0 .* is in use by .* nbgpu stop {entry.id}"):
+        registry.require_free([GPUS[0]])
+    with pytest.raises(ClusterError) as caught:
+        registry.take_over(None)
+    assert "was started by nbgpu 0.0.7" in str(caught.value)
+    assert "config.number_of_spares" in str(caught.value)
+    assert f"nbgpu stop {entry.id}" in str(caught.value)
+
+    (told,) = listing.stop([entry.id])
+    assert str(engine.pid) in told
+    assert engine.wait(30) < 0
+    assert listing.table() == "no clusters"

@@ -36,21 +36,23 @@ def _make(kind: str, path: Path) -> None:
             path.symlink_to(path.name)
         case "a pipe":
             os.mkfifo(path)
-        case "another version's":
+        case "of a wrong form":
             path.write_text('{"version": 99, "id": "ab"}')
         case "nested too deeply":
             path.write_text(DEEP)
 
 
-@row("An entry of the registry is {kind}", "`nbgpu ps` and a start pass over it", bound_s=None)
+@row("An entry of the registry is {kind}", "`nbgpu ps` names it, a start passes over it", bound_s=None)
 @pytest.mark.parametrize(
-    "kind", ["a folder", "a link to itself", "a pipe", "another version's", "nested too deeply"]
+    "kind", ["a folder", "a link to itself", "a pipe", "of a wrong form", "nested too deeply"]
 )
 def test_an_odd_entry_of_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setenv(registry.STATE_VARIABLE, str(tmp_path))
-    _make(kind, registry.folder() / "ab.json")
+    path = registry.folder() / "ab.json"
+    _make(kind, path)
     done = _nbgpu("ps", cwd=tmp_path)
-    assert (done.stdout, done.stderr) == ("no clusters\n", "")
+    assert done.stdout == f"no clusters\n{path} is no entry of a cluster, and is passed over: remove it\n"
+    assert done.stderr == ""
     registry.require_free(())
 
 
