@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 
@@ -9,6 +10,8 @@ from nbgpu import interpreter
 from nbgpu.config import TrainConfig
 from nbgpu.errors import DataError
 from nbgpu.suitability import wrong_with_data
+
+_log = logging.getLogger("nbgpu.data")
 
 _BAD_DATA = 3
 """The exit code of `nbgpu.recipes.check`."""
@@ -29,4 +32,11 @@ def require(config: TrainConfig) -> None:
     done = subprocess.run(command, input=config.model_dump_json(), stderr=subprocess.PIPE, text=True)
     if done.returncode == _BAD_DATA:
         raise DataError(done.stderr.strip())
-    # Whatever else it met, the ranks meet it too, and say it with their traceback.
+    if done.returncode != 0:
+        # The ranks meet it, too, unless it was killed. They say it with their traceback.
+        last_words = done.stderr.strip().rpartition("\n")[2] or "it said nothing"
+        _log.warning(
+            "the data were not checked before the start, because the process that reads them ended with code %d: %s",
+            done.returncode,
+            last_words,
+        )

@@ -73,7 +73,7 @@ def _end(entry: Footprint) -> str:
         return f"cluster {entry.describe()} is only just starting: try again"
     try:
         ended = process_id.end(entry.leaders.values(), entry.engines.values())
-    except TimeoutError as error:
+    except ClusterError as error:
         raise ClusterError(f"cluster {entry.describe()}: {error}") from None
     registry.remove(entry)
     registry.remove_cluster_folder(entry.folder)

@@ -13,6 +13,8 @@ from typing import NamedTuple, Self
 
 import psutil
 
+from nbgpu.errors import ClusterError
+
 _TERM_PATIENCE_S = 2.0
 _KILL_PATIENCE_S = 5.0
 _POLL_S = 0.01
@@ -242,7 +244,7 @@ def end(leaders: Iterable[ProcessId], others: Iterable[ProcessId] = ()) -> list[
         Those that lived.
 
     Raises:
-        TimeoutError: one does not end even when it is killed, as a process that hangs in a driver does not.
+        ClusterError: one does not end even when it is killed, as a process that hangs in a driver does not.
     """
     leading = list(leaders)
     groups = {process.pid for process in leading}
@@ -257,7 +259,10 @@ def end(leaders: Iterable[ProcessId], others: Iterable[ProcessId] = ()) -> list[
         left = _wait(left, _KILL_PATIENCE_S)
     if left:
         named = ", ".join(str(p.pid) for p in sorted(left))
-        raise TimeoutError(f"process(es) {named} did not end when they were killed")
+        raise ClusterError(
+            f"process(es) {named} did not end when they were killed, as happens in a driver that hangs. They end with "
+            "what they wait for, or with the host: `nbgpu stop` tries again"
+        )
     return sorted(ended)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import distributed_c10d
+from torch.distributed import device_mesh, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -140,9 +140,13 @@ def _lives(mesh: DeviceMesh) -> bool:
 
 def _root(mesh: DeviceMesh) -> DeviceMesh | None:
     """The mesh that this one is a part of; None for a whole one."""
-    from torch.distributed.device_mesh import _mesh_resources  # not at the top: torch makes it late
-
-    root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else _mesh_resources.get_root_mesh(mesh)
+    if hasattr(mesh, "_get_root_mesh"):
+        root = mesh._get_root_mesh()
+    elif resources := getattr(device_mesh, "_mesh_resources", None):  # an older torch
+        root = resources.get_root_mesh(mesh)
+    else:
+        # A line that makes the part from its own ranks is as good, and better than a group that is not formed again.
+        return None
     assert isinstance(root, DeviceMesh)
     return None if root is mesh or root == mesh else root
 

@@ -63,7 +63,7 @@ class _CountOutputs:
         metadata = self._finish_metadata(request, metadata, answer)
         if self._cell is not None:
             metadata[CellOutputs.NUM] = self._num
-            del metadata["started"]  # a date, which takes ipyparallel's client long to read
+            metadata.pop("started", None)  # a date, which takes ipyparallel's client long to read
         return metadata
 
     def _send_and_count(self, *args: Any, **options: Any) -> Any:

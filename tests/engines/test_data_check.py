@@ -118,6 +118,19 @@ def test_good_files_are_read_to_their_end_once(tmp_path: Path) -> None:
     data_check.require(config.changed(check_voxels=False))
 
 
+def test_a_check_that_breaks_is_told_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "0.nii.gz").touch()
+    broken = [sys.executable, "-c", "raise SystemExit('no space left on device')"]
+    monkeypatch.setattr(data_check.interpreter, "command", lambda *_: broken)
+    data_check.require(train_config("autoencoder", data=str(tmp_path)))
+    assert caplog.messages == [
+        "the data were not checked before the start, because the process that reads them ended with code 1: "
+        "no space left on device"
+    ]
+
+
 @row(
     "`nbgpu train` is killed while its data are read",
     "the process that reads them ends, too",

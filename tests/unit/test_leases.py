@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nbgpu.backends import Climb, Rung
-from nbgpu.client import listing, registry
+from nbgpu.client import listing, process_id, registry
 from nbgpu.client.process_id import ProcessId
 from nbgpu.client.registry import Entry
 from nbgpu.client.seating import Seating
@@ -83,7 +83,7 @@ _TAKE = """
 import sys
 from pathlib import Path
 from nbgpu.backends import Climb, Rung
-from nbgpu.client import listing, registry
+from nbgpu.client import listing, process_id, registry
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
 from nbgpu.records import Device
@@ -187,3 +187,14 @@ def test_a_cluster_of_another_version_is_listed_and_holds_its_gpus(engine: subpr
     assert str(engine.pid) in told
     assert engine.wait(30) < 0
     assert listing.table() == "no clusters"
+
+
+def test_a_process_that_does_not_end_is_named(
+    engine: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that hangs in a driver, which nobody can kill."""
+    monkeypatch.setattr(ProcessId, "send", lambda *_: None)
+    monkeypatch.setattr(process_id, "_TERM_PATIENCE_S", 0.1)
+    monkeypatch.setattr(process_id, "_KILL_PATIENCE_S", 0.1)
+    with pytest.raises(ClusterError, match=rf"process\(es\) {engine.pid} did not end when they were killed"):
+        process_id.end([ProcessId.of(engine.pid)])

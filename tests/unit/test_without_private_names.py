@@ -1,0 +1,51 @@
+"""What nbgpu does where a library no longer has a private name: less, and never nothing at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import device_mesh
+from torch.distributed.device_mesh import init_device_mesh
+
+from nbgpu.engine import belongings, quiet
+from nbgpu.records import CellOptions, CellOutputs
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_meshes_are_named_without_torchs_table_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b"))
+    variables = {"mesh": mesh, "part": mesh["b"]}
+    whole = "mesh = dist.device_mesh.init_device_mesh('cpu', (1, 1), mesh_dim_names=('a', 'b'))"
+    monkeypatch.delattr(device_mesh, "_mesh_resources")
+    assert belongings.how_to_make_again(variables) == [whole, "part = mesh['b']"]
+
+
+def test_a_cell_is_answered_where_a_reply_has_no_date() -> None:
+    def init_metadata(request: Any) -> dict[str, Any]:
+        return {}
+
+    def finish_metadata(request: Any, metadata: Any, answer: Any) -> Any:
+        return metadata
+
+    sent: list[Any] = []
+    kernel: Any = SimpleNamespace(
+        init_metadata=init_metadata,
+        finish_metadata=finish_metadata,
+        session=SimpleNamespace(send=lambda *args, **_: sent.append(args)),
+        log=SimpleNamespace(setLevel=lambda _: None),
+    )
+    quiet.say_only_what_is_heard(kernel)
+    request = {"header": {"msg_id": "1"}, "metadata": {CellOptions.METADATA: {}}}
+    metadata = kernel.init_metadata(request)
+    assert kernel.finish_metadata(request, metadata, {}) == {CellOutputs.NUM: 0}
