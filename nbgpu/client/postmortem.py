@@ -26,7 +26,7 @@ def open_debugger(cluster: Cluster, rank: int | None = None) -> None:
     Raises:
         ClusterError: nothing is kept of a failure there.
     """
-    kept = cluster.apply(reference("nbgpu.engine.debugger:kept"))
+    kept = cluster.apply(reference("nbgpu.engine.kept_failure:kept"))
     failed = {r: failure for r, failure in kept.items() if failure is not None and rank in (None, r)}
     if not failed:
         raise ClusterError(

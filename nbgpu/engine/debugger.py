@@ -5,18 +5,12 @@ from __future__ import annotations
 import bdb
 import pdb
 import sys
-import time
-from traceback import walk_tb
-from types import FrameType
 from typing import Any
 
 from IPython.core import debugger
 
-from nbgpu.engine import memory
+from nbgpu.engine import kept_failure
 from nbgpu.errors import OutOfMemoryError
-
-_kept: tuple[float, BaseException] | None = None
-"""What the last cell raised, with its variables, and when."""
 
 
 class _Debugger(debugger.InterruptiblePdb):
@@ -51,7 +45,9 @@ def install(shell: Any) -> None:
     # debugpy, which ipykernel imports, makes it a call that does nothing without its own front end.
     sys.breakpointhook = sys.__breakpointhook__
     shell.InteractiveTB.debugger_cls = _Debugger
-    shell.events.register("pre_run_cell", lambda cell: _show_kept() if _is_debug(cell) else forget())
+    shell.events.register(
+        "pre_run_cell", lambda cell: kept_failure.make_last() if _is_debug(cell) else kept_failure.forget()
+    )
     shell.events.register("post_run_cell", lambda result: _keep(shell, result))
 
 
@@ -72,34 +68,4 @@ def _keep(shell: Any, result: Any) -> None:
         return
     if error is None or error.__traceback__ is None:
         return
-    global _kept
-    _kept = time.time(), error
-
-
-def _show_kept() -> None:
-    """Makes what is kept Python's last error: whatever was raised since, also in the debugger, took its place."""
-    if _kept is not None:
-        _, error = _kept
-        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-        if sys.version_info >= (3, 12):
-            sys.last_exc = error
-
-
-def kept() -> tuple[float, str] | None:
-    """When the last cell failed here, and with what; None where nothing is kept of it."""
-    return None if _kept is None else (_kept[0], type(_kept[1]).__name__)
-
-
-def kept_frames() -> list[FrameType]:
-    """Of the functions that the last failure keeps."""
-    return [] if _kept is None else [frame for frame, _ in walk_tb(_kept[1].__traceback__)]
-
-
-def forget() -> None:
-    """Gives back what the last failure keeps."""
-    global _kept
-    if _kept is not None:
-        memory.let_go(_kept[1])
-        _kept = None
-        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-            vars(sys).pop(name, None)
+    kept_failure.keep(error)

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from nbgpu.config import TrainConfig
 from nbgpu.engine import heap, memory_limit
 from nbgpu.engine.frames import is_library
-from nbgpu.engine.tracebacks import undisturbed
+from nbgpu.engine.undisturbed import undisturbed
 from nbgpu.errors import NbgpuError, OutOfMemoryError
 from nbgpu.sizes import UNITS, in_words
 

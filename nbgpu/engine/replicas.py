@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from nbgpu.engine import debugger, exchange, optimizers, torch_settings
+from nbgpu.engine import exchange, kept_failure, optimizers, torch_settings
 
 _numbers = itertools.count()
 _told: set[tuple[str | int, ...]] = set()
@@ -114,7 +114,7 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int]) -> list[str]:
 
 def _forget_what_only_failed_functions_hold() -> None:
     """They are kept for the debugger, and nobody will go on with what is in them."""
-    frames = {id(frame) for frame in debugger.kept_frames()}
+    frames = {id(frame) for frame in kept_failure.kept_frames()}
     for ddp_ref in _made.keyrefs() if frames else ():
         ddp = ddp_ref()
         if ddp is not None and _is_held_by_frames_only(ddp, frames):

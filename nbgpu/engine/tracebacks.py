@@ -7,75 +7,30 @@ can change is in their own lines anyway; the message below them is the library's
 
 from __future__ import annotations
 
-import signal
 import sys
 from asyncio import CancelledError
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
 from traceback import FrameSummary, extract_tb
-from types import CodeType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from IPython.core.error import UsageError
 
 from nbgpu import interpreter
-from nbgpu.engine import memory_limit
-from nbgpu.engine.frames import is_library, is_ours, num_left_out_in_words
+from nbgpu.engine.frames import (
+    called_collective,
+    codes,
+    empty_library_frames,
+    is_library,
+    num_left_out_in_words,
+    own_part,
+)
+from nbgpu.engine.undisturbed import undisturbed
 
 full = False
 """Whether the running cell's tracebacks show libraries' frames too."""
 
-_COLLECTIVES = "torch/distributed/distributed_c10d.py"
 _UNKNOWN_ARGUMENTS = "(***failed resolving arguments***)"
 """What IPython says of a function whose frame was emptied."""
-
-
-def own_part(traceback: TracebackType | None) -> tuple[TracebackType | None, int]:
-    """(the traceback with the frames of the person's code only, frames left out between and below them).
-
-    With no frame of theirs the whole traceback comes back, and none is left out.
-    """
-    frames = _frames(traceback)
-    own = [index for index, frame in enumerate(frames) if not is_library(frame.tb_frame.f_code.co_filename)]
-    if not own:
-        return (frames[0] if frames else None), 0
-    kept: TracebackType | None = None
-    # Built anew from the end: cutting the original would take the frames from a debugger too.
-    for index in reversed(own):
-        kept = TracebackType(kept, frames[index].tb_frame, frames[index].tb_lasti, frames[index].tb_lineno)
-    return kept, len(frames) - own[0] - len(own)
-
-
-def part_of_nbgpu(traceback: TracebackType | None) -> TracebackType | None:
-    """The traceback with nbgpu's frames only; None where it has none."""
-    kept: TracebackType | None = None
-    for frame in reversed(_frames(traceback)):
-        if is_ours(frame.tb_frame.f_code.co_filename):
-            kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return kept
-
-
-def called_collective(codes: Iterable[CodeType]) -> str:
-    """The function of torch.distributed that was called, of the code from the caller inwards; empty for none.
-
-    The first that is public: `all_gather_object` calls `all_gather`.
-    """
-    for code in codes:
-        if code.co_filename.endswith(_COLLECTIVES) and not code.co_name.startswith("_"):
-            return code.co_name
-    return ""
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Ignores interrupts while a failure is put into words: the client interrupts again until the rank is back, and
-    that would only spoil the answer. Nor does the rank's memory limit hold meanwhile. For the main thread."""
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with memory_limit.lifted():
-            yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def install(shell: Any) -> None:
@@ -134,7 +89,7 @@ def _show(
 
 def _lines(shell: Any, error: BaseException, traceback: TracebackType, is_cell: bool) -> list[str]:
     own, num_left_out = _part_to_show(traceback, full and is_cell)
-    collective = called_collective(_codes(traceback))
+    collective = called_collective(codes(traceback))
     empty_library_frames(traceback)
     # IPython formats the error a second time, for its history.
     error.__traceback__ = own
@@ -170,29 +125,3 @@ def _part_to_show(traceback: TracebackType | None, whole: bool) -> tuple[Traceba
 
 def _entries(own: TracebackType | None) -> list[FrameSummary]:
     return [entry for entry in extract_tb(own) if not is_library(entry.filename)]
-
-
-def empty_library_frames(traceback: TracebackType | None) -> None:
-    """Takes from the libraries' frames what they hold: the whole traceback outlives the failure in IPython's frames,
-    and a tensor that a function was called with would live as long."""
-    while traceback is not None:
-        if is_library(traceback.tb_frame.f_code.co_filename):
-            # Those above the cell are still at work, and stay as they are.
-            with suppress(RuntimeError):
-                traceback.tb_frame.clear()
-        traceback = traceback.tb_next
-
-
-def _frames(traceback: TracebackType | None) -> list[TracebackType]:
-    """The traceback's parts, from the caller inwards."""
-    frames = []
-    while traceback is not None:
-        frames.append(traceback)
-        traceback = traceback.tb_next
-    return frames
-
-
-def _codes(traceback: TracebackType | None) -> Iterator[CodeType]:
-    while traceback is not None:
-        yield traceback.tb_frame.f_code
-        traceback = traceback.tb_next

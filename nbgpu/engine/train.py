@@ -28,12 +28,12 @@ from nbgpu.config import TrainConfig, read_toml
 from nbgpu.engine import (
     activity,
     debug,
-    debugger,
     exchange,
     flight,
     group,
     heap,
     interrupts,
+    kept_failure,
     memory,
     memory_limit,
     precision,
@@ -43,12 +43,12 @@ from nbgpu.engine import (
 )
 from nbgpu.engine.books import Books
 from nbgpu.engine.consensus import PeerFailed, together
-from nbgpu.engine.frames import error_as_text
+from nbgpu.engine.frames import error_as_text, own_part, part_of_nbgpu
 from nbgpu.engine.group import Membership
 from nbgpu.engine.minimiser import Minimiser, Problem
 from nbgpu.engine.torch_settings import TorchSettings
-from nbgpu.engine.tracebacks import own_part, part_of_nbgpu, undisturbed
 from nbgpu.engine.trainer import Trainer
+from nbgpu.engine.undisturbed import undisturbed
 from nbgpu.errors import ConfigError, NbgpuError
 from nbgpu.records import Device, RankFailure, RunState
 from nbgpu.suitability import settled
@@ -104,7 +104,7 @@ def run_in_engine(folder: str, mended: str = "") -> RunState:
     Args:
         mended: what had gone wrong and is mended, in words; empty at the run's start.
     """
-    debugger.forget()
+    kept_failure.forget()
     with generators_kept():
         return _leaving_outcome(Path(folder), group.membership().rank, lambda: _go_on(folder, mended))
 

@@ -26,8 +26,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from nbgpu.engine import activity, awaiting, interrupts, tracebacks
-from nbgpu.engine.frames import RUNS_A_CALL, RUNS_A_CELL, is_function, is_library
+from nbgpu.engine import activity, awaiting, interrupts
+from nbgpu.engine.frames import RUNS_A_CALL, RUNS_A_CELL, called_collective, is_function, is_library
 from nbgpu.records import Whereabouts
 from nbgpu.unix_sockets import short_path
 
@@ -214,7 +214,7 @@ def _collective(frames: Sequence[FrameType]) -> str:
     ddp_methods = [name for path, name in below if path.endswith(_DDP)]
     if ddp_methods:
         return "DDP constructor" if "__init__" in ddp_methods else "DDP forward"
-    called = tracebacks.called_collective(frame.f_code for frame in frames[1:])
+    called = called_collective(frame.f_code for frame in frames[1:])
     return called or ("FSDP" if "/fsdp/" in last_path else "torch.distributed")
 
 

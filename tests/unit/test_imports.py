@@ -242,6 +242,14 @@ def test_the_notebooks_side_loads_without_torch() -> None:
     assert _python(code).split() == sorted(modules)
 
 
+@pytest.mark.parametrize("module", ["train", "data_workers"])
+def test_what_trains_needs_no_notebook(module: str) -> None:
+    """A rank under torchrun, and each worker process that reads data, would load it for nothing."""
+    code = f"import json, sys, nbgpu.engine.{module}; print(json.dumps(sorted(sys.modules)))"
+    loaded = {name.split(".")[0] for name in json.loads(_python(code))}
+    assert loaded & {"IPython", "ipykernel", "ipyparallel", "jupyter_client"} == set()
+
+
 def test_the_public_names_are_these() -> None:
     """Adding a name is a promise to keep it: change this list in the same commit, and the changelog."""
     assert sorted(nbgpu.__all__) == [
