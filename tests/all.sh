@@ -62,8 +62,10 @@ fi
 if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null && ! command -v google-chrome >/dev/null; then
     skip "browser tests" "there is no Chromium here (apt-get install chromium)"
 fi
+# Most tests wait for processes that start, so that several files side by side take little more than half the time.
 # Each run says where its time went.
-part "pytest" "$bin/python" -m pytest -m "not quality" --durations=40 --durations-min=2
+part "pytest" "$bin/python" -m pytest -m "not quality" -n logical --maxprocesses 4 --dist loadfile \
+    --durations=40 --durations-min=2
 
 printf '\n=== summary\n'
 printf '%s\n' "${summary[@]}"

@@ -16,6 +16,7 @@ docs/faults.md of that. With SOAK_REPEATS=20 each row runs twenty times.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -164,11 +165,14 @@ def pytest_sessionfinish() -> None:
         "torch": str(torch.__version__),
         "gpus": torch.cuda.device_count(),
     }
-    earlier = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    if {name: earlier.get(name) for name in found} == found:
-        # Others have been measured on the same machine.
-        rows = {row["fault"]: row for row in earlier["rows"]} | _rows
-    else:
-        rows = _rows
-    found["rows"] = list(rows.values())
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    # Each worker of pytest-xdist adds its own rows.
+    with RESULTS.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        earlier = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        if {name: earlier.get(name) for name in found} == found:
+            # Others have been measured on the same machine.
+            rows = {row["fault"]: row for row in earlier["rows"]} | _rows
+        else:
+            rows = _rows
+        found["rows"] = list(rows.values())
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
