@@ -14,12 +14,13 @@ from typing import Any
 
 from nbgpu.records import FINAL_STATES, STATES_OF_NO_STEP, EpochSpan, Event, RunInfo, Sample
 
-_STEP_SERIES = "step_s"
+STEP_SERIES = "step_s"
 """Only the numbers of a step itself have it."""
 VALIDATION = "val_"
 """How the names of held-out values begin."""
 
 _OF_RANK = frozenset({"step_s", "data_s", "compute_s", "samples_per_s"})
+"""What is measured of each step on each rank."""
 
 
 def is_of_rank(name: str) -> bool:
@@ -90,7 +91,7 @@ class Ledger:
                 del self._open[undone]
 
     def _take(self, sample: Sample) -> None:
-        if _STEP_SERIES in sample.values:
+        if STEP_SERIES in sample.values:
             if sample.step > self._closed_step:
                 values = {**sample.values, **self._measured[sample.rank]}
                 row = Row(sample.step, sample.rank, sample.time_s, values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import threading
@@ -137,14 +136,14 @@ class Run:
     @property
     def info(self) -> RunInfo:
         """What a reader needs to know of the run; of the data nothing is known until the ranks have looked at them."""
-        path = self.folder / "run_info.json"
+        path = self.folder / runs.INFO
         try:
             written_ns = path.stat().st_mtime_ns
         except FileNotFoundError:
             return self._info
         if written_ns != self._info_written_ns:
             self._info_written_ns = written_ns
-            self._info = RunInfo.from_json(json.loads(path.read_text()))
+            self._info = runs.read_info(self.folder)
         return self._info
 
     @property
@@ -211,10 +210,10 @@ class Run:
 
     def notes(self) -> list[str]:
         """What the ranks want a person to know, such as a checkpoint that could not be written, or a rank that was replaced;
-        oldest first."""
+        oldest first. Then the lines of their files that could not be read, if there are any."""
         told = (event.text for event in self.reader.events() if event.kind in ("note", "heal"))
         # Each rank tells of a replacement.
-        return list(dict.fromkeys(told))
+        return list(dict.fromkeys([*told, *self.reader.damage()]))
 
     def untold_heals(self) -> list[str]:
         """What there is to say of ranks that were replaced since the last call: which died, how, and what was lost."""

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from nbgpu.records import Event, Sample
+from nbgpu.records import DAMAGE, Event, Sample
 
 CAPACITY = 8192
 """Points that a series holds before it is thinned to half."""
@@ -154,6 +154,8 @@ class History:
         return {rank: series for (rank, n), series in sorted(self.series.items()) if n == name}
 
     def _is_worth_a_mark(self, event: Event) -> bool:
+        if event.kind == DAMAGE:  # `Reader.damage` names all of them in a sentence
+            return False
         if event.kind == "result":
             self.result = event
             return False

@@ -16,7 +16,7 @@ import nbgpu
 
 PACKAGE = Path(__file__).resolve().parents[2] / "nbgpu"
 
-BASE = {"errors", "records", "settings", "config", "palette", "sizes", "symmetry", "recipe_files"}
+BASE = {"errors", "records", "settings", "config", "palette", "sizes", "symmetry", "recipe_files", "lines"}
 MIDDLE = {
     "devices",
     "telemetry",
