@@ -82,7 +82,7 @@ class Ledger:
         return self._close(math.inf)
 
     def _is_at(self, rank: int, step: int) -> None:
-        """Notes that a rank goes on after a step: also where it had said that it was over, or was further."""
+        """Notes that a rank goes on after a step, even where it had ended or was further before."""
         self._reached[rank] = min(self._reached[rank], step)
         self.went_back = self.went_back or step < self._closed_step
         for undone in [undone for undone in self._open if undone > step]:

@@ -27,7 +27,7 @@ _LAST_LINES_BYTES = 2**20
 """More than the rows of one step."""
 _LAST_LINE_BYTES = 2**14
 _MAX_DIGITS = 18
-"""Of a step."""
+"""A step has no more digits."""
 
 
 class Sink(Protocol):
@@ -179,7 +179,7 @@ class Logbook:
             self._known_steps[METRICS] = max(metrics.last_step - 1, 0)
         makers: dict[str, Callable[[int], Sink]] = {EPOCHS: lambda step: EpochsFile(folder), **(more or {})}
         for name, make in makers.items():
-            # The file of epochs knows itself what it has.
+            # EpochsFile itself passes over the epochs that its file has.
             self._make(name, make, 0 if name == EPOCHS else self._known_steps.get(METRICS, 0))
 
     @property
@@ -230,8 +230,8 @@ class Logbook:
             self._give_up(name, error)
 
     def _begin_the_files_again(self) -> None:
-        """Makes the files of steps anew, because the ranks went back: later steps are done a second time. The other
-        sinks keep what they have, which is of the first time."""
+        """Writes the files of steps again, because the ranks went back and do later steps a second time. The other sinks keep
+        what they have of the first time."""
         self._read_from_the_beginning()
         self._known_steps = {name: max(step, self._newest_step) for name, step in self._known_steps.items()}
         files: dict[str, Callable[[int], Sink]] = {

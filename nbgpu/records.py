@@ -40,7 +40,7 @@ STATES_OF_NO_STEP = frozenset({"loading packages"})
 checkpoint. The step of such a record says nothing."""
 
 BUSY_STATES = frozenset({"starting", "loading packages", "loading", "working out the result"})
-"""In these a rank may do something by itself while the others wait for it."""
+"""States in which a rank may do something by itself while the others wait for it."""
 
 DAMAGE = "damage"
 """Kind of the event that stands for a line of a rank's file that cannot be read. Its step and time say nothing."""
@@ -251,10 +251,10 @@ class CellOutputs:
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What a cell or a call left behind on a rank that the next one must not find; told with its answer."""
+    """What a cell or a call left behind on a rank that the next one must not find; sent with its answer."""
 
     METADATA: ClassVar[str] = "nbgpu_remains"
-    """Under this name it travels in the metadata of the answer, where there is something to tell."""
+    """The key in the answer's metadata; it is there only where something is to be mended."""
 
     group_ended: bool = False
     """The rank is in no process group any more."""

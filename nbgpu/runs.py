@@ -61,7 +61,7 @@ def create(config: TrainConfig, cluster: ClusterConfig) -> Path:
             beginning.write(folder)
         (folder / "env.json").write_text(json.dumps(_environment(), indent=2) + "\n")
     except BaseException as error:
-        # Nobody could do anything with half of it.
+        # Half of a run's folder is of no use.
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # it was not made, or somebody else has put something into it
             for path in missing:
@@ -156,7 +156,7 @@ def outcome(folder: Path, rank: int) -> RunState | RankFailure | None:
             ended: RunState = state
             return ended
     except (KeyError, TypeError, ValidationError):
-        pass  # the sentence below is for all that it can be instead
+        pass  # the sentence below covers every other content
     raise RunError(
         f"{path} is not what nbgpu writes. Take it away, and what the rank recorded in rank{rank}.jsonl counts"
     )

@@ -220,7 +220,7 @@ class Run:
         told = self._watch.heals[self._num_heals_told :]
         self._num_heals_told += len(told)
         for text in told:
-            # Else the next cell would tell it.
+            # Without this the next cell would say it once more.
             with suppress(ValueError):
                 self._host.news.remove(text)
         return told
@@ -267,7 +267,8 @@ class Run:
         self._send(lambda beside: send_settings(self.folder, values, beside))
 
     def _refuse_more_than_an_epoch(self, config: TrainConfig) -> None:
-        """Such a step would be made of repeats, and may take more memory than there is."""
+        """Raises ConfigError where a step would take more than an epoch: it would repeat samples, and perhaps exceed the
+        memory."""
         info = self.info
         asked = config.samples_per_step(info.world_size)
         known = info.steps_per_epoch * info.global_batch_size  # 0 before the ranks have looked at the data
@@ -370,7 +371,7 @@ class Run:
         self._send(lambda beside: send_command(self.folder, command, beside))
 
     def _send(self, send: Callable[[Path], None]) -> None:
-        """Sends something to rank 0; RunError where no folder takes it."""
+        """Sends a line to rank 0; RunError where it can be written to no folder."""
         try:
             send(self._host.folder)
         except OSError as error:
