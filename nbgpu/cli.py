@@ -17,7 +17,7 @@ from nbgpu.client import run as client_run
 from nbgpu.client import sweep as client_sweep
 from nbgpu.client.cluster import Cluster
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, read_toml, settings_of, train_config
-from nbgpu.errors import NbgpuError, RankError
+from nbgpu.errors import NbgpuError, RankError, RunError
 from nbgpu.settings import unused
 from nbgpu.sweeps import SweepConfig
 from nbgpu.ui import sweep_terminal, terminal
@@ -205,7 +205,14 @@ def _report(arguments: list[str]) -> None:
     from nbgpu.ui.snapshot import write_report
     from nbgpu.ui.stored import StoredRun
 
-    print(write_report(StoredRun(Path(arguments[0]))))
+    folder = Path(arguments[0])
+    try:
+        print(write_report(StoredRun(folder)))
+    except OSError as error:
+        raise RunError(
+            f"{error.filename or folder}: {error.strerror}. The report, metrics.csv and epochs.jsonl are written into the run's "
+            "folder; copy it to where you may write"
+        ) from None
 
 
 def _stop(arguments: list[str]) -> None:

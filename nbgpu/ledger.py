@@ -14,12 +14,13 @@ from typing import Any
 
 from nbgpu.records import FINAL_STATES, STATES_OF_NO_STEP, EpochSpan, Event, RunInfo, Sample
 
-_STEP_SERIES = "step_s"
+STEP_SERIES = "step_s"
 """Only the numbers of a step itself have it."""
 VALIDATION = "val_"
 """How the names of held-out values begin."""
 
 _OF_RANK = frozenset({"step_s", "data_s", "compute_s", "samples_per_s"})
+"""What is measured of each step on each rank."""
 
 
 def is_of_rank(name: str) -> bool:
@@ -81,7 +82,7 @@ class Ledger:
         return self._close(math.inf)
 
     def _is_at(self, rank: int, step: int) -> None:
-        """Notes that a rank goes on after a step: also where it had said that it was over, or was further."""
+        """Notes that a rank goes on after a step, even where it had ended or was further before."""
         self._reached[rank] = min(self._reached[rank], step)
         self.went_back = self.went_back or step < self._closed_step
         for undone in [undone for undone in self._open if undone > step]:
@@ -90,7 +91,7 @@ class Ledger:
                 del self._open[undone]
 
     def _take(self, sample: Sample) -> None:
-        if _STEP_SERIES in sample.values:
+        if STEP_SERIES in sample.values:
             if sample.step > self._closed_step:
                 values = {**sample.values, **self._measured[sample.rank]}
                 row = Row(sample.step, sample.rank, sample.time_s, values)

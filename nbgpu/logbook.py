@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from nbgpu import lines, runs
 from nbgpu.ledger import Epoch, Epochs, Ledger, Row
-from nbgpu.records import RunInfo
 from nbgpu.telemetry import Tail
 
 _log = logging.getLogger("nbgpu.logbook")
@@ -26,6 +26,8 @@ _KEYS = ("step", "epoch", "rank", "time_s")
 _LAST_LINES_BYTES = 2**20
 """More than the rows of one step."""
 _LAST_LINE_BYTES = 2**14
+_MAX_DIGITS = 18
+"""A step has no more digits."""
 
 
 class Sink(Protocol):
@@ -84,10 +86,16 @@ class MetricsFile:
                 end += len(file.readline())
             lines = file.read().splitlines(keepends=True)
             whole = [line for line in lines if line.endswith(b"\n")]
+            try:
+                steps = [int(line.split(b",")[0]) for line in whole]
+            except ValueError:
+                raise ValueError(
+                    "its last lines are not what nbgpu writes. Take it away: `nbgpu report` makes it again when the run is over"
+                ) from None
             if whole:
-                self.last_step = int(whole[-1].split(b",")[0])
-            for line in whole:
-                if int(line.split(b",")[0]) == self.last_step:
+                self.last_step = steps[-1]
+            for line, step in zip(whole, steps, strict=True):
+                if step == self.last_step:
                     break
                 end += len(line)
             file.truncate(end)
@@ -116,13 +124,17 @@ class EpochsFile:
         self._path = folder / EPOCHS
         self.last_step = 0
         if self._path.exists():
-            lines = [
-                line for line in self._path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")
-            ]
-            # One that was not complete is written anew when it is.
-            kept = [line for line in lines if json.loads(line)["complete"]]
-            self.last_step = json.loads(kept[-1])["last_step"] if kept else 0
-            self._path.write_bytes(b"".join(kept))
+            kept = []
+            for fields in lines.load_lines(self._path):
+                last_step = None if fields is None else fields.get("last_step")
+                # The records of the ranks give again what stands behind a line that cannot be read.
+                if fields is None or type(last_step) is not int or last_step <= self.last_step:
+                    break
+                # An epoch that was not complete is written again when it is.
+                if fields.get("complete") is True:
+                    kept.append(json.dumps(fields) + "\n")
+                    self.last_step = last_step
+            self._path.write_text("".join(kept))
 
     def take(self, rows: Sequence[Row], epochs: Sequence[Epoch]) -> None:
         new = [epoch for epoch in epochs if epoch.first_step > self.last_step]
@@ -167,7 +179,8 @@ class Logbook:
             self._known_steps[METRICS] = max(metrics.last_step - 1, 0)
         makers: dict[str, Callable[[int], Sink]] = {EPOCHS: lambda step: EpochsFile(folder), **(more or {})}
         for name, make in makers.items():
-            self._make(name, make, self._known_steps.get(METRICS, 0))
+            # EpochsFile itself passes over the epochs that its file has.
+            self._make(name, make, 0 if name == EPOCHS else self._known_steps.get(METRICS, 0))
 
     @property
     def over(self) -> bool:
@@ -195,13 +208,10 @@ class Logbook:
                 self._give_up(name, error)
 
     def _read_from_the_beginning(self) -> None:
-        self._info = self._read_info()
+        self._info = runs.read_info(self._folder)
         self._tails = [Tail(self._folder, rank) for rank in range(self._info.world_size)]
         self._ledger = Ledger(self._info.world_size)
         self._epochs = Epochs(lambda step: self._info.epoch_at(step))
-
-    def _read_info(self) -> RunInfo:
-        return RunInfo.from_json(json.loads((self._folder / "run_info.json").read_text()))
 
     def _epoch_of(self, step: int) -> int:
         return self._info.epoch_at(step).epoch
@@ -209,7 +219,7 @@ class Logbook:
     def _new_rows(self) -> list[Row]:
         records = [record for tail in self._tails for record in tail.new()]
         # After the records: a setting that changes the steps of an epoch stands here before the first step under it.
-        self._info = self._read_info()
+        self._info = runs.read_info(self._folder)
         return self._ledger.add(records)
 
     def _make(self, name: str, make: Callable[[int], Sink], known_step: int) -> None:
@@ -220,8 +230,8 @@ class Logbook:
             self._give_up(name, error)
 
     def _begin_the_files_again(self) -> None:
-        """Makes the files of steps anew, because the ranks went back: later steps are done a second time. The other
-        sinks keep what they have, which is of the first time."""
+        """Writes the files of steps again, because the ranks went back and do later steps a second time. The other sinks keep
+        what they have of the first time."""
         self._read_from_the_beginning()
         self._known_steps = {name: max(step, self._newest_step) for name, step in self._known_steps.items()}
         files: dict[str, Callable[[int], Sink]] = {
@@ -259,7 +269,7 @@ def complete(folder: Path, last_step: int, surely: bool = False) -> None:
         last_step: the last one that any rank has recorded.
         surely: make them anew in any case, because their last steps may lack a rank's rows.
     """
-    if not (folder / "run_info.json").exists():
+    if not (folder / runs.INFO).exists():
         return
     if surely or _last_step(folder / METRICS) < last_step:
         for name in (METRICS, EPOCHS):
@@ -274,4 +284,4 @@ def _last_step(path: Path) -> int:
         file.seek(max(0, file.seek(0, io.SEEK_END) - _LAST_LINE_BYTES))
         *_, last = file.read().splitlines(keepends=True) or [b""]
     key = last.split(b",")[0]
-    return int(key) if last.endswith(b"\n") and key.isdigit() else 0
+    return int(key) if last.endswith(b"\n") and key.isdigit() and len(key) <= _MAX_DIGITS else 0

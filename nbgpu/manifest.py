@@ -224,7 +224,7 @@ def state(checkpoint: Path) -> dict[str, Any]:
 
 
 def _is_state(fields: Any) -> bool:
-    """Whether JSON has what everybody asks for who reads a checkpoint's state."""
+    """Whether this is what every reader of a checkpoint's state expects."""
     return (
         isinstance(fields, dict)
         and type(fields.get("step")) is int

@@ -9,9 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from pydantic import TypeAdapter, ValidationError
+
+from nbgpu import lines
 from nbgpu.errors import RunError
 
 RunState = Literal[
@@ -36,7 +40,13 @@ STATES_OF_NO_STEP = frozenset({"loading packages"})
 checkpoint. The step of such a record says nothing."""
 
 BUSY_STATES = frozenset({"starting", "loading packages", "loading", "working out the result"})
-"""In these a rank may do something by itself while the others wait for it."""
+"""States in which a rank may do something by itself while the others wait for it."""
+
+DAMAGE = "damage"
+"""Kind of the event that stands for a line of a rank's file that cannot be read. Its step and time say nothing."""
+
+PROFILE_PARTS = ("data", "forward", "backward", "communication", "optimizer", "other", "hidden")
+"""What a 'profile' event divides the time of a step into; its detail has each as seconds, such as `data_s`."""
 
 Command = Literal["pause", "resume", "stop"]
 """What a person can ask of a run while it goes on."""
@@ -241,10 +251,10 @@ class CellOutputs:
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What a cell or a call left behind on a rank that the next one must not find; told with its answer."""
+    """What a cell or a call left behind on a rank that the next one must not find; sent with its answer."""
 
     METADATA: ClassVar[str] = "nbgpu_remains"
-    """Under this name it travels in the metadata of the answer, where there is something to tell."""
+    """The key in the answer's metadata; it is there only where something is to be mended."""
 
     group_ended: bool = False
     """The rank is in no process group any more."""
@@ -329,12 +339,27 @@ class RunInfo:
             RunError: it is not what nbgpu writes.
         """
         try:
-            devices = tuple(Device(**d) for d in fields["devices"])
-            data = tuple(fields.get("data", ()))
-            epochs_from = tuple(tuple(section) for section in fields.get("epochs_from", ()))
-            return cls(**{**fields, "devices": devices, "data": data, "epochs_from": epochs_from})
-        except (KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"run_info.json is not what nbgpu writes ({error!r})") from None
+            info = _run_info_type().validate_python(fields)
+        except ValidationError as error:
+            found = error.errors()[0]
+            place = ".".join(map(str, found["loc"]))
+            raise RunError(f"run_info.json is not what nbgpu writes ({place}: {found['msg']})") from None
+        counts = [
+            *(info.total_steps, info.steps_per_epoch, info.batch_size, info.global_batch_size),
+            *(device.memory_bytes for device in info.devices),
+            *(count for section in info.epochs_from for count in section),
+        ]
+        if not (
+            info.devices and lines.is_time(info.started_s) and all(0 <= n <= lines.MAX_NUMBER for n in counts)
+        ):
+            raise RunError("run_info.json is not what nbgpu writes (a number in it cannot be one of a run)")
+        return info
+
+
+@cache
+def _run_info_type() -> TypeAdapter[RunInfo]:
+    # Making it takes longer than reading a file.
+    return TypeAdapter(RunInfo)
 
 
 @dataclass(frozen=True, slots=True)

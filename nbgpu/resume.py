@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nbgpu import manifest
+from nbgpu import lines, manifest
 from nbgpu.config import TrainConfig, read_tables
 from nbgpu.errors import ConfigError, RunError
 from nbgpu.settings import shapes_the_model
@@ -51,12 +51,12 @@ class Beginning:
     def read(cls, run_folder: Path) -> Beginning:
         """What was written into a run's folder; the first step where nothing was."""
         path = run_folder / _FILE
-        if not path.exists():
-            return cls()
         try:
-            fields = json.loads(path.read_text())
+            fields = lines.load(path)
             return cls(str(fields["checkpoint"]), int(fields["step"]), tuple(map(str, fields["notes"])))
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except FileNotFoundError:
+            return cls()
+        except (ValueError, KeyError, TypeError, OverflowError):
             raise RunError(f"{path} is not what nbgpu writes") from None
 
 

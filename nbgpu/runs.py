@@ -20,13 +20,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nbgpu import extras, recipe_files, resume
+from pydantic import TypeAdapter, ValidationError
+
+from nbgpu import extras, lines, recipe_files, resume
 from nbgpu.config import ClusterConfig, TrainConfig, write_toml
 from nbgpu.devices import inventory
-from nbgpu.errors import RunError
-from nbgpu.records import RankFailure, RunState
+from nbgpu.errors import ConfigError, RunError
+from nbgpu.records import FINAL_STATES, RankFailure, RunInfo, RunState
 
 _log = logging.getLogger("nbgpu.runs")
+
+INFO = "run_info.json"
+CHANGES = "changes.jsonl"
 
 _PACKAGES = ("nbgpu", "torch", "monai", "ipyparallel", "ipykernel", "plotly", "numpy")
 
@@ -56,7 +61,7 @@ def create(config: TrainConfig, cluster: ClusterConfig) -> Path:
             beginning.write(folder)
         (folder / "env.json").write_text(json.dumps(_environment(), indent=2) + "\n")
     except BaseException as error:
-        # Nobody could do anything with half of it.
+        # Half of a run's folder is of no use.
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # it was not made, or somebody else has put something into it
             for path in missing:
@@ -134,20 +139,43 @@ def leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | Non
 
 
 def outcome(folder: Path, rank: int) -> RunState | RankFailure | None:
-    """How the training of a rank ended; None while it goes on, or where the rank was killed."""
+    """How the training of a rank ended; None while it goes on, or where the rank was killed.
+
+    Raises:
+        RunError: the file about it cannot be read.
+    """
+    path = _outcome_path(folder, rank)
     try:
-        told = json.loads(_outcome_path(folder, rank).read_text())
+        left = lines.load(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{_outcome_path(folder, rank)} cannot be read: {error}") from None
     try:
-        if "failure" in told:
-            return RankFailure(**told["failure"])
-        state: RunState = told["state"]
-    except (KeyError, TypeError):
-        raise RunError(f"{_outcome_path(folder, rank)} is not what nbgpu writes") from None
-    return state
+        if "failure" in left:
+            return TypeAdapter(RankFailure).validate_python(left["failure"])
+        if (state := left["state"]) in FINAL_STATES:
+            ended: RunState = state
+            return ended
+    except (KeyError, TypeError, ValidationError):
+        pass  # the sentence below covers every other content
+    raise RunError(
+        f"{path} is not what nbgpu writes. Take it away, and what the rank recorded in rank{rank}.jsonl counts"
+    )
+
+
+def read_info(folder: Path) -> RunInfo:
+    """What `run_info.json` in a run's folder says.
+
+    Raises:
+        FileNotFoundError: it is not there; the ranks have not looked at their data.
+        RunError: it cannot be read.
+    """
+    fields = lines.load(folder / INFO)
+    try:
+        return RunInfo.from_json(fields)
+    except RunError as error:
+        raise RunError(
+            f"{folder}: {error}. Nothing can be shown of the run without it: put a copy of it back"
+        ) from None
 
 
 @contextmanager
@@ -162,20 +190,42 @@ def telling_what_is_not_written(tell: Callable[[str], None]) -> Iterator[None]:
 def note_change(folder: Path, step: int, settings: Mapping[str, Any]) -> None:
     """Notes in `changes.jsonl` that a run goes on with other settings after a step. `run.toml` stays as it began."""
     line = json.dumps({"time_s": time.time(), "step": step, "set": dict(settings)})
-    with (folder / "changes.jsonl").open("a") as file:
+    with (folder / CHANGES).open("a") as file:
         file.write(line + "\n")
 
 
 def with_changes(config: TrainConfig, folder: Path) -> TrainConfig:
-    """The settings that a run of these settings goes on with now."""
+    """The settings that a run of these settings goes on with now.
+
+    A line of `changes.jsonl` that cannot be read is passed over with a warning, because the run can be controlled all the
+    same.
+
+    Raises:
+        ConfigError: a change is of no setting of this run, or its value is not valid.
+        RunError: the file cannot be opened.
+    """
+    path = folder / CHANGES
     try:
-        lines = (folder / "changes.jsonl").read_text().splitlines()
+        read = lines.load_lines(path)
     except FileNotFoundError:
         return config
     changes: dict[str, Any] = {}
-    for line in lines:
-        changes |= json.loads(line)["set"]
-    return config.changed(**changes)
+    damaged = []
+    for number, fields in enumerate(read, 1):
+        if fields is not None and isinstance(fields.get("set"), dict):
+            changes |= fields["set"]
+        else:
+            damaged.append(number)
+    if damaged:
+        _log.warning(
+            "%s: settings that were changed there are shown as before", lines.passed_over(path, damaged)
+        )
+    try:
+        return config.changed(**changes)
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(
+            f"{path} holds a change that does not fit the run: {error}. Take its line out"
+        ) from None
 
 
 def _outcome_path(folder: Path, rank: int) -> Path:

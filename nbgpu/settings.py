@@ -60,7 +60,7 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_value_is_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """`lr=True` would else be a learning rate of 1."""
+        """Refuse True and False as numbers: `lr=True` would be a learning rate of 1."""
         declared = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and bool not in (declared, *get_args(declared)):
             raise ValueError(f"It cannot be {value}")
@@ -212,7 +212,7 @@ def _whole_number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        pass
+        pass  # '1e3' is a whole number as well
     try:
         number = float(text)
     except ValueError:
@@ -226,7 +226,7 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        pass
+        pass  # the reason is worked out below
     told = f"{text.strip()!r} is not a number"
     with_point = text.strip().replace(",", ".")
     if re.fullmatch(r"[-+]?\d*\.\d+(e[-+]?\d+)?", with_point, re.IGNORECASE):

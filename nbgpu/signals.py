@@ -33,7 +33,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 class _Note:
-    """A handler of SIGINT that only remembers that there was one."""
+    """A handler of SIGINT that only remembers that an interrupt came."""
 
     interrupted = False
 

@@ -20,11 +20,25 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import zmq
 
-from nbgpu.records import STATES_OF_NO_STEP, Command, Device, Event, RankStatus, RunState, Sample
+from nbgpu import lines
+from nbgpu.errors import RunError
+from nbgpu.ledger import STEP_SERIES
+from nbgpu.lines import MAX_NUMBER, is_time
+from nbgpu.records import (
+    DAMAGE,
+    PROFILE_PARTS,
+    STATES_OF_NO_STEP,
+    Command,
+    Device,
+    Event,
+    RankStatus,
+    RunState,
+    Sample,
+)
 
 _log = logging.getLogger("nbgpu.telemetry")
 
@@ -40,6 +54,7 @@ WINDOW = 4096
 record takes about 700 bytes there, and a week of eight ranks would have ten million of them."""
 
 _COMMANDS = "commands.jsonl"
+_FLOAT, _NUMBERS = {float}, {float, int}
 
 Record = Sample | Event
 
@@ -175,13 +190,13 @@ class Recorder:
                 last_probe_s = now_s
                 self._append_probe()
             with self._lock:
-                lines, self._waiting = self._waiting, []
-            if lines:
-                batch = b"".join(lines)
+                waiting, self._waiting = self._waiting, []
+            if waiting:
+                batch = b"".join(waiting)
                 self._unwritten += batch
             if self._unwritten:
                 self._write()
-            if lines:
+            if waiting:
                 self._socket.send(batch)
                 last_sent_s = now_s
             elif now_s - last_sent_s >= HEARTBEAT_PERIOD_S:
@@ -219,10 +234,78 @@ class Recorder:
 
 
 def parse(rank: int, line: bytes) -> Record:
-    """One line of `rankN.jsonl` as a record."""
-    fields = json.loads(line)
-    record_type = Event if "kind" in fields else Sample
-    return record_type(rank=rank, **fields)
+    """One line of `rankN.jsonl` as a record.
+
+    Raises:
+        ValueError: it is not what a Recorder writes.
+    """
+    fields = lines.decode(line)
+    try:
+        record = Event(rank=rank, **fields) if "kind" in fields else Sample(rank=rank, **fields)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    seq, step, time_s = record.seq, record.step, record.time_s
+    if type(seq) is not int or type(step) is not int or not (0 <= step <= MAX_NUMBER and is_time(time_s)):
+        raise ValueError("seq, time_s or step is no number of its kind")
+    if isinstance(record, Event):
+        _require_event(record)
+    elif not _are_numbers(record.values):
+        raise ValueError("values are not numbers by series")
+    return record
+
+
+def _are_numbers(values: object) -> bool:
+    """Whether these can be the numbers of a sample. A loss may be NaN or infinite; what is measured of each step may not."""
+    if type(values) is not dict:
+        return False
+    types = {*map(type, values.values())}
+    if not types <= _FLOAT and not (types <= _NUMBERS and all(map(_fits_a_float, values.values()))):
+        return False
+    if STEP_SERIES not in values:
+        return True
+    known: dict[str, float] = values
+    get = known.get
+    # Four comparisons, because a loop over the names takes longer than all of the rest.
+    return (
+        0 <= known[STEP_SERIES] <= MAX_NUMBER
+        and 0 <= get("samples_per_s", -1) <= MAX_NUMBER
+        and 0 <= get("compute_s", 0) <= MAX_NUMBER
+        and 0 <= get("data_s", 0) <= MAX_NUMBER
+    )
+
+
+def _fits_a_float(value: float) -> bool:
+    return isinstance(value, float) or abs(value) <= MAX_NUMBER
+
+
+def _require_event(event: Event) -> None:
+    """Raises ValueError where an event lacks what those who show it ask for."""
+    if not (isinstance(event.kind, str) and isinstance(event.text, str) and isinstance(event.detail, dict)):
+        raise ValueError("kind, text or detail is of another type")
+    lines.require_shallow(event.detail)
+    if event.kind == "state" and event.text not in get_args(RunState):
+        raise ValueError(f"{event.text!r} is no state")
+    if event.kind == "pictures" and not isinstance(event.detail.get("images"), dict):
+        raise ValueError("the event has no pictures")
+    if event.kind == "profile":
+        seconds = [event.detail.get(f"{part}_s") for part in PROFILE_PARTS]
+        step_s, steps = event.detail.get("step_s"), event.detail.get("steps")
+        if not (all(map(is_time, [step_s, *seconds])) and step_s and type(steps) is list and len(steps) == 2):
+            raise ValueError("the event has no times of steps")
+
+
+def _parse_or_mark(rank: int, line: bytes, number: int) -> Record:
+    """A line of a file as a record; an event of the kind DAMAGE stands for one that cannot be read.
+
+    Args:
+        rank: whose file it is.
+        line: without its end.
+        number: how many lines stand before it, which is the record's `seq`.
+    """
+    try:
+        return parse(rank, line)
+    except ValueError:
+        return Event(rank=rank, seq=number, time_s=0.0, step=0, kind=DAMAGE, text="")
 
 
 class Tail:
@@ -237,18 +320,23 @@ class Tail:
         self._path = record_path(folder, rank)
         self._rank = rank
         self._offset_bytes = 0
+        self._num_lines = 0
 
     def new(self) -> list[Record]:
-        """The records since the last call; empty where the rank has not begun to write."""
-        if not self._path.exists():
+        """The records since the last call; empty where the rank has not begun to write.
+
+        Raises:
+            RunError: there is something else than a file, or it cannot be opened.
+        """
+        try:
+            with lines.open_file(self._path) as file:
+                file.seek(self._offset_bytes)
+                new = lines.whole(file.read())
+        except FileNotFoundError:
             return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset_bytes)
-            batch = file.read()
-        # The rank may be in the middle of a write: its last line counts once it is whole.
-        batch = batch[: batch.rfind(b"\n") + 1]
-        self._offset_bytes += len(batch)
-        return [parse(self._rank, line) for line in batch.splitlines()]
+        self._offset_bytes += sum(map(len, new)) + len(new)
+        begin, self._num_lines = self._num_lines, self._num_lines + len(new)
+        return [_parse_or_mark(self._rank, line, number) for number, line in enumerate(new, begin)]
 
 
 @dataclass
@@ -258,16 +346,38 @@ class _RankSource:
     rank: int
     path: Path
     offset_bytes: int = 0
-    next_seq: int = 0
+    num_taken: int = 0
+    """Records taken, which is lines: an event of the kind DAMAGE stands for each that cannot be read."""
     newest: deque[Record] = field(default_factory=deque)
-    """Those before `next_seq`, without a gap."""
+    """The newest of those, without a gap."""
     places_bytes: list[int] = field(default_factory=list)
     """Where each WINDOWth record begins in the file."""
+    damaged_lines: list[int] = field(default_factory=list)
+    """The numbers of the file's lines that cannot be read, counted from 1."""
+    torn_lines: list[int] = field(default_factory=list)
+    """Those whose records do not follow on the records of the lines before them."""
+    shift: int = 0
+    """By how much a record's `seq` differs from the number of lines before it; 0 in a file as a rank writes it."""
     socket: zmq.Socket[bytes] | None = None
     endpoint: bytes = b""
     """Where the socket is connected to; a rank that is replaced has another one."""
     heard_mono_s: float = field(default_factory=time.monotonic)
     read_mono_s: float = 0.0
+
+
+def _damage_of(source: _RankSource) -> list[str]:
+    sentences = []
+    if source.damaged_lines:
+        named = lines.passed_over(source.path, source.damaged_lines)
+        sentences.append(f"{named}: curves, tables and events lack what stood there")
+    if source.torn_lines:
+        first, num_more = source.torn_lines[0], len(source.torn_lines) - 1
+        more = f" (nor do {num_more} more lines)" if num_more else ""
+        sentences.append(
+            f"line {first} of {source.path} does not follow on the line before it{more}: lines were taken out, added or moved, "
+            "so that curves, tables and events are not as the rank recorded them"
+        )
+    return sentences
 
 
 class Reader:
@@ -280,6 +390,11 @@ class Reader:
         folder: the run's folder.
         world_size: how many ranks write there.
         live: whether a thread follows the sockets. What stands in the files is read now in either case.
+
+    Lines of the files that cannot be read are passed over; a warning is logged, and `damage` says which.
+
+    Raises:
+        RunError: something else than a file has a file's name, or a file cannot be opened.
     """
 
     def __init__(self, folder: Path, world_size: int, live: bool = True) -> None:
@@ -329,10 +444,16 @@ class Reader:
         with self._lock:
             return list(self._events)
 
+    def damage(self) -> list[str]:
+        """Says which lines of the files were passed over, or are not as the ranks wrote them: a sentence or two for each
+        file, and none where all is well."""
+        with self._lock:
+            return [sentence for source in self._sources for sentence in _damage_of(source)]
+
     def _after(self, source: _RankSource, count: int) -> list[Record]:
         """At most WINDOW records of a rank, from the one with this number on."""
         with self._lock:
-            num_behind = source.next_seq - count
+            num_behind = source.num_taken - count
             if num_behind <= len(source.newest):
                 first = len(source.newest) - num_behind
                 last = min(len(source.newest), first + WINDOW)
@@ -341,10 +462,10 @@ class Reader:
             begin_bytes = source.places_bytes[index]
             is_last = index + 1 == len(source.places_bytes)
             end_bytes = source.offset_bytes if is_last else source.places_bytes[index + 1]
-        with source.path.open("rb") as file:
+        with lines.open_file(source.path) as file:
             file.seek(begin_bytes)
-            lines = file.read(end_bytes - begin_bytes).splitlines()
-        return [parse(source.rank, line) for line in lines[count - index * WINDOW :]]
+            read = lines.whole(file.read(end_bytes - begin_bytes))[count - index * WINDOW :]
+        return [_parse_or_mark(source.rank, line, number) for number, line in enumerate(read, count)]
 
     def statuses(self, devices: tuple[Device, ...]) -> list[RankStatus]:
         """The last known of every rank, in order."""
@@ -403,18 +524,31 @@ class Reader:
         self, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller, source: _RankSource
     ) -> None:
         path = _endpoint_path(self._folder, source.rank)
-        if not path.exists() or (text := path.read_bytes()) == source.endpoint:
+        try:
+            with lines.open_file(path) as file:
+                text = file.read()
+        except (FileNotFoundError, RunError):  # what the file of records says comes without it too
+            return
+        if text == source.endpoint:
             return
         if source.socket is not None:
             poller.unregister(source.socket)
             source.socket.close(0)
         source.endpoint = text
-        endpoint = json.loads(text)
         socket = context.socket(zmq.SUB)
         socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
-        socket.curve_serverkey = endpoint["public_key"].encode()
         socket.subscribe(b"")
-        socket.connect(endpoint["address"])
+        try:
+            endpoint = lines.decode(text)
+            socket.curve_serverkey = endpoint["public_key"].encode()
+            socket.connect(endpoint["address"])
+        except (ValueError, KeyError, TypeError, AttributeError, zmq.ZMQError) as error:
+            _log.warning(
+                "%s is not what nbgpu writes (%s): the curves of this rank come once a second", path, error
+            )
+            socket.close(0)
+            source.socket = None
+            return
         poller.register(socket, zmq.POLLIN)
         source.socket = socket
 
@@ -422,14 +556,17 @@ class Reader:
         assert source.socket is not None
         batch = source.socket.recv()
         source.heard_mono_s = time.monotonic()
-        if batch != _HEARTBEAT and not self._take(source, batch):
+        if batch != _HEARTBEAT and not self._take(source, batch, is_file=False):
             self._read_file(source)
 
     def _read_file(self, source: _RankSource) -> None:
         source.read_mono_s = time.monotonic()
-        if not source.path.exists():
+        try:
+            file = lines.open_file(source.path)
+        except FileNotFoundError:  # the rank has not begun to write
             return
-        with source.path.open("rb") as file:
+        known = len(source.damaged_lines), len(source.torn_lines)
+        with file:
             while True:
                 file.seek(source.offset_bytes)
                 batch = file.read(_READ_BYTES)
@@ -437,39 +574,65 @@ class Reader:
                 if b"\n" not in batch and len(batch) == _READ_BYTES:
                     batch += file.readline()
                 begin_bytes = source.offset_bytes
-                self._take(source, batch[: batch.rfind(b"\n") + 1])
+                self._take(source, batch, is_file=True)
                 # While the disk is full, what was heard does not stand in the file.
                 if source.offset_bytes <= os.fstat(file.fileno()).st_size:
                     with self._lock:
                         while len(source.newest) > WINDOW:
                             source.newest.popleft()
                 if source.offset_bytes == begin_bytes:
-                    return
+                    break
+        if known != (len(source.damaged_lines), len(source.torn_lines)):
+            _log.warning("%s", "\n".join(_damage_of(source)))
 
-    def _take(self, source: _RankSource, batch: bytes) -> bool:
-        """Takes the records that are next in turn; False if one before them is missing."""
+    def _take(self, source: _RankSource, batch: bytes, is_file: bool) -> bool:
+        """Takes the records that are next in turn; False if one before them is missing.
+
+        Args:
+            source: what they come from.
+            batch: lines; what stands behind the last whole one counts once it is whole.
+            is_file: the batch begins with the first line of the file that was not taken. It has what there is, so that
+                its records are taken whatever their `seq` says. A socket repeats some, and loses some.
+        """
         taken: list[Record] = []
         places_bytes: list[int] = []
-        next_seq, offset_bytes = source.next_seq, source.offset_bytes
+        damaged_lines: list[int] = []
+        torn_lines: list[int] = []
+        num_taken, offset_bytes, shift = source.num_taken, source.offset_bytes, source.shift
         complete = True
-        for line in batch.splitlines(keepends=True):
-            record = parse(source.rank, line)
-            if record.seq < next_seq:
-                continue
-            if record.seq > next_seq:
+        for line in lines.whole(batch):
+            record = _parse_or_mark(source.rank, line, num_taken)
+            is_damage = isinstance(record, Event) and record.kind == DAMAGE
+            if is_damage and is_file:
+                damaged_lines.append(num_taken + 1)
+            elif is_damage:
                 complete = False
                 break
-            if record.seq % WINDOW == 0:
+            elif record.seq != num_taken + shift:
+                if is_file:
+                    shift = record.seq - num_taken
+                    torn_lines.append(num_taken + 1)
+                elif record.seq < num_taken + shift:
+                    continue
+                else:
+                    complete = False
+                    break
+            if num_taken % WINDOW == 0:
                 places_bytes.append(offset_bytes)
-            next_seq += 1
-            offset_bytes += len(line)
+            num_taken += 1
+            offset_bytes += len(line) + 1
             taken.append(record)
         with self._lock:
-            source.next_seq, source.offset_bytes = next_seq, offset_bytes
+            source.num_taken, source.offset_bytes, source.shift = num_taken, offset_bytes, shift
             source.places_bytes += places_bytes
+            source.damaged_lines += damaged_lines
+            source.torn_lines += torn_lines
             source.newest.extend(taken)
-            self._events += [record for record in taken if isinstance(record, Event)]
             for record in taken:
+                if isinstance(record, Event):
+                    if record.kind == DAMAGE:
+                        continue
+                    self._events.append(record)
                 self._steps[source.rank] = max(self._steps[source.rank], record.step)
                 if isinstance(record, Sample):
                     self._values[source.rank].update(record.values)
@@ -573,6 +736,27 @@ class CommandWatch:
                 batch = file.read()
         except OSError:  # nothing was asked yet, or the folder is gone
             return []
-        batch = batch[: batch.rfind(b"\n") + 1]
-        self._offsets_bytes[path] += len(batch)
-        return [json.loads(line) for line in batch.splitlines()]
+        new = lines.whole(batch)
+        self._offsets_bytes[path] += sum(map(len, new)) + len(new)
+        asked = [_request(line) for line in new]
+        if None in asked:
+            _log.warning(
+                "%s of the new lines of %s are not what nbgpu writes, and were passed over",
+                asked.count(None),
+                path,
+            )
+        return [fields for fields in asked if fields is not None]
+
+
+def _request(line: bytes) -> dict[str, Any] | None:
+    """What a line of `commands.jsonl` asks for; None where it is not what nbgpu writes."""
+    try:
+        fields = lines.decode(line)
+    except ValueError:
+        return None
+    is_known = (
+        isinstance(fields, dict)
+        and fields.get("command", "stop") in get_args(Command)
+        and isinstance(fields.get("set", {}), dict)
+    )
+    return fields if is_known else None

@@ -46,7 +46,7 @@ def end_with(parent_pid: int) -> None:
         parent = os.pidfd_open(parent_pid)
     except ProcessLookupError:
         os._exit(1)
-    # Opened before the look: from here on a process that gets the number is not taken for the parent.
+    # The pidfd was opened first: a process that gets the same number later is not taken for the parent.
     if os.getppid() != parent_pid:
         os._exit(1)
 

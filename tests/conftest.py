@@ -129,6 +129,13 @@ def notebook() -> Iterator[Any]:
         started.run("%nbgpu stop")
 
 
+@pytest.fixture(scope="module")
+def ranks_may_be_replaced(notebook: Any) -> Iterator[None]:
+    """In the notebook's module an engine that takes the place of another one is no leak."""
+    with leaks.holding_family_of(notebook.manager.provisioner.pid):
+        yield
+
+
 def nursery(cluster: Any) -> int:
     """The pid of the process that forks a cluster's engines."""
     return psutil.Process(cluster.pids[0]).ppid()

@@ -120,7 +120,7 @@ class Cluster:
         self.reloading = Reloading()
         self._left_behind: dict[int, ipp.AsyncResult] = {}
         self._stood_still: set[int] = set()
-        """Of the ranks that were left behind, those whose processes were stopped then."""
+        """The ranks that were left behind while their processes were stopped."""
         self._told_of_signals: set[str] = set()
         self._last_seen: dict[int, Sighting] = {}
         self._listens: Listener | None = None
@@ -322,7 +322,7 @@ class Cluster:
             self._release = IdleRelease(self.config.release_after_s, self._is_working, self._end_unused)
 
     def note_use(self) -> None:
-        """Notes that somebody uses the cluster, from when on `release_after_s` counts."""
+        """Notes that somebody uses the cluster: `release_after_s` counts from now."""
         if self._release is not None:
             self._release.used()
 

@@ -20,7 +20,7 @@ from nbgpu.records import engine_pid
 from nbgpu.vigil import Vigil
 
 _FAREWELL_S = 1.0
-"""What an engine sent just before its end takes another way than the news of its end, and must not come behind it."""
+"""An engine's last messages take another way than the news of its end, and must not arrive after it."""
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
             return port
 
         def to_work_dir(self) -> None:
-            """Stays where it is. ipyparallel would look there for modules, before the standard library."""
+            """Stay in this folder. ipyparallel would look there for modules, before the standard library."""
 
         def init_hub(self) -> None:
             super().init_hub()

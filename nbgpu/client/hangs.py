@@ -195,7 +195,7 @@ class HangWatch:
         return place.words
 
     def not_back(self, ranks: Sequence[int]) -> str:
-        """What is said of ranks that did not come back although they were freed and interrupted, why, and what to do."""
+        """Say which ranks did not come back although they were freed and interrupted, why, and what to do."""
         are_silent = all(self._lookout.silent_s(rank) > _SILENCE_WORTH_SAYING_S for rank in ranks)
         # An answer from before the interrupts would not know what the code did with them.
         self._lookout.ask()

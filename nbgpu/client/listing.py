@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from nbgpu import lines
 from nbgpu.client import process_id, registry
 from nbgpu.client.registry import Footprint
-from nbgpu.errors import ClusterError, NoClusterError
-from nbgpu.telemetry import record_path
+from nbgpu.errors import ClusterError, NoClusterError, RunError
+from nbgpu.telemetry import parse, record_path
 
 _TAIL_BYTES = 8192
 
@@ -94,10 +94,10 @@ def _run(folder: Path | None) -> str:
     if folder is None:
         return ""
     try:
-        with record_path(folder, 0).open("rb") as file:
+        with lines.open_file(record_path(folder, 0)) as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
-            lines = file.read().split(b"\n")[:-1]
+            last = lines.whole(file.read())
         # The first may be cut, and a rank that has just begun has written none.
-        return f"{folder.name}, step {int(json.loads(lines[-1])['step'])}" if len(lines) > 1 else folder.name
-    except (OSError, ValueError, KeyError, TypeError):
+        return f"{folder.name}, step {parse(0, last[-1]).step}" if len(last) > 1 else folder.name
+    except (OSError, ValueError, RunError):
         return folder.name  # of the run nothing is known but its name

@@ -99,7 +99,7 @@ def await_distributed_cells(lines: list[str]) -> list[str]:
 
 
 def from_the_magic_on(lines: list[str]) -> list[str]:
-    """The input transformer of a terminal: takes away what stands above `%%distributed`, comments and empty lines, because
+    """The input transformer of a terminal: removes what stands above `%%distributed`, comments and empty lines, because
     IPython looks for a cell magic in the first line only."""
     begin = _line_of_magic(lines)
     return lines if begin is None else lines[begin:]

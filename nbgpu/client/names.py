@@ -197,7 +197,7 @@ def _cluster() -> Cluster | None:
 
 
 def _note_use() -> None:
-    """Whoever is asked for names is used by a person who types, in whatever cell."""
+    """Notes a use of the cluster: a person who types asks for names, in whatever cell."""
     if (cluster := _cluster()) is not None:
         cluster.note_use()
 

@@ -78,7 +78,7 @@ class Ranks:
         self._glances: dict[int, process_id.Glance] = {}
         """By process."""
         self._why_ended: dict[int, str] = {}
-        """By process: of those that were ended from here."""
+        """By process: how it ended, in words, where this object has ended it."""
         self._distrusted: set[int] = set()
         """While the group is not whole: ranks whose state is not to be trusted where the ranks differ."""
         self._seats = self._seats_for(rung)
@@ -238,12 +238,16 @@ class Ranks:
         return process_id.is_ending(self.seating.pids[rank])
 
     def standstills(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
-        """The ranks, of those that are named, whose processes live and are kept from going on: why, and the way out."""
+        """Which of these ranks live and are kept from going on, and why and what lets them go on, in words.
+
+        Args:
+            ranks: the ranks to look at; None for all.
+        """
         chosen = self.seating.pids if ranks is None else ranks
         return {rank: why for rank in chosen if (why := process_id.standstill(self.seating.pids[rank]))}
 
     def wait_for(self, results: Mapping[int, ipp.AsyncResult]) -> dict[int, Any]:
-        """As `collect`, as long as the ranks can be reached; a notice says so where one stands still meanwhile.
+        """Collect the results of ranks, with a notice while one of them stands still.
 
         Raises:
             ClusterError: no rank can be reached any more.
@@ -470,7 +474,10 @@ class Ranks:
 
 
 class StandstillNotice:
-    """A notice under the cell, while ranks are waited for, of those that stand still; a context manager that takes it away."""
+    """A notice under the cell that names the ranks which stand still while they are waited for.
+
+    A context manager, whose end removes the notice.
+    """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks

@@ -48,7 +48,7 @@ class IdleRelease:
         self._thread.start()
 
     def used(self) -> None:
-        """Notes that the cluster is used now. Waits where it is being ended."""
+        """Notes that the cluster is used now. Waits while it is being ended."""
         with self._lock:
             self._used_mono_s = time.monotonic()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import threading
@@ -137,14 +136,14 @@ class Run:
     @property
     def info(self) -> RunInfo:
         """What a reader needs to know of the run; of the data nothing is known until the ranks have looked at them."""
-        path = self.folder / "run_info.json"
+        path = self.folder / runs.INFO
         try:
             written_ns = path.stat().st_mtime_ns
         except FileNotFoundError:
             return self._info
         if written_ns != self._info_written_ns:
             self._info_written_ns = written_ns
-            self._info = RunInfo.from_json(json.loads(path.read_text()))
+            self._info = runs.read_info(self.folder)
         return self._info
 
     @property
@@ -211,17 +210,17 @@ class Run:
 
     def notes(self) -> list[str]:
         """What the ranks want a person to know, such as a checkpoint that could not be written, or a rank that was replaced;
-        oldest first."""
+        oldest first. Then the lines of their files that could not be read, if there are any."""
         told = (event.text for event in self.reader.events() if event.kind in ("note", "heal"))
         # Each rank tells of a replacement.
-        return list(dict.fromkeys(told))
+        return list(dict.fromkeys([*told, *self.reader.damage()]))
 
     def untold_heals(self) -> list[str]:
         """What there is to say of ranks that were replaced since the last call: which died, how, and what was lost."""
         told = self._watch.heals[self._num_heals_told :]
         self._num_heals_told += len(told)
         for text in told:
-            # Else the next cell would tell it.
+            # Without this the next cell would say it once more.
             with suppress(ValueError):
                 self._host.news.remove(text)
         return told
@@ -268,7 +267,8 @@ class Run:
         self._send(lambda beside: send_settings(self.folder, values, beside))
 
     def _refuse_more_than_an_epoch(self, config: TrainConfig) -> None:
-        """Such a step would be made of repeats, and may take more memory than there is."""
+        """Raises ConfigError where a step would take more than an epoch: it would repeat samples, and perhaps exceed the
+        memory."""
         info = self.info
         asked = config.samples_per_step(info.world_size)
         known = info.steps_per_epoch * info.global_batch_size  # 0 before the ranks have looked at the data
@@ -371,7 +371,7 @@ class Run:
         self._send(lambda beside: send_command(self.folder, command, beside))
 
     def _send(self, send: Callable[[Path], None]) -> None:
-        """Sends something to rank 0; RunError where no folder takes it."""
+        """Sends a line to rank 0; RunError where it can be written to no folder."""
         try:
             send(self._host.folder)
         except OSError as error:

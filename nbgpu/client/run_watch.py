@@ -105,7 +105,7 @@ class RunWatch:
         self._was_interrupted = False
         """Whether a Stop has had to interrupt the ranks."""
         self._not_back = ""
-        """What is said of ranks that did not come back from a Stop."""
+        """The sentence about ranks that did not come back from a Stop; empty where all did."""
         self._prepared = False
         """Whether what a new rank needs has been imported where it comes from."""
         self._died_at_step = 0

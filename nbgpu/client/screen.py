@@ -64,7 +64,8 @@ class Screen:
         return lines
 
     def pass_by(self) -> list[str]:
-        """Something was printed elsewhere: returns the rows above the cursor, bars that were closed, which stand before that."""
+        """Returns the rows above the cursor, which are bars that were closed: what is printed elsewhere now comes after
+        them."""
         return self._leave(self._cursor)
 
     def rows(self) -> list[str]:

@@ -23,7 +23,7 @@ class Seating:
     generation: int = 0
     """Which forming of the group was begun last."""
     is_whole: bool = True
-    """Whether all ranks came to that group, and it was not given up since."""
+    """Whether all ranks came to that group, and it has not been given up since."""
 
     @classmethod
     def at_start(cls, client: Any, world_size: int, timeout_s: float, check: Callable[[], None]) -> Seating:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from collections.abc import Iterable, Mapping
@@ -264,8 +263,10 @@ class Trial:
 
 def _world_size(run_folder: Path) -> int:
     """How many ranks had a run; 1 where it was cut off before they said so."""
-    path = run_folder / "run_info.json"
-    return len(json.loads(path.read_text())["devices"]) if path.exists() else 1
+    try:
+        return runs.read_info(run_folder).world_size
+    except FileNotFoundError:
+        return 1
 
 
 def _reader_of(run_folder: Path) -> Reader:

@@ -15,7 +15,7 @@ def current() -> str:
 
 @contextmanager
 def during(what: str) -> Iterator[None]:
-    """Say so while the block runs. Call on the main thread.
+    """Have `current` return a text while the block runs. Call on the main thread.
 
     Args:
         what: goes behind 'rank 0 is', such as 'working out the result'.

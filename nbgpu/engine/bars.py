@@ -41,7 +41,7 @@ class _Drawn:
         self.is_there = False
 
     def forget(self, _: Any) -> None:
-        """For the beginning of a cell."""
+        """Begin a cell, which has drawn none yet."""
         self.is_there = False
 
 

@@ -57,7 +57,7 @@ class Sentinel:
         threading.Thread(target=self._watch, name="nbgpu-sentinel", daemon=True).start()
 
     def _leave(self) -> None:
-        """In a child that code on the rank has forked, which has no sentinel."""
+        """Close the descriptors in a child that code on the rank has forked: it has no sentinel."""
         self._socket.close()
         for pidfd in self._vigil.fds:
             with suppress(OSError):
@@ -72,7 +72,7 @@ class Sentinel:
                 "the rank's process %d ends: its sentinel has lost its descriptors (%s)", os.getpid(), error
             )
         descendants.end_all(_GRACE_S)
-        # Else the nursery takes it away, when all have ended.
+        # While the nursery lives, it removes the folder when all engines have ended.
         if os.getppid() != self._nursery_pid:
             shutil.rmtree(self._cluster_folder, ignore_errors=True)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -105,13 +105,13 @@ def begin(number: int, vigil: Vigil, cluster_folder: Path) -> NoReturn:
         """Looks for modules where a notebook's kernel does, and is ended by SIGTERM as any process."""
 
         def init_signal(self) -> None:
-            """ipyparallel's handler of SIGTERM ends an engine when its main thread comes to it, which may be a cell later, and is
-            inherited by forked children, which it does not end at all. Without it SIGTERM ends both at once."""
+            """Leave SIGTERM as it is in any process, which it ends at once. ipyparallel's handler of it ends an engine when the
+            main thread comes to it, which may be a cell later, and forked children, which inherit it, not at all."""
             super().init_signal()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
         def to_work_dir(self) -> None:
-            """Stays where it is. ipyparallel would look there for modules, before the standard library."""
+            """Stay in this folder. ipyparallel would look there for modules, before the standard library."""
 
         def init_engine(self) -> None:
             super().init_engine()

@@ -19,11 +19,11 @@ Identity = Mapping[str, Any]
 '' where there is none; `advice`, what to do where the ranks differ."""
 
 _MAX_NUMBERS = 2**20
-"""Of a larger tensor so many numbers are looked at, evenly spaced."""
+"""How many numbers of a larger tensor are looked at, evenly spaced."""
 
 
 def digest(named: Mapping[str, Tensor]) -> str:
-    """Of a sample's tensors: their names, types, shapes and numbers."""
+    """A digest of the names, types, shapes and numbers of a sample's tensors."""
     found = hashlib.blake2b(digest_size=16)
     for name, tensor in named.items():
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())

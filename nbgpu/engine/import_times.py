@@ -1,4 +1,7 @@
-"""Which state of the person's modules this process has imported: a module may be edited before anybody asks to watch it."""
+"""When the person's modules had last been changed as this process imported them.
+
+A module may be edited before anybody asks to watch it.
+"""
 
 from __future__ import annotations
 

@@ -63,13 +63,13 @@ def is_taken() -> bool:
 
 
 def _leave() -> None:
-    """In a child that code on the rank has forked, an interrupt raises wherever it is, as in any process."""
+    """Let an interrupt raise anywhere in a child that code on the rank has forked, as in any process."""
     if signal.getsignal(signal.SIGINT) is _interrupt:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def unheeded() -> Unheeded:
-    """Why interrupts do not end what the main thread runs, as far as that can be known. Called on any thread."""
+    """Why interrupts do not end what the main thread runs, as far as that can be known. Call on any thread."""
     # Another thread has a mask of its own, and is asked about the handler alone.
     if _signal.getsignal(signal.SIGINT) is not _interrupt:
         return "replaced"
@@ -77,7 +77,7 @@ def unheeded() -> Unheeded:
 
 
 _unheeded: Unheeded = ""
-"""What became of the last interrupt in this request, where it did not end it."""
+"""What became of the last interrupt in this request, where the request did not end with it."""
 _interrupted = False
 """Since the last request an interrupt has cut something off."""
 

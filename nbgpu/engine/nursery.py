@@ -165,7 +165,7 @@ class Nursery:
             request.close()
 
     def _hand_over(self, connection: socket.socket) -> None:
-        """The client has taken note of its engine; or it was interrupted, and the engine would be nobody's."""
+        """Ends a new engine unless the client has taken note of it: of one whose client was interrupted nobody would know."""
         pid = self._untaken.pop(connection)
         with connection:
             try:

@@ -15,7 +15,7 @@ from nbgpu.engine import import_times, shell
 from nbgpu.engine.frames import is_library
 
 _reloader: ModuleReloader | None = None
-"""Kept while nothing is watched: it knows all that was made of a module before, and renews that with it."""
+"""Kept while nothing is watched: the reloader knows what was made of a module before, and renews that with the module."""
 _is_watching = False
 _known: set[str] = set()
 """Modules that are watched, or that are a library's."""
@@ -58,7 +58,7 @@ def stop() -> None:
 
 
 def note_new(_: Any = None) -> None:
-    """Notes of which time the modules are that a cell has imported: they may be changed before the next one."""
+    """Notes when the modules that a cell has imported were last changed: they may change again before the next cell."""
     if _reloader is None:
         return
     for name in set(sys.modules) - _known:

@@ -1,6 +1,6 @@
 """What a cell or a call leaves behind that the next one must not find.
 
-The answer tells of it, which costs no request of its own. The client forms a group again that was ended; the engine
+It is sent with the answer, which costs no request of its own. The client forms a group again that was ended; the engine
 takes back the handlers of the signals that it needs.
 """
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from nbgpu import resume
+from nbgpu import resume, runs
 from nbgpu.config import TrainConfig
 from nbgpu.engine.group import Membership
 from nbgpu.records import Device, RunInfo
@@ -35,8 +35,8 @@ def write(
         data: how the data come to the ranks, a sentence each.
         began: (steps, epochs) that were done when an epoch got this number of steps.
     """
-    path = folder / "run_info.json"
-    earlier = RunInfo.from_json(json.loads(path.read_text())) if path.exists() else None
+    path = folder / runs.INFO
+    earlier = runs.read_info(folder) if path.exists() else None
     # A run that goes back to a checkpoint does later sections again.
     sections = [section for section in earlier.epochs_from if section[0] < began[0]] if earlier else []
     info = RunInfo(

@@ -14,7 +14,7 @@ import torch
 
 
 def seed_cells(cell_seed: int | None, rank: int) -> None:
-    """Seeds the generators of this process: torch's on the CPU and on GPUs, NumPy's global one and Python's.
+    """Seed the generators of this process: torch's on the CPU and on GPUs, NumPy's global one and Python's.
 
     Args:
         cell_seed: the cluster's setting; None takes what the operating system gives, so that no two processes draw the same.

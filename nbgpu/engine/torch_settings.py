@@ -177,7 +177,7 @@ class _FunctionModes:
 
     @classmethod
     def closed(cls) -> _FunctionModes:
-        """Closes all that are open, and returns them."""
+        """Close all open modes, and return them."""
         modes = [overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
         # Kept for each thread, in a `threading.local`.
         remembered = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", threading.local()).__dict__
@@ -187,7 +187,7 @@ class _FunctionModes:
         return found
 
     def open(self) -> None:
-        """Opens them again."""
+        """Open the modes again."""
         for mode in self.modes:
             overrides._push_mode(mode)
         getattr(torch, "_GLOBAL_DEVICE_CONTEXT", threading.local()).__dict__.update(self.default_device)
@@ -207,7 +207,7 @@ class TorchSettings:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """In it these settings hold on this thread; afterwards those hold which held before."""
+        """Apply these settings to this thread for a block, and put the ones from before back at its end."""
         stack = ExitStack()
         try:
             # An interrupt in the middle would leave some settings of both.
@@ -234,6 +234,6 @@ class TorchSettings:
 
 @contextmanager
 def as_at_the_beginning() -> Iterator[None]:
-    """In it, or in a function that it decorates, torch's settings are those of a new process."""
+    """Give a block, or a function that this decorates, the settings of a new process."""
     with TorchSettings().in_force():
         yield

@@ -319,7 +319,7 @@ def generators_kept() -> Iterator[None]:
 
 @contextmanager
 def own_randomness_and_threads(config: TrainConfig) -> Iterator[None]:
-    """Gives the run seeded generators and its number of threads; the cells find theirs as they were."""
+    """Gives the run seeded generators and its number of threads, and puts those of the cells back at the end."""
     threads = torch.get_num_threads()
     with generators_kept():
         random.seed(config.seed)

@@ -370,7 +370,7 @@ class Trainer:
 
     @staticmethod
     def _step_of(path: Path | None) -> int:
-        """The step that a checkpoint is of; None is the beginning."""
+        """The step at which a checkpoint was written; 0 where there is none."""
         return 0 if path is None else int(manifest.state(path)["step"])
 
     def _resume(self, path: Path | None, notes: Sequence[str]) -> None:

@@ -216,7 +216,7 @@ def _arrived(original: Path, source: Path, seed: int) -> _Code:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """In it random numbers come from the seed; afterwards from where they came before."""
+    """Seed the generators for a block, and put them back as they were at its end."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed)

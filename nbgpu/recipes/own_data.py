@@ -211,7 +211,7 @@ class _Samples(Dataset[list[Sample]]):
 
 
 def _index_in_own(dataset: Any, index: int) -> int:
-    """The number with which the person's own `__getitem__` is called: a part of a dataset counts its samples anew."""
+    """The number with which the person's own `__getitem__` is called: a Subset counts its samples from 0 again."""
     while isinstance(dataset, Subset):
         dataset, index = dataset.dataset, int(dataset.indices[index])
     return index

@@ -26,7 +26,7 @@ GRID_COLOR = "rgba(128, 128, 128, 0.25)"
 MAX_POINTS = 1200
 """Points of each curve in a picture: the lowest and the highest of as many stretches as its chart has pixels, about."""
 MAX_SMOOTHED_POINTS = 400
-"""Points of a curve that has no spikes."""
+"""Points of a smoothed curve, which has no spikes."""
 
 GIB = 2.0**30
 

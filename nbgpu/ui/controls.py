@@ -115,7 +115,7 @@ class _Devices:
 
     @property
     def fields(self) -> dict[str, Field]:
-        """Those of its settings that are typed."""
+        """The fields of the settings that are typed, by name."""
         return {
             "ranks": self.ranks,
             "memory_limit": self.memory_limit,
@@ -200,7 +200,7 @@ class _Controls:
             self._hint.layout.display = ""
 
     def _on_cell_run(self, _: Any) -> None:
-        """A cluster may be started or stopped in any cell, and then nothing holds that was said of the one before."""
+        """Clears the message where a cell has started or stopped the cluster, and shows what there is now."""
         with self._lock:
             cluster = self._existing_cluster()
             if cluster is not self._cluster_before and not self._busy and not self._is_running():
@@ -369,7 +369,7 @@ class _Controls:
                 self._say(f"{field.label} {value} from the next {self._steerable[name]} on")
 
     def _forget_said(self) -> None:
-        """What was said before is of other settings."""
+        """Clears the message, which was about other settings."""
         with self._lock:
             if not self._busy:
                 self._say("")

@@ -15,13 +15,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from nbgpu.records import Event, Sample
+from nbgpu.records import DAMAGE, Event, Sample
 
 CAPACITY = 8192
 """Points that a series holds before it is thinned to half."""
 
 _MIN_POINTS_OVER_BOTH = 100
-"""Fewer are a moment's, in which steps and seconds pass evenly."""
+"""Fewer points are those of a moment, in which steps and seconds pass evenly."""
 
 SERIES_ALIKE_ON_ALL_RANKS = frozenset({"lr"})
 """Series that are the same number on every rank by construction: rank 0's is enough."""
@@ -78,7 +78,7 @@ class Series:
             self.times_s, self.steps, self.values = half.times_s, half.steps, half.values
 
     def _forget_from(self, step: int) -> None:
-        """A run that went back to a checkpoint does its later steps again: what they were before is no part of it."""
+        """Drops the points from a step on: a run that went back to a checkpoint does these steps again."""
         kept = bisect_left(self.steps, step)
         del self.times_s[kept:], self.steps[kept:], self.values[kept:]
 
@@ -154,6 +154,8 @@ class History:
         return {rank: series for (rank, n), series in sorted(self.series.items()) if n == name}
 
     def _is_worth_a_mark(self, event: Event) -> bool:
+        if event.kind == DAMAGE:  # `Reader.damage` names all of them in a sentence
+            return False
         if event.kind == "result":
             self.result = event
             return False

@@ -47,10 +47,10 @@ STATUS_PERIOD_S = 0.6
 
 SUMMARY_PERIOD_S = 3.0
 POINTS_PER_TICK = 4
-"""Points of each series that a message may have in any case."""
+"""Points of each series that every message may have."""
 
 MAX_POINTS_IN_MESSAGE = 200_000
-"""Of all series together, about 4 MB."""
+"""Points of all series together, which take about 4 MB."""
 MIN_POINTS_OF_WHOLE = 500
 """Points of each series that stand for a whole run, of however many ranks."""
 
@@ -72,7 +72,8 @@ class Follower:
     ) -> None:
         self.history = History()
         self.lock = threading.RLock()
-        """Held while the history grows and what is new is passed on: whoever else tells of the history would tell twice."""
+        """Held while the history grows and what is new is passed on: another thread that sends the history would send a
+        part of it twice."""
         self._after = after
         self._run = run
         self._feed = feed
@@ -195,7 +196,7 @@ class Panel(anywidget.AnyWidget):
             self._leave_picture()
 
     def _tell_state(self) -> None:
-        """Tells whoever asked for it of a change of state."""
+        """Calls `on_state` where the state has changed."""
         if self._told_state != self._last_state:
             self._told_state = self._last_state
             self._on_state(self._last_state)

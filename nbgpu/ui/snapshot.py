@@ -12,9 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from nbgpu import lines
 from nbgpu.config import TrainConfig
+from nbgpu.errors import RunError
 from nbgpu.ledger import Epoch, epochs_of
-from nbgpu.records import FINAL_STATES, Device, Event, RankFailure, RankStatus, RunInfo, RunState
+from nbgpu.records import (
+    FINAL_STATES,
+    PROFILE_PARTS,
+    Device,
+    Event,
+    RankFailure,
+    RankStatus,
+    RunInfo,
+    RunState,
+)
 from nbgpu.telemetry import Reader
 from nbgpu.ui import words
 from nbgpu.ui.charts import plotly_figure, svg
@@ -80,7 +91,8 @@ def write_report(run: Told) -> Path:
     """
     path = run.folder / "report.html"
     unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(report_html(run), encoding="utf-8")
+    # A path in an error's message may hold bytes that are no UTF-8.
+    unfinished.write_text(report_html(run), encoding="utf-8", errors="backslashreplace")
     unfinished.rename(path)
     return path
 
@@ -109,12 +121,13 @@ def report_html(run: Told) -> str:
         if run.status in FINAL_STATES
         else "<p>No rank has said how it ended: the run goes on, or was killed.</p>"
     )
+    damage = "".join(f"<p>{_escape(sentence)}.</p>" for sentence in run.reader.damage())
     return page(
         title=f"{info.recipe} {info.run_id}",
         heading=f"{_escape(info.recipe)} <small>{_escape(info.run_id)}</small>",
         headline=headline,
         body=f"<p>Started {started} on {info.world_size} rank{'s' if info.world_size > 1 else ''} "
-        f"({_escape(info.backend)}).</p>{unsure}{''.join(sections)}",
+        f"({_escape(info.backend)}).</p>{unsure}{damage}{''.join(sections)}",
         figure=plotly_figure(info, history),
     )
 
@@ -209,18 +222,17 @@ def _devices(devices: Iterable[Device]) -> str:
 
 def _versions(folder: Path) -> str:
     """What the run's `env.json` says of packages, GPUs and the working tree."""
-    path = folder / "env.json"
-    if not path.exists():
-        return "<p>There is no env.json in the run's folder.</p>"
     try:
-        told = json.loads(path.read_text())
+        told = lines.load(folder / "env.json")
         rows = [
             ("Python", told["python"]),
             ("host", told["platform"]),
             ("git", told["git"] or "no repository"),
         ]
         return _table(("what", "version"), [*rows, *told["packages"].items()])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except FileNotFoundError:
+        return "<p>There is no env.json in the run's folder.</p>"
+    except (RunError, KeyError, TypeError, AttributeError):
         return "<p>The env.json in the run's folder is not what nbgpu writes.</p>"
 
 
@@ -256,14 +268,13 @@ def _epochs(epochs: Sequence[Epoch]) -> str:
 
 def _profiles(history: History) -> str:
     """One row for each rank that profiled some steps; the shares add up to its step."""
-    parts = ("data", "forward", "backward", "communication", "optimizer", "other", "hidden")
     rows = []
     for rank, event in sorted(history.profiles.items()):
         seconds = event.detail
-        shares = [f"{100 * seconds[f'{part}_s'] / seconds['step_s']:.1f} %" for part in parts]
+        shares = [f"{100 * seconds[f'{part}_s'] / seconds['step_s']:.1f} %" for part in PROFILE_PARTS]
         rows.append([f"rank {rank}", words.duration(seconds["step_s"]), *shares])
     first, last = next(iter(history.profiles.values())).detail["steps"]
-    header = ["rank", "a step", *parts[:-1], "hidden communication"]
+    header = ["rank", "a step", *PROFILE_PARTS[:-1], "hidden communication"]
     about = (
         f"<p>Steps {first} to {last}. Communication is the time in which a rank does nothing but wait for others; "
         "what is hidden goes on beside the other parts.</p>"
@@ -296,8 +307,11 @@ def _result(event: Event) -> str:
 def picture(caption: str, source: object) -> str:
     """A PNG data URI as a figure with its caption; anything else is told and not shown."""
     prefix = "data:image/png;base64,"
-    if not (isinstance(source, str) and source.startswith(prefix)):
+    try:
+        if not (isinstance(source, str) and source.startswith(prefix)):
+            raise ValueError(source)
+        # Decoding and encoding again leaves nothing in the page but base64.
+        clean = base64.b64encode(base64.b64decode(source.removeprefix(prefix))).decode()
+    except ValueError:
         return f"<p>{_escape(caption)}: this picture is not a PNG as a data URL.</p>"
-    # Decoding and encoding again leaves nothing in the page but base64.
-    clean = base64.b64encode(base64.b64decode(source.removeprefix(prefix))).decode()
     return f'<figure><img src="{prefix}{clean}" alt="{_escape(caption)}"><figcaption>{_escape(caption)}</figcaption></figure>'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from nbgpu import logbook, runs
 from nbgpu.config import read_toml
 from nbgpu.errors import RunError
-from nbgpu.records import FINAL_STATES, RankFailure, RankStatus, RunInfo, RunState
+from nbgpu.records import FINAL_STATES, RankFailure, RankStatus, RunState
 from nbgpu.telemetry import Reader
 
 
@@ -25,22 +24,20 @@ class StoredRun:
 
     Raises:
         ConfigError: there is no `run.toml` in the folder.
-        RunError: the run ended before its ranks had looked at their data.
+        RunError: the run ended before its ranks had looked at their data, or a file that says how it went cannot be read.
+            Of a rank's records single lines that cannot be read are passed over; `reader.damage` says which.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         _, self.config = read_toml(folder / "run.toml")
-        path = folder / "run_info.json"
-        if not path.exists():
+        try:
+            self.info = runs.read_info(folder)
+        except FileNotFoundError:
             raise RunError(
                 f"{folder} has no run_info.json: the run ended before its ranks had looked at their data. "
                 "rankN.jsonl and rankN.outcome.json say what they met"
-            )
-        try:
-            self.info = RunInfo.from_json(json.loads(path.read_text()))
-        except (OSError, ValueError, RecursionError) as error:
-            raise RunError(f"{path} cannot be read: {error}") from None
+            ) from None
         self.reader = Reader(folder, self.info.world_size, live=False)
         outcomes = {rank: runs.outcome(folder, rank) for rank in range(self.info.world_size)}
         failed_s = {event.rank: event.time_s for event in self.reader.events() if event.kind == "failure"}

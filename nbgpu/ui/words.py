@@ -39,7 +39,7 @@ def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> Progr
     rates = [s.values.get("samples_per_s", 0.0) for s in statuses]
     samples_per_s = sum(rate for rate in rates if math.isfinite(rate))
     samples_left = (info.total_steps - step) * info.global_batch_size
-    # What comes behind the last step takes its own time.
+    # The pace of the steps says nothing of what comes after the last one.
     moving = samples_per_s > 0 and samples_left > 0 and state not in FINAL_STATES and state != "paused"
     return Progress(
         step=step,

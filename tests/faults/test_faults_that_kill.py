@@ -12,9 +12,8 @@ import time
 from collections.abc import Iterator
 
 import faults
-import leaks
 import pytest
-from kernel import Kernel, kernel
+from kernel import Kernel
 from rows import Measured, row
 
 BOUND_S = 60
@@ -39,14 +38,7 @@ everybody[0] == everybody[1]
 """
 
 
-@pytest.fixture(scope="module")
-def notebook() -> Iterator[Kernel]:
-    with kernel() as started:
-        started.run("%load_ext nbgpu")
-        assert started.run("%nbgpu start --gpus none --ranks 2").status == "ok"
-        with leaks.holding_family_of(started.manager.provisioner.pid):
-            yield started
-        started.run("%nbgpu stop")
+pytestmark = pytest.mark.usefixtures("ranks_may_be_replaced")
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,69 +98,66 @@ def test_a_new_rank_goes_on_with_the_settings_that_were_changed(
 NOTHING_HAPPENED = "it is replaced, and training goes on; losses, weights and result equal those of a run that was never hurt"
 
 
-@row("rank {dies} is killed in a step of a run", NOTHING_HAPPENED, bound_s=6)
-@pytest.mark.parametrize("cluster", [0], indirect=True, ids=["no spare"])
-@pytest.mark.parametrize("dies", [0, 1])
-def test_training_goes_on_as_if_nothing_had_happened(
+def check_equal(run: Run, unhurt: Run) -> None:
+    """Losses, as far as they were recorded, validation and weights are those of the other run, to the last bit."""
+    expected, found = recorded(unhurt, "loss"), recorded(run, "loss")
+    assert found == {key: expected[key] for key in found}
+    assert recorded(run, "val_psnr_db") == recorded(unhurt, "val_psnr_db")
+    for name in (manifest.MODEL, manifest.AVERAGE, manifest.DISCRIMINATOR):
+        assert (run.checkpoint() / name).read_bytes() == (unhurt.checkpoint() / name).read_bytes(), name
+
+
+@pytest.fixture
+def kill_in_a_run(
     cluster: nbgpu.Cluster,
     unhurt: Run,
     measured: Measured,
     tmp_path: Path,
-    dies: int,
     capsys: pytest.CaptureFixture[str],
-) -> None:
-    check_that_training_goes_on(cluster, unhurt, measured, tmp_path, dies, capsys)
+) -> Callable[[int], None]:
+    """Kills a rank while it trains, and checks that nothing but its variables is lost."""
+
+    def kill_and_check(dies: int) -> None:
+        cluster.execute(f"kept = 5\n{faults.in_training(dies, step=2 * 14, action='kill')}")
+        run = cluster.train("autoencoder", **SETTINGS, runs_dir=str(tmp_path))
+        wait_until(run, "training", after_step=14)
+        measured.ended()
+        assert run.wait(120).status == "finished"
+
+        check_equal(run, unhurt)
+        # What the killed rank had not written when it died is all that is missing, and none of it is the others'.
+        missing = set(recorded(unhurt, "loss")) - set(recorded(run, "loss"))
+        assert all(rank == dies and step < 14 for rank, step in missing)
+        assert {(event.rank, event.step) for event in heals(run)} == {(0, 13), (1, 13)}
+        assert all(f"rank {dies} was killed by SIGKILL" in event.text for event in heals(run))
+
+        assert cluster.pull("kept", rank=1 - dies) == 5
+        told = capsys.readouterr().err
+        assert told.startswith(f"While {run.folder.name} was training, rank {dies} was killed by SIGKILL")
+        assert f"rank {dies} was replaced and is empty; rank {1 - dies} kept all variables" in told
+        assert told.count("is empty") == 1
+        assert cluster.news == []  # the next cell does not tell it again
+        (note,) = [note for note in run.notes() if "replaced" in note]
+        assert note.startswith(f"rank {dies} was killed by SIGKILL")
+        assert "the variables that cells had made on it are lost. Training goes on after step 13." in note
+        total = "total = torch.ones(1); dist.all_reduce(total); print(int(total))"
+        assert cluster.execute(total) == {0: "2\n", 1: "2\n"}
+
+    return kill_and_check
+
+
+@row("rank {dies} is killed in a step of a run", NOTHING_HAPPENED, bound_s=6)
+@pytest.mark.parametrize("cluster", [0], indirect=True, ids=["no spare"])
+@pytest.mark.parametrize("dies", [0, 1])
+def test_training_goes_on_as_if_nothing_had_happened(kill_in_a_run: Callable[[int], None], dies: int) -> None:
+    kill_in_a_run(dies)
 
 
 @row("rank {dies} is killed in a step of a run, with --spare 1", NOTHING_HAPPENED, bound_s=1.5)
 @pytest.mark.parametrize("cluster", [1], indirect=True, ids=["one spare"])
 @pytest.mark.parametrize("dies", [0, 1])
-def test_a_spare_takes_the_place_of_a_rank_that_dies(
-    cluster: nbgpu.Cluster,
-    unhurt: Run,
-    measured: Measured,
-    tmp_path: Path,
-    dies: int,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    check_that_training_goes_on(cluster, unhurt, measured, tmp_path, dies, capsys)
-
-
-def check_that_training_goes_on(
-    cluster: nbgpu.Cluster,
-    unhurt: Run,
-    measured: Measured,
-    tmp_path: Path,
-    dies: int,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    cluster.execute(f"kept = 5\n{faults.in_training(dies, step=2 * 14, action='kill')}")
-    run = cluster.train("autoencoder", **SETTINGS, runs_dir=str(tmp_path))
-    wait_until(run, "training", after_step=14)
-    measured.ended()
-    assert run.wait(120).status == "finished"
-
-    expected, found = recorded(unhurt, "loss"), recorded(run, "loss")
-    assert found == {key: expected[key] for key in found}
-    # What the killed rank had not written when it died is all that is missing, and none of it is the others'.
-    assert all(rank == dies and step < 14 for rank, step in set(expected) - set(found))
-    assert recorded(run, "val_psnr_db") == recorded(unhurt, "val_psnr_db")
-    for name in (manifest.MODEL, manifest.AVERAGE, manifest.DISCRIMINATOR):
-        assert (run.checkpoint() / name).read_bytes() == (unhurt.checkpoint() / name).read_bytes(), name
-    assert {(event.rank, event.step) for event in heals(run)} == {(0, 13), (1, 13)}
-    assert all(f"rank {dies} was killed by SIGKILL" in event.text for event in heals(run))
-
-    assert cluster.pull("kept", rank=1 - dies) == 5
-    told = capsys.readouterr().err
-    assert told.startswith(f"While {run.folder.name} was training, rank {dies} was killed by SIGKILL")
-    assert f"rank {dies} was replaced and is empty; rank {1 - dies} kept all variables" in told
-    assert told.count("is empty") == 1
-    assert cluster.news == []  # the next cell does not tell it again
-    (note,) = [note for note in run.notes() if "replaced" in note]
-    assert note.startswith(f"rank {dies} was killed by SIGKILL")
-    assert "the variables that cells had made on it are lost. Training goes on after step 13." in note
-    total = "total = torch.ones(1); dist.all_reduce(total); print(int(total))"
-    assert cluster.execute(total) == {0: "2\n", 1: "2\n"}
+def test_a_spare_takes_the_place_of_a_rank_that_dies(kill_in_a_run: Callable[[int], None], dies: int) -> None:
+    kill_in_a_run(dies)
 
 
 @row(
@@ -178,12 +175,8 @@ def test_what_cells_have_set_in_torch_is_not_the_run_s(
     measured.ended()
     assert run.status == "finished"
     assert len(heals(run)) == 2
-    expected, found = recorded(unhurt, "loss"), recorded(run, "loss")
-    assert len(found) > 24
-    assert found == {key: expected[key] for key in found}
-    assert recorded(run, "val_psnr_db") == recorded(unhurt, "val_psnr_db")
-    for name in (manifest.MODEL, manifest.AVERAGE, manifest.DISCRIMINATOR):
-        assert (run.checkpoint() / name).read_bytes() == (unhurt.checkpoint() / name).read_bytes(), name
+    assert len(recorded(run, "loss")) > 24
+    check_equal(run, unhurt)
     found = cluster.execute(f"print({faults.TORCH_IS})", ranks=[0])
     cluster.execute(faults.CHANGE_TORCH_BACK, ranks=[0])
     assert found == {0: faults.TORCH_WAS_CHANGED + "\n"}

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import faults
-import leaks
 import psutil
 import pytest
-from kernel import Done, Kernel, kernel
+from kernel import Done, Kernel
 from rows import Measured, row
 
 BOUND_S = 90
@@ -26,12 +25,7 @@ SUM = "%%distributed\ntotal = torch.ones(1); dist.all_reduce(total); print(int(t
 RIGHT = "[0] 2 5\n[1] 2 6\n"
 
 
-@pytest.fixture(scope="module")
-def notebook() -> Iterator[Kernel]:
-    with kernel() as started, leaks.holding_family_of(started.manager.provisioner.pid):
-        assert started.run("%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2").status == "ok"
-        yield started
-        started.run("%nbgpu stop")
+pytestmark = pytest.mark.usefixtures("ranks_may_be_replaced")
 
 
 @pytest.fixture(autouse=True)
@@ -206,15 +200,22 @@ def past(num_steps: int) -> str:
     )
 
 
+@contextmanager
+def run_in_which_rank_1_is_stopped(notebook: Kernel, runs_dir: Path) -> Iterator[int]:
+    """Begins a run and stops the process of rank 1, whose pid it gives; the process goes on at the end."""
+    begin_run(notebook, runs_dir)
+    pid = pid_of(notebook, 1)
+    with stopped(pid):
+        yield pid
+
+
 @row(
     "a rank is stopped by SIGSTOP for 5 s, in a step of a run",
     "the run waits, and says for whom; it goes on when the rank does, and nothing has to be healed",
     bound_s=None,
 )
 def test_a_run_waits_for_a_rank_that_stands_still(notebook: Kernel, tmp_path: Path) -> None:
-    begin_run(notebook, tmp_path)
-    pid = pid_of(notebook, 1)
-    with stopped(pid):
+    with run_in_which_rank_1_is_stopped(notebook, tmp_path) as pid:
         done = notebook.run("while not run.hang: time.sleep(0.05)\nprint(run.hang)", timeout_s=BOUND_S)
         time.sleep(LONG_S)
     pattern = rf"rank 0 waits in .*, for \d+ s; {re.escape(why(pid))}\n"
@@ -230,9 +231,7 @@ def test_a_run_waits_for_a_rank_that_stands_still(notebook: Kernel, tmp_path: Pa
     bound_s=None,
 )
 def test_stop_ends_a_run_in_which_a_rank_stands_still(notebook: Kernel, tmp_path: Path) -> None:
-    begin_run(notebook, tmp_path)
-    pid = pid_of(notebook, 1)
-    with stopped(pid):
+    with run_in_which_rank_1_is_stopped(notebook, tmp_path) as pid:
         done = notebook.run("run.stop()\nrun.wait(60)", timeout_s=BOUND_S)
         assert why(pid) in done.error
         assert "%nbgpu restart --rank 1" in done.error
@@ -250,8 +249,7 @@ def test_stop_ends_a_run_in_which_a_rank_stands_still(notebook: Kernel, tmp_path
 def test_a_rank_that_stands_still_in_a_run_can_be_given_up(
     notebook: Kernel, measured: Measured, tmp_path: Path
 ) -> None:
-    begin_run(notebook, tmp_path)
-    with stopped(pid_of(notebook, 1)):
+    with run_in_which_rank_1_is_stopped(notebook, tmp_path):
         notebook.run("while not run.hang: time.sleep(0.05)", timeout_s=BOUND_S)
         measured.fault_now()
         done = notebook.run("%nbgpu restart --rank 1", timeout_s=BOUND_S)

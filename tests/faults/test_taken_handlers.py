@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import faults
-import leaks
 import pytest
-from kernel import Kernel, kernel
+from kernel import Kernel
 from rows import Measured, row
 
 BOUND_S = 30
@@ -15,14 +14,7 @@ TOTAL = "%%distributed\ntotal = torch.ones(1); dist.all_reduce(total)\nint(total
 ENDLESS = "while True: time.sleep(0.01)"
 
 
-@pytest.fixture(scope="module")
-def notebook() -> Iterator[Kernel]:
-    with kernel() as started:
-        started.run("%load_ext nbgpu")
-        assert started.run("%nbgpu start --gpus none --ranks 2").status == "ok"
-        with leaks.holding_family_of(started.manager.provisioner.pid):
-            yield started
-        started.run("%nbgpu stop")
+pytestmark = pytest.mark.usefixtures("ranks_may_be_replaced")
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +131,7 @@ def test_the_cause_is_shown_where_another_rank_does_not_come_back(
 
 def test_the_same_is_said_to_who_calls_from_python(notebook: Kernel) -> None:
     code = f"if rank == 1:\n    {STAYS['ignores SIGINT'][0]}\n{faults.at(0, 'raise')}"
-    done = notebook.run(f"nbgpu.current().execute({code!r})", timeout_s=BOUND_S)
+    done = notebook.run(f"import nbgpu\nnbgpu.current().execute({code!r})", timeout_s=BOUND_S)
     assert "ValueError: on purpose" in done.error
     assert "The code of rank 1 has replaced the handler of SIGINT" in done.error
     assert notebook.run("%nbgpu restart --rank 1", timeout_s=BOUND_S).status == "ok"

@@ -16,7 +16,8 @@ import nbgpu
 
 PACKAGE = Path(__file__).resolve().parents[2] / "nbgpu"
 
-BASE = {"version", "errors", "records", "settings", "config", "palette", "sizes", "symmetry", "recipe_files"}
+BASE = {"version", "errors", "records", "settings", "config", "palette", "sizes", "symmetry"}
+BASE |= {"recipe_files", "lines"}
 MIDDLE = {
     "devices",
     "telemetry",
