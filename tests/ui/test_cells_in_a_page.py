@@ -20,10 +20,8 @@ DRAW = "%%distributed\ntorch.rand(1).item()"
 SLOW = "import time; time.sleep(0.6)"
 """So long that a cell gets a widget for its text."""
 CELLS = {
-    "start": START,
+    "start": f"{START} --cell-seed 5",
     "draw": DRAW,
-    "start with a seed": "%nbgpu stop\n%nbgpu start --gpus none --ranks 2 --cell-seed 5",
-    "draw with a seed": DRAW,
     "restart": "%nbgpu restart",
     "draw again": DRAW,
     "time": f"%%time\n%%distributed\n{SLOW}\nprint('timed on', rank)",
@@ -64,6 +62,7 @@ SLOW_RESULT = """
 TRAIN = "run = nbgpu.current().train('{}', steps=4, val_every=0, threads=1)\nrun.panel()"
 RUNS = [
     f"{START} --notice-after-s 1",
+    DRAW,
     TRAIN.format("slow.py"),
     "run.wait().status",
     "nbgpu.controls('wrong_shape.py')",
@@ -76,9 +75,10 @@ import time
 while not run.over and (silent_s := run.statuses()[1].silent_s) < 4: time.sleep(0.05)
 print(silent_s)
 """
-COLLECT_WORDS = """() => {
+NOTICE = ".jp-OutputArea-output b:not(.nbgpu-ranks)"
+COLLECT_WORDS = """notice => {
     const said = (window.said = {});
-    const places = ['.nbgpu-state', '.nbgpu-chip-state', '.nbgpu-chip-warning', '.nbgpu-hang', '.jp-OutputArea-output b'];
+    const places = ['.nbgpu-state', '.nbgpu-chip-state', '.nbgpu-chip-warning', '.nbgpu-hang', notice];
     for (const place of places) said[place] = [];
     new MutationObserver(() => {
         for (const place of places)
@@ -123,11 +123,10 @@ def test_cells_show_what_one_expects_of_them(lab: Lab, page: Page) -> None:
         seen[name] = run_and_see(notebook, index)
     screenshot(page, "cells-light")
 
-    # Each rank draws its own numbers; with a seed the same ones at every start.
-    first, seeded, again = (of_ranks(seen[name]) for name in ("draw", "draw with a seed", "draw again"))
-    assert first[0] != first[1]
-    assert seeded[0] != seeded[1]
-    assert seeded == again != first
+    # With a seed each rank draws its own numbers, and the same ones at every start.
+    drawn = of_ranks(seen["draw"])
+    assert drawn[0] != drawn[1]
+    assert of_ranks(seen["draw again"]) == drawn
 
     assert of_ranks(seen["time"][:2]) == ["timed on 0", "timed on 1"]
     assert [line.partition(":")[0] for line in seen["time"][2:]] == ["CPU times", "Wall time"]
@@ -157,9 +156,11 @@ def test_runs_that_take_long_or_fail_say_why(lab: Lab, page: Page, tmp_path: Pat
     notebook = Notebook(page, lab, "runs.ipynb")
     notebook.open()
     run_and_see(notebook, 0)
+    with_no_seed = of_ranks(run_and_see(notebook, 1))
+    assert with_no_seed[0] != with_no_seed[1]
 
-    page.evaluate(COLLECT_WORDS)
-    run_and_see(notebook, 1)
+    page.evaluate(COLLECT_WORDS, NOTICE)
+    run_and_see(notebook, 2)
     # Longer than the silence that a panel speaks of while a rank trains.
     assert float(notebook.in_kernel(WAIT_FOR_SILENCE)) >= 4
     loading = page.get_by_role("listitem", name=re.compile(r"^rank 1, .*\bloading packages\b"))
@@ -167,24 +168,24 @@ def test_runs_that_take_long_or_fail_say_why(lab: Lab, page: Page, tmp_path: Pat
     page.wait_for_timeout(1500)
     screenshot(page, "loading-packages")
     loaded.touch()
-    notebook.run_cell(2)
+    notebook.run_cell(3)
     for said in (r"^rank 0, .*\bworking out the result\b", r"^rank 1, .*\bwaiting for rank 0\b"):
         expect(page.get_by_role("listitem", name=re.compile(said))).to_be_visible(timeout=PATIENCE_MS)
     # As long as a notice of a hang would take to come.
     page.wait_for_timeout(3000)
     screenshot(page, "result")
     worked_out.touch()
-    expect(cell_of(page, 2).get_by_text("'finished'")).to_be_visible(timeout=PATIENCE_MS)
+    expect(cell_of(page, 3).get_by_text("'finished'")).to_be_visible(timeout=PATIENCE_MS)
     seen = page.evaluate("() => said")
     assert {"loading packages", "working out the result"} <= {*seen[".nbgpu-state"]}
-    assert (seen[".nbgpu-chip-warning"], seen[".nbgpu-hang"], seen[".jp-OutputArea-output b"]) == ([], [], [])
+    assert (seen[".nbgpu-chip-warning"], seen[".nbgpu-hang"], seen[NOTICE]) == ([], [], [])
 
     line = wrong_shape.read_text().splitlines().index("        return functional.mse_loss(model(x), y)") + 1
     place = rf"File \S*/wrong_shape\.py:{line}, in WrongShape\.loss"
     message = "RuntimeError: mat1 and mat2 shapes cannot be multiplied"
     for index, where, what in (
-        (3, place, message),
-        (4, r"File \S*/wrong_import\.py:1\n----> 1 import torch_vision\n", "No module named 'torch_vision'"),
+        (4, place, message),
+        (5, r"File \S*/wrong_import\.py:1\n----> 1 import torch_vision\n", "No module named 'torch_vision'"),
     ):
         run_and_see(notebook, index)
         controls = cell_of(page, index)
@@ -203,9 +204,9 @@ def test_runs_that_take_long_or_fail_say_why(lab: Lab, page: Page, tmp_path: Pat
     page.set_viewport_size({"width": 1280, "height": 1300})
     notebook.set_theme("JupyterLab Light")
 
-    told = "\n".join(run_and_see(notebook, 5))
+    told = "\n".join(run_and_see(notebook, 6))
     screenshot(page, "wrong-recipe-light")
     assert re.search(place, told)
     assert told.count("File ") == 1
     assert re.search(rf"^{message}", told, re.M)
-    run_and_see(notebook, 6)
+    run_and_see(notebook, 7)
