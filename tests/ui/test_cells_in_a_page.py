@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -47,21 +48,22 @@ import ctypes, os, sys, time
 import torch.distributed as dist
 if dist.get_rank() == 1:
     time.sleep(1)
+    open({began!r}, "w").close()
     until_s = time.monotonic() + 60
     sys.setswitchinterval(60)  # no other thread gets the GIL meanwhile; PyDLL keeps it during calls
-    while ctypes.PyDLL(None).access({path!r}, os.F_OK) and time.monotonic() < until_s: pass
+    while ctypes.PyDLL(None).access({until!r}, os.F_OK) and time.monotonic() < until_s: pass
     sys.setswitchinterval(0.005)
 """
 """Like packages that take long to load: the rank computes until a file is there, and its telemetry is silent meanwhile."""
 SLOW_RESULT = """
     def result(self, model, device):
         until_s = time.monotonic() + 60
-        while not os.path.exists({path!r}) and time.monotonic() < until_s: pass
+        while not os.path.exists({until!r}) and time.monotonic() < until_s: pass
         return {{}}
 """
 TRAIN = "run = nbgpu.current().train('{}', steps=4, val_every=0, threads=1)\nrun.panel()"
 RUNS = [
-    f"{START} --notice-after-s 1",
+    START,
     DRAW,
     TRAIN.format("slow.py"),
     "run.wait().status",
@@ -148,9 +150,9 @@ def test_runs_that_take_long_or_fail_say_why(lab: Lab, page: Page, tmp_path: Pat
     good = wrong_shape.read_text()
     wrong_shape.write_text(good.replace("nn.Linear(1, width)", "nn.Linear(2, width)"))
     (lab.root / "wrong_import.py").write_text(f"import torch_vision\n{good}")
-    loaded, worked_out = tmp_path / "loaded", tmp_path / "worked_out"
-    slow = HOLDS_THE_GIL.format(path=str(loaded).encode()) + good + SLOW_RESULT.format(path=str(worked_out))
-    (lab.root / "slow.py").write_text(slow)
+    loads, loaded, worked_out = (tmp_path / name for name in ("loads", "loaded", "worked_out"))
+    imports = HOLDS_THE_GIL.format(began=str(loads), until=str(loaded).encode())
+    (lab.root / "slow.py").write_text(f"{imports}{good}{SLOW_RESULT.format(until=str(worked_out))}")
     lab.write_notebook("runs.ipynb", RUNS)
     page.set_viewport_size({"width": 1280, "height": 1300})
     notebook = Notebook(page, lab, "runs.ipynb")
@@ -161,24 +163,33 @@ def test_runs_that_take_long_or_fail_say_why(lab: Lab, page: Page, tmp_path: Pat
 
     page.evaluate(COLLECT_WORDS, NOTICE)
     run_and_see(notebook, 2)
+    give_up_s = time.monotonic() + PATIENCE_MS / 1000
+    while not loads.exists():
+        assert time.monotonic() < give_up_s
+        page.wait_for_timeout(50)
     # Longer than the silence that a panel speaks of while a rank trains.
     assert float(notebook.in_kernel(WAIT_FOR_SILENCE)) >= 4
     loading = page.get_by_role("listitem", name=re.compile(r"^rank 1, .*\bloading packages\b"))
     expect(loading).to_be_visible(timeout=PATIENCE_MS)
     page.wait_for_timeout(1500)
     screenshot(page, "loading-packages")
+    seen = page.evaluate("() => said")
+    assert "loading packages" in seen[".nbgpu-state"]
+    assert (seen[".nbgpu-chip-warning"], seen[".nbgpu-hang"], seen[NOTICE]) == ([], [], [])
     loaded.touch()
     notebook.run_cell(3)
     for said in (r"^rank 0, .*\bworking out the result\b", r"^rank 1, .*\bwaiting for rank 0\b"):
         expect(page.get_by_role("listitem", name=re.compile(said))).to_be_visible(timeout=PATIENCE_MS)
-    # As long as a notice of a hang would take to come.
-    page.wait_for_timeout(3000)
+    # What a slow machine made of the way here is not asked.
+    page.evaluate("() => { for (const place in said) said[place] = []; }")
+    # Longer than a notice of a hang would take to come.
+    page.wait_for_timeout(7000)
     screenshot(page, "result")
     worked_out.touch()
     expect(cell_of(page, 3).get_by_text("'finished'")).to_be_visible(timeout=PATIENCE_MS)
     seen = page.evaluate("() => said")
-    assert {"loading packages", "working out the result"} <= {*seen[".nbgpu-state"]}
-    assert (seen[".nbgpu-chip-warning"], seen[".nbgpu-hang"], seen[NOTICE]) == ([], [], [])
+    assert "working out the result" in seen[".nbgpu-state"]
+    assert (seen[".nbgpu-hang"], seen[NOTICE]) == ([], [])
 
     line = wrong_shape.read_text().splitlines().index("        return functional.mse_loss(model(x), y)") + 1
     place = rf"File \S*/wrong_shape\.py:{line}, in WrongShape\.loss"
