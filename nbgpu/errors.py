@@ -126,6 +126,11 @@ class RankError(NbgpuError, RuntimeError):
         told = "; ".join(f"{self._named(ranks)}: {text}" for text, ranks in ranks_by_text.items())
         return f"{told}\n{self._also}" if self._also else told
 
+    @property
+    def has_tracebacks(self) -> bool:
+        """Whether a failure has lines of the person's code to show, and is not told by its message alone."""
+        return any(failure.error_type not in _TOLD_BY_THEIR_MESSAGE for failure in self.failures)
+
     def _render_traceback_(self) -> list[str]:
         """What IPython prints for this error: each rank's traceback, the same one on several ranks once."""
         told_by_kind: dict[str, str] = {}

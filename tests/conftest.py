@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # Before anything imports torch or numpy: two ranks with all the cores each would only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,6 +21,10 @@ import leaks
 import psutil
 import pytest
 import rows
+
+if TYPE_CHECKING:
+    from lab import Lab
+    from playwright.sync_api import Page
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
@@ -134,6 +138,34 @@ def ranks_may_be_replaced(notebook: Any) -> Iterator[None]:
     """In the notebook's module an engine that takes the place of another one is no leak."""
     with leaks.holding_family_of(notebook.manager.provisioner.pid):
         yield
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A JupyterLab, started once for a test module."""
+    from lab import jupyter_lab
+
+    with jupyter_lab(tmp_path_factory.mktemp("lab")) as started:
+        yield started
+
+
+@pytest.fixture
+def page(lab: Lab, tmp_path: Path) -> Iterator[Page]:
+    """A page of a fresh Chromium for the `lab` of the test's module, whose kernels end with the page.
+
+    The test fails where a part of nbgpu has complained in the browser's console.
+    """
+    from lab import browser_page, complaints_of
+
+    path = chromium()
+    assert path is not None, "the marker 'browser' skips where there is none"
+    with browser_page(path, tmp_path) as opened:
+        complaints = complaints_of(opened)
+        # A reload asks whether what is not saved may go.
+        opened.on("dialog", lambda dialog: dialog.accept())
+        yield opened
+    lab.shut_kernels_down()
+    assert not complaints, "\n".join(complaints)
 
 
 def nursery(cluster: Any) -> int:

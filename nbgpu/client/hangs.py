@@ -75,7 +75,10 @@ class Place:
 def notice(places: Mapping[int, Place], after_s: float) -> str:
     """What `told_of_all` says; empty unless a rank waits in a collective for `after_s` seconds, and not for a rank that gets
     on with what only this one does, or stands still."""
-    hangs = any(place.waits and place.for_s >= after_s for place in places.values())
+    waits_s = [place.for_s for place in places.values() if place.waits]
+    # Where all wait in the same place they do so since the last one came; until then the others waited for that one.
+    are_together = len(waits_s) == len(places) and len({place.kind for place in places.values()}) == 1
+    hangs = bool(waits_s) and (min(waits_s) if are_together else max(waits_s)) >= after_s
     hangs &= not any(place.is_busy and place.for_s < after_s for place in places.values())
     hangs |= any(place.stands_still for place in places.values())
     return told_of_all(places) if hangs else ""

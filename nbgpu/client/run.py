@@ -21,7 +21,7 @@ from nbgpu.client.plan import Plan
 from nbgpu.client.results import LeftResult
 from nbgpu.client.run_watch import RUN_IN_ENGINE, Host, RunWatch
 from nbgpu.config import TrainConfig, read_toml
-from nbgpu.errors import ConfigError, RankError, RunError
+from nbgpu.errors import ConfigError, NbgpuError, RankError, RunError
 from nbgpu.records import (
     FINAL_STATES,
     Command,
@@ -158,6 +158,11 @@ class Run:
     def failures(self) -> Sequence[RankFailure]:
         """What was raised on the ranks; empty unless `status` is 'failed'."""
         return self._watch.failures
+
+    @property
+    def error(self) -> NbgpuError | None:
+        """Why the run failed, as `wait` raises it; None while it goes on, and where it ended well."""
+        return RankError(self.failures) if self.failures else self._watch.lost
 
     @property
     def hang(self) -> str:
@@ -311,10 +316,8 @@ class Run:
         finally:
             tell()
             notice.show("")
-        if self.failures:
-            raise RankError(self.failures)
-        if self._watch.lost is not None:
-            raise self._watch.lost
+        if (error := self.error) is not None:
+            raise error
         return self
 
     def checkpoint(self, which: Literal["newest", "best"] = "newest") -> Path:

@@ -20,10 +20,11 @@ from pydantic import BaseModel
 from nbgpu.client import cluster as clusters
 from nbgpu.config import ClusterConfig, settings_of, train_config
 from nbgpu.devices import DEFAULT_CPU_RANKS, inventory
-from nbgpu.errors import ConfigError, NbgpuError, NoClusterError
+from nbgpu.errors import ConfigError, NbgpuError, NoClusterError, RankError
 from nbgpu.records import FINAL_STATES
 from nbgpu.settings import control_fields, steerable
 from nbgpu.ui import plan_view
+from nbgpu.ui.ansi import to_html
 from nbgpu.ui.fields import Field
 from nbgpu.ui.frontend import answer_while_busy, has_frontend, has_subshells
 from nbgpu.ui.panel import Panel
@@ -35,6 +36,13 @@ if TYPE_CHECKING:
     from nbgpu.client.run import Run
 
 _GRID = {"grid_template_columns": "repeat(auto-fill, minmax(310px, 1fr))", "width": "100%"}
+
+_TRACEBACK_STYLE = (
+    "margin:6px 0 0;padding:var(--jp-code-padding, 5px);white-space:pre-wrap;overflow-wrap:anywhere;"
+    "background:var(--jp-rendermime-error-background, rgba(255,0,0,.13));color:var(--jp-content-font-color1, inherit);"
+    "font:var(--jp-code-font-size, 13px)/var(--jp-code-line-height, 1.3) var(--jp-code-font-family, monospace)"
+)
+"""As JupyterLab shows those of cells."""
 
 
 def controls(recipe: str = "autoencoder", cluster: Cluster | None = None) -> None:
@@ -157,7 +165,7 @@ class _Controls:
         )
         if "batch_size" not in self._fields:
             self._find.layout.display = "none"
-        self._said = w.HTML()
+        self._said = w.HTML(layout={"max_width": "100%"})
         self._hint = w.HTML(layout={"display": "none"})
         self._cluster_before = self._existing_cluster()
         self._place = w.VBox(layout={"width": "100%"})
@@ -280,7 +288,7 @@ class _Controls:
                 cluster.start()
             work(cluster, values)
         except NbgpuError as error:
-            self._say(str(error), is_error=True)
+            self._say_error(error)
         except Exception as error:  # noqa: BLE001 - on a thread nobody would see it
             self._say(f"{type(error).__name__}: {error}", is_error=True)
         finally:
@@ -335,9 +343,8 @@ class _Controls:
                 self._place.children = ()
 
     def _on_end(self, run: Run) -> None:
-        if run.failures:
-            first = run.failures[0]
-            self._say(f"rank {first.rank}: {first.error_type}: {first.message}", is_error=True)
+        if run.error is not None:
+            self._say_error(run.error)
         else:
             self._say("")
         self._refresh()
@@ -386,7 +393,7 @@ class _Controls:
         try:
             command()
         except NbgpuError as error:
-            self._say(str(error), is_error=True)
+            self._say_error(error)
 
     def _existing_cluster(self) -> Cluster | None:
         if self._cluster is not None:
@@ -420,13 +427,25 @@ class _Controls:
             self._devices.note.value = f'<div style="line-height:1.4">{html.escape(note)}</div>'
 
     def _say(self, text: str, is_error: bool = False, is_table: bool = False) -> None:
-        role = "alert" if is_error else "status"
-        color = "var(--jp-error-color1, #d32f2f)" if is_error else "inherit"
-        wrapped = (
-            "white-space:pre;overflow-x:auto;font-family:monospace" if is_table else "white-space:pre-wrap"
-        )
-        style = f"{wrapped};line-height:1.4;color:{color}"
-        self._said.value = f'<div role="{role}" style="{style}">{html.escape(text)}</div>'
+        self._said.value = _said(text, is_error, is_table)
+
+    def _say_error(self, error: NbgpuError) -> None:
+        """Say what went wrong, and below it in which lines of the person's code, as a cell shows it."""
+        told = _said(str(error), is_error=True)
+        if isinstance(error, RankError) and error.has_tracebacks:
+            # Outside of the alert: a screen reader would read all of it aloud.
+            traceback = to_html("\n".join(error._render_traceback_()))
+            told += f'<pre style="{_TRACEBACK_STYLE}">{traceback}</pre>'
+        self._said.value = told
+
+
+def _said(text: str, is_error: bool = False, is_table: bool = False) -> str:
+    """What stands beside the buttons, as HTML."""
+    role = "alert" if is_error else "status"
+    color = "var(--jp-error-color1, #d32f2f)" if is_error else "inherit"
+    wrapped = "white-space:pre;overflow-x:auto;font-family:monospace" if is_table else "white-space:pre-wrap"
+    style = f"{wrapped};line-height:1.4;color:{color}"
+    return f'<div role="{role}" style="{style}">{html.escape(text)}</div>'
 
 
 def _read(fields: Mapping[str, Field]) -> tuple[dict[str, Any], dict[str, str]]:

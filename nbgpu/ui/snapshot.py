@@ -28,7 +28,8 @@ from nbgpu.records import (
 )
 from nbgpu.telemetry import Reader
 from nbgpu.ui import words
-from nbgpu.ui.charts import plotly_figure, svg
+from nbgpu.ui.ansi import to_html
+from nbgpu.ui.charts import charts, plotly_figure, svg
 from nbgpu.ui.history import History
 
 
@@ -71,8 +72,13 @@ def summary(run: Told, history: History) -> str:
 
 
 def bundle(run: Told, history: History | None = None) -> dict[str, Any]:
-    """The MIME bundle that shows a run's curves with no kernel: Plotly where it is known, else SVG, else text."""
+    """The MIME bundle that shows a run's curves with no kernel: Plotly where it is known, else SVG, else text.
+
+    Text alone where nothing was recorded, as of a run that failed while its packages were loaded.
+    """
     history = history or history_of(run)
+    if not charts(history):
+        return {"text/plain": summary(run, history)}
     return {
         "application/vnd.plotly.v1+json": plotly_figure(run.info, history),
         "image/svg+xml": svg(run.info, history),
@@ -284,7 +290,7 @@ def _profiles(history: History) -> str:
 
 def _failures(run: Told) -> str:
     return "".join(
-        f"<p>rank {f.rank}: {_escape(f.error_type)}: {_escape(f.message)}</p><pre>{_escape(f.traceback)}</pre>"
+        f"<p>rank {f.rank}: {_escape(f.error_type)}: {_escape(f.message)}</p><pre>{to_html(f.traceback)}</pre>"
         for f in run.failures
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -18,7 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from playwright.sync_api import Page, sync_playwright
+from conftest import REPOSITORY
+from playwright.sync_api import ConsoleMessage, Page, sync_playwright
+
+ARTIFACTS = REPOSITORY / "tests" / "_artifacts"
 
 CHROMIUM_ARGS = [
     "--no-sandbox",
@@ -157,6 +161,27 @@ def browser_page(chromium: str, folder: Path) -> Iterator[Page]:
             yield page
         finally:
             context.close()
+
+
+def complaints_of(page: Page) -> list[str]:
+    """The complaints of nbgpu's own scripts in a page: a list that grows while the page is open."""
+    complaints: list[str] = []
+
+    def hear(message: ConsoleMessage) -> None:
+        # JupyterLab has errors of its own in the console; ours name the panel or its widget library.
+        if message.type in ("error", "warning") and re.search("nbgpu|anywidget|plotly", message.text, re.I):
+            complaints.append(message.text)
+
+    page.on("console", hear)
+    # The panel's script comes from a blob, JupyterLab's own from files.
+    page.on("pageerror", lambda e: complaints.append(f"{e}") if "blob:" in (e.stack or "") else None)
+    return complaints
+
+
+def screenshot(page: Page, name: str) -> None:
+    """Keep a picture of the page for a person to look at, as tests/_artifacts/NAME.png."""
+    ARTIFACTS.mkdir(exist_ok=True)
+    page.screenshot(path=ARTIFACTS / f"{name}.png")
 
 
 class Notebook:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import faults
 import jupyterlab
 import pytest
-from conftest import REPOSITORY, chromium
-from lab import Lab, Notebook, browser_page, jupyter_lab
+from lab import Lab, Notebook, screenshot
 from packaging.version import Version
-from playwright.sync_api import ConsoleMessage, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-ARTIFACTS = REPOSITORY / "tests" / "_artifacts"
 HERE = Path(__file__).resolve().parent
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -41,37 +38,6 @@ settings = dict(data="phantoms", num_phantoms=16, patch_size=16, steps=5000, val
 sweep = nbgpu.sweep("autoencoder", lr=[1e-3, 1e-2], gpus="none", **settings)
 sweep
 """.strip()
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with jupyter_lab(tmp_path_factory.mktemp("lab")) as lab:
-        yield lab
-
-
-@pytest.fixture
-def page(lab: Lab, tmp_path: Path) -> Iterator[Page]:
-    path = chromium()
-    assert path is not None, "the marker 'browser' skips where there is none"
-    complaints: list[str] = []
-    with browser_page(path, tmp_path) as page:
-        page.on("console", lambda message: complaints.extend(_of_ours(message)))
-        # The panel's script comes from a blob, JupyterLab's own from files.
-        page.on("pageerror", lambda e: complaints.append(f"{e}") if "blob:" in (e.stack or "") else None)
-        yield page
-    lab.shut_kernels_down()
-    assert not complaints, "\n".join(complaints)
-
-
-def _of_ours(message: ConsoleMessage) -> list[str]:
-    """JupyterLab has errors of its own in the console; ours name the panel or its widget library."""
-    ours = message.type in ("error", "warning") and re.search("nbgpu|anywidget|plotly", message.text, re.I)
-    return [message.text] if ours else []
-
-
-def screenshot(page: Page, name: str) -> None:
-    ARTIFACTS.mkdir(exist_ok=True)
-    page.screenshot(path=ARTIFACTS / f"{name}.png")
 
 
 def control(page: Page, name: str) -> Locator:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY, chromium
-from lab import Lab, Notebook, browser_page, jupyter_lab
+from lab import Lab, Notebook, screenshot
 from playwright.sync_api import Locator, Page, expect
 
 from nbgpu import recipe_files
@@ -16,7 +13,6 @@ from nbgpu.config import TRAIN_CONFIGS
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.subshells]
 
-ARTIFACTS = REPOSITORY / "tests" / "_artifacts"
 START = "%load_ext nbgpu\nimport nbgpu\n%nbgpu start --gpus none --ranks 2"
 STOP = "%nbgpu stop"
 TEMPLATE = "my_recipe.py"
@@ -27,27 +23,6 @@ MADE_SMALL = {
 }
 """By recipe and group: what is typed so that the first step is soon there. All other fields stay as they are."""
 PATIENCE_MS = 90_000
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with jupyter_lab(tmp_path_factory.mktemp("lab")) as lab:
-        yield lab
-
-
-@pytest.fixture
-def page(lab: Lab, tmp_path: Path) -> Iterator[Page]:
-    path = chromium()
-    assert path is not None, "the marker 'browser' skips where there is none"
-    with browser_page(path, tmp_path) as page:
-        page.set_viewport_size({"width": 1280, "height": 1300})
-        yield page
-    lab.shut_kernels_down()
-
-
-def screenshot(page: Page, name: str) -> None:
-    ARTIFACTS.mkdir(exist_ok=True)
-    page.screenshot(path=ARTIFACTS / f"{name}.png")
 
 
 def field(page: Page, label: str) -> Locator:
@@ -69,6 +44,7 @@ def open_group(page: Page, name: str) -> None:
 
 @pytest.mark.timeout(560)
 def test_every_recipe_is_planned_started_and_stopped(lab: Lab, page: Page) -> None:
+    page.set_viewport_size({"width": 1280, "height": 1300})
     recipe_files.create(str(lab.root / TEMPLATE))
     lab.write_notebook("all.ipynb", [START, *(f"nbgpu.controls({recipe!r})" for recipe in RECIPES), STOP])
     notebook = Notebook(page, lab, "all.ipynb")

@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import REPOSITORY, chromium
-from lab import Lab, Notebook, browser_page, jupyter_lab
+from lab import Lab, Notebook, jupyter_lab, screenshot
 from playwright.sync_api import Page, expect
 from rows import Measured, row
 
 from nbgpu.client import listing
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.subshells]
-
-ARTIFACTS = REPOSITORY / "tests" / "_artifacts"
 
 RECIPE = """
 import time
@@ -127,11 +124,6 @@ def check_picture(page: Page, cell: int, folder: Path) -> None:
             assert found.get(column) == expected.get(column), f"column {column} of rank {rank}"
 
 
-def screenshot(page: Page, name: str) -> None:
-    ARTIFACTS.mkdir(exist_ok=True)
-    page.screenshot(path=ARTIFACTS / f"{name}.png")
-
-
 @row(
     "the kernel is restarted under a kept run of 1,500 steps and more, and %nbgpu attach takes it up",
     "the old panel says that the kernel is gone, and how to go on; the new one, also reloaded or opened late, has the lowest "
@@ -183,14 +175,3 @@ def test_a_past_is_drawn_as_it_was(lab: Lab, page: Page, measured: Measured) -> 
     notebook.wait_until_idle()
     check_picture(page, 3, folder)
     notebook.in_kernel("run.stop(); run.wait(60); nbgpu.current().stop()")
-
-
-@pytest.fixture
-def page(lab: Lab, tmp_path: Path) -> Iterator[Page]:
-    path = chromium()
-    assert path is not None, "the marker 'browser' skips where there is none"
-    with browser_page(path, tmp_path) as page:
-        # A reload asks whether what is not saved may go.
-        page.on("dialog", lambda dialog: dialog.accept())
-        yield page
-    lab.shut_kernels_down()

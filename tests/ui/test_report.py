@@ -143,7 +143,7 @@ def test_a_failure_is_in_the_report_with_its_traceback(page: Page, tmp_path: Pat
     run: Any = RecordedRun(tmp_path, steps=20, step_s=0.002)
     run.wait(30)
     run.status = "failed"
-    run.failures = [RankFailure(1, "ValueError", "on <purpose>", "Traceback: line 7")]
+    run.failures = [RankFailure(1, "ValueError", "on <purpose>", "Traceback: \x1b[32mline\x1b[39m 7")]
     text = opened(page, write_report(run))
     assert "autoencoder: failed, step 20 of 20" in text
     assert "rank 1: ValueError: on <purpose>" in text

@@ -52,11 +52,13 @@ def test_the_svg_has_text_that_can_be_searched(run: Any) -> None:
     assert {"Loss", "Memory (GiB)", "rank 0", "rank 1"} <= words
 
 
-def test_a_run_with_nothing_recorded_still_has_a_picture(tmp_path: Path) -> None:
+def test_a_run_with_nothing_recorded_is_a_line_of_text(tmp_path: Path) -> None:
     run: Any = RecordedRun(tmp_path, steps=1, step_s=0.001)
     run.wait(30)
     run.reader = Reader(tmp_path / "empty", 2, live=False)
-    assert bundle(run)["text/plain"].startswith("autoencoder: finished")
+    shown = bundle(run)
+    assert list(shown) == ["text/plain"]
+    assert shown["text/plain"].startswith("autoencoder: finished")
 
 
 def test_the_report_opens_with_no_network(run: Any) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import nbformat
 import pytest
-from conftest import REPOSITORY, chromium
+from conftest import chromium
 from jupyter_client.blocking import BlockingKernelClient
 from kernel import Kernel
 from kernel import kernel as start_kernel
-from lab import Notebook, browser_page, jupyter_lab
+from lab import Notebook, browser_page, jupyter_lab, screenshot
 from nbconvert import HTMLExporter
 from playwright.sync_api import Page, expect
 from test_kernel import new_subshell, say
@@ -23,7 +23,6 @@ from nbgpu.client.merging import Block
 from nbgpu.ui.text_html import bundle
 
 BOUND_S = 30
-ARTIFACTS = REPOSITORY / "tests" / "_artifacts"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 START = "%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2"
 SLOW = "import time\nfor i in range({n}): print('line', i, 'of', rank, flush=True); time.sleep({pause_s})"
@@ -179,11 +178,6 @@ def said(page: Page, cell: int) -> list[str]:
     return "\n".join(text.all_inner_texts()).splitlines()
 
 
-def shot(page: Page, name: str) -> None:
-    ARTIFACTS.mkdir(exist_ok=True)
-    page.screenshot(path=ARTIFACTS / f"{name}.png")
-
-
 @pytest.mark.subshells
 @pytest.mark.browser
 @pytest.mark.slow
@@ -215,7 +209,7 @@ def test_the_text_in_a_page(tmp_path: Path) -> None:
             assert "  loss of rank 1: 0.3333" in seen
             assert not any("rank 0" in line for line in seen)
             expect(page.get_by_text("red <b>not bold</b> 1")).to_be_visible()
-            shot(page, "text-light")
+            screenshot(page, "text-light")
 
             # A page that is reloaded in mid-cell has all of it again, and the choice.
             page.wait_for_timeout(1500)
@@ -230,7 +224,7 @@ def test_the_text_in_a_page(tmp_path: Path) -> None:
             until.touch()
             expect(page.locator(".jp-RenderedHTML .nbgpu-said").first).to_be_visible(timeout=BOUND_S * 1000)
             assert said(page, 1)[-1] == "end"
-            shot(page, "text-dark")
+            screenshot(page, "text-dark")
 
             notebook.run_cell(2)
             expect(page.locator(".nbgpu-rows pre", has_text="bar 1:")).to_be_visible()

@@ -47,6 +47,7 @@ FINISHED = Place(instead="has finished the cell")
             "ranks 0, 1 wait in barrier, cell line 1, for 7 s; ranks 2, 3 have finished the cell",
         ),
         ([_waits("barrier", 1, 7), _waits("barrier", 1, 8)], "all ranks wait in barrier, cell line 1, for 7 s"),
+        ([_waits("barrier", 1, 7), _waits("barrier", 1, 1)], ""),
         ([_waits("barrier", 1, 7)], "rank 0 waits in barrier, cell line 1, for 7 s"),
         ([_waits("barrier", 1, 7), Place()], "rank 0 waits in barrier, cell line 1, for 7 s; rank 1 has not answered yet"),
         (
