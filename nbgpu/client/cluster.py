@@ -45,6 +45,7 @@ from nbgpu.errors import (
     RunError,
     who_keeps_variables,
 )
+from nbgpu.protocol.calls import Call
 from nbgpu.records import CellOptions, Device
 from nbgpu.signals import uninterrupted
 from nbgpu.suitability import settled
@@ -269,7 +270,7 @@ class Cluster:
         if not group_is_whole:
             # The notebook went while the group was formed: who came waits for who was not called.
             self.ranks.sever()
-        self._left_behind = self.ranks.call("nbgpu.engine.boot:last_cell_failed")
+        self._left_behind = self.ranks.call(Call.LAST_CELL_FAILED)
         answered_by_s = time.monotonic() + (_ANSWER_PATIENCE_S if group_is_whole else _FREED_PATIENCE_S)
         for result in self._left_behind.values():
             result.wait(max(0.0, answered_by_s - time.monotonic()))
@@ -614,7 +615,7 @@ class Cluster:
         """
         config = settled(train_config(recipe, **settings), self.devices)
         self._make_ready()
-        results = self.ranks.call("nbgpu.engine.estimate:of_run", config.model_dump(mode="json"), ranks=[0])
+        results = self.ranks.call(Call.ESTIMATE_MEMORY, config.model_dump(mode="json"), ranks=[0])
         self._bring_back(RankWatch(self.ranks, results), results)
         found = results[0].result()
         data, steps_per_epoch = data_in_words(config, self.world_size, found["data"])
@@ -652,7 +653,7 @@ class Cluster:
                 "in the run. cluster.plan(..., strategy='fsdp', batch_size=N).fits is an estimate for one size"
             )
         self._make_ready()
-        results = self.ranks.call("nbgpu.engine.batch_size:find", config.model_dump(mode="json"))
+        results = self.ranks.call(Call.FIND_BATCH_SIZE, config.model_dump(mode="json"))
         self._bring_back(RankWatch(self.ranks, results), results, stop)
         return BatchSizes(results[0].result())
 
@@ -841,7 +842,7 @@ class Cluster:
         self.news += self.ranks.regroup()
         if self.run is not None:
             # A run that was stopped while they did not hear it has not been ended there, and its model takes memory.
-            self.ranks.call("nbgpu.engine.train:let_go", str(self.run.folder))
+            self.ranks.call(Call.LET_GO_OF_RUN, str(self.run.folder))
 
     def _busy(self) -> list[int]:
         """The ranks that were left behind and are not back."""

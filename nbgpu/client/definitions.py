@@ -22,6 +22,7 @@ from nbgpu.client.merging import rank_list
 from nbgpu.client.ranks import Ranks
 from nbgpu.errors import TransferError
 from nbgpu.parcels import Packing
+from nbgpu.protocol.calls import Call
 from nbgpu.records import Definition
 
 Statement = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign
@@ -68,7 +69,7 @@ def push(
         if not isinstance(value, FunctionType)
     ]
     definitions = list(sources.values())
-    missing = _ask(ranks, chosen, "check", definitions)
+    missing = _ask(ranks, chosen, Call.CHECK_DEFINITIONS, definitions)
     problems += [
         f"{user} cannot be defined without `{name}`, which {who}: {_remedy(name)}"
         for (user, name), who in _who_lacks(missing).items()
@@ -83,22 +84,22 @@ def push(
         send_data({name: value for name, value in data.items() if name in first})
     for name, value in closures.items():
         filename = value.__code__.co_filename
-        _ask(ranks, chosen, "remember_source", filename, _lines_of(filename))
+        _ask(ranks, chosen, Call.REMEMBER_SOURCE, filename, _lines_of(filename))
         ranks.wait_for({rank: ranks[rank].push({name: value}, block=False) for rank in chosen})
     if definitions:
-        _ask(ranks, chosen, "define", definitions)
+        _ask(ranks, chosen, Call.DEFINE, definitions)
     if rest := {name: value for name, value in data.items() if name not in first}:
         send_data(rest)
     return [
         f"{user} uses `{name}`, which {who}: {_remedy(name)}"
         for (user, name), who in _who_lacks(
-            _ask(ranks, chosen, "lacking", definitions, list(closures))
+            _ask(ranks, chosen, Call.FIND_LACKING_NAMES, definitions, list(closures))
         ).items()
     ]
 
 
-def _ask(ranks: Ranks, chosen: Collection[int], what: str, *arguments: Any) -> dict[int, Any]:
-    return ranks.wait_for(ranks.call(f"nbgpu.engine.definitions:{what}", *arguments, ranks=chosen))
+def _ask(ranks: Ranks, chosen: Collection[int], what: Call, *arguments: Any) -> dict[int, Any]:
+    return ranks.wait_for(ranks.call(what, *arguments, ranks=chosen))
 
 
 def _who_lacks(by_rank: Mapping[int, Collection[tuple[str, str]]]) -> dict[tuple[str, str], str]:

@@ -14,6 +14,7 @@ from typing import Any
 from nbgpu.client.cluster import Cluster
 from nbgpu.client.merging import rank_list
 from nbgpu.client.ranks import reference
+from nbgpu.protocol.calls import Call
 
 
 def sync(cluster: Cluster, shell: Any) -> str:
@@ -27,7 +28,7 @@ def sync(cluster: Cluster, shell: Any) -> str:
         return "the notebook has imported nothing that it still has"
     folders = [os.path.abspath(folder) for folder in sys.path if folder]  # noqa: PTH100 - as text
     by_rank: Mapping[int, tuple[dict[str, str], list[str]]] = cluster.apply(
-        reference("nbgpu.engine.imports:run"), statements, folders
+        reference(Call.RUN_IMPORTS), statements, folders
     )
     failed: dict[tuple[str, str], list[int]] = {}
     added: dict[str, list[int]] = {}

@@ -23,6 +23,7 @@ import ipyparallel as ipp
 from nbgpu.client.cluster import Cluster, current
 from nbgpu.client.ranks import Ranks
 from nbgpu.errors import ClusterError, NoClusterError
+from nbgpu.protocol.calls import Call
 
 _log = logging.getLogger("nbgpu.cluster")
 
@@ -143,7 +144,7 @@ class NamesOnRanks:
         return self._inspect_there(cluster, asked, detail_level, list(omit_sections))
 
     async def _complete_there(self, cluster: Cluster, asked: Question, cursor: int) -> Mapping[str, Any]:
-        reply = await self._ask(cluster, asked.rank, "nbgpu.engine.names:complete", asked.code, asked.cursor)
+        reply = await self._ask(cluster, asked.rank, Call.COMPLETE_NAME, asked.code, asked.cursor)
         if reply is None:
             return _reply([], cursor, cursor)
         if asked.only_variables:
@@ -160,13 +161,12 @@ class NamesOnRanks:
     async def _inspect_there(
         self, cluster: Cluster, asked: Question, detail_level: int, omit_sections: list[str]
     ) -> Mapping[str, Any]:
-        function = "nbgpu.engine.names:inspect"
         arguments = (asked.code, asked.cursor, detail_level, omit_sections)
-        reply = await self._ask(cluster, asked.rank, function, *arguments)
+        reply = await self._ask(cluster, asked.rank, Call.INSPECT_NAME, *arguments)
         return reply or {"status": "ok", "found": False, "data": {}, "metadata": {}}
 
     async def _ask(
-        self, cluster: Cluster, rank: int, function: str, *arguments: Any
+        self, cluster: Cluster, rank: int, function: Call, *arguments: Any
     ) -> Mapping[str, Any] | None:
         """A rank's answer; None where it is busy, or gone."""
         rank = min(rank, cluster.world_size - 1)
@@ -175,7 +175,7 @@ class NamesOnRanks:
         if (owed is not None and not owed.ready()) or (cluster.run is not None and not cluster.run.over):
             return None
         try:
-            begun = ranks.call("time:monotonic", ranks=[rank])[rank]
+            begun = ranks.call(Call.MONOTONIC_S, ranks=[rank])[rank]
             self._owed[ranks][rank] = answer = ranks.call(function, *arguments, ranks=[rank])[rank]
         except ClusterError as error:
             _log.info("no names from rank %d: %s", rank, error)

@@ -11,6 +11,7 @@ from nbgpu.client.cells import DistributedCell
 from nbgpu.client.cluster import Cluster, current
 from nbgpu.client.ranks import reference
 from nbgpu.errors import CellInterrupted, ClusterError, RankError
+from nbgpu.protocol.calls import Call
 
 COMMAND = "%debug"
 """What is run on the rank. There it opens pdb, whose `input()` asks in the notebook."""
@@ -26,7 +27,7 @@ def open_debugger(cluster: Cluster, rank: int | None = None) -> None:
     Raises:
         ClusterError: nothing is kept of a failure there.
     """
-    kept = cluster.apply(reference("nbgpu.engine.kept_failure:kept"))
+    kept = cluster.apply(reference(Call.KEPT_FAILURE))
     failed = {r: failure for r, failure in kept.items() if failure is not None and rank in (None, r)}
     if not failed:
         raise ClusterError(

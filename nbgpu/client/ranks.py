@@ -29,6 +29,7 @@ from nbgpu.client.results import collect, failures
 from nbgpu.client.seating import Seating
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, RankError
+from nbgpu.protocol.calls import Call
 from nbgpu.records import CellOptions, Device, GivenUp
 from nbgpu.signals import uninterrupted
 from nbgpu.unix_sockets import short_path
@@ -164,7 +165,7 @@ class Ranks:
             RankError: a rank failed.
         """
         self._note()
-        joining = self.call("nbgpu.engine.boot:join", self.seating.generation, seated=True)
+        joining = self.call(Call.JOIN, self.seating.generation, seated=True)
         told = self._meet(joining, timeout_s)
         for rank in range(len(self)):
             self._wait_for_output_path(rank, timeout_s)
@@ -173,10 +174,9 @@ class Ranks:
     def call(
         self, function: str, *args: Any, ranks: Iterable[int] | None = None, seated: bool = False
     ) -> dict[int, ipp.AsyncResult]:
-        """Calls `module:function` of nbgpu.engine on ranks, all of them where none are named; returns at once.
+        """Call a function, a `Call` as a rule, on ranks, all of them where none are named; return at once.
 
-        The engine's code is named by a string, because the client does not import it (and so not torch). With
-        `seated` the first argument is the rank's own seat.
+        With `seated` the first argument is the rank's own seat.
         """
         chosen = range(len(self)) if ranks is None else ranks
         return {
@@ -226,7 +226,7 @@ class Ranks:
 
     def untouched_by_cell(self) -> bool:
         """Whether nothing went through the process groups in the last cell, on no rank."""
-        return all(collect(self.call("nbgpu.engine.group:untouched_by_cell"), _REGROUP_PATIENCE_S).values())
+        return all(collect(self.call(Call.UNTOUCHED_BY_CELL), _REGROUP_PATIENCE_S).values())
 
     def how_ended(self, rank: int) -> str | None:
         """How the process of a rank ended, in words; None while it lives."""
@@ -314,9 +314,7 @@ class Ranks:
                 self.seating.generation += 1
                 self.seating.is_whole = False
                 self._note()
-                joining = self.call(
-                    "nbgpu.engine.boot:join_again", self.seating.generation, healthy, seated=True
-                )
+                joining = self.call(Call.JOIN_AGAIN, self.seating.generation, healthy, seated=True)
             lost = self._meet(joining, _REGROUP_PATIENCE_S)
         except BaseException:
             # Also where the person stopped it: those that came would wait for one that was not even called.
@@ -369,9 +367,7 @@ class Ranks:
         for rank in ranks:
             self._wait_for_output_path(rank, _ENGINE_PATIENCE_S)
             if rehearse is not None:
-                collect(
-                    self.call("nbgpu.engine.boot:rehearse", ranks=[rank], seated=True), _ENGINE_PATIENCE_S
-                )
+                collect(self.call(Call.REHEARSE, ranks=[rank], seated=True), _ENGINE_PATIENCE_S)
                 try:
                     rehearse(rank)
                 except KeyboardInterrupt:
@@ -398,7 +394,7 @@ class Ranks:
         """Has what training needs imported where a rank's replacement will come from; returns at once."""
         self._processes.prepare_engines(list(recipes))
         for engine in set(self.seating.spares.values()) & set(self._client.ids):
-            self._client[engine].apply_async(reference("nbgpu.engine.train:get_ready"), list(recipes))
+            self._client[engine].apply_async(reference(Call.GET_READY_TO_TRAIN), list(recipes))
 
     def add_spares(self, num_spares: int) -> None:
         """Starts spare engines until there are so many; they come in their own time."""

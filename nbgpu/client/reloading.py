@@ -7,6 +7,7 @@ import ipyparallel as ipp
 from nbgpu.client.merging import rank_list
 from nbgpu.client.ranks import Ranks
 from nbgpu.client.results import failures
+from nbgpu.protocol.calls import Call
 
 
 class Reloading:
@@ -28,8 +29,8 @@ class Reloading:
         loaded: list[str] = []
         if to:
             self.on = to == "on"
-            what = "check" if self.on else "stop"
-            answers = ranks.wait_for(ranks.call(f"nbgpu.engine.reloading:{what}"))
+            what = Call.RELOAD_EDITED_MODULES if self.on else Call.STOP_RELOADING
+            answers = ranks.wait_for(ranks.call(what))
             loaded = _told(answers) if self.on else []
         state = (
             "autoreload is on: modules that were edited are loaded anew before each cell"
@@ -41,7 +42,7 @@ class Reloading:
     def before_cell(self, ranks: Ranks) -> None:
         """Called when a cell is about to be sent. All ranks look, also those that sit the cell out."""
         if self.on:
-            self._asked.append(ranks.call("nbgpu.engine.reloading:check"))
+            self._asked.append(ranks.call(Call.RELOAD_EDITED_MODULES))
 
     def told(self) -> list[str]:
         """What was loaded anew, or could not be, in lines; once."""

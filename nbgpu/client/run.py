@@ -19,9 +19,10 @@ from nbgpu.client.frames import frame_of
 from nbgpu.client.notice import Notice
 from nbgpu.client.plan import Plan
 from nbgpu.client.results import LeftResult
-from nbgpu.client.run_watch import RUN_IN_ENGINE, Host, RunWatch
+from nbgpu.client.run_watch import Host, RunWatch
 from nbgpu.config import TrainConfig, read_toml
 from nbgpu.errors import ConfigError, NbgpuError, RankError, RunError
+from nbgpu.protocol.calls import Call
 from nbgpu.records import (
     FINAL_STATES,
     Command,
@@ -118,7 +119,7 @@ class Run:
     def start(cls, config: TrainConfig, host: Host, planned: Plan | None = None) -> Run:
         """Makes the run's folder and starts the trainer on every rank; `planned` is a plan that was made of it."""
         folder = runs.create(config, host.config)
-        results = host.ranks.call(RUN_IN_ENGINE, str(folder))
+        results = host.ranks.call(Call.TRAIN, str(folder))
         return cls(folder, config, _info(folder, config, host), host, results, planned)
 
     @classmethod

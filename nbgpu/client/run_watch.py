@@ -21,9 +21,8 @@ from nbgpu.client.watch import RankWatch
 from nbgpu.client.whereabouts import Lookout
 from nbgpu.config import ClusterConfig, TrainConfig
 from nbgpu.errors import ClusterError, NbgpuError, RunError
+from nbgpu.protocol.calls import Call
 from nbgpu.records import BUSY_STATES, FINAL_STATES, Device, RankFailure, RankStatus, RunState
-
-RUN_IN_ENGINE = "nbgpu.engine.train:run_in_engine"
 
 _log = logging.getLogger("nbgpu.run")
 _HANG_S = 5.0
@@ -230,7 +229,7 @@ class RunWatch:
             self._num_stops_asked = 1
             self._host.ranks.regroup()
             self._results = self._host.ranks.call(
-                RUN_IN_ENGINE, str(self._folder), f"{hang}: all were interrupted for the Stop."
+                Call.TRAIN, str(self._folder), f"{hang}: all were interrupted for the Stop."
             )
         return self.lost is None
 
@@ -270,7 +269,7 @@ class RunWatch:
         self.failures = ()
         self._prepared = False
         self._results = self._host.ranks.call(
-            RUN_IN_ENGINE,
+            Call.TRAIN,
             str(self._folder),
             f"{sentence(why)} It was replaced, and the variables that cells had made on it are lost.",
         )
@@ -286,14 +285,12 @@ class RunWatch:
         # Rank 0 ends the run's logs in it.
         failed = bool(self.failures or self.lost)
         causes = [failure.rank for failure in self.failures]
-        ended = self._host.ranks.call(
-            "nbgpu.engine.train:let_go", str(self._folder), failed, causes, ranks=back
-        )
+        ended = self._host.ranks.call(Call.LET_GO_OF_RUN, str(self._folder), failed, causes, ranks=back)
         if watch.left_the_group_unsure and not watch.gone and not stuck:
             self._host.ranks.regroup([failure.rank for failure in self.failures])
         if stuck:
             self._host.leave_behind(self._results)
         # It looks at all that torch's compiler and MONAI have made, and nobody waits for it.
-        self._host.ranks.call("nbgpu.engine.memory:free", ranks=back)
+        self._host.ranks.call(Call.FREE_MEMORY, ranks=back)
         for result in ended.values():
             result.wait(_LET_GO_PATIENCE_S)

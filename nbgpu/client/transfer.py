@@ -13,6 +13,7 @@ from nbgpu import shared_memory
 from nbgpu.client.ranks import Ranks
 from nbgpu.errors import CellInterrupted
 from nbgpu.parcels import Packing, from_bytes, from_descriptor, unpack
+from nbgpu.protocol.calls import Call
 
 _WHERE_TO_DEFINE = (
     "Run the cell that defines it as a plain cell too, so that the notebook has it, or pull what it is made of, such as "
@@ -34,7 +35,7 @@ def pull(ranks: Ranks, chosen: Iterable[int], names: Sequence[str]) -> dict[int,
         sent: dict[int, ipp.AsyncResult] = {}
         for rank, descriptor in descriptors.items():
             address = shared_memory.address(descriptor)
-            sent |= ranks.call("nbgpu.engine.transfer:send", names, address, ranks=[rank])
+            sent |= ranks.call(Call.SEND_VALUES, names, address, ranks=[rank])
         answers = _answers(ranks, sent)
         return {
             rank: unpack(
@@ -63,11 +64,11 @@ def push(ranks: Ranks, chosen: Sequence[int], values: Mapping[str, Any]) -> None
         with shared_memory.created() as descriptor:
             packing.write(descriptor)
             address = shared_memory.address(descriptor)
-            sent = ranks.call("nbgpu.engine.transfer:receive", packing.parcel, address, ranks=left)
+            sent = ranks.call(Call.RECEIVE_VALUES, packing.parcel, address, ranks=left)
             left = [rank for rank, has_come in _answers(ranks, sent).items() if not has_come]
     if left:
         carried = memoryview(packing.to_bytes())
-        _answers(ranks, ranks.call("nbgpu.engine.transfer:receive", packing.parcel, carried, ranks=left))
+        _answers(ranks, ranks.call(Call.RECEIVE_VALUES, packing.parcel, carried, ranks=left))
 
 
 def _answers(ranks: Ranks, sent: Mapping[int, ipp.AsyncResult]) -> dict[int, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbgpu.client.merging import rank_list
 from nbgpu.client.ranks import reference
+from nbgpu.protocol.calls import Call
 from nbgpu.records import Variable
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _RIGHT_ALIGNED = "bytes"
 
 def table(cluster: Cluster, pattern: str) -> VariableTable:
     """Asks every rank for its variables whose names fit; RunError while a training run has the ranks."""
-    return VariableTable(cluster.apply(reference("nbgpu.engine.variables:describe"), pattern))
+    return VariableTable(cluster.apply(reference(Call.DESCRIBE_VARIABLES), pattern))
 
 
 @dataclass(frozen=True)

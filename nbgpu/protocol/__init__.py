@@ -1,0 +1,1 @@
+"""What the notebook's side and the ranks agree on."""

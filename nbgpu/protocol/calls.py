@@ -1,0 +1,52 @@
+"""Every function of the engine that the notebook's side calls on ranks.
+
+The notebook's side names them by strings, because it imports neither the engine nor torch. They stand in one place, so
+that a function which is moved or renamed is missed by a test (tests/unit/test_calls.py) and not by a person.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Call(StrEnum):
+    """A function on a rank, as 'module:function'."""
+
+    JOIN = "nbgpu.engine.boot:join"
+    JOIN_AGAIN = "nbgpu.engine.boot:join_again"
+    REHEARSE = "nbgpu.engine.boot:rehearse"
+    LAST_CELL_FAILED = "nbgpu.engine.boot:last_cell_failed"
+    UNTOUCHED_BY_CELL = "nbgpu.engine.group:untouched_by_cell"
+    FREE_MEMORY = "nbgpu.engine.memory:free"
+    MONOTONIC_S = "time:monotonic"
+    """For the one question whether a rank answers at all."""
+
+    GET_READY_TO_TRAIN = "nbgpu.engine.train:get_ready"
+    TRAIN = "nbgpu.engine.train:run_in_engine"
+    LET_GO_OF_RUN = "nbgpu.engine.train:let_go"
+    ESTIMATE_MEMORY = "nbgpu.engine.estimate:of_run"
+    FIND_BATCH_SIZE = "nbgpu.engine.batch_size:find"
+
+    SEND_VALUES = "nbgpu.engine.transfer:send"
+    RECEIVE_VALUES = "nbgpu.engine.transfer:receive"
+    DESCRIBE_VARIABLES = "nbgpu.engine.variables:describe"
+    CHECK_DEFINITIONS = "nbgpu.engine.definitions:check"
+    DEFINE = "nbgpu.engine.definitions:define"
+    REMEMBER_SOURCE = "nbgpu.engine.definitions:remember_source"
+    FIND_LACKING_NAMES = "nbgpu.engine.definitions:lacking"
+    COMPLETE_NAME = "nbgpu.engine.names:complete"
+    INSPECT_NAME = "nbgpu.engine.names:inspect"
+    RUN_IMPORTS = "nbgpu.engine.imports:run"
+    RELOAD_EDITED_MODULES = "nbgpu.engine.reloading:check"
+    STOP_RELOADING = "nbgpu.engine.reloading:stop"
+    KEPT_FAILURE = "nbgpu.engine.kept_failure:kept"
+
+    @property
+    def module(self) -> str:
+        """The module that has the function."""
+        return self.partition(":")[0]
+
+    @property
+    def function(self) -> str:
+        """The function's name in its module."""
+        return self.partition(":")[2]
