@@ -169,7 +169,7 @@ def _row(status: RankStatus) -> list[RenderableType]:
         _number(values, "loss"),
         _number(values, "samples_per_s", ".1f"),
         _number(values, "lr", ".3g"),
-        f"{memory / _GIB:.1f}/{total / _GIB:.0f} GiB" if memory and total else "",
+        f"{memory / _GIB:.1f}/{total / _GIB:.0f} GiB" if memory is not None and total else "",
         f"{use:.0f} %" if use is not None else "",
         Text(words.warning(status), style="bold red"),
     ]

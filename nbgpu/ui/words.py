@@ -51,9 +51,10 @@ def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> Progr
     )
 
 
-def memory_bytes(status: RankStatus) -> float:
-    """What the rank holds of its device: CUDA memory reserved by torch, or the process's resident memory."""
-    return status.values.get("memory_reserved_bytes", status.values.get("memory_rss_bytes", 0.0))
+def memory_bytes(status: RankStatus) -> float | None:
+    """What the rank holds of its device: CUDA memory reserved by torch, or the process's resident memory; None before
+    the first sample."""
+    return status.values.get("memory_reserved_bytes", status.values.get("memory_rss_bytes"))
 
 
 def warning(status: RankStatus) -> str:
@@ -65,7 +66,8 @@ def warning(status: RankStatus) -> str:
     worth_saying_s = SILENCE_OF_IMPORTS_S if before_training else SILENCE_WORTH_SAYING_S
     if status.state not in FINAL_STATES and status.silent_s >= worth_saying_s:
         return f"no heartbeat for {status.silent_s:.0f} s"
-    share = memory_bytes(status) / status.device.memory_bytes if status.device.memory_bytes else 0.0
+    used = memory_bytes(status)
+    share = used / status.device.memory_bytes if used is not None and status.device.memory_bytes else 0.0
     return f"memory {share:.0%}".replace("%", " %") if share >= MEMORY_WORTH_SAYING else ""
 
 

@@ -34,7 +34,8 @@ export class Chips {
       const fixed = store.ranks[rank];
       const now = store.status?.ranks[rank];
       if (!now) return;
-      const share = fixed.memory_bytes > 0 ? Math.min(now.memory_bytes / fixed.memory_bytes, 1) : 0;
+      const held = now.memory_bytes ?? 0;
+      const share = fixed.memory_bytes > 0 ? Math.min(held / fixed.memory_bytes, 1) : 0;
       const used = memory(now.memory_bytes, fixed.memory_bytes);
       chip.root.style.setProperty("--nbgpu-rank", fixed.color);
       setText(chip.device, fixed.label);

@@ -9,9 +9,10 @@ export function number(value: number): string {
 
 export const GIB = 2 ** 30;
 
-/** '1.2 of 139 GiB' */
-export function memory(used_bytes: number, total_bytes: number): string {
-  const used = used_bytes / GIB;
+/** '1.2 of 139 GiB'; '? of 139 GiB' where nothing was measured yet. */
+export function memory(used_bytes: number | null, total_bytes: number): string {
   const total = total_bytes / GIB;
-  return `${used.toFixed(used < 10 ? 2 : 1)} of ${total.toFixed(total < 10 ? 1 : 0)} GiB`;
+  const used = used_bytes === null ? null : used_bytes / GIB;
+  const shown = used === null ? "?" : used.toFixed(used < 10 ? 2 : 1);
+  return `${shown} of ${total.toFixed(total < 10 ? 1 : 0)} GiB`;
 }

@@ -35,7 +35,8 @@ export interface RankMeta {
 export interface RankNow {
   state: RunState;
   step: number;
-  memory_bytes: number;
+  /** null before the first sample. */
+  memory_bytes: number | null;
   /** In words; empty where all is well. */
   warning: string;
 }

@@ -70,6 +70,17 @@ describe("a panel", () => {
     ]);
   });
 
+  it("claims no memory before the first sample", async () => {
+    const { model, el } = open();
+    const now = status();
+    now.ranks[1].memory_bytes = null;
+    await say(model, now);
+    expect([...el.querySelectorAll(".nbgpu-chip-memory")].map((e) => e.textContent)).toEqual([
+      "1.00 of 100 GiB",
+      "? of 100 GiB",
+    ]);
+  });
+
   it("says a change of state once, and progress in words", async () => {
     const { model, el } = open();
     await say(model);
