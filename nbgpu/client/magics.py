@@ -95,7 +95,7 @@ def await_distributed_cells(lines: list[str]) -> list[str]:
         return lines
     if head_start.is_in_a_cell():
         return from_the_magic_on(lines)
-    return [f"await __import__('nbgpu.client.magics').client.magics.run_cell{text!r}\n"]
+    return [f"await __import__('nbgpu').run_cell{text!r}\n"]
 
 
 def from_the_magic_on(lines: list[str]) -> list[str]:

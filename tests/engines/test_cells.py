@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import time
 from collections.abc import Iterator
 
@@ -154,17 +155,25 @@ def test_without_a_cluster_the_cell_says_how_to_start_one() -> None:
 
 def test_a_cell_does_not_overtake_what_was_sent_before_it(notebook: Kernel) -> None:
     long = "nbgpu.current().submit(f'order = [1]; long = {20_000_000 * \"x\"!r}')"
-    short = "await nbgpu.client.magics.run_cell('', 'order.append(2)')"
-    assert notebook.run(f"import nbgpu.client.magics\n{long}\n{short}").error == ""
+    short = "await nbgpu.run_cell('', 'order.append(2)')"
+    assert notebook.run(f"import nbgpu\n{long}\n{short}").error == ""
     assert notebook.run("%distributed order").stdout == "[0-1] [1, 2]\n"
+
+
+def test_the_history_names_a_door_that_stays(notebook: Kernel) -> None:
+    notebook.run("%%distributed --ranks 0\npass")
+    parsed = "get_ipython().history_manager.input_hist_parsed[-2]"
+    text = ast.literal_eval(notebook.run(parsed).value)
+    assert text == "await __import__('nbgpu').run_cell('--ranks 0', 'pass\\n')"
+    assert notebook.run(text).status == "ok"
 
 
 def test_what_the_notebook_itself_writes_beside_a_cell_is_there_at_its_end(notebook: Kernel) -> None:
     """A cell on the ranks leaves ipykernel's waits for its streams out, but not where there is something to wait for."""
-    write = "print('from here')\nawait nbgpu.client.magics.run_cell('', 'pass')\nprint('and here', end='')"
+    write = "print('from here')\nawait nbgpu.run_cell('', 'pass')\nprint('and here', end='')"
     for _ in range(20):
         assert notebook.run("%%distributed\npass").stdout == ""
-        assert notebook.run(f"import nbgpu.client.magics\n{write}").stdout == "from here\nand here"
+        assert notebook.run(f"import nbgpu\n{write}").stdout == "from here\nand here"
     flush = (
         "import sys\nfrom ipykernel.iostream import OutStream\nsys.stdout.flush.__func__ is OutStream.flush"
     )

@@ -22,7 +22,11 @@ def test_a_call_names_a_function(call: Call) -> None:
 
 
 def test_no_other_place_names_the_engines_functions() -> None:
-    on_the_notebooks_side = [*PACKAGE.glob("*.py"), *PACKAGE.glob("client/**/*.py"), *PACKAGE.glob("ui/**/*.py")]
+    on_the_notebooks_side = [
+        *PACKAGE.glob("*.py"),
+        *PACKAGE.glob("client/**/*.py"),
+        *PACKAGE.glob("ui/**/*.py"),
+    ]
     named = {
         f"{path.name}:{node.lineno}: {node.value}"
         for path in on_the_notebooks_side
