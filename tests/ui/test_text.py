@@ -122,7 +122,8 @@ def test_a_page_that_knows_no_widgets_gets_the_text_in_streams(notebook: Kernel)
 @pytest.mark.subshells
 def test_a_cell_that_ends_before_the_page_is_ready_leaves_no_widget(notebook: Kernel) -> None:
     displays, opened, closed = [], [], []
-    for message in messages(notebook.client, f"%%distributed\n{SLOW.format(n=10, pause_s=0.15)}\n1/0"):
+    # Longer than it takes for the widget to be opened, and far shorter than a page is waited for.
+    for message in messages(notebook.client, f"%%distributed\n{SLOW.format(n=10, pause_s=0.08)}\n1/0"):
         opened += [text_widget(message)] if text_widget(message) else []
         if message["msg_type"] == "comm_close":
             closed.append(message["content"]["comm_id"])
