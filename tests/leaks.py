@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-GRACE_S = 5.0
+GRACE_S = 20.0
 """How long something may take to go away by itself: a socket is closed by another thread, a process exits."""
 
 MARKER = "NBGPU_TEST_SESSION"

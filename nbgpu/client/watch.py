@@ -81,15 +81,17 @@ class RankWatch:
         return sorted(self._gone)
 
     def stuck(self) -> list[int]:
-        """The ranks that did not come back although they were freed and interrupted."""
+        """The ranks that did not come back although they were freed and interrupted; empty while one of them may merely be
+        slow, so that all are named at once."""
         if (
             self._freed_mono_s is None
             or (since_s := time.monotonic() - self._freed_mono_s) < _GIVE_UP_AFTER_S
         ):
             return []
-        if since_s > _GIVE_UP_AT_LAST_S:
-            return self.pending()
-        return [rank for rank in self.pending() if self._had_its_time(rank, since_s)]
+        pending = self.pending()
+        if since_s <= _GIVE_UP_AT_LAST_S and not all(self._had_its_time(rank, since_s) for rank in pending):
+            return []
+        return pending
 
     def _had_its_time(self, rank: int, since_s: float) -> bool:
         """Whether a rank cannot merely be slow to come back, on a host where many threads share few cores."""

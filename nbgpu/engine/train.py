@@ -145,7 +145,8 @@ def _go_on(folder: str, mended: str) -> RunState:
             cluster, config = read_toml(Path(folder) / "run.toml")
             device = member.described or devices.choose(cluster.gpus, member.world_size)[member.rank]
             # An import that gets no more memory leaves half a module behind, which is of no use ever after.
-            with memory_limit.lifted():
+            # Others wait until the rank has come to the first step's door, whatever it does until then.
+            with memory_limit.lifted(), activity.during("loading packages"):
                 trainer = _trainer(config, Path(folder), member, device)
         memory_limit.tighten()
         try:
@@ -234,9 +235,8 @@ def _trainer(config: TrainConfig, folder: Path, member: Membership, device: Devi
     try:
         if recorder is not None:
             recorder.state("loading packages")
-        with activity.during("loading packages"):
-            import_module("torch._dynamo")  # DDP's constructor would
-            recipe = _load_recipe(config, folder)
+        import_module("torch._dynamo")  # DDP's constructor would
+        recipe = _load_recipe(config, folder)
     except BaseException as error:
         if recorder is not None:
             if not _was_freed(error):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import faults
 import pytest
@@ -143,10 +144,16 @@ def test_the_same_is_said_to_who_calls_from_python(notebook: Kernel) -> None:
     bound_s=6,
 )
 def test_a_rank_that_does_not_come_back_is_given_up_with_the_one_that_is_restarted(
-    notebook: Kernel, measured: Measured
+    notebook: Kernel, measured: Measured, tmp_path: Path
 ) -> None:
-    # Said when both have it: a Stop that came before would end the one that has not.
-    code = f"{IGNORES}\ndist.barrier()\nprint('working', flush=True)\n{ENDLESS}"
+    # Said when both ignore it: a Stop that came before would end the one that does not yet, and a barrier could be cut.
+    code = f"""
+from pathlib import Path
+{IGNORES}
+(Path({str(tmp_path)!r}) / str(rank)).touch()
+while len(list(Path({str(tmp_path)!r}).iterdir())) < 2: time.sleep(0.01)
+print('working', flush=True)
+{ENDLESS}"""
     done = notebook.run(
         f"%%distributed\n{code}",
         meanwhile=notebook.manager.interrupt_kernel,

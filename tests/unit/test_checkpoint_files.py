@@ -257,9 +257,9 @@ def test_on_a_full_disk_a_save_is_told_nothing_is_left_of_it_and_the_last_good_o
     told: list[tuple[str, str, int]] = []
     writer = Writer(disk, 3, lambda *event: told.append(event))
     writer.begin(5, BIG, ABOUT)
-    wait_until(lambda: len(told) == 1, told)
+    writer.wait()
     writer.begin(10, BIG, ABOUT)
-    wait_until(lambda: len(told) == 2, told)
+    writer.wait()
     failure = "checkpoint at step {} could not be written: No space left on device; the last good one is step-00000005"
     assert told == [("checkpoint", "step-00000005", 5), ("note", failure.format(10), 10)]
     assert names(disk) == ["step-00000005"]
