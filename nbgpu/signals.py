@@ -11,15 +11,19 @@ from typing import Any
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Holds an interrupt (SIGINT) back until the block has ended, and raises KeyboardInterrupt then.
+    """Hold an interrupt (SIGINT) back until the block has ended, and give it then to the handler from before.
+
+    That handler raises KeyboardInterrupt, as a rule. In a callback of an event loop this would end the loop and not the
+    cell: there ipykernel's own handler, which cancels the cell, must hear of it.
 
     Interrupts come to the main thread only: on another one there is nothing to hold back, and neither is there in
     a process that ignores them, as one that a shell has put into the background. A block within such a block adds
-    nothing: the interrupt is raised at the end of the outer one.
+    nothing: the interrupt is handled at the end of the outer one.
     """
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
-    if not is_main or before is signal.SIG_IGN or isinstance(before, _Note):
+    # None stands for a handler that was set in C, and that cannot be put back from here.
+    if not is_main or before in (signal.SIG_IGN, None) or isinstance(before, _Note):
         yield
         return
     note = _Note()
@@ -29,7 +33,7 @@ def uninterrupted() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, before)
     if note.interrupted:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
 
 class _Note:

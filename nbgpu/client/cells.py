@@ -25,6 +25,7 @@ from nbgpu.client.results import collect, sentence
 from nbgpu.client.watch import RankWatch
 from nbgpu.errors import CellInterrupted, ClusterError, RankError
 from nbgpu.records import CellOptions
+from nbgpu.signals import uninterrupted
 
 _REFRESH_PERIOD_S = 0.1
 _OFFER_STOP_AFTER_S = 2.0
@@ -142,8 +143,7 @@ class DistributedCell:
         """The same for callers that are no coroutine, such as a line magic."""
         try:
             try:
-                while self._watch.pending():
-                    self._watch.wait(_REFRESH_PERIOD_S)
+                while self._wait_a_moment():
                     self._refresh()
             except KeyboardInterrupt:
                 queue.keep_what_comes_now()
@@ -152,6 +152,16 @@ class DistributedCell:
             self._finish()
         finally:
             self._close()
+
+    def _wait_a_moment(self) -> bool:
+        """Wait for news of the ranks; return whether some still work."""
+        # Here an interrupt may come anywhere. In the midst of a `Condition` it would leave the condition's lock taken,
+        # and the thread that brings the ranks' answers would wait for that for ever.
+        with uninterrupted():
+            if not self._watch.pending():
+                return False
+            self._watch.wait(_REFRESH_PERIOD_S)
+            return True
 
     def _interrupted(self) -> CellInterrupted:
         # One may have ended after it had come back.
@@ -182,8 +192,10 @@ class DistributedCell:
         )
 
     def _refresh(self) -> None:
-        self._watch.check()
-        if not self._watch.pending() or (now_s := time.monotonic()) < self._refresh_due_s:
+        with uninterrupted():
+            self._watch.check()
+            is_over = not self._watch.pending()
+        if is_over or (now_s := time.monotonic()) < self._refresh_due_s:
             return  # a rank has come back, whose output can wait for the others or is shown at the end
         self._refresh_due_s = now_s + _REFRESH_PERIOD_S
         self._tell_what_was_reloaded()

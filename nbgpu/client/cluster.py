@@ -460,7 +460,8 @@ class Cluster:
             self.note_use()
         for result in results.values():
             # Output takes another socket than the result, and may come after it.
-            result.wait_for_output(_OUTPUT_PATIENCE_S)
+            with uninterrupted():
+                result.wait_for_output(_OUTPUT_PATIENCE_S)
         return {rank: result.stdout for rank, result in results.items()}
 
     def apply(
@@ -482,9 +483,13 @@ class Cluster:
         """Waits for the ranks, frees those that wait for one which failed, and makes the group good again."""
         try:
             with StandstillNotice(self.ranks) as notice:
-                while watch.pending() and not watch.stuck():
-                    watch.wait(_WATCH_PERIOD_S)
-                    watch.check()
+                while True:
+                    # As in a cell, an interrupt in the midst of a `Condition` would leave its lock taken.
+                    with uninterrupted():
+                        if not watch.pending() or watch.stuck():
+                            break
+                        watch.wait(_WATCH_PERIOD_S)
+                        watch.check()
                     notice.check(results)
                     if stop is not None and stop.is_set():
                         self._stop(watch, results)

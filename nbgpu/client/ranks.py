@@ -336,8 +336,13 @@ class Ranks:
         """
         severed = False
         give_up_s = time.monotonic() + timeout_s
-        while (waiting := [r for r in results.values() if not r.ready()]) and time.monotonic() < give_up_s:
-            waiting[0].wait(_POLL_PERIOD_S)
+        while True:
+            # As in `collect`.
+            with uninterrupted():
+                waiting = [result for result in results.values() if not result.ready()]
+                if not waiting or time.monotonic() > give_up_s:
+                    break
+                waiting[0].wait(_POLL_PERIOD_S)
             gone = self.gone()
             if not severed and (gone or failures({r: a for r, a in results.items() if a.ready()})):
                 self.sever()

@@ -17,6 +17,7 @@ from nbgpu.client.process_id import CoreUse
 from nbgpu.client.ranks import Ranks
 from nbgpu.client.results import LeftResult, failures
 from nbgpu.records import RankFailure
+from nbgpu.signals import uninterrupted
 
 _INTERRUPT_AFTER_S = 0.4
 _GIVE_UP_AFTER_S = 1.7
@@ -139,9 +140,13 @@ class RankWatch:
         """What Stop does: interrupts and frees the ranks that still work, and waits a moment for them."""
         self._interrupt()
         self.free()
-        while self.pending() and not self.stuck():
-            time.sleep(0.01)
-            self.check()
+        while True:
+            # A second interrupt must not come in the midst of an answer.
+            with uninterrupted():
+                if not self.pending() or self.stuck():
+                    return
+                time.sleep(0.01)
+                self.check()
 
     def _interrupt(self) -> None:
         """Again and again: an engine that is just about to begin with the cell, or to end it, ignores it."""
