@@ -329,14 +329,14 @@ def test_tab_completes_and_shift_tab_explains_names_of_the_ranks(lab: Lab, page:
 
 
 @pytest.mark.subshells
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_a_sweep_is_watched_and_stopped(lab: Lab, page: Page) -> None:
     lab.write_notebook("sweep.ipynb", [SWEEP])
     notebook = Notebook(page, lab, "sweep.ipynb")
     notebook.open()
     notebook.run_cell(0)
     line = page.locator(".nbgpu-sweep-line")
-    expect(line).to_contain_text("best val_loss", timeout=90_000)
+    expect(line).to_contain_text("best val_loss", timeout=150_000)
     expect(line).to_contain_text("running: 0 of 2 trials finished, 2 at work")
     expect(page.get_by_role("rowheader", name=re.compile(r"^\W*1"))).to_be_visible()
     page.get_by_role("img", name="Chart of the trials").locator("svg").wait_for()
@@ -354,7 +354,7 @@ def test_a_sweep_is_watched_and_stopped(lab: Lab, page: Page) -> None:
 
 
 @pytest.mark.subshells
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_a_run_that_hangs_says_so_and_stops(lab: Lab, page: Page) -> None:
     settings = {
         "data": "phantoms",
@@ -377,7 +377,7 @@ def test_a_run_that_hangs_says_so_and_stops(lab: Lab, page: Page) -> None:
         r"rank 0 waits in DDP backward, step 40, for \d+ s; rank 1 is at faulty, line \d+ of an earlier cell"
     )
     hang = page.locator(".nbgpu-hang")
-    expect(hang).to_have_text(said, timeout=90_000)
+    expect(hang).to_have_text(said, timeout=150_000)
     # Under the cell, too.
     expect(page.locator(".jp-OutputArea-output b", has_text=said)).to_be_visible()
     screenshot(page, "hang")
