@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -72,14 +73,18 @@ class Place:
         return f"is {'at ' if self.where.place else ''}{told(self.where)}"
 
 
-def notice(places: Mapping[int, Place], after_s: float) -> str:
-    """What `told_of_all` says; empty unless a rank waits in a collective for `after_s` seconds, and not for a rank that gets
-    on with what only this one does, or stands still."""
-    waits_s = [place.for_s for place in places.values() if place.waits]
+def notice(places: Mapping[int, Place], after_s: float, since_busy_s: float = math.inf) -> str:
+    """What `told_of_all` says; empty unless a rank waits in a collective for `after_s` seconds, or one stands still.
+
+    Args:
+        places: by rank.
+        after_s: the time that ranks may wait.
+        since_busy_s: how long no rank has got on with what the others wait for. Their waiting before that is explained.
+    """
+    waits_s = [min(place.for_s, since_busy_s) for place in places.values() if place.waits]
     # Where all wait in the same place they do so since the last one came; until then the others waited for that one.
     are_together = len(waits_s) == len(places) and len({place.kind for place in places.values()}) == 1
     hangs = bool(waits_s) and (min(waits_s) if are_together else max(waits_s)) >= after_s
-    hangs &= not any(place.is_busy and place.for_s < after_s for place in places.values())
     hangs |= any(place.stands_still for place in places.values())
     return told_of_all(places) if hangs else ""
 
@@ -138,7 +143,7 @@ class HangWatch:
         self._work = work
         self._is_busy = is_busy
         self._period_s = min(_LONGEST_PERIOD_S, notice_after_s / _PERIODS_BEFORE_NOTICE or _LONGEST_PERIOD_S)
-        self._asked_mono_s = self._began_mono_s = time.monotonic()
+        self._asked_mono_s = self._began_mono_s = self._busy_mono_s = time.monotonic()
         self._here_since: dict[int, tuple[Whereabouts, float]] = {}
         self.text = ""
         """The notice; empty while there is nothing to say."""
@@ -154,8 +159,11 @@ class HangWatch:
         self._asked_mono_s = now_s
         self._lookout.ask()
         places = self._look()
+        # Also of a rank that is busy no more: it may take a moment to join the others, and they wait since long before.
+        got_on_mono_s = [now_s - place.for_s for place in places.values() if place.is_busy]
+        self._busy_mono_s = max([self._busy_mono_s, *got_on_mono_s])
         if self._notice_after_s:
-            self.text = notice(places, self._notice_after_s)
+            self.text = notice(places, self._notice_after_s, now_s - self._busy_mono_s)
 
     def wait_longer_than(self, seconds: float) -> bool:
         """Whether a rank has stood still, or waited in a collective, for longer, and does so now: where that was known a second
@@ -242,8 +250,9 @@ class HangWatch:
         if silent_s > _SILENCE_WORTH_SAYING_S:
             # An import may hold the GIL, also before the rank has answered for the first time.
             where = here.where or _GETS_READY
-            if self._is_busy(rank) and where.is_busy and self._computes(rank):
-                return Place(where)
+            # Its last answer may be from just before it said that it is busy.
+            if self._is_busy(rank) and (where.is_busy or where.doing == "call") and self._computes(rank):
+                return Place(where if where.is_busy else _GETS_READY)
             return Place(
                 for_s=silent_s,
                 instead=self._lookout.silence(rank),

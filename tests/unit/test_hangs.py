@@ -58,7 +58,6 @@ FINISHED = Place(instead="has finished the cell")
             [_waits("barrier", 1, 7), Place(Whereabouts("call"), 7)],
             "rank 0 waits in barrier, cell line 1, for 7 s; rank 1 is busy",
         ),
-        ([_result(1), _waits("barrier", 1, 70)], ""),
         (
             [_result(8), _waits("barrier", 1, 70)],
             "rank 0 is working out the result, in result, recipe.py line 3, with no progress for 8 s; "
@@ -71,6 +70,16 @@ FINISHED = Place(instead="has finished the cell")
 )  # fmt: skip
 def test_who_waits_where_and_who_does_not(places: list[Place], said: str) -> None:
     assert notice(dict(enumerate(places)), after_s=5) == said
+
+
+@pytest.mark.parametrize("slow", [_result(1), _works(2, "load()"), Place(Whereabouts("call"), 70)])
+def test_waiting_for_a_rank_that_was_busy_just_now_is_no_hang(slow: Place) -> None:
+    places = {0: _waits("barrier", 1, 70), 1: slow}
+    assert not notice(places, after_s=5, since_busy_s=0)
+    assert not notice(places, after_s=5, since_busy_s=4.9)
+    assert notice(places, after_s=5, since_busy_s=5).startswith(
+        "rank 0 waits in barrier, cell line 1, for 70 s"
+    )
 
 
 @pytest.mark.parametrize(
