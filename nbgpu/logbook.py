@@ -84,8 +84,8 @@ class MetricsFile:
             file.seek(end)
             if end > begin:
                 end += len(file.readline())
-            lines = file.read().splitlines(keepends=True)
-            whole = [line for line in lines if line.endswith(b"\n")]
+            read = file.read().splitlines(keepends=True)
+            whole = [line for line in read if line.endswith(b"\n")]
             try:
                 steps = [int(line.split(b",")[0]) for line in whole]
             except ValueError:

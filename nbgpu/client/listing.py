@@ -38,10 +38,10 @@ def table() -> str:
         for entry in known
     ]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
+    shown = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
-    return "\n".join([*lines, *notes])
+    return "\n".join([*shown, *notes])
 
 
 def stop(names: Sequence[str], everything: bool = False) -> list[str]:

@@ -15,6 +15,7 @@ import shutil
 import stat
 import sys
 import time
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -63,17 +64,17 @@ class Footprint(BaseModel):
     run: Path | None = None
     """The folder of the run that was started last."""
 
+    @abstractmethod
     def gpus(self) -> list[str]:
         """The UUIDs of its GPUs, each once."""
-        raise NotImplementedError
 
+    @abstractmethod
     def device_names(self) -> list[str]:
         """By rank: 'GPU 0', 'CPU'."""
-        raise NotImplementedError
 
+    @abstractmethod
     def is_to_be_kept(self) -> bool:
         """Whether it was started with `keep`."""
-        raise NotImplementedError
 
     def alive(self) -> bool:
         """Whether any of its processes runs; while it starts, whether the owner does."""
@@ -341,16 +342,19 @@ def _read(path: Path) -> AnyEntry | None:
             text = file.read()
     except OSError:
         return None
-    entry: AnyEntry
     try:
-        try:
-            entry = Entry.model_validate_json(text)
-        except ValidationError as error:
-            unknown = "; ".join(".".join(map(str, e["loc"])) + f": {e['msg']}" for e in error.errors())
-            entry = EntryOfAnotherVersion.model_validate_json(text).model_copy(update={"unknown": unknown})
+        entry = _parsed(text)
     except ValidationError:
         return None
     return entry if _path(entry) == path else None
+
+
+def _parsed(text: bytes) -> AnyEntry:
+    try:
+        return Entry.model_validate_json(text)
+    except ValidationError as error:
+        unknown = "; ".join(".".join(map(str, e["loc"])) + f": {e['msg']}" for e in error.errors())
+    return EntryOfAnotherVersion.model_validate_json(text).model_copy(update={"unknown": unknown})
 
 
 def _write(entry: Entry) -> None:

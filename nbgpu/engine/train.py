@@ -145,7 +145,7 @@ def _go_on(folder: str, mended: str) -> RunState:
             cluster, config = read_toml(Path(folder) / "run.toml")
             device = member.described or devices.choose(cluster.gpus, member.world_size)[member.rank]
             # An import that gets no more memory leaves half a module behind, which is of no use ever after.
-            # Others wait until the rank has come to the first step's door, whatever it does until then.
+            # The notebook shows this activity, and calls nothing a hang, until every rank is ready for the first step.
             with memory_limit.lifted(), activity.during("loading packages"):
                 trainer = _trainer(config, Path(folder), member, device)
         memory_limit.tighten()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,16 +21,13 @@ def _nbgpu(
     folder: Path, *arguments: str, limit: str = "", **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """The command under a limit of the shell's, such as 'ulimit -n 64'."""
-    command = [
-        "bash",
-        "-c",
-        f'{limit or ":"} && exec "$@"',
-        "bash",
-        sys.executable,
-        "-m",
-        "nbgpu.cli",
-        *arguments,
-    ]
+    command = ["bash", "-c", f'{limit or ":"} && exec "$@"', "bash", sys.executable, "-m", "nbgpu.cli"]
+    return _run([*command, *arguments], folder, variables)
+
+
+def _run(
+    command: Sequence[str], folder: Path, variables: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
     environment = os.environ | variables
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=180)
 
@@ -56,11 +54,7 @@ with nbgpu.Cluster(gpus="none", ranks=1) as cluster:
     except nbgpu.RankError as error:
         print(error)
 """
-    command = [sys.executable, "-c", script]
-    environment = os.environ | {"PYTHONWARNINGS": "error"}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180, check=False
-    )
+    done = _run([sys.executable, "-c", script], tmp_path, {"PYTHONWARNINGS": "error"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("finished\n")
     assert "UserWarning: of the person" in done.stdout
@@ -92,16 +86,7 @@ with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
 """
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
-    environment = os.environ | {"TMPDIR": str(deep)}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    done = _run([sys.executable, "-c", script], tmp_path, {"TMPDIR": str(deep)})
     assert done.returncode == 0, done.stderr
     assert "AssertionError: on purpose" in done.stdout
     assert done.stdout.endswith("finished\n")
