@@ -18,7 +18,10 @@ def uninterrupted() -> Iterator[None]:
 
     Interrupts come to the main thread only: on another one there is nothing to hold back, and neither is there in
     a process that ignores them, as one that a shell has put into the background. A block within such a block adds
-    nothing: the interrupt is handled at the end of the outer one.
+    nothing: the interrupt is handled at the end of the outer one, or where `take_interrupt` is called.
+
+    So must all code be run that waits for another thread. An interrupt that is raised within `threading.Condition` leaves
+    its lock taken, and the other thread waits for that for ever.
     """
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
@@ -26,7 +29,7 @@ def uninterrupted() -> Iterator[None]:
     if not is_main or before in (signal.SIG_IGN, None) or isinstance(before, _Note):
         yield
         return
-    note = _Note()
+    note = _Note(before)
     signal.signal(signal.SIGINT, note)
     try:
         yield
@@ -36,10 +39,34 @@ def uninterrupted() -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)
 
 
-class _Note:
-    """A handler of SIGINT that only remembers that an interrupt came."""
+def take_interrupt() -> None:
+    """Give an interrupt that came in the `uninterrupted` block around the caller to the handler from before the block.
 
-    interrupted = False
+    For loops that wait: between two looks nothing is cut in two. Outside of such a block there is nothing to do.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    note = signal.getsignal(signal.SIGINT)
+    if not isinstance(note, _Note) or not note.interrupted:
+        return
+    note.interrupted = False
+    signal.signal(signal.SIGINT, note.before)
+    try:
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, note)
+
+
+class _Note:
+    """A handler of SIGINT that only remembers that an interrupt came.
+
+    Args:
+        before: the handler whose place it takes.
+    """
+
+    def __init__(self, before: Any) -> None:
+        self.before = before
+        self.interrupted = False
 
     def __call__(self, *_: Any) -> None:
         self.interrupted = True

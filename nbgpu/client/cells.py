@@ -25,7 +25,7 @@ from nbgpu.client.results import collect, sentence
 from nbgpu.client.watch import RankWatch
 from nbgpu.errors import CellInterrupted, ClusterError, RankError
 from nbgpu.records import CellOptions
-from nbgpu.signals import uninterrupted
+from nbgpu.signals import take_interrupt, uninterrupted
 
 _REFRESH_PERIOD_S = 0.1
 _OFFER_STOP_AFTER_S = 2.0
@@ -139,11 +139,14 @@ class DistributedCell:
             # A kernel interrupts a coroutine by cancelling it; to the person it is the same thing.
             raise self._interrupted() from None
 
+    @uninterrupted()
     def show_blocking(self) -> None:
         """The same for callers that are no coroutine, such as a line magic."""
         try:
             try:
-                while self._wait_a_moment():
+                while self._watch.pending():
+                    self._watch.wait(_REFRESH_PERIOD_S)
+                    take_interrupt()
                     self._refresh()
             except KeyboardInterrupt:
                 queue.keep_what_comes_now()
@@ -153,21 +156,12 @@ class DistributedCell:
         finally:
             self._close()
 
-    def _wait_a_moment(self) -> bool:
-        """Wait for news of the ranks; return whether some still work."""
-        # Here an interrupt may come anywhere. In the midst of a `Condition` it would leave the condition's lock taken,
-        # and the thread that brings the ranks' answers would wait for that for ever.
-        with uninterrupted():
-            if not self._watch.pending():
-                return False
-            self._watch.wait(_REFRESH_PERIOD_S)
-            return True
-
     def _interrupted(self) -> CellInterrupted:
         # One may have ended after it had come back.
         lost = {*self._watch.gone, *self._cluster.ranks.gone()}
         return CellInterrupted(sorted(lost), self._cluster.world_size)
 
+    @uninterrupted()
     def values(self) -> dict[int, Any]:
         """The value of the cell's last expression on each rank, None where it has none; after the cell's end."""
         last_value = ipp.Reference("lambda count: get_ipython().user_ns['Out'].get(count)")
@@ -191,11 +185,10 @@ class DistributedCell:
             self._cluster.config.notice_after_s,
         )
 
+    @uninterrupted()
     def _refresh(self) -> None:
-        with uninterrupted():
-            self._watch.check()
-            is_over = not self._watch.pending()
-        if is_over or (now_s := time.monotonic()) < self._refresh_due_s:
+        self._watch.check()
+        if not self._watch.pending() or (now_s := time.monotonic()) < self._refresh_due_s:
             return  # a rank has come back, whose output can wait for the others or is shown at the end
         self._refresh_due_s = now_s + _REFRESH_PERIOD_S
         self._tell_what_was_reloaded()

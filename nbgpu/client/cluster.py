@@ -47,7 +47,7 @@ from nbgpu.errors import (
 )
 from nbgpu.protocol.calls import Call
 from nbgpu.records import CellOptions, Device
-from nbgpu.signals import uninterrupted
+from nbgpu.signals import take_interrupt, uninterrupted
 from nbgpu.suitability import settled
 
 if TYPE_CHECKING:
@@ -425,6 +425,7 @@ class Cluster:
             lambda chosen: self.ranks.send_cell(chosen, code, options, arrivals, is_awaited),
         )
 
+    @uninterrupted()
     def _send(
         self, code: str, ranks: Sequence[int] | None, send: Callable[[Sequence[int]], Mapping[int, _R]]
     ) -> dict[int, _R]:
@@ -436,14 +437,15 @@ class Cluster:
         results: dict[int, _R] = {}
         try:
             # Sent to some ranks only, it would meet the others' next cell in a collective.
-            with uninterrupted():
-                results |= send(chosen)
+            results |= send(chosen)
+            take_interrupt()
         except KeyboardInterrupt:
             self._stop(RankWatch(self.ranks, results), results)
             self.history.forget_newest(chosen)
             raise
         return results
 
+    @uninterrupted()
     def execute(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, str]:
         """Runs code on the ranks and returns what each printed to stdout.
 
@@ -460,10 +462,10 @@ class Cluster:
             self.note_use()
         for result in results.values():
             # Output takes another socket than the result, and may come after it.
-            with uninterrupted():
-                result.wait_for_output(_OUTPUT_PATIENCE_S)
+            result.wait_for_output(_OUTPUT_PATIENCE_S)
         return {rank: result.stdout for rank, result in results.items()}
 
+    @uninterrupted()
     def apply(
         self, function: Callable[..., Any], *args: Any, ranks: Sequence[int] | None = None
     ) -> dict[int, Any]:
@@ -483,13 +485,10 @@ class Cluster:
         """Waits for the ranks, frees those that wait for one which failed, and makes the group good again."""
         try:
             with StandstillNotice(self.ranks) as notice:
-                while True:
-                    # As in a cell, an interrupt in the midst of a `Condition` would leave its lock taken.
-                    with uninterrupted():
-                        if not watch.pending() or watch.stuck():
-                            break
-                        watch.wait(_WATCH_PERIOD_S)
-                        watch.check()
+                while watch.pending() and not watch.stuck():
+                    watch.wait(_WATCH_PERIOD_S)
+                    watch.check()
+                    take_interrupt()
                     notice.check(results)
                     if stop is not None and stop.is_set():
                         self._stop(watch, results)
@@ -520,6 +519,7 @@ class Cluster:
         else:
             self.news += self.restore_group(watch, results)
 
+    @uninterrupted()
     def restore_group(
         self, watch: RankWatch, results: Mapping[int, ipp.AsyncResult], failed: Sequence[int] = ()
     ) -> list[str]:
@@ -683,6 +683,7 @@ class Cluster:
             + " ".join(f"%nbgpu restart --rank {rank} --replay runs its cells again." for rank in ranks)
         )
 
+    @uninterrupted()
     def restart(self, rank: int | None = None, replay: bool = False) -> str:
         """Ends one rank and puts a new engine in its place, or starts the whole cluster anew.
 
@@ -751,6 +752,7 @@ class Cluster:
             while set(watch.pending()) - set(watch.stuck()):
                 time.sleep(_POLL_PERIOD_S)
                 watch.check()
+                take_interrupt()
         self._left_behind = {}
         return watch.stuck()
 

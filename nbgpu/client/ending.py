@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from nbgpu.client import queue
+from nbgpu.signals import take_interrupt, uninterrupted
 
 _WAIT_PERIOD_S = 0.1
 
@@ -62,6 +63,7 @@ class Ending(Generic[State]):
         """Waits, and does not complain."""
         self._over.wait(timeout_s)
 
+    @uninterrupted()
     def wait(
         self,
         timeout_s: float | None,
@@ -79,8 +81,8 @@ class Ending(Generic[State]):
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            # In slices, because a plain wait would hold off the interrupt on some platforms.
             while not self._over.wait(_WAIT_PERIOD_S):
+                take_interrupt()
                 meanwhile()
                 if deadline_s is not None and time.monotonic() > deadline_s:
                     raise TimeoutError(f"{self._name} is still {describe()} after {timeout_s:g} s")
@@ -88,5 +90,7 @@ class Ending(Generic[State]):
             queue.keep_what_comes_now()
             if not self.over:
                 stop()
-                self._over.wait(patience_s)
+                give_up_s = time.monotonic() + patience_s
+                while not self._over.wait(_WAIT_PERIOD_S) and time.monotonic() < give_up_s:
+                    take_interrupt()
             raise

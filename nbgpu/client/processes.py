@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -30,7 +31,7 @@ from nbgpu.client.arrivals import Client
 from nbgpu.client.process_id import ProcessId
 from nbgpu.errors import ClusterError
 from nbgpu.records import CLUSTER_FOLDER, CONTROLLER_PID, KEPT, TAKEN
-from nbgpu.signals import uninterrupted
+from nbgpu.signals import take_interrupt, uninterrupted
 from nbgpu.unix_sockets import short_path
 
 _log = logging.getLogger("nbgpu.cluster")
@@ -45,6 +46,7 @@ _LOOK_PERIOD_S = 0.05
 """Who sends a cell every few milliseconds does not look at the processes each time."""
 _CONTROLLER_PATIENCE_S = 1.0
 _NURSERY_PATIENCE_S = 60.0
+_POLL_PERIOD_S = 0.05
 _THREAD_PATIENCE_S = 5.0
 _VMSTAT = Path("/proc/vmstat")
 _CLUSTER_ID = "nbgpu"
@@ -176,6 +178,8 @@ class Processes:
             except ProcessLookupError:
                 raise ClusterError(f"the {name} ended during the start. {self.log_tail()}") from None
 
+    # Cut in two, the client would leave a thread and sockets that nobody knows.
+    @uninterrupted()
     def connect(self, num_engines: int, timeout_s: float) -> Any:
         """ipyparallel's client, to which every engine has come.
 
@@ -191,8 +195,7 @@ class Processes:
         try:
             while client is None:
                 try:
-                    # Cut in two, it would leave a thread and sockets that nobody knows.
-                    with _no_warning_of_missing_signatures(), uninterrupted():
+                    with _no_warning_of_missing_signatures():
                         client = Client(connection, timeout=min(patience_s, timeout_s))
                 except TimeoutError:
                     # It may have ended just after it had written how it is reached, or have much to do: then it gets
@@ -216,7 +219,7 @@ class Processes:
         """
         with self._nursery() as nursery:
             nursery.sendall(json.dumps({"fork": True}).encode())
-            answer = json.loads(nursery.recv(4096))
+            answer = json.loads(_received(nursery))
             with uninterrupted():
                 take(answer["pid"], answer["engine"])
                 nursery.sendall(TAKEN)
@@ -364,6 +367,17 @@ class Processes:
                 f"start_timeout_s. {self.log_tail()}"
             )
         time.sleep(0.01)
+        take_interrupt()
+
+
+def _received(nursery: socket.socket) -> bytes:
+    """The answer of the process that starts engines; TimeoutError where it takes too long."""
+    give_up_s = time.monotonic() + _NURSERY_PATIENCE_S
+    while not select.select([nursery], [], [], _POLL_PERIOD_S)[0]:
+        take_interrupt()
+        if time.monotonic() > give_up_s:
+            raise TimeoutError(f"no answer within {_NURSERY_PATIENCE_S:g} s")
+    return nursery.recv(4096)
 
 
 def _end_thread_of(cluster: ipp.Cluster) -> None:

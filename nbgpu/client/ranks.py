@@ -31,7 +31,7 @@ from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, RankError
 from nbgpu.protocol.calls import Call
 from nbgpu.records import CellOptions, Device, GivenUp
-from nbgpu.signals import uninterrupted
+from nbgpu.signals import take_interrupt, uninterrupted
 from nbgpu.unix_sockets import short_path
 
 _log = logging.getLogger("nbgpu.cluster")
@@ -141,6 +141,7 @@ class Ranks:
         engines = {rank: self._engine(rank) for rank in ranks}
         return self._client.send_cell(engines, code, options, arrivals, is_awaited)
 
+    @uninterrupted()
     def prepare_for(self, rung: Rung, anew: bool) -> None:
         """Gives the engines their places for a way to talk.
 
@@ -157,6 +158,7 @@ class Ranks:
                 for by_rank in (self.seating.engines, self.seating.pids):
                     del by_rank[gone]
 
+    @uninterrupted()
     def join(self, timeout_s: float) -> list[str]:
         """Forms the first group; returns the variables that were set for its way to talk, as 'NAME=value'.
 
@@ -171,6 +173,7 @@ class Ranks:
             self._wait_for_output_path(rank, timeout_s)
         return list(dict.fromkeys(setting for settings in told.values() for setting in settings))
 
+    @uninterrupted()
     def call(
         self, function: str, *args: Any, ranks: Iterable[int] | None = None, seated: bool = False
     ) -> dict[int, ipp.AsyncResult]:
@@ -224,6 +227,7 @@ class Ranks:
         """ClusterError where the controller, or the engines' parent, is gone: nothing sent would arrive."""
         self._processes.require_reachable()
 
+    @uninterrupted()
     def untouched_by_cell(self) -> bool:
         """Whether nothing went through the process groups in the last cell, on no rank."""
         return all(collect(self.call(Call.UNTOUCHED_BY_CELL), _REGROUP_PATIENCE_S).values())
@@ -246,6 +250,7 @@ class Ranks:
         chosen = self.seating.pids if ranks is None else ranks
         return {rank: why for rank in chosen if (why := process_id.standstill(self.seating.pids[rank]))}
 
+    @uninterrupted()
     def wait_for(self, results: Mapping[int, ipp.AsyncResult]) -> dict[int, Any]:
         """Collect the results of ranks, with a notice while one of them stands still.
 
@@ -284,6 +289,7 @@ class Ranks:
             glance.close()
         self._glances.clear()
 
+    @uninterrupted()
     def regroup(self, failed: Collection[int] = ()) -> list[str]:
         """Forms the process group anew on all ranks, and starts their DDP objects anew on it.
 
@@ -310,16 +316,14 @@ class Ranks:
         everybody = range(len(self))
         healthy = [rank for rank in everybody if rank not in self._distrusted] or list(everybody)
         try:
-            with uninterrupted():
-                self.seating.generation += 1
-                self.seating.is_whole = False
-                self._note()
-                joining = self.call(Call.JOIN_AGAIN, self.seating.generation, healthy, seated=True)
+            self.seating.generation += 1
+            self.seating.is_whole = False
+            self._note()
+            joining = self.call(Call.JOIN_AGAIN, self.seating.generation, healthy, seated=True)
             lost = self._meet(joining, _REGROUP_PATIENCE_S)
         except BaseException:
-            # Also where the person stopped it: those that came would wait for one that was not even called.
-            with uninterrupted():
-                self.sever()
+            # Also where the person stopped it: the ranks that came would wait for one that does not.
+            self.sever()
             raise
         self.seating.is_whole = True
         self._distrusted.clear()
@@ -336,13 +340,11 @@ class Ranks:
         """
         severed = False
         give_up_s = time.monotonic() + timeout_s
-        while True:
-            # As in `collect`.
-            with uninterrupted():
-                waiting = [result for result in results.values() if not result.ready()]
-                if not waiting or time.monotonic() > give_up_s:
-                    break
-                waiting[0].wait(_POLL_PERIOD_S)
+        while waiting := [result for result in results.values() if not result.ready()]:
+            if time.monotonic() > give_up_s:
+                break
+            waiting[0].wait(_POLL_PERIOD_S)
+            take_interrupt()
             gone = self.gone()
             if not severed and (gone or failures({r: a for r, a in results.items() if a.ready()})):
                 self.sever()
@@ -355,6 +357,7 @@ class Ranks:
             raise ClusterError("; ".join([f"rank {named} did not answer within {timeout_s:g} s", *told]))
         return collect(results, _POLL_PERIOD_S)
 
+    @uninterrupted()
     def replace(self, ranks: Collection[int], rehearse: Callable[[int], None] | None = None) -> list[str]:
         """Gives ranks new engines, ends the old ones where they still live, and forms the group anew.
 
@@ -389,18 +392,19 @@ class Ranks:
             for pid, _ in arrived.values():
                 self._dismiss(pid)
             raise
-        with uninterrupted():
-            for rank, (pid, engine) in arrived.items():
-                self.seating.engines[rank] = engine
-                self.seating.pids[rank] = pid
-                self.seating.spares.pop(pid)
+        for rank, (pid, engine) in arrived.items():
+            self.seating.engines[rank] = engine
+            self.seating.pids[rank] = pid
+            self.seating.spares.pop(pid)
 
+    @uninterrupted()
     def prepare_to_train(self, recipes: Iterable[str]) -> None:
         """Has what training needs imported where a rank's replacement will come from; returns at once."""
         self._processes.prepare_engines(list(recipes))
         for engine in set(self.seating.spares.values()) & set(self._client.ids):
             self._client[engine].apply_async(reference(Call.GET_READY_TO_TRAIN), list(recipes))
 
+    @uninterrupted()
     def add_spares(self, num_spares: int) -> None:
         """Starts spare engines until there are so many; they come in their own time."""
         while len(self.seating.spares) < num_spares:
@@ -433,6 +437,7 @@ class Ranks:
             os.kill(pid, signal.SIGKILL)
         self.seating.spares.pop(pid, None)
 
+    @uninterrupted()
     def end(self, ranks: Iterable[int], why: str = "") -> None:
         """Ends the processes of ranks; ClusterError where one does not go.
 
@@ -453,6 +458,7 @@ class Ranks:
                         "%nbgpu stop, then look at it with ps"
                     )
                 time.sleep(_POLL_PERIOD_S)
+                take_interrupt()
 
     def _wait_for_output_path(self, rank: int, timeout_s: float) -> None:
         """Makes sure that what a rank prints arrives: a subscription on the way to it takes a moment, and what
@@ -463,6 +469,7 @@ class Ranks:
                 raise ClusterError(
                     f"what rank {rank} prints does not arrive. {self._processes.log_tail('controller')}"
                 )
+            take_interrupt()
 
     def _wait_for(self, engines: Collection[int]) -> None:
         give_up_s = time.monotonic() + _ENGINE_PATIENCE_S
@@ -472,6 +479,7 @@ class Ranks:
                     f"a new engine did not come within {_ENGINE_PATIENCE_S:g} s. {self._processes.log_tail()}"
                 )
             time.sleep(_POLL_PERIOD_S)
+            take_interrupt()
 
 
 class StandstillNotice:

@@ -13,12 +13,13 @@ import ipyparallel as ipp
 from nbgpu import runs
 from nbgpu.errors import ClusterError, RankError
 from nbgpu.records import RankFailure, RunState
-from nbgpu.signals import uninterrupted
+from nbgpu.signals import take_interrupt, uninterrupted
 
 _CHECK_PERIOD_S = 0.2
 _LOOK_PERIOD_S = 0.02
 
 
+@uninterrupted()
 def collect(
     results: Mapping[int, ipp.AsyncResult],
     timeout_s: float | None = None,
@@ -33,12 +34,8 @@ def collect(
     """
     give_up_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
     for rank, result in results.items():
-        while True:
-            # An interrupt in the midst of a `Condition` would leave its lock taken, and the thread that brings the answers
-            # would wait for that for ever.
-            with uninterrupted():
-                if result.wait(max(0.0, min(_CHECK_PERIOD_S, give_up_s - time.monotonic()))):
-                    break
+        while not result.wait(max(0.0, min(_CHECK_PERIOD_S, give_up_s - time.monotonic()))):
+            take_interrupt()
             check()
             if time.monotonic() > give_up_s:
                 raise ClusterError(f"rank {rank} did not answer within {timeout_s:g} s")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbgpu.client.results import collect
+from nbgpu.signals import uninterrupted
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Seating:
     """Whether all ranks came to that group, and it has not been given up since."""
 
     @classmethod
+    @uninterrupted()
     def at_start(cls, client: Any, world_size: int, timeout_s: float, check: Callable[[], None]) -> Seating:
         """The first engines, in the order of their numbers, are the ranks; the others are spares.
 

@@ -17,7 +17,7 @@ from nbgpu.client.process_id import CoreUse
 from nbgpu.client.ranks import Ranks
 from nbgpu.client.results import LeftResult, failures
 from nbgpu.records import RankFailure
-from nbgpu.signals import uninterrupted
+from nbgpu.signals import take_interrupt, uninterrupted
 
 _INTERRUPT_AFTER_S = 0.4
 _GIVE_UP_AFTER_S = 1.7
@@ -136,17 +136,15 @@ class RankWatch:
         self._use_when_freed = {rank: self._ranks.core_use(rank) for rank in self._freed}
         self._ranks.sever()
 
+    @uninterrupted()
     def stop(self) -> None:
         """What Stop does: interrupts and frees the ranks that still work, and waits a moment for them."""
         self._interrupt()
         self.free()
-        while True:
-            # A second interrupt must not come in the midst of an answer.
-            with uninterrupted():
-                if not self.pending() or self.stuck():
-                    return
-                time.sleep(0.01)
-                self.check()
+        while self.pending() and not self.stuck():
+            time.sleep(0.01)
+            self.check()
+            take_interrupt()
 
     def _interrupt(self) -> None:
         """Again and again: an engine that is just about to begin with the cell, or to end it, ignores it."""

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import DebugLevel, get_debug_level
 from torch.distributed import distributed_c10d
 
 from nbgpu.engine import flight, sockets, torch_settings
@@ -45,6 +46,17 @@ class Membership:
     described: Device | None = None
     """What the device is called, where the cluster has said so."""
 
+    @property
+    def timeout(self) -> timedelta:
+        """How long a collective may take, for torch."""
+        return timedelta(seconds=self.timeout_s)
+
+
+_CONNECT_TIMEOUT_S = 4.0
+"""For gloo to connect ranks that are all there, which takes it a few milliseconds. It waits five times as long for a peer's
+connection (gloo/transport/tcp/pair.cc, waitUntil)."""
+_MAKING_PATIENCE_S = 0.1
+"""So long a rank that is to be freed may go on connecting to its peers: cut off in the middle, it would keep them waiting."""
 
 _membership: Membership | None = None
 _bytes_before_cell = 0
@@ -102,13 +114,18 @@ def form(member: Membership, rendezvous: Path | None, generation: int = 0) -> No
     # torch numbers its groups, and ranks meet under the number. It keeps that of a forming that failed on one rank
     # only, which would never meet the others again.
     distributed_c10d._world.group_count = 0
-    dist.init_process_group(
-        torch_backend(member.backend),
-        store=store,
-        rank=member.rank,
-        world_size=member.world_size,
-        timeout=timedelta(seconds=member.timeout_s),
-    )
+    with sockets.group_in_the_making():
+        if store is not None:
+            _meet(store, member)
+        dist.init_process_group(
+            torch_backend(member.backend),
+            store=store,
+            rank=member.rank,
+            world_size=member.world_size,
+            timeout=member.timeout if store is None else _connect_timeout(member),
+        )
+    if store is not None:
+        _let_collectives_wait(member.timeout)
     _refuse_given_up()
     sockets.refuse_other_users()
     prove(member.world_size, member.device)
@@ -118,6 +135,33 @@ def form(member: Membership, rendezvous: Path | None, generation: int = 0) -> No
             if left_over.is_symlink() and left_over != store_file:
                 left_over.unlink(missing_ok=True)
     _membership = member
+
+
+def _meet(store: dist.Store, member: Membership) -> None:  # type: ignore[name-defined]
+    """Wait until all ranks have come to this generation; DistStoreError where it is given up before they have.
+
+    This wait may take long, and `give_up` ends it. gloo's wait for the connection of a peer hears of nothing, so that it
+    must not begin before all are there. For the same reason a rank that was here goes on to connect when all are,
+    also where the generation was given up meanwhile: the others may be connecting already.
+    """
+    store.set(f"nbgpu/here/{member.rank}", "")
+    store.wait([f"nbgpu/here/{rank}" for rank in range(member.world_size)], member.timeout)
+
+
+def _connect_timeout(member: Membership) -> timedelta:
+    """How long gloo may wait for the connections of ranks that have met.
+
+    One of them may be freed, or die, just then. Nothing else ends the others' wait for it.
+    """
+    if not hasattr(distributed_c10d, "_set_pg_timeout") or get_debug_level() == DebugLevel.DETAIL:
+        return member.timeout  # it could not be made longer afterwards
+    return min(member.timeout, timedelta(seconds=_CONNECT_TIMEOUT_S))
+
+
+def _let_collectives_wait(timeout: timedelta) -> None:
+    """Give the default group the timeout of its collectives, once it is connected."""
+    if get_debug_level() != DebugLevel.DETAIL and hasattr(distributed_c10d, "_set_pg_timeout"):
+        distributed_c10d._set_pg_timeout(timeout)
 
 
 def prove(world_size: int, device: torch.device) -> None:
@@ -220,6 +264,7 @@ def _cut() -> None:
     """Cut this rank off from the others; no group of this generation is of any use after it."""
     global _is_cut
     _is_cut = True
+    sockets.wait_for_group_in_the_making(_MAKING_PATIENCE_S)
     sockets.cut()
     if _store_file is not None:
         # A rank that makes a group reads this file again and again until the others have come, for half an hour and

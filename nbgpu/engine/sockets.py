@@ -29,6 +29,19 @@ _BYTES_ACKED_OFFSET = 120
 """Of struct tcp_info (linux/tcp.h): tcpi_bytes_acked and tcpi_bytes_received, 8 bytes each."""
 
 _of_groups: Connections = {}
+_is_in_the_making = False
+"""Whether the main thread makes a group."""
+
+
+@contextmanager
+def group_in_the_making() -> Iterator[None]:
+    """Have `wait_for_group_in_the_making` wait for the end of the block. For the main thread."""
+    global _is_in_the_making  # the thread that cuts reads it
+    before, _is_in_the_making = _is_in_the_making, True
+    try:
+        yield
+    finally:
+        _is_in_the_making = before
 
 
 @contextmanager
@@ -36,9 +49,17 @@ def noted_as_groups() -> Iterator[None]:
     """Notes the connections that appear meanwhile as those of a process group."""
     before = _open_connections()
     try:
-        yield
+        with group_in_the_making():
+            yield
     finally:
         _of_groups.update({fd: inode for fd, inode in _open_connections().items() if before.get(fd) != inode})
+
+
+def wait_for_group_in_the_making(patience_s: float) -> None:
+    """Wait until the main thread makes no group, at most so long. Call on another thread."""
+    give_up_s = time.monotonic() + patience_s
+    while _is_in_the_making and time.monotonic() < give_up_s:
+        time.sleep(_LOOK_PERIOD_S)
 
 
 def refuse_other_users() -> None:

@@ -156,6 +156,58 @@ def test_a_stop_while_a_rank_is_replaced(running: Kernel, code: str) -> None:
         has_as_many_processes(running, num)
 
 
+DALLIES = """
+import time
+from torch.distributed import Store, distributed_c10d
+make = distributed_c10d.ProcessGroupGloo
+
+class Dallying(Store):
+    def __init__(self, store):
+        super().__init__()
+        self.store = store
+
+    def set(self, key, value):
+        self.store.set(key, value)
+
+    def get(self, key):
+        time.sleep(2)
+        return self.store.get(key)
+
+    def wait(self, keys, *timeout):
+        time.sleep(2)
+        self.store.wait(keys, *timeout)
+
+    def has_extended_api(self):
+        return False
+
+def make_dallying(store, rank, size, timeout):
+    distributed_c10d.ProcessGroupGloo = make
+    return make(Dallying(store), rank, size, timeout=timeout)
+
+if rank == 1:
+    distributed_c10d.ProcessGroupGloo = make_dallying
+"""
+"""Once, one rank announces itself to the others, and looks for them so late that a Stop comes while they wait for it."""
+
+
+@row(
+    "Stop while the process group is formed, and one rank has not connected to the others",
+    "the next cell forms it: the sum is right, variables are kept",
+    bound_s=None,
+)
+def test_a_stop_while_ranks_connect(notebook: Kernel) -> None:
+    """gloo decides by chance who of two ranks waits for the other. With four ranks three times in four one waits for rank 1."""
+    assert notebook.run("%nbgpu start --gpus none --ranks 4").status == "ok"
+    try:
+        assert notebook.run(f"%%distributed\nkept = 5 + rank\n{DALLIES}").status == "ok"
+        done = run_and_stop(notebook, "import nbgpu\nnbgpu.current().ranks.regroup()", 1)
+        assert "KeyboardInterrupt" in done.error
+        again = notebook.run(f"{SUM}, kept", timeout_s=BOUND_S)
+        assert again.stdout == "".join(f"[{rank}] (4, {5 + rank})\n" for rank in range(4)), again.error
+    finally:
+        notebook.run("%nbgpu stop")
+
+
 @row(
     "code on a rank closes descriptors that are not its own",
     "its own rank ends and is replaced; the other keeps its variables, the sum is right",
