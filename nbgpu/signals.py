@@ -23,20 +23,33 @@ def uninterrupted() -> Iterator[None]:
     So must all code be run that waits for another thread. An interrupt that is raised within `threading.Condition` leaves
     its lock taken, and the other thread waits for that for ever.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGINT)
-    # None stands for a handler that was set in C, and that cannot be put back from here.
-    if not is_main or before in (signal.SIG_IGN, None) or isinstance(before, _Note):
+    with noted() as note:
         yield
+    if note.interrupted and not isinstance(signal.getsignal(signal.SIGINT), Note):
+        signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def noted() -> Iterator[Note]:
+    """Have an interrupt do no more during the block than be noted in what the block is given.
+
+    A block within such a block is given the outer one's note. Where no interrupt can come, or none is heard, nothing is noted.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and isinstance(before, Note):
+        yield before
         return
-    note = _Note(before)
+    note = Note(before)
+    # None stands for a handler that was set in C, and that cannot be put back from here.
+    if not is_main or before in (signal.SIG_IGN, None):
+        yield note
+        return
     signal.signal(signal.SIGINT, note)
     try:
-        yield
+        yield note
     finally:
         signal.signal(signal.SIGINT, before)
-    if note.interrupted:
-        signal.raise_signal(signal.SIGINT)
 
 
 def take_interrupt() -> None:
@@ -47,7 +60,7 @@ def take_interrupt() -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     note = signal.getsignal(signal.SIGINT)
-    if not isinstance(note, _Note) or not note.interrupted:
+    if not isinstance(note, Note) or not note.interrupted:
         return
     note.interrupted = False
     signal.signal(signal.SIGINT, note.before)
@@ -57,7 +70,7 @@ def take_interrupt() -> None:
         signal.signal(signal.SIGINT, note)
 
 
-class _Note:
+class Note:
     """A handler of SIGINT that only remembers that an interrupt came.
 
     Args:

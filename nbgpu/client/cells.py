@@ -97,6 +97,10 @@ class DistributedCell:
         finally:
             self._close()
 
+    def note_stop(self) -> None:
+        """Have `show` stop the ranks, if they are not back by then."""
+        self._stop_was_pressed = True
+
     async def _until_back(self) -> None:
         loop, thread = asyncio.get_running_loop(), threading.get_ident()
         returned = asyncio.Event()
@@ -115,7 +119,7 @@ class DistributedCell:
                 loop.call_soon_threadsafe(returned.set)
 
         def stop() -> None:
-            self._stop_was_pressed = True
+            self.note_stop()
             look()
 
         for result in self._results.values():

@@ -14,6 +14,7 @@ from typing import Any
 
 from nbgpu.client.cells import DistributedCell
 from nbgpu.errors import NbgpuError
+from nbgpu.signals import Note, noted
 
 _log = logging.getLogger("nbgpu.cluster")
 
@@ -25,10 +26,20 @@ _Text = tuple[str, str]
 
 
 class _Begun:
-    """A cell that is on its way to the ranks, or could not be sent."""
+    """A cell that is on its way to the ranks, or could not be sent.
 
-    def __init__(self, text: _Text, send: Callable[[str, str, int], DistributedCell], number: int) -> None:
+    Args:
+        text: the cell's.
+        send: sends it.
+        number: of the notebook's cell.
+        interrupt: notes a Stop until the cell runs.
+    """
+
+    def __init__(
+        self, text: _Text, send: Callable[[str, str, int], DistributedCell], number: int, interrupt: Note
+    ) -> None:
         self.text = text
+        self._interrupt = interrupt
         self._cell: DistributedCell | None = None
         self._error: BaseException | None = None
         try:
@@ -42,6 +53,8 @@ class _Begun:
         self._cell = self._error = None
         if error is not None:
             raise error
+        if cell is not None and self._interrupt.interrupted:
+            cell.note_stop()
         return cell
 
     def give_up(self) -> None:
@@ -100,14 +113,21 @@ def install(
     do_execute = kernel.do_execute
 
     async def send_and_execute(code: str, silent: bool, *args: Any, **options: Any) -> Mapping[str, Any]:
-        text = None
-        if magic in code and not silent and _nobody_else_has_a_say(shell):
-            text = read(_cleaned(shell, code))
-        begun = None if text is None else _Begun(text, send, shell.execution_count)
+        if magic in code and not silent:
+            # Before ipykernel waits for the cell, which hears of interrupts then, and after that, one would be raised in the
+            # kernel's own loop, and the notebook would get no answer.
+            with noted() as interrupt:
+                text = read(_cleaned(shell, code)) if _nobody_else_has_a_say(shell) else None
+                if text is not None:
+                    begun = _Begun(text, send, shell.execution_count, interrupt)
+                    return await executed(begun, code, silent, *args, **options)
+        return await executed(None, code, silent, *args, **options)
+
+    async def executed(begun: _Begun | None, *args: Any, **options: Any) -> Mapping[str, Any]:
         token = _begun.set(begun)
         outside = _in_a_cell.set(False)
         try:
-            answer: Mapping[str, Any] = await do_execute(code, silent, *args, **options)
+            answer: Mapping[str, Any] = await do_execute(*args, **options)
         finally:
             _begun.reset(token)
             _in_a_cell.reset(outside)

@@ -34,6 +34,7 @@ from nbgpu.client.cluster import Cluster, current
 from nbgpu.client.kept import attach
 from nbgpu.config import ClusterConfig, TrainConfig
 from nbgpu.errors import ConfigError, NbgpuError
+from nbgpu.signals import uninterrupted
 
 _CELL_MAGIC = "%%distributed"
 _COMMANDS = (
@@ -169,9 +170,10 @@ class NbgpuMagics(Magics):
         """Run the cell on every rank; its last value is shown, and its variables stay on the ranks."""
         # Reached in a terminal, and below another cell magic such as %%time.
         arguments = _options(line)
-        running = _cell(cell, arguments)
-        running.show_blocking()
-        _keep_values(running, arguments)
+        with uninterrupted():  # what has been sent is waited for, whenever a Stop comes
+            running = _cell(cell, arguments)
+            running.show_blocking()
+            _keep_values(running, arguments)
 
     @no_var_expand  # braces are the code's own
     @line_magic("distributed")  # type: ignore[arg-type]
@@ -179,7 +181,8 @@ class NbgpuMagics(Magics):
         """Run one line on every rank: %distributed x.shape"""
         if not line.strip():
             raise UsageError("%distributed CODE runs one line on every rank; %%distributed runs a cell")
-        DistributedCell(current(), line, None, None).show_blocking()
+        with uninterrupted():  # what has been sent is waited for, whenever a Stop comes
+            DistributedCell(current(), line, None, None).show_blocking()
 
     @line_magic
     def nbgpu(self, line: str) -> None:

@@ -12,6 +12,7 @@ from nbgpu.client.cluster import Cluster, current
 from nbgpu.client.ranks import reference
 from nbgpu.errors import CellInterrupted, ClusterError, RankError
 from nbgpu.protocol.calls import Call
+from nbgpu.signals import uninterrupted
 
 COMMAND = "%debug"
 """What is run on the rank. There it opens pdb, whose `input()` asks in the notebook."""
@@ -36,7 +37,8 @@ def open_debugger(cluster: Cluster, rank: int | None = None) -> None:
         )
     first = min(failed, key=lambda r: failed[r][0])
     print(f"rank {first} failed with {failed[first][1]}; q leaves the debugger")  # noqa: T201 - the magic's output
-    DistributedCell(cluster, COMMAND, [first], None).show_blocking()
+    with uninterrupted():  # what has been sent is waited for, whenever a Stop comes
+        DistributedCell(cluster, COMMAND, [first], None).show_blocking()
 
 
 @magics_class

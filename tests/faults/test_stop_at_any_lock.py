@@ -61,7 +61,7 @@ def notebook() -> Iterator[Kernel]:
         assert started.run("%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2").status == "ok"
         assert started.run(TRAP).status == "ok"
         yield started
-        started.run("%nbgpu stop")
+        started.run("threading.Condition.__enter__ = enter\n%nbgpu stop")
 
 
 @row(
@@ -94,3 +94,50 @@ def test_a_stop_with_a_lock_taken(notebook: Kernel, code: str) -> None:
         if "Nothing was run: run it again" in again.error:
             again = notebook.run(SUM, timeout_s=BOUND_S)
         assert again.stdout == "[0-1] 2\n", f"at lock {at} of {num_locks}: {again}"
+
+
+IN_THE_HEAD_START = """
+import signal, sys
+from nbgpu.client import head_start
+shell = get_ipython()
+send_and_execute = shell.kernel.do_execute
+steps = {"at": 0, "num": 0}
+
+def interrupt(frame, event, argument):
+    is_within = "/nbgpu/" in frame.f_code.co_filename and frame.f_code.co_name != "send_and_execute"
+    if event == "call" and is_within and (steps["num"] or frame.f_code.co_name != "noted"):
+        steps["num"] += 1
+        if steps["num"] == steps["at"]:
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+
+async def traced(code, *arguments, **options):
+    if code.startswith("%%distributed"):
+        steps["num"] = 0
+        sys.setprofile(interrupt)
+    try:
+        return await send_and_execute(code, *arguments, **options)
+    finally:
+        sys.setprofile(None)
+
+shell.kernel.do_execute = traced
+"""
+
+
+def test_a_stop_while_a_cell_is_sent(notebook: Kernel) -> None:
+    """The ranks have the cell while IPython is still about to run it. The notebook gets an answer all the same."""
+    assert notebook.run(IN_THE_HEAD_START).status == "ok"
+    try:
+        assert notebook.run(SUM).stdout == "[0-1] 2\n"
+        num_calls = int(notebook.run("steps['num']").value)
+        for at in range(2, num_calls + 1, -(-num_calls // 40)):  # the first begins to hold interrupts back
+            notebook.run(f"steps['at'] = {at}")
+            done = notebook.run(f"{SUM}\n", timeout_s=BOUND_S)
+            assert done.stdout == "[0-1] 2\n" or "Interrupt" in done.error, (
+                f"at call {at} of {num_calls}: {done}"
+            )
+            notebook.run("steps['at'] = 0")
+            again = notebook.run(SUM, timeout_s=BOUND_S)
+            assert again.stdout == "[0-1] 2\n", f"at call {at} of {num_calls}: {again}"
+    finally:
+        notebook.run("shell.kernel.do_execute = send_and_execute")
