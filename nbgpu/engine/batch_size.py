@@ -12,8 +12,9 @@ import torch
 from nbgpu.config import train_config
 from nbgpu.engine import exchange, group, memory, memory_limit, precision, torch_settings
 from nbgpu.engine.consensus import raise_together, together
-from nbgpu.engine.rehearsal import Rehearsal, load_recipe, rehearsed
+from nbgpu.engine.rehearsal import Rehearsal, rehearsed
 from nbgpu.engine.train import own_randomness_and_threads
+from nbgpu.engine.workload import by_name
 from nbgpu.errors import OutOfMemoryError
 from nbgpu.sizes import in_words
 
@@ -51,7 +52,7 @@ def find(settings: dict[str, Any]) -> list[dict[str, Any]]:
         _bounded(member.device),
         ExitStack() as held,
     ):
-        rehearsal = Rehearsal(config, member.device, load_recipe(config))
+        rehearsal = Rehearsal(config, member.device, by_name.load(config))
         if member.device.type == "cpu":
             # The data are in the same memory.
             recipe = rehearsal.recipe

@@ -40,8 +40,8 @@ from nbgpu.engine.data_workers import Visit, Visits, WorkerProcesses
 from nbgpu.engine.datasets import Shard
 from nbgpu.engine.decoding import Item
 from nbgpu.engine.draws import Draw, Sample
+from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.epochs import epoch_of
-from nbgpu.recipes import CPU, Batch, Loaders
 
 _NUM_VOLUMES_MIXED = 4
 """Samples of so many volumes are mixed into batches."""

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-Identity = Mapping[str, Any]
-"""Of one set of samples, as JSON: `length`, how many there are; `samples`, a digest of some of them by what they are called,
-'' where there is none; `advice`, what to do where the ranks differ."""
+from nbgpu.engine.workload.recipe import Identity
 
 _MAX_NUMBERS = 2**20
 """How many numbers of a larger tensor are looked at, evenly spaced."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nbgpu.config import TrainConfig
 from nbgpu.engine import optimizers, precision
 from nbgpu.engine.clipping import clip
-from nbgpu.recipes import Adversarial, Recipe
+from nbgpu.engine.workload.recipe import Adversarial, Recipe
 
 
 class Discriminator:

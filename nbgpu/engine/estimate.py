@@ -6,9 +6,10 @@ from typing import Any
 
 from nbgpu.config import TrainConfig, train_config
 from nbgpu.engine import fake_steps, group, memory, memory_limit, torch_settings
-from nbgpu.engine.minimiser import Problem
-from nbgpu.engine.rehearsal import load_recipe, rehearsed
+from nbgpu.engine.rehearsal import rehearsed
 from nbgpu.engine.train import own_randomness_and_threads
+from nbgpu.engine.workload import by_name
+from nbgpu.engine.workload.problem import Problem
 from nbgpu.errors import DataError
 
 
@@ -25,7 +26,7 @@ def of_run(settings: dict[str, Any]) -> dict[str, Any]:
         process holds already) and `peak`; `unknown` says why where it cannot be told.
     """
     config = train_config(**settings)
-    recipe: Any = load_recipe(config)
+    recipe: Any = by_name.load(config)
     if isinstance(recipe, Problem):
         return _of_problem(recipe)
     return {"data": _data(config), "memory": _memory(config)}
@@ -45,7 +46,7 @@ def _of_problem(problem: Problem) -> dict[str, Any]:
 
 def _data(config: TrainConfig) -> dict[str, Any]:
     try:
-        return {"amount": load_recipe(config).amount()}
+        return {"amount": by_name.load(config).amount()}
     except DataError as error:
         return {"unknown": str(error)}
 

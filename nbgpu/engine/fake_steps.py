@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_leaves
 from nbgpu.config import TrainConfig
 from nbgpu.engine import memory, memory_limit, models, precision
 from nbgpu.engine.discriminator import Discriminator
-from nbgpu.engine.rehearsal import Rehearsal, load_recipe, rehearsed
+from nbgpu.engine.rehearsal import Rehearsal, rehearsed
+from nbgpu.engine.workload import by_name
 
 _log = logging.getLogger("nbgpu.fake_steps")
 _NUM_STEPS = 2
@@ -73,7 +74,7 @@ def parts(config: TrainConfig, device: torch.device, world_size: int) -> dict[st
     """
     # Its scaler asks whether there was an overflow, which only numbers can say.
     config = config.changed(amp="bf16") if config.amp == "fp16" else config
-    recipe = load_recipe(config)
+    recipe = by_name.load(config)
     model, _ = models.build(config, recipe, torch.device("cpu"))
     rival = Discriminator.of(config, recipe, torch.device("cpu"))
     # Where the shapes are those of a file's sample, it is read here, with its numbers.
@@ -120,7 +121,7 @@ def need_of(config: TrainConfig, world_size: int) -> memory.Need | None:
     config = rehearsed(config)
     try:
         with memory_limit.lifted():
-            recipe = load_recipe(config)
+            recipe = by_name.load(config)
             model = models.build(config, recipe, torch.device("cpu"))[0].to("meta")
             rival = Discriminator.of(config, recipe, torch.device("meta"))
             one_bytes, two_bytes = (_activations(config, model, rival, batch_size) for batch_size in (1, 2))
@@ -138,7 +139,7 @@ def need_of(config: TrainConfig, world_size: int) -> memory.Need | None:
 
 def _activations(config: TrainConfig, model: nn.Module, rival: Discriminator | None, batch_size: int) -> int:
     """What lives at the most in forward and backward, in bytes, beside a model on the device 'meta'."""
-    recipe = load_recipe(config)
+    recipe = by_name.load(config)
     dtype = precision.dtype(config)
     with _Living() as living:
         batch = {

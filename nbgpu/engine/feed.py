@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine import precision
-
-if TYPE_CHECKING:
-    from nbgpu.recipes import Batch, Loaders
+from nbgpu.engine.workload.recipe import Batch, Loaders
 
 
 class Feed:

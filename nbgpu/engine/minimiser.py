@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,11 +18,11 @@ from nbgpu.config import TrainConfig
 from nbgpu.engine import activity, checkpoint, exchange, memory, run_info
 from nbgpu.engine.books import Books
 from nbgpu.engine.consensus import Consensus, together
-from nbgpu.engine.descent import AfterStep, Evaluate, descend
 from nbgpu.engine.group import Membership
 from nbgpu.engine.progress import Progress
 from nbgpu.engine.saves import Saves, WholeState
 from nbgpu.engine.steering import Steering
+from nbgpu.engine.workload.problem import Problem
 from nbgpu.errors import OutOfMemoryError, RunError
 from nbgpu.manifest import Score
 from nbgpu.records import Command, Device, RunState, cluster_folder
@@ -34,97 +33,6 @@ from nbgpu.telemetry import CommandWatch, Recorder
 _PAUSE_POLL_S = 0.05
 _PICTURES_PERIOD_S = 2.0
 """They stand in the run's records, which are read as a whole."""
-
-
-class Problem(ABC):
-    """What a Minimiser minimises: a loss of one tensor, in stages, each of which begins with what the one before has found.
-
-    Every rank has the whole tensor, and gets the same values of it to the last bit.
-    """
-
-    optimizer: str
-    """Of `descent.OPTIMIZERS`."""
-    tolerance: float
-    """As for `descent.descend`."""
-
-    @abstractmethod
-    def load(self) -> None:
-        """Reads the data and gets everything ready; DataError names all that is wrong. No collective."""
-
-    @property
-    @abstractmethod
-    def told(self) -> tuple[str, ...]:
-        """What is looked for, and from what, a sentence each."""
-
-    @property
-    @abstractmethod
-    def num_steps(self) -> Sequence[int]:
-        """At most so many steps in each stage."""
-
-    def stage_name(self, stage: int) -> str:
-        """What a stage is called."""
-        return f"stage {stage + 1} of {len(self.num_steps)}"
-
-    @abstractmethod
-    def begin(self, stage: int, found: Tensor | None) -> Tensor:
-        """Where a stage begins: with what the stage before has found, or, in the first, with None. On the CPU, in float64."""
-
-    @abstractmethod
-    def evaluate(
-        self, tensor: Tensor, stage: int, step: int, rank: int, world_size: int
-    ) -> tuple[Tensor, Tensor]:
-        """(loss, gradient) after so many steps of all stages, the same on every rank. A collective where there are several."""
-
-    def search(
-        self,
-        tensor: Tensor,
-        stage: int,
-        steps: range,
-        evaluate: Evaluate,
-        after_step: AfterStep,
-        lr: Callable[[], float],
-        rank: int,
-        world_size: int,
-    ) -> str:
-        """Does the steps of a stage, downhill; returns why they ended. See `descent.descend`.
-
-        Args:
-            tensor: where to begin.
-            steps: their numbers within the stage.
-            evaluate: of this stage.
-            after_step: to be told of each step.
-            lr: the learning rate.
-            rank, world_size: of the group.
-        """
-        return descend(
-            evaluate,
-            tensor,
-            len(steps),
-            after_step,
-            optimizer=self.optimizer,
-            lr=lr,
-            tolerance=self.tolerance,
-        )
-
-    @abstractmethod
-    def num_parts(self, stage: int, rank: int, world_size: int) -> int:
-        """How many parts of a step's work, slices for instance, are this rank's."""
-
-    @abstractmethod
-    def measure(self, tensor: Tensor) -> dict[str, float]:
-        """What the tensor is worth beside its loss, by name; no collective."""
-
-    @abstractmethod
-    def pictures(self, tensor: Tensor) -> dict[str, str]:
-        """What the tensor looks like now: PNG data URIs by caption, some kilobytes in all; no collective."""
-
-    @abstractmethod
-    def result(self, tensor: Tensor, folder: Path) -> dict[str, Any]:
-        """What to say of what was found, as JSON; files go into the folder. Rank 0 calls this at the end."""
-
-    @abstractmethod
-    def memory_bytes(self, world_size: int) -> dict[str, int]:
-        """An estimate of what one rank takes, by name of the part."""
 
 
 class _Leave(Exception):

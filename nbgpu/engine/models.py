@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -11,9 +10,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine import batchnorm, precision
-
-if TYPE_CHECKING:
-    from nbgpu.recipes import Recipe
+from nbgpu.engine.workload.recipe import Recipe
 
 
 def build(config: TrainConfig, recipe: Recipe, device: torch.device) -> tuple[nn.Module, list[str]]:

@@ -7,8 +7,6 @@ for the exchange is held all the same.
 from __future__ import annotations
 
 import math
-from importlib import import_module
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +14,7 @@ from torch import Tensor, nn
 from nbgpu.config import TrainConfig
 from nbgpu.engine import models, optimizers, precision
 from nbgpu.engine.discriminator import Discriminator
-
-if TYPE_CHECKING:
-    from nbgpu.recipes import Recipe
+from nbgpu.engine.workload.recipe import Recipe
 
 _NUM_PREFETCHED = 2
 """Batches that wait in host memory while one is computed with."""
@@ -27,13 +23,6 @@ _NUM_PREFETCHED = 2
 def rehearsed(config: TrainConfig) -> TrainConfig:
     """The settings without what needs the other ranks, or takes long and changes little of the memory."""
     return config.changed(sync_batchnorm=False, compile=False)
-
-
-def load_recipe(config: TrainConfig) -> Recipe:
-    """The recipe of the settings."""
-    # By name, because recipes are built on the engine and not the other way round.
-    recipe: Recipe = import_module("nbgpu.recipes").load(config)
-    return recipe
 
 
 class Rehearsal:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +15,7 @@ from torch import Tensor, nn
 from nbgpu.config import TrainConfig
 from nbgpu.engine import exchange
 from nbgpu.engine.strategy import own_part
-
-if TYPE_CHECKING:
-    from nbgpu.recipes import Batch, Loaders
+from nbgpu.engine.workload.recipe import Batch, Loaders
 
 _MAX_NAMES = 5
 

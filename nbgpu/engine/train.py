@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -45,18 +44,16 @@ from nbgpu.engine.books import Books
 from nbgpu.engine.consensus import PeerFailed, together
 from nbgpu.engine.frames import error_as_text, own_part, part_of_nbgpu
 from nbgpu.engine.group import Membership
-from nbgpu.engine.minimiser import Minimiser, Problem
+from nbgpu.engine.minimiser import Minimiser
 from nbgpu.engine.torch_settings import TorchSettings
 from nbgpu.engine.trainer import Trainer
 from nbgpu.engine.undisturbed import undisturbed
+from nbgpu.engine.workload import by_name
+from nbgpu.engine.workload.problem import Problem
 from nbgpu.errors import ConfigError, NbgpuError
 from nbgpu.records import Device, RankFailure, RunState
 from nbgpu.suitability import settled
 from nbgpu.telemetry import Recorder
-
-if TYPE_CHECKING:
-    from nbgpu.recipes import Recipe
-
 
 Loop = Trainer | Minimiser
 
@@ -89,7 +86,7 @@ def get_ready(recipes: Iterable[str]) -> None:
     import_module("torch._dynamo")  # DDP's constructor would, and it takes a second
     for recipe in recipes:
         try:
-            import_module("nbgpu.recipes").import_code(recipe)
+            by_name.import_code(recipe)
         except Exception:  # noqa: BLE001
             # This may be the process that forks the engines. Whoever trains with the recipe is told on the ranks.
             traceback.print_exc()
@@ -236,7 +233,7 @@ def _trainer(config: TrainConfig, folder: Path, member: Membership, device: Devi
         if recorder is not None:
             recorder.state("loading packages")
         import_module("torch._dynamo")  # DDP's constructor would
-        recipe = _load_recipe(config, folder)
+        recipe = by_name.load(config, folder)
     except BaseException as error:
         if recorder is not None:
             if not _was_freed(error):
@@ -285,12 +282,6 @@ def _end_logs(recorder: Recorder | None, books: Books | None, failed: bool) -> N
         books.close(failed)
     if recorder is not None:
         recorder.close()
-
-
-def _load_recipe(config: TrainConfig, folder: Path) -> Recipe:
-    # By name, because recipes are built on the engine and not the other way round.
-    recipe: Recipe = import_module("nbgpu.recipes").load(config, folder)
-    return recipe
 
 
 def _probe(device: Device, torch_device: torch.device) -> Callable[[], Mapping[str, float]]:

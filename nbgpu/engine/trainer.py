@@ -46,8 +46,8 @@ from nbgpu.engine.smoke import SmokeTest
 from nbgpu.engine.state import State
 from nbgpu.engine.steering import Steering
 from nbgpu.engine.strategy import Strategy, spread
+from nbgpu.engine.workload.recipe import Adversarial, Identity, Recipe
 from nbgpu.errors import DataError, OutOfMemoryError, RunError
-from nbgpu.recipes import Adversarial, Recipe
 from nbgpu.records import Command, Device, RunState, cluster_folder
 from nbgpu.signals import uninterrupted
 from nbgpu.telemetry import CommandWatch, Recorder
@@ -306,7 +306,7 @@ class Trainer:
         if self.member.world_size == 1:
             return
 
-        def identities() -> list[dict[str, data_identity.Identity]]:
+        def identities() -> list[dict[str, Identity]]:
             own = together(lambda: dict(self._data.loaders.identity()))
             return exchange.gather(own)
 

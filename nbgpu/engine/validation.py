@@ -14,7 +14,7 @@ from nbgpu.engine.consensus import together
 from nbgpu.engine.feed import Feed
 from nbgpu.engine.state import State
 from nbgpu.engine.strategy import Strategy
-from nbgpu.recipes import Judge, Pictured, Recipe
+from nbgpu.engine.workload.recipe import Judge, Pictured, Recipe
 
 
 @contextmanager

@@ -11,10 +11,10 @@ import sys
 
 from nbgpu import interpreter
 from nbgpu.config import train_config
-from nbgpu.engine.minimiser import Problem
-from nbgpu.engine.rehearsal import load_recipe
+from nbgpu.engine.workload import by_name
+from nbgpu.engine.workload.problem import Problem
+from nbgpu.engine.workload.recipe import Inspecting
 from nbgpu.errors import DataError
-from nbgpu.recipes import Inspecting
 from nbgpu.vigil import end_with
 
 BAD_DATA = 3
@@ -27,7 +27,7 @@ def main() -> None:
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("nbgpu").setLevel(logging.INFO)
     interpreter.look_in([""])
-    recipe: object = load_recipe(train_config(**json.load(sys.stdin)))
+    recipe: object = by_name.load(train_config(**json.load(sys.stdin)))
     try:
         if isinstance(recipe, Problem):
             recipe.load()

@@ -26,9 +26,9 @@ from torch.utils.data import Dataset, Subset
 
 from nbgpu import interpreter
 from nbgpu.config import OwnConfig
-from nbgpu.engine.data_identity import Identity
+from nbgpu.engine.workload.recipe import CPU, Batch, Identity, Loaders
 from nbgpu.errors import ConfigError, DataError
-from nbgpu.recipes import CPU, Batch, Loaders, own_checks
+from nbgpu.recipes import own_checks
 from nbgpu.recipes.own_data import HeldOut, Reader, as_given, identity_of, named
 
 _search_path: list[str] = []

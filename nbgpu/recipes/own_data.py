@@ -17,10 +17,10 @@ from torch.utils.data import Dataset, Subset, default_collate
 from nbgpu import epochs, workers
 from nbgpu.config import TrainConfig
 from nbgpu.engine import data_workers
-from nbgpu.engine.data_identity import Identity, digest
+from nbgpu.engine.data_identity import digest
 from nbgpu.engine.data_workers import WorkerProcesses
 from nbgpu.engine.draws import Sample
-from nbgpu.recipes import Batch
+from nbgpu.engine.workload.recipe import Batch, Identity
 
 _log = logging.getLogger("nbgpu.own_data")
 _ADVICE = (

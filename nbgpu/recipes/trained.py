@@ -8,9 +8,10 @@ from typing import Literal
 import torch
 from torch import nn
 
-from nbgpu import manifest, recipes
+from nbgpu import manifest
 from nbgpu.config import OwnConfig, read_toml
 from nbgpu.engine import checkpoint, precision
+from nbgpu.engine.workload import by_name
 from nbgpu.errors import ConfigError, RunError
 
 
@@ -39,7 +40,7 @@ def load_trained(
         )
     path = _checkpoint(folder, which)
     with torch.random.fork_rng():
-        model = recipes.load(config, folder).build_model().to(precision.dtype(config))
+        model = by_name.load(config, folder).build_model().to(precision.dtype(config))
     tensors, _ = checkpoint.load(path)
     part = "average." if any(name.startswith("average.") for name in tensors) else "model."
     model.load_state_dict(

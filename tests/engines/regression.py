@@ -22,7 +22,7 @@ from nbgpu.config import TrainConfig
 from nbgpu.engine import group, train
 from nbgpu.engine.group import Membership
 from nbgpu.engine.trainer import Trainer
-from nbgpu.recipes import Batch, Loaders, Recipe
+from nbgpu.engine.workload.recipe import Batch, Loaders, Recipe
 from nbgpu.records import Sample
 from nbgpu.suitability import settled
 from nbgpu.telemetry import Reader, Recorder

@@ -20,8 +20,8 @@ from torch.distributions import Normal, kl_divergence
 
 import nbgpu
 from nbgpu.config import AutoencoderConfig, train_config
+from nbgpu.engine.workload.by_name import load
 from nbgpu.errors import DataError
-from nbgpu.recipes import load
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
 from nbgpu.recipes.image_quality import psnr_db, ssim
 

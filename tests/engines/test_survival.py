@@ -13,8 +13,8 @@ import torch
 
 import nbgpu
 from nbgpu.config import SurvivalConfig, train_config
+from nbgpu.engine.workload.recipe import Judge
 from nbgpu.errors import ConfigError, DataError, RankError
-from nbgpu.recipes import Judge
 from nbgpu.recipes.survival import metrics
 from nbgpu.recipes.survival.network import SurvivalNetwork, load_weights
 from nbgpu.recipes.survival.recipe import Survival

@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 
 from nbgpu.config import train_config
 from nbgpu.engine.discriminator import Discriminator
+from nbgpu.engine.workload.by_name import load
+from nbgpu.engine.workload.recipe import Adversarial
 from nbgpu.errors import ConfigError, DataError
-from nbgpu.recipes import Adversarial, load
 from nbgpu.recipes.autoencoder.losses import LOG_VARIANCE_BOUNDS, deceived, kl_divergence, told_apart
 from nbgpu.recipes.autoencoder.perceptual import feature_distance, layers_of, spectral_distance
 from nbgpu.recipes.autoencoder.recipe import Autoencoder

@@ -28,8 +28,8 @@ from nbgpu.engine.decoding import Decode, Item, opened, raise_together
 from nbgpu.engine.draws import Draw
 from nbgpu.engine.precision import at_least_float32
 from nbgpu.engine.volumes import find_volumes, header_problem
+from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
-from nbgpu.recipes import CPU, Batch, Loaders
 from nbgpu.recipes.autoencoder.baselines import largest_cube_edge, principal_components, project, trilinear
 from nbgpu.recipes.autoencoder.losses import deceived, kl_divergence, told_apart
 from nbgpu.recipes.autoencoder.perceptual import feature_distance, layers_of, spectral_distance

@@ -23,8 +23,9 @@ from nbgpu.engine.data import SampleLoader, hold_out
 from nbgpu.engine.decoding import Decode, Item, opened, raise_together
 from nbgpu.engine.draws import Draw
 from nbgpu.engine.precision import at_least_float32
+from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
-from nbgpu.recipes import CPU, Batch, Loaders, data_uri
+from nbgpu.recipes import data_uri
 from nbgpu.recipes.diffusion import files
 from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic, mean_image
 from nbgpu.recipes.diffusion.files import MODALITIES, Case

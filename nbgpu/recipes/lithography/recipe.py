@@ -20,8 +20,8 @@ from nbgpu.engine.data import SampleLoader, hold_out
 from nbgpu.engine.decoding import Decode, Item, opened, raise_together
 from nbgpu.engine.draws import Draw
 from nbgpu.engine.precision import at_least_float32
+from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
-from nbgpu.recipes import CPU, Batch, Loaders
 from nbgpu.recipes.lithography import layouts
 from nbgpu.recipes.lithography.contours import iou
 from nbgpu.recipes.lithography.edges import Cut, edge_placement_errors_nm, stretches_nm

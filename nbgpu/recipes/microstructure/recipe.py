@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nbgpu.config import MicrostructureConfig
 from nbgpu.engine.descent import NUM_PAIRS, AfterStep, Evaluate, bounded
-from nbgpu.engine.minimiser import Problem
+from nbgpu.engine.workload.problem import Problem
 from nbgpu.errors import DataError
 from nbgpu.recipes.microstructure.characterize import DESCRIPTORS, characterize
 from nbgpu.recipes.microstructure.files import load_fields, write_vtk

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from nbgpu.recipes import Batch, Loaders
+from nbgpu.engine.workload.recipe import Batch, Loaders
 
 FROZEN = "frozen"
 """Under this name a batch has, for each sample, whether only the last layer learns from it."""

@@ -24,8 +24,8 @@ from nbgpu.engine.decoding import Decode, Item, opened, raise_together
 from nbgpu.engine.draws import Draw
 from nbgpu.engine.precision import at_least_float32
 from nbgpu.engine.volumes import load_volume
+from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
-from nbgpu.recipes import CPU, Batch, Loaders
 from nbgpu.recipes.survival import metrics
 from nbgpu.recipes.survival.baselines import fitted
 from nbgpu.recipes.survival.cohort import patient
