@@ -10,10 +10,9 @@ import psutil
 import torch
 
 from nbgpu.config import train_config
-from nbgpu.engine import exchange, group, memory, memory_limit, precision, torch_settings
+from nbgpu.engine import exchange, group, memory, memory_limit, precision, randomness, torch_settings
 from nbgpu.engine.consensus import raise_together, together
 from nbgpu.engine.rehearsal import Rehearsal, rehearsed
-from nbgpu.engine.train import own_randomness_and_threads
 from nbgpu.engine.workload import by_name
 from nbgpu.errors import OutOfMemoryError
 from nbgpu.sizes import in_words
@@ -47,7 +46,7 @@ def find(settings: dict[str, Any]) -> list[dict[str, Any]]:
         import_module("torch._dynamo")
     memory_limit.tighten()
     with (
-        own_randomness_and_threads(config),
+        randomness.of_run(config),
         precision.kernels(config),
         _bounded(member.device),
         ExitStack() as held,

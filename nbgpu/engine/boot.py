@@ -276,9 +276,9 @@ def _take(seat: Seat) -> Seat:
         memory_limit,
         questions,
         quiet,
+        randomness,
         remains,
         replicas,
-        seeds,
         torch_settings,
         tracebacks,
     )
@@ -287,7 +287,7 @@ def _take(seat: Seat) -> Seat:
     _settle_variables(seat)
     torch.set_num_threads(seat.threads)
     torch_settings.note_beginning()
-    seeds.seed_cells(seat.cell_seed, seat.rank)
+    randomness.seed_cells(seat.cell_seed, seat.rank)
     assert _sentinel is not None, "only engines that the nursery forked become ranks"
     debug.mend_ddp()
     import_times.note()

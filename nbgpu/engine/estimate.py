@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from nbgpu.config import TrainConfig, train_config
-from nbgpu.engine import fake_steps, group, memory, memory_limit, torch_settings
+from nbgpu.engine import fake_steps, group, memory, memory_limit, randomness, torch_settings
 from nbgpu.engine.rehearsal import rehearsed
-from nbgpu.engine.train import own_randomness_and_threads
 from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.problem import Problem
 from nbgpu.errors import DataError
@@ -54,7 +53,7 @@ def _data(config: TrainConfig) -> dict[str, Any]:
 def _memory(config: TrainConfig) -> dict[str, Any]:
     member = group.membership()
     config = rehearsed(config)
-    with memory_limit.lifted(), own_randomness_and_threads(config):
+    with memory_limit.lifted(), randomness.of_run(config):
         try:
             parts = fake_steps.parts(config, member.device, member.world_size)
         except Exception as error:  # noqa: BLE001 - a model that looks at numbers cannot do without them

@@ -44,7 +44,7 @@ _NEEDED_BY_EVERY_ENGINE = (
     "nbgpu.engine.memory",
     "nbgpu.engine.questions",
     "nbgpu.engine.replicas",
-    "nbgpu.engine.seeds",
+    "nbgpu.engine.randomness",
     "nbgpu.engine.tracebacks",
     "torch.nn.parallel",
 )

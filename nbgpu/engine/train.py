@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -36,6 +34,7 @@ from nbgpu.engine import (
     memory,
     memory_limit,
     precision,
+    randomness,
     safe_nccl,
     smoke,
     torch_settings,
@@ -102,7 +101,7 @@ def run_in_engine(folder: str, mended: str = "") -> RunState:
         mended: what had gone wrong and is mended, in words; empty at the run's start.
     """
     kept_failure.forget()
-    with generators_kept():
+    with randomness.kept():
         return _leaving_outcome(Path(folder), group.membership().rank, lambda: _go_on(folder, mended))
 
 
@@ -204,7 +203,7 @@ def train(trainer: Loop, mended: str = "") -> RunState:
     try:
         with (
             flight.kept_in(trainer.folder, trainer.rank),
-            own_randomness_and_threads(trainer.config),
+            randomness.of_run(trainer.config),
             _own_heap(trainer.device),
             precision.kernels(trainer.config),
             smoke.anomalies(trainer.config),
@@ -294,33 +293,6 @@ def _probe(device: Device, torch_device: torch.device) -> Callable[[], Mapping[s
         "memory_allocated_bytes": float(torch.cuda.memory_allocated(torch_device)),
         "memory_reserved_bytes": float(torch.cuda.memory_reserved(torch_device)),
     }
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """Leaves the cells' random numbers as they were, whatever draws or seeds inside: also imports, and a recipe's file."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-
-
-@contextmanager
-def own_randomness_and_threads(config: TrainConfig) -> Iterator[None]:
-    """Gives the run seeded generators and its number of threads, and puts those of the cells back at the end."""
-    threads = torch.get_num_threads()
-    with generators_kept():
-        random.seed(config.seed)
-        np.random.seed(config.seed)
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
 
 
 def main(arguments: list[str]) -> None:

@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import importlib.util
 import linecache
-import random
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from nbgpu import interpreter
 from nbgpu.config import OwnConfig
+from nbgpu.engine import randomness
 from nbgpu.engine.workload.recipe import CPU, Batch, Identity, Loaders
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes import own_checks
@@ -99,7 +97,7 @@ class Own:
         self.config = config
         original = Path(config.recipe)
         _sources[config.recipe] = source = source or _sources.get(config.recipe, original)
-        with _seeded(config.seed):
+        with randomness.seeded(config.seed):
             self._own: OwnRecipe = _load(original, source, config.CLASS_NAME)(config)
         self._code = _Code(original, source, config.seed)
         self._whole: Dataset[Any] | None = None
@@ -173,7 +171,7 @@ class Own:
         """(trained on, held out)."""
         if self._sets is None:
             # One that is shuffled, or drawn, is the same on all ranks, also on one that comes later.
-            with _seeded(self.config.seed):
+            with randomness.seeded(self.config.seed):
                 self._whole = dataset = own_checks.dataset(self._own.dataset(), self._own.dataset)
                 own = self._own.val_dataset()
             if own is not None:
@@ -209,24 +207,9 @@ class _Code:
 
 def _arrived(original: Path, source: Path, seed: int) -> _Code:
     if original.stem not in sys.modules:
-        with _seeded(seed):
+        with randomness.seeded(seed):
             _run(original.stem, original, source)
     return _Code(original, source, seed)
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed the generators for a block, and put them back as they were at its end."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
 
 
 def _load(original: Path, source: Path, class_name: str) -> type[OwnRecipe]:

@@ -1,0 +1,86 @@
+"""The random numbers of this process: those that cells draw, each rank its own, and those that a run draws beside them.
+
+torch's generator is seeded when torch is imported, which happens before the engines are forked: left alone, all ranks
+would draw the same numbers, and so train on the same random batch. Processes that torchrun starts import torch on their
+own, and draw different ones.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from nbgpu.config import TrainConfig
+
+
+def seed_cells(cell_seed: int | None, rank: int) -> None:
+    """Seed the generators of this process: torch's on the CPU and on GPUs, NumPy's global one and Python's.
+
+    Args:
+        cell_seed: the cluster's setting; None takes what the operating system gives, so that no two processes draw the same.
+        rank: makes another seed of it for each rank.
+    """
+    if cell_seed is None:
+        # Those of GPUs are made when CUDA is first used, after the fork, and seeded like this then.
+        torch.default_generator.seed()
+        np.random.seed()
+        random.seed()
+        return
+    numpy_seed, python_seed, *halves = (
+        int(part) for part in np.random.SeedSequence([cell_seed, rank]).generate_state(4, np.uint32)
+    )
+    torch_seed = halves[0] << 32 | halves[1]
+    torch.default_generator.manual_seed(torch_seed)
+    if torch.backends.cuda.is_built():
+        # Without touching a GPU: torch remembers it until CUDA is first used.
+        torch.cuda.manual_seed_all(torch_seed)
+    np.random.seed(numpy_seed)
+    random.seed(python_seed)
+
+
+@contextmanager
+def kept(of_gpus: bool = True) -> Iterator[None]:
+    """Leave the cells' random numbers as they were, whatever draws or seeds inside: also imports, and a recipe's file.
+
+    Args:
+        of_gpus: also those of torch's generators on GPUs, which needs CUDA.
+    """
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=None if of_gpus else []):
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the generators on the CPU for a block, and put them back as they were at its end."""
+    with kept(of_gpus=False):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def of_run(config: TrainConfig) -> Iterator[None]:
+    """Give a run seeded generators and its number of threads, and put those of the cells back at the end.
+
+    torch's generators are seeded by the trainer, which draws the weights with them.
+    """
+    threads = torch.get_num_threads()
+    with kept():
+        random.seed(config.seed)
+        np.random.seed(config.seed)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
