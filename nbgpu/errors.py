@@ -17,6 +17,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from nbgpu.text.ranks import named_ranks
+
 if TYPE_CHECKING:
     from nbgpu.records import RankFailure
 
@@ -153,4 +155,4 @@ class RankError(NbgpuError, RuntimeError):
         """'rank 1', 'ranks 0, 2', or 'all ranks'."""
         if len(ranks) == self._world_size > 1:
             return "all ranks"
-        return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        return named_ranks(ranks)

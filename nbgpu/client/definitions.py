@@ -18,12 +18,12 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-from nbgpu.client.merging import rank_list
 from nbgpu.client.ranks import Ranks
 from nbgpu.errors import TransferError
 from nbgpu.parcels import Packing
 from nbgpu.protocol.calls import Call
 from nbgpu.records import Definition
+from nbgpu.text.ranks import rank_ranges
 
 Statement = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign
 
@@ -111,7 +111,7 @@ def _who_lacks(by_rank: Mapping[int, Collection[tuple[str, str]]]) -> dict[tuple
     return {
         pair: "the ranks do not have"
         if len(without) == len(by_rank)
-        else f"rank {rank_list(without)} does not have"
+        else f"rank {rank_ranges(without)} does not have"
         for pair, without in lacking.items()
     }
 

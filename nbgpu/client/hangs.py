@@ -13,6 +13,7 @@ import psutil
 
 from nbgpu.client.whereabouts import Lookout, told
 from nbgpu.records import Whereabouts
+from nbgpu.text.ranks import named_ranks
 
 _LONGEST_PERIOD_S = 1.0
 _PERIODS_BEFORE_NOTICE = 5
@@ -100,7 +101,7 @@ def told_of_all(places: Mapping[int, Place]) -> str:
     all_wait = all(place.waits for place in places.values())
     parts = []
     for ranks in ranks_by_kind.values():
-        named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        named = named_ranks(ranks)
         if all_wait and len(ranks) == len(places) > 1:
             named = "all ranks"
         words = min((places[rank] for rank in ranks), key=lambda place: place.for_s).words

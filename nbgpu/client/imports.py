@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nbgpu.client.cluster import Cluster
-from nbgpu.client.merging import rank_list
 from nbgpu.client.ranks import reference
 from nbgpu.protocol.calls import Call
+from nbgpu.text.ranks import rank_ranges
 
 
 def sync(cluster: Cluster, shell: Any) -> str:
@@ -45,7 +45,7 @@ def sync(cluster: Cluster, shell: Any) -> str:
     if added:
         lines.append(f"the ranks also look for modules in {', '.join(added)}")
     lines += [
-        f"not on rank {rank_list(ranks)}: {statement} ({error})"
+        f"not on rank {rank_ranges(ranks)}: {statement} ({error})"
         for (statement, error), ranks in failed.items()
     ]
     return "\n".join(lines)

@@ -113,17 +113,6 @@ def merged(said: Mapping[int, Sequence[Item]]) -> list[Block]:
     return merger.take(0.0)
 
 
-def rank_list(ranks: Sequence[int]) -> str:
-    """'0-2,5' for ranks in order."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-
-
 class _Shared:
     """The items that several ranks say, and how many ranks have each one still to say."""
 

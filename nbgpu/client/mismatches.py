@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 
 from nbgpu.records import RankFailure
+from nbgpu.text.ranks import named_ranks
 
 _MISMATCH = "Detected mismatch between collectives on ranks."
 _FINGERPRINT = re.compile(
@@ -48,10 +49,7 @@ def told(failures: Sequence[RankFailure]) -> list[RankFailure]:
     ranks_by_call: dict[str, list[int]] = {}
     for failure in failures:
         ranks_by_call.setdefault(_call(failure), []).append(failure.rank)
-    text = ", ".join(
-        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} {call}"
-        for call, ranks in ranks_by_call.items()
-    )
+    text = ", ".join(f"{named_ranks(ranks)} {call}" for call, ranks in ranks_by_call.items())
     return [RankFailure(failure.rank, "CollectiveMismatch", text, text) for failure in failures]
 
 

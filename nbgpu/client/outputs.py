@@ -12,10 +12,11 @@ from typing import Protocol
 from IPython.display import publish_display_data, update_display
 
 from nbgpu.client.arrivals import Arrivals, Message
-from nbgpu.client.merging import HOLD_S, Block, Item, Merger, merged, rank_list
+from nbgpu.client.merging import HOLD_S, Block, Item, Merger, merged
 from nbgpu.client.screen import Screen
 from nbgpu.client.transcript import Transcript
 from nbgpu.palette import rank_color
+from nbgpu.text.ranks import rank_ranges
 
 _UPDATE_PERIOD_S = 0.1
 _OUTPUT_PATIENCE_S = 2.0
@@ -335,7 +336,7 @@ def _label(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         red, green, blue = bytes.fromhex(rank_color(ranks[0])[1:])
         color = f";38;2;{red};{green};{blue}"
-    return f"\x1b[1{color}m[{rank_list(ranks)}]\x1b[0m"
+    return f"\x1b[1{color}m[{rank_ranges(ranks)}]\x1b[0m"
 
 
 # Displays, as items that can be compared.

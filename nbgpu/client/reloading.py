@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ipyparallel as ipp
 
-from nbgpu.client.merging import rank_list
 from nbgpu.client.ranks import Ranks
 from nbgpu.client.results import failures
 from nbgpu.protocol.calls import Call
+from nbgpu.text.ranks import rank_ranges
 
 
 class Reloading:
@@ -67,7 +67,7 @@ def _told(by_rank: dict[int, dict[str, str]]) -> list[str]:
             ranks_by_outcome.setdefault(outcome, []).append(rank)
     lines = []
     for (module, failure), ranks in ranks_by_outcome.items():
-        where = "" if len(ranks) == len(by_rank) else f" on rank {rank_list(ranks)}"
+        where = "" if len(ranks) == len(by_rank) else f" on rank {rank_ranges(ranks)}"
         lines.append(
             f"{module} could not be loaded anew{where}, and stays as it was: {failure}"
             if failure

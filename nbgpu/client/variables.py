@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nbgpu.client.merging import rank_list
 from nbgpu.client.ranks import reference
 from nbgpu.protocol.calls import Call
 from nbgpu.records import Variable
+from nbgpu.text.ranks import rank_ranges
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,13 +93,13 @@ class VariableTable:
             for row in rows[:_MAX_ROWS_OF_A_NAME]:
                 v = row.variable
                 size = "" if v.num_bytes is None else in_words(v.num_bytes)
-                ranks = "all" if len(row.ranks) == len(self._ranks) else rank_list(row.ranks)
+                ranks = "all" if len(row.ranks) == len(self._ranks) else rank_ranges(row.ranks)
                 device = _device(v.device, row.ranks)
                 mark = f"≠ {row.differs}" if row.differs else ""
                 lines.append((name, ranks, v.type, v.shape, v.dtype, device, size, v.content, mark))
             if len(rows) > _MAX_ROWS_OF_A_NAME:
                 rest = [rank for row in rows[_MAX_ROWS_OF_A_NAME:] for rank in row.ranks]
-                lines.append((name, rank_list(rest), "...", "", "", "", "", "", f"≠ {rows[0].differs}"))
+                lines.append((name, rank_ranges(rest), "...", "", "", "", "", "", f"≠ {rows[0].differs}"))
         return lines
 
     def __str__(self) -> str:
@@ -169,7 +169,7 @@ def _difference(there: Mapping[int, Variable], ranks: Sequence[int]) -> str:
         elif not compared and differ([(v.content, v.num_bytes) for v in variables]):
             found.append("size")
     if without:
-        found.insert(0, f"not on rank {rank_list(without)}")
+        found.insert(0, f"not on rank {rank_ranges(without)}")
     return ", ".join(found)
 
 

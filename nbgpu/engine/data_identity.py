@@ -8,12 +8,13 @@ step, how many samples they have and a few of them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from nbgpu.engine.workload.recipe import Identity
+from nbgpu.text.ranks import named_ranks
 
 _MAX_NUMBERS = 2**20
 """How many numbers of a larger tensor are looked at, evenly spaced."""
@@ -64,7 +65,7 @@ def _lines(by_rank: Sequence[Mapping[str, Identity]]) -> list[str]:
         lengths = [sets[what]["length"] if what in sets else 0 for sets in by_rank]
         if len(set(lengths)) > 1:
             numbers = ", ".join(
-                f"{length:,} on {_ranks(rank for rank, theirs in enumerate(lengths) if theirs == length)}"
+                f"{length:,} on {named_ranks(rank for rank, theirs in enumerate(lengths) if theirs == length)}"
                 for length in dict.fromkeys(lengths)
             )
             lines.append(f"{what} differs in length: {numbers}")
@@ -72,11 +73,6 @@ def _lines(by_rank: Sequence[Mapping[str, Identity]]) -> list[str]:
         for name in by_rank[0][what]["samples"]:
             digests = [sets[what]["samples"].get(name, "") for sets in by_rank]
             if all(digests) and len(set(digests)) > 1:
-                other = _ranks(rank for rank, found in enumerate(digests) if found != digests[0])
+                other = named_ranks(rank for rank, found in enumerate(digests) if found != digests[0])
                 lines.append(f"{name} of {what} is another one on {other} than on rank 0")
     return lines
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    numbers = [str(rank) for rank in ranks]
-    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers)}"

@@ -15,9 +15,10 @@ from typing import Any
 
 from IPython.display import display
 
-from nbgpu.client.merging import Block, rank_list
+from nbgpu.client.merging import Block
 from nbgpu.client.outputs import FILE, NOTE
 from nbgpu.palette import rank_color
+from nbgpu.text.ranks import rank_ranges
 from nbgpu.ui.ansi import to_html
 
 STATIC = Path(__file__).resolve().parents[1] / "static"
@@ -72,7 +73,7 @@ def page(ranks: Sequence[int], blocks: Sequence[Block], rows: str = "", chosen: 
     choices = "".join(_choice(name, value, chosen) for value in (ALL, *map(str, ranks)))
     lines = "".join(map(block_html, _joined(blocks)))
     return (
-        f'<div class="nbgpu-text" style="--nbgpu-label:{len(rank_list(ranks)) + 3.75}ch"><style>{_css()}{"".join(map(_only, ranks))}</style>'
+        f'<div class="nbgpu-text" style="--nbgpu-label:{len(rank_ranges(ranks)) + 3.75}ch"><style>{_css()}{"".join(map(_only, ranks))}</style>'
         f'<div class="nbgpu-whose" role="radiogroup" aria-label="Output of"{hidden}>{choices}</div>'
         f'<div class="nbgpu-lines">{lines}</div><div class="nbgpu-rows">{rows}</div></div>'
     )
@@ -88,10 +89,10 @@ def block_html(block: Block) -> str:
     classes = " ".join(f"nbgpu-r{rank}" for rank in block.ranks)
     color = f' style="--nbgpu-rank:{rank_color(block.ranks[0])}"' if len(block.ranks) == 1 else ""
     of = "error output of" if block.kind == "stderr" else "output of"
-    named = f"{of} rank{'s' if len(block.ranks) > 1 else ''} {rank_list(block.ranks)}"
+    named = f"{of} rank{'s' if len(block.ranks) > 1 else ''} {rank_ranges(block.ranks)}"
     return (
         f'<div class="nbgpu-said nbgpu-{block.kind} {classes}"{color} role="group" aria-label="{named}">'
-        f'<b class="nbgpu-ranks">[{rank_list(block.ranks)}]</b><pre>{lines_html(block.texts)}</pre></div>'
+        f'<b class="nbgpu-ranks">[{rank_ranges(block.ranks)}]</b><pre>{lines_html(block.texts)}</pre></div>'
     )
 
 
@@ -136,7 +137,7 @@ def _only(rank: int) -> str:
 
 
 def _plain(block: Block) -> str:
-    label = "" if block.kind == NOTE else f"[{rank_list(block.ranks)}] "
+    label = "" if block.kind == NOTE else f"[{rank_ranges(block.ranks)}] "
     return "".join(f"{label}{text}\n" for text in block.texts)
 
 

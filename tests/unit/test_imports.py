@@ -17,7 +17,7 @@ import nbgpu
 PACKAGE = Path(__file__).resolve().parents[2] / "nbgpu"
 
 BASE = {"version", "errors", "records", "settings", "config", "palette", "sizes", "symmetry"}
-BASE |= {"recipe_files", "lines", "protocol"}
+BASE |= {"recipe_files", "lines", "protocol", "text"}
 MIDDLE = {
     "devices",
     "telemetry",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from nbgpu.client.merging import HOLD_S, Block, Item, Merger, rank_list
+from nbgpu.client.merging import HOLD_S, Block, Item, Merger
+from nbgpu.text.ranks import rank_ranges
 
 
 def out(*texts: str) -> list[Item]:
@@ -12,7 +13,7 @@ def out(*texts: str) -> list[Item]:
 
 
 def told(blocks: list[Block]) -> list[tuple[str, str]]:
-    return [(rank_list(block.ranks), " ".join(block.texts)) for block in blocks]
+    return [(rank_ranges(block.ranks), " ".join(block.texts)) for block in blocks]
 
 
 def merged(*said: list[Item]) -> list[Block]:
@@ -86,8 +87,3 @@ def test_no_line_is_lost_and_each_ranks_order_is_kept_whatever_they_say() -> Non
         for rank, items in said.items():
             shown = [(b.kind, text) for b in blocks if rank in b.ranks for text in b.texts]
             assert shown == items
-
-
-def test_ranks_are_named_in_short() -> None:
-    assert rank_list([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
-    assert rank_list([3]) == "3"

@@ -1,0 +1,22 @@
+"""Ranks in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def named_ranks(ranks: Iterable[int]) -> str:
+    """'rank 1', or 'ranks 0, 2'."""
+    numbers = [str(rank) for rank in ranks]
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+
+
+def rank_ranges(ranks: Iterable[int]) -> str:
+    """'0-2,5' for ranks in ascending order."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
