@@ -71,7 +71,10 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'nbgpu' has no attribute {name!r}")
     if name in ("Cluster", "Run", "Sweep", "attach", "controls", "sweep"):
-        _connect_panels()
+        ui = import_module("nbgpu.ui")
+        ui.connect()
+        if name in ("Sweep", "sweep"):
+            ui.connect_sweeps()
     return getattr(import_module(_HOMES[name]), name)
 
 
@@ -81,9 +84,10 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """What `%load_ext nbgpu` calls."""
+    from nbgpu import ui
     from nbgpu.client import magics
 
-    _connect_panels()
+    ui.connect()
     magics.load(shell)
 
 
@@ -92,12 +96,3 @@ def unload_ipython_extension(shell: Any) -> None:
     from nbgpu.client import magics
 
     magics.unload(shell)
-
-
-def _connect_panels() -> None:
-    """Tells the client what shows its runs and cells: it does not know the widgets, and also works without them."""
-    from nbgpu import ui
-    from nbgpu.client import outputs, run
-
-    run.presenter = ui
-    outputs.open_view = ui.open_text

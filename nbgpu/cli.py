@@ -13,7 +13,6 @@ from rich.text import Text
 
 from nbgpu import extras, flags, recipe_files, resume, sweeps, ui
 from nbgpu.client import data_check, doctor, listing
-from nbgpu.client import run as client_run
 from nbgpu.client import sweep as client_sweep
 from nbgpu.client.cluster import Cluster
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, read_toml, settings_of, train_config
@@ -129,7 +128,7 @@ def _train(arguments: list[str]) -> None:
     resume.find(config, contents=False)
     data_check.require(config)
     console = Console()
-    client_run.presenter = ui
+    ui.connect()
     with Cluster(**{name: values[name] for name in ClusterConfig.model_fields}) as started:
         console.print(started.describe())
         if find_batch_size:
@@ -152,7 +151,8 @@ def _train(arguments: list[str]) -> None:
 
 def _sweep(arguments: list[str]) -> int:
     """Starts a sweep or goes on with one; returns the exit code, 1 where a trial is not finished."""
-    client_run.presenter = ui
+    ui.connect()
+    ui.connect_sweeps()
     if arguments and _is_recipe(arguments[0]):
         sweep = client_sweep.begin(arguments[0], _sweep_settings(arguments[0], arguments[1:]))
     else:

@@ -15,7 +15,6 @@ import ipyparallel as ipp
 from IPython.core.getipython import get_ipython
 
 from nbgpu.client import queue
-from nbgpu.client import run as client_run
 from nbgpu.client.arrivals import Answer, Arrivals
 from nbgpu.client.cluster import Cluster
 from nbgpu.client.hangs import HangWatch
@@ -29,6 +28,11 @@ from nbgpu.signals import take_interrupt, uninterrupted
 
 _REFRESH_PERIOD_S = 0.1
 _OFFER_STOP_AFTER_S = 2.0
+
+
+offer_stop: Callable[[Callable[[], None]], Callable[[], None]] | None = None
+"""Shows a Stop button under the cell that is running, which calls what it is given on another thread when it is pressed, and
+returns what takes the button away again. The client does not know the widgets; `nbgpu.ui` connects them."""
 
 
 class DistributedCell:
@@ -135,8 +139,8 @@ class DistributedCell:
                 if self._stop_was_pressed:
                     raise KeyboardInterrupt
                 self._refresh()
-                if self._take_button_away is None and self._ran_s > _OFFER_STOP_AFTER_S:
-                    self._take_button_away = _offer_stop(stop)
+                if offer_stop and self._take_button_away is None and self._ran_s > _OFFER_STOP_AFTER_S:
+                    self._take_button_away = offer_stop(stop)
         except (KeyboardInterrupt, asyncio.CancelledError):
             queue.keep_what_comes_now()
             self._stop()
@@ -266,11 +270,6 @@ class DistributedCell:
             self._hangs.close()
         if self._take_button_away is not None:
             self._take_button_away()
-
-
-def _offer_stop(stop: Callable[[], None]) -> Callable[[], None]:
-    """Shows a Stop button, if something is connected that can; returns what takes it away again."""
-    return (lambda: None) if client_run.presenter is None else client_run.presenter.offer_stop(stop)
 
 
 def _number() -> int:

@@ -38,14 +38,12 @@ from nbgpu.telemetry import Reader, send_command, send_settings
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nbgpu.client.sweep import Sweep
-
 _log = logging.getLogger("nbgpu.run")
 _STOP_PATIENCE_S = 10.0
 
 
 class Presenter(Protocol):
-    """What shows runs to a person. The client does not know the widgets; `nbgpu/__init__.py` connects them."""
+    """What shows runs to a person. The client does not know the widgets; `nbgpu.ui` connects them."""
 
     def show(self, run: Run) -> None:
         """Displays the live panel of a run."""
@@ -57,19 +55,6 @@ class Presenter(Protocol):
 
     def report(self, run: Run) -> None:
         """Writes `report.html` into the folder of a run that is over."""
-        ...
-
-    def show_sweep(self, sweep: Sweep) -> None:
-        """Displays the live panel of a sweep."""
-        ...
-
-    def report_sweep(self, sweep: Sweep) -> None:
-        """Writes `report.html` into the folder of a sweep that is over."""
-        ...
-
-    def offer_stop(self, stop: Callable[[], None]) -> Callable[[], None]:
-        """Shows a Stop button under the cell that is running, which calls `stop` on another thread when it is
-        pressed; returns what takes it away again."""
         ...
 
 

@@ -15,11 +15,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from nbgpu import devices, resume, sweeps
 from nbgpu.client import registry
-from nbgpu.client import run as client_run
 from nbgpu.client.cluster import Cluster
 from nbgpu.client.ending import Ending
 from nbgpu.client.trial import Trial
@@ -36,6 +35,21 @@ TABLE = "table.csv"
 
 SweepState = Literal["running", "stopping", "finished", "stopped", "failed"]
 """'finished' if every trial is over, also if some failed; 'failed' if trials are left that nothing can train."""
+
+
+class Presenter(Protocol):
+    """What shows sweeps to a person, connected as for runs."""
+
+    def show_sweep(self, sweep: Sweep) -> None:
+        """Displays the live panel of a sweep."""
+        ...
+
+    def report_sweep(self, sweep: Sweep) -> None:
+        """Writes `report.html` into the folder of a sweep that is over."""
+        ...
+
+
+presenter: Presenter | None = None
 
 
 class Sweep:
@@ -73,10 +87,10 @@ class Sweep:
         return f"<Sweep {self.folder.name}: {self.describe()}>"
 
     def _ipython_display_(self) -> None:
-        if client_run.presenter is None:
+        if presenter is None:
             print(repr(self))  # noqa: T201 - what stands for the panel
         else:
-            client_run.presenter.show_sweep(self)
+            presenter.show_sweep(self)
 
     @property
     def over(self) -> bool:
@@ -148,11 +162,11 @@ class Sweep:
 
     def panel(self) -> None:
         """Displays the live panel: a table of the trials, and a chart with a line for each."""
-        if client_run.presenter is None:
+        if presenter is None:
             raise RunError(
                 "nothing is connected that could display a panel. Use the sweep through `import nbgpu`"
             )
-        client_run.presenter.show_sweep(self)
+        presenter.show_sweep(self)
 
     def stop(self) -> None:
         """Asks all runs to end after the step they are in, with a checkpoint. `wait` waits for that, and
@@ -196,8 +210,8 @@ class Sweep:
         self._ending.come(self._how_it_ended(), self._report)
 
     def _report(self) -> None:
-        if client_run.presenter is not None:
-            client_run.presenter.report_sweep(self)
+        if presenter is not None:
+            presenter.report_sweep(self)
 
     def _how_it_ended(self) -> SweepState:
         if all(trial.state in ("finished", "failed") for trial in self.trials):

@@ -1,6 +1,7 @@
 """What shows runs to a person: controls, live panels, the curves that stay, and the report.
 
-This module is the client's `Presenter`, and makes the views of its cells' text. It loads the widgets when one is shown, because they take half a second.
+This module is the client's `Presenter` of runs and of sweeps, and makes the views of its cells' text. It loads the widgets when one
+is shown, because they take half a second.
 """
 
 from __future__ import annotations
@@ -13,6 +14,24 @@ if TYPE_CHECKING:
     from nbgpu.client.outputs import TextView
     from nbgpu.client.run import Run
     from nbgpu.client.sweep import Sweep
+
+
+def connect() -> None:
+    """Have the client show its runs and cells here: it does not know the widgets, and works without them, too."""
+    from nbgpu import ui
+    from nbgpu.client import cells, outputs, run
+
+    run.presenter = ui
+    cells.offer_stop = offer_stop
+    outputs.open_view = open_text
+
+
+def connect_sweeps() -> None:
+    """The same for sweeps, which few people load."""
+    from nbgpu import ui
+    from nbgpu.client import sweep
+
+    sweep.presenter = ui
 
 
 def show(run: Run) -> None:
