@@ -592,7 +592,7 @@ class Cluster:
         The columns are name, rank, type, shape, dtype, device, bytes, content and "ranks differ", which says in
         what they do, and is empty where they agree or where the values were not compared.
         """
-        return variables.table(self, pattern).frame()
+        return variables.table(self.apply, pattern).frame()
 
     def train(self, recipe: str, **settings: Any) -> Run:
         """Starts a training run on all ranks and returns at once.

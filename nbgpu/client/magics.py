@@ -206,7 +206,7 @@ class NbgpuMagics(Magics):
         elif command == "debug":
             self._debug(" ".join(arguments))
         elif command == "vars":
-            display(variables.table(current(), " ".join(arguments) or "*"))
+            display(variables.table(current().apply, " ".join(arguments) or "*"))
         elif command == "sync":
             print(imports.sync(current(), self.shell))  # noqa: T201
         elif command == "autoreload":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +15,20 @@ from nbgpu.text.ranks import rank_ranges
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nbgpu.client.cluster import Cluster
-
 _HEADINGS = ("name", "rank", "type", "shape", "dtype", "device", "bytes", "content", "ranks differ")
 _MAX_ROWS_OF_A_NAME = 5
 """A number that is another one on each of 64 ranks needs no 64 rows."""
 _RIGHT_ALIGNED = "bytes"
 
 
-def table(cluster: Cluster, pattern: str) -> VariableTable:
-    """Asks every rank for its variables whose names fit; RunError while a training run has the ranks."""
-    return VariableTable(cluster.apply(reference(Call.DESCRIBE_VARIABLES), pattern))
+def table(apply: Callable[..., Mapping[int, Sequence[Variable]]], pattern: str) -> VariableTable:
+    """Asks every rank for its variables whose names fit; RunError while a training run has the ranks.
+
+    Args:
+        apply: the cluster's.
+        pattern: of the names, with * and ?.
+    """
+    return VariableTable(apply(reference(Call.DESCRIBE_VARIABLES), pattern))
 
 
 @dataclass(frozen=True)
