@@ -15,10 +15,6 @@ from typing import Any, BinaryIO
 
 from nbgpu.errors import RunError
 
-LATEST_TIME_S = 2.0**36
-"""No time in a file is later: in the year 4147."""
-MAX_NUMBER = 2**53
-"""No count in a file is greater: up to it a float has every whole number."""
 _MAX_LEVELS = 100
 """Of lists and objects in one another. Python reads more, but then fails to write them out again."""
 _MAX_NAMED_RANGES = 10
@@ -50,11 +46,6 @@ def require_shallow(value: object, max_levels: int = _MAX_LEVELS) -> None:
             raise ValueError("too many brackets stand in one another")
         for item in value.values() if isinstance(value, dict) else value:
             require_shallow(item, max_levels - 1)
-
-
-def is_time(value: object) -> bool:
-    """Whether a value can be seconds since the epoch."""
-    return type(value) in (float, int) and 0 <= value <= LATEST_TIME_S  # type: ignore[operator]
 
 
 def whole(batch: bytes) -> list[bytes]:

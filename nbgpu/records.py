@@ -15,8 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from nbgpu import lines
-from nbgpu.errors import RunError
+from nbgpu.protocol.bounds import MAX_NUMBER, is_time
 
 RunState = Literal[
     "starting",
@@ -336,23 +335,21 @@ class RunInfo:
         """From what `run_info.json` says.
 
         Raises:
-            RunError: it is not what nbgpu writes.
+            ValueError: it is not what nbgpu writes.
         """
         try:
             info = _run_info_type().validate_python(fields)
         except ValidationError as error:
             found = error.errors()[0]
             place = ".".join(map(str, found["loc"]))
-            raise RunError(f"run_info.json is not what nbgpu writes ({place}: {found['msg']})") from None
+            raise ValueError(f"run_info.json is not what nbgpu writes ({place}: {found['msg']})") from None
         counts = [
             *(info.total_steps, info.steps_per_epoch, info.batch_size, info.global_batch_size),
             *(device.memory_bytes for device in info.devices),
             *(count for section in info.epochs_from for count in section),
         ]
-        if not (
-            info.devices and lines.is_time(info.started_s) and all(0 <= n <= lines.MAX_NUMBER for n in counts)
-        ):
-            raise RunError("run_info.json is not what nbgpu writes (a number in it cannot be one of a run)")
+        if not (info.devices and is_time(info.started_s) and all(0 <= n <= MAX_NUMBER for n in counts)):
+            raise ValueError("run_info.json is not what nbgpu writes (a number in it cannot be one of a run)")
         return info
 
 

@@ -172,7 +172,7 @@ def read_info(folder: Path) -> RunInfo:
     fields = lines.load(folder / INFO)
     try:
         return RunInfo.from_json(fields)
-    except RunError as error:
+    except ValueError as error:
         raise RunError(
             f"{folder}: {error}. Nothing can be shown of the run without it: put a copy of it back"
         ) from None

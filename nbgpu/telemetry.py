@@ -27,7 +27,7 @@ import zmq
 from nbgpu import lines
 from nbgpu.errors import RunError
 from nbgpu.ledger import STEP_SERIES
-from nbgpu.lines import MAX_NUMBER, is_time
+from nbgpu.protocol.bounds import MAX_NUMBER, is_time
 from nbgpu.records import (
     DAMAGE,
     PROFILE_PARTS,

@@ -1,97 +1,21 @@
-"""What shows runs to a person: controls, live panels, the curves that stay, and the report.
-
-This module is the client's `Presenter` of runs and of sweeps, and makes the views of its cells' text. It loads the widgets when one
-is shown, because they take half a second.
-"""
+"""What shows runs and cells to a person: controls, live panels, the curves that stay, and the report."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from nbgpu.client.outputs import TextView
-    from nbgpu.client.run import Run
-    from nbgpu.client.sweep import Sweep
 
 
 def connect() -> None:
     """Have the client show its runs and cells here: it does not know the widgets, and works without them, too."""
-    from nbgpu import ui
     from nbgpu.client import cells, outputs, run
+    from nbgpu.ui import presenter
 
-    run.presenter = ui
-    cells.offer_stop = offer_stop
-    outputs.open_view = open_text
+    run.presenter = presenter
+    cells.offer_stop = presenter.offer_stop
+    outputs.open_view = presenter.open_text
 
 
 def connect_sweeps() -> None:
     """The same for sweeps, which few people load."""
-    from nbgpu import ui
     from nbgpu.client import sweep
+    from nbgpu.ui import presenter
 
-    sweep.presenter = ui
-
-
-def show(run: Run) -> None:
-    """Displays the plan of a run, folded, its live panel, and its pictures if it has some; or the curves of one that is over."""
-    from nbgpu.ui import panel, picture_view
-    from nbgpu.ui.plan_view import PlanView
-
-    if run.over:
-        panel.show(run)
-    else:
-        panel.show(run, PlanView(run).refresh)
-        if run.config.LIVE_PICTURES:
-            picture_view.show(run)
-
-
-def prepare() -> None:
-    """Imports what a report is drawn with."""
-    import_module("nbgpu.ui.snapshot")
-
-
-def report(run: Run) -> None:
-    """Writes `report.html` into the folder of a run."""
-    from nbgpu.ui.snapshot import write_report
-
-    write_report(run)
-
-
-def show_sweep(sweep: Sweep) -> None:
-    """Displays the live panel of a sweep, or the table and curves of one that is over."""
-    from nbgpu.ui import sweep_panel
-
-    sweep_panel.show(sweep)
-
-
-def report_sweep(sweep: Sweep) -> None:
-    """Writes `report.html` into the folder of a sweep."""
-    from nbgpu.ui.sweep_report import write_report
-
-    write_report(sweep)
-
-
-def open_text(ranks: Sequence[int], live: bool) -> TextView | None:
-    """A view for the text of these ranks; None where no page would show it, or could say during a cell that it does."""
-    from nbgpu.ui import frontend
-
-    if not frontend.has_frontend() or frontend.is_captured():
-        return None
-    if not live:
-        from nbgpu.ui.text_html import StillText
-
-        return StillText(ranks)
-    if not frontend.has_subshells():
-        return None
-    from nbgpu.ui.live_text import LiveText
-
-    return LiveText(ranks)
-
-
-def offer_stop(stop: Callable[[], None]) -> Callable[[], None]:
-    """Shows a Stop button under the cell that is running; returns what takes it away again."""
-    from nbgpu.ui import stop_button
-
-    return stop_button.offer(stop)
+    sweep.presenter = presenter
