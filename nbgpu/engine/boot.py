@@ -267,6 +267,7 @@ def _take(seat: Seat) -> Seat:
         bars,
         cell_options,
         clearing,
+        ddp_objects,
         debug,
         debugger,
         group,
@@ -278,7 +279,6 @@ def _take(seat: Seat) -> Seat:
         quiet,
         randomness,
         remains,
-        replicas,
         torch_settings,
         tracebacks,
     )
@@ -292,7 +292,7 @@ def _take(seat: Seat) -> Seat:
     debug.mend_ddp()
     import_times.note()
     group.note_connections()
-    replicas.note()
+    ddp_objects.note()
     shell = _shell()
     tracebacks.install(shell)
     habits.take_over(shell)

@@ -1,4 +1,4 @@
-"""The person's DistributedDataParallel objects, and how they move to the next generation of the group.
+"""How the person's DistributedDataParallel objects move to the next generation of the group.
 
 `DistributedDataParallel._update_process_group` is not enough: ranks that failed before DDP first rebuilt its
 buckets disagree on the buckets' sizes, and gloo aborts the process. So every object is initialised anew, in
@@ -8,13 +8,10 @@ made before it.
 
 from __future__ import annotations
 
-import functools
 import gc
-import inspect
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -22,49 +19,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from nbgpu.engine import exchange, kept_failure, optimizers, torch_settings
+from nbgpu.engine import ddp_objects, exchange, kept_failure, optimizers, torch_settings
 
-_numbers = itertools.count()
 _told: set[tuple[str | int, ...]] = set()
 """What some ranks do not have, which is said once: (key, the ranks without it)."""
-_made: WeakKeyDictionary[DistributedDataParallel, tuple[int, dict[str, Any]]] = WeakKeyDictionary()
-"""Of every DDP object that lives: how many were made before it, and what it was made with."""
-
-
-def note() -> None:
-    """From now on notes the arguments of every DDP object that is made."""
-    make = DistributedDataParallel.__init__
-    signature = inspect.signature(make)
-
-    @functools.wraps(make)
-    def make_and_note(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        arguments = dict(signature.bind(self, *args, **kwargs).arguments)
-        del arguments["self"], arguments["module"]
-        number, _ = _made.get(self, (next(_numbers), {}))
-        _made[self] = number, arguments
-        if dist.get_backend() == "fake":
-            # The reducer wants a result of each exchange, and that group gives none.
-            # A lambda, because DDP looks at annotations, and does not know them as strings.
-            self.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))
-
-    DistributedDataParallel.__init__ = make_and_note  # type: ignore[method-assign]
-
-
-def are_there() -> bool:
-    """Whether any DDP object lives in this process."""
-    return bool(_made)
-
-
-def forget(ddp: DistributedDataParallel) -> None:
-    """Says that an object is of no use any more, though it lives until the collector comes by: `move` leaves it."""
-    _made.pop(ddp, None)
-
-
-def _done(tensor: Tensor) -> torch.futures.Future[Tensor]:
-    done: torch.futures.Future[Tensor] = torch.futures.Future()
-    done.set_result(tensor)
-    return done
 
 
 @torch_settings.as_at_the_beginning()
@@ -80,17 +38,18 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int]) -> list[str]:
     Returns:
         A line for each object that could not be moved, and for each whose state differed.
     """
-    if _made:
+    if ddp_objects.are_there():
         gc.collect()  # so that no DDP object is taken for a living one that only waits for the collector
         _forget_what_only_failed_functions_hold()
     mine = _by_key(variables)
+    arguments_of = {ddp: arguments for ddp, (_, arguments) in ddp_objects.all_made().items()}
     _agree_on_the_next_number()
     source = min(healthy, default=0)
     everywhere, lines = _on_every_rank(mine, source, "DistributedDataParallel object")
     moved: list[DistributedDataParallel] = []
     for key in everywhere:
         ddp = mine[key]
-        _, arguments = _made[ddp]
+        arguments = arguments_of[ddp]
         if arguments.get("process_group") is not None or arguments.get("device_mesh") is not None:
             lines.append(f"{key}, a DistributedDataParallel object on a group of your own: make it again")
             continue
@@ -115,10 +74,10 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int]) -> list[str]:
 def _forget_what_only_failed_functions_hold() -> None:
     """They are kept for the debugger, and nobody will go on with what is in them."""
     frames = {id(frame) for frame in kept_failure.kept_frames()}
-    for ddp_ref in _made.keyrefs() if frames else ():
+    for ddp_ref in ddp_objects.references() if frames else ():
         ddp = ddp_ref()
         if ddp is not None and _is_held_by_frames_only(ddp, frames):
-            forget(ddp)
+            ddp_objects.forget(ddp)
 
 
 def _is_held_by_frames_only(ddp: DistributedDataParallel, frames: Collection[int]) -> bool:
@@ -138,15 +97,13 @@ def _by_key(variables: Mapping[str, Any]) -> dict[str, DistributedDataParallel]:
     names = {
         id(v): name for name, v in reversed(list(variables.items())) if isinstance(v, DistributedDataParallel)
     }
-    in_order = sorted(_made.items(), key=lambda item: item[1][0])
-    return {names.get(id(ddp), f"DDP object {number}"): ddp for ddp, (number, _) in in_order}
+    made = ddp_objects.all_made()
+    return {names.get(id(ddp), f"DDP object {number}"): ddp for ddp, (number, _) in made.items()}
 
 
 def _agree_on_the_next_number() -> None:
     """A rank that has just come begins where the others are, so that its numbers never mean their objects."""
-    global _numbers
-    own = next(_numbers)
-    _numbers = itertools.count(max(exchange.gather(own)))
+    ddp_objects.go_on_from(max(exchange.gather(ddp_objects.next_number())))
 
 
 def _on_every_rank(mine: Iterable[str], source: int, what: str) -> tuple[list[str], list[str]]:

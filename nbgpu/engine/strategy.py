@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from nbgpu.config import TrainConfig
-from nbgpu.engine import replicas
+from nbgpu.engine import ddp_objects
 
 _SYNC_BUFFERS = "forward_sync_buffers"
 if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
@@ -137,7 +137,7 @@ class Replicated:
         return nullcontext()
 
     def close(self) -> None:
-        replicas.forget(self._ddp)
+        ddp_objects.forget(self._ddp)
 
 
 class Sharded:

@@ -237,8 +237,8 @@ def _awaited_work(frame: FrameType) -> str:
 
 
 def _has_ddp() -> bool:
-    replicas = sys.modules.get("nbgpu.engine.replicas")
-    return replicas is not None and replicas.are_there()
+    ddp_objects = sys.modules.get("nbgpu.engine.ddp_objects")
+    return ddp_objects is not None and ddp_objects.are_there()
 
 
 def _pulse(collective: str, main_thread: int) -> str:
