@@ -213,6 +213,7 @@ class DistributedCell:
                 f"rank(s) {named} did not finish within {self._timeout_s:g} s and were interrupted"
             )
 
+    @uninterrupted()
     def _stop(self) -> None:
         """Brings back the ranks that still work, and makes the group good again."""
         self._hangs.ask()
@@ -232,6 +233,7 @@ class DistributedCell:
         for line in self._cluster.reloading.told():
             _tell(line)
 
+    @uninterrupted()
     def _finish(self) -> None:
         self._tell_what_was_reloaded()
         failed, freed = self._watch.outcome()

@@ -266,6 +266,10 @@ class Cluster:
                 return
         if any(self.ranks.how_ended(rank) for rank in range(self.world_size)):
             return  # the next cell says so
+        self._take_up_the_cell()
+
+    @uninterrupted()
+    def _take_up_the_cell(self) -> None:
         group_is_whole = self.ranks.group_is_whole
         if not group_is_whole:
             # The notebook went while the group was formed: who came waits for who was not called.
@@ -314,6 +318,7 @@ class Cluster:
         self._entry = self._entry.model_copy(update=known)
         registry.update(self._entry)
 
+    @uninterrupted()
     def _become_current(self) -> None:
         global _current
         _current = self
@@ -476,6 +481,7 @@ class Cluster:
         self._bring_back(RankWatch(self.ranks, results), results)
         return {rank: result.result() for rank, result in results.items()}
 
+    @uninterrupted()
     def _bring_back(
         self,
         watch: RankWatch,
@@ -594,8 +600,9 @@ class Cluster:
         """
         return variables.table(self.apply, pattern).frame()
 
+    @uninterrupted()
     def train(self, recipe: str, **settings: Any) -> Run:
-        """Starts a training run on all ranks and returns at once.
+        """Starts a training run on all ranks and returns at once. A Stop meanwhile stops the run.
 
         Raises:
             ConfigError: a setting is not valid; nothing was started.
@@ -609,6 +616,11 @@ class Cluster:
         self.run = Run.start(config, self, planned)
         self._note()
         self.run.on_end(lambda _: self.note_use())
+        try:
+            take_interrupt()
+        except KeyboardInterrupt:
+            self.run.stop()
+            raise
         return self.run
 
     def plan(self, recipe: str, **settings: Any) -> Plan:
@@ -804,6 +816,7 @@ class Cluster:
             raise ConfigError(f"ranks = {list(ranks)} is not valid. Ranks: 0 to {self.world_size - 1}")
         return sorted(set(ranks))
 
+    @uninterrupted()
     def _make_ready(self) -> None:
         """Called before work is sent: all ranks are there and free, or it says why not."""
         self.note_use()

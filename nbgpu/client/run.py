@@ -32,6 +32,7 @@ from nbgpu.records import (
     RunState,
 )
 from nbgpu.settings import steerable
+from nbgpu.signals import uninterrupted
 from nbgpu.suitability import settled
 from nbgpu.telemetry import Reader, send_command, send_settings
 
@@ -70,6 +71,7 @@ class Run:
         reader: every sample and event of every rank so far.
     """
 
+    @uninterrupted()
     def __init__(
         self,
         folder: Path,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from pathlib import Path
 
 import leaks
 import pytest
@@ -18,10 +19,11 @@ BOUND_S = 40
 """No answer within 60 s is what a frozen thread looks like."""
 MAX_TRIES = 8
 SUM = "%%distributed\ntotal = torch.ones(1)\ndist.all_reduce(total)\nint(total)"
+SMALL = {"data": "phantoms", "num_phantoms": 8, "patch_size": 16, "steps": 3, "val_every": 0, "threads": 1}
 TRAP = """
 import signal, sys, threading
 import nbgpu
-enter = threading.Condition.__enter__
+enter, main = threading.Condition.__enter__, threading.get_ident()
 trap = {"is_set": False, "num_taken": 0, "at": 0}
 
 def is_nbgpus(frame):
@@ -36,7 +38,7 @@ def is_nbgpus(frame):
 
 def enter_and_interrupt(condition):
     entered = enter(condition)
-    here = threading.current_thread() is threading.main_thread()
+    here = threading.get_ident() == main
     if trap["is_set"] and here and is_nbgpus(sys._getframe(1)):
         trap["num_taken"] += 1
         if trap["num_taken"] == trap["at"]:
@@ -77,10 +79,12 @@ def notebook() -> Iterator[Kernel]:
         "nbgpu.current().apply(len, 'abc')",
         "nbgpu.current().pull('rank', ranks='all')",
         "get_ipython().run_line_magic('nbgpu', 'restart --rank 1')",
+        f"nbgpu.current().train('autoencoder', runs_dir=folder, **{SMALL!r}).wait()",
     ],
-    ids=["line", "execute", "apply", "pull", "restart"],
+    ids=["line", "execute", "apply", "pull", "restart", "wait"],
 )
-def test_a_stop_with_a_lock_taken(notebook: Kernel, code: str) -> None:
+def test_a_stop_with_a_lock_taken(notebook: Kernel, code: str, tmp_path: Path) -> None:
+    assert notebook.run(f"folder = {str(tmp_path)!r}").status == "ok"
     counted = notebook.run(IN_THE_TRAP.format(at=0, code=code), timeout_s=BOUND_S)
     assert counted.status == "ok", counted.error
     num_locks = ast.literal_eval(counted.stdout.splitlines()[-1])
@@ -90,6 +94,8 @@ def test_a_stop_with_a_lock_taken(notebook: Kernel, code: str) -> None:
         num_taken = ast.literal_eval(done.stdout.splitlines()[-1])
         # How often it looks for an answer is another number each time.
         assert "KeyboardInterrupt" in done.error or num_taken < at, f"at lock {at} of {num_locks}: {done}"
+        # One that was stopped at its start is still about to end.
+        notebook.run("if nbgpu.current().run: nbgpu.current().run.wait()", timeout_s=BOUND_S)
         again = notebook.run(SUM, timeout_s=BOUND_S)
         if "Nothing was run: run it again" in again.error:
             again = notebook.run(SUM, timeout_s=BOUND_S)
