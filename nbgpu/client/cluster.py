@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 _OUTPUT_PATIENCE_S = 2.0
 _ANSWER_PATIENCE_S = 1.0
+_GOES_ON_PATIENCE_S = 10.0
 _FREED_PATIENCE_S = 5.0
 _WATCH_PERIOD_S = 0.1
 _POLL_PERIOD_S = 0.01
@@ -844,6 +845,11 @@ class Cluster:
         if self._stood_still & set(self._busy()) and not self.ranks.standstills(self._busy()):
             # It goes on, perhaps with a cell that was stopped before it had begun with it.
             self.stop_cell()
+            # On a busy machine its way back from where it stood takes longer than any other.
+            give_up_s = time.monotonic() + _GOES_ON_PATIENCE_S
+            while self._busy() and time.monotonic() < give_up_s:
+                time.sleep(_POLL_PERIOD_S)
+                take_interrupt()
         if busy := self._busy():
             named = ", ".join(map(str, busy))
             standing = self.ranks.standstills(busy)

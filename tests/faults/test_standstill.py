@@ -180,7 +180,8 @@ def test_engines_outlive_a_controller_that_stands_still(notebook: Kernel) -> Non
     controller = int(notebook.run("nbgpu.current()._processes.leaders['controller'].pid").value)
     family = [controller, *(child.pid for child in psutil.Process(controller).children(recursive=True))]
     with stopped(*family) as go_on, later(LONG_S, go_on):
-        assert notebook.run(SUM, timeout_s=BOUND_S).stdout == RIGHT
+        done = notebook.run(SUM, timeout_s=BOUND_S)
+    assert done.stdout == RIGHT, done.error
 
 
 # ---- in training ----
@@ -236,7 +237,8 @@ def test_stop_ends_a_run_in_which_a_rank_stands_still(notebook: Kernel, tmp_path
         assert why(pid) in done.error
         assert "%nbgpu restart --rank 1" in done.error
         assert "Code in C" not in done.error
-    assert notebook.run(SUM, timeout_s=BOUND_S).stdout == RIGHT
+    done = notebook.run(SUM, timeout_s=BOUND_S)
+    assert done.stdout == RIGHT, done.error
     begin_run(notebook, tmp_path, steps=3)
     assert notebook.run("run.wait(60).status", timeout_s=BOUND_S).value == "'finished'"
 
