@@ -55,6 +55,7 @@ class Membership:
 _CONNECT_TIMEOUT_S = 4.0
 """For gloo to connect ranks that are all there, which takes it a few milliseconds. It waits five times as long for a peer's
 connection (gloo/transport/tcp/pair.cc, waitUntil)."""
+_CONNECT_TIMEOUT_S_PER_RANK = 0.1
 _MAKING_PATIENCE_S = 0.1
 """So long a rank that is to be freed may go on connecting to its peers: cut off in the middle, it would keep them waiting."""
 
@@ -155,7 +156,8 @@ def _connect_timeout(member: Membership) -> timedelta:
     """
     if not hasattr(distributed_c10d, "_set_pg_timeout") or get_debug_level() == DebugLevel.DETAIL:
         return member.timeout  # it could not be made longer afterwards
-    return min(member.timeout, timedelta(seconds=_CONNECT_TIMEOUT_S))
+    connect_s = _CONNECT_TIMEOUT_S + _CONNECT_TIMEOUT_S_PER_RANK * member.world_size
+    return min(member.timeout, timedelta(seconds=connect_s))
 
 
 def _let_collectives_wait(timeout: timedelta) -> None:
