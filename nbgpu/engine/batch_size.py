@@ -12,7 +12,7 @@ import torch
 from nbgpu.config import train_config
 from nbgpu.engine import exchange, group, memory, memory_limit, precision, randomness, torch_settings
 from nbgpu.engine.consensus import raise_together, together
-from nbgpu.engine.rehearsal import Rehearsal, rehearsed
+from nbgpu.engine.rehearsal import Rehearsal, import_trainer, rehearsed
 from nbgpu.engine.workload import by_name
 from nbgpu.errors import OutOfMemoryError
 from nbgpu.sizes import in_words
@@ -44,6 +44,7 @@ def find(settings: dict[str, Any]) -> list[dict[str, Any]]:
     # As before a run: an import that gets no more memory leaves half a module behind.
     with memory_limit.lifted():
         import_module("torch._dynamo")
+    import_trainer()
     memory_limit.tighten()
     with (
         randomness.of_run(config),

@@ -6,7 +6,7 @@ from typing import Any
 
 from nbgpu.config import TrainConfig, train_config
 from nbgpu.engine import fake_steps, group, memory, memory_limit, randomness, torch_settings
-from nbgpu.engine.rehearsal import rehearsed
+from nbgpu.engine.rehearsal import import_trainer, rehearsed
 from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.problem import Problem
 from nbgpu.errors import DataError
@@ -38,6 +38,7 @@ def _of_problem(problem: Problem) -> dict[str, Any]:
     except DataError as error:
         return {"data": {"unknown": str(error)}, "memory": {"unknown": "the data cannot be used"}}
     member = group.membership()
+    import_trainer()
     parts = problem.memory_bytes(member.world_size)
     parts["before"] = memory.Usage.of(member.device).used_bytes
     return {"data": {"unknown": "\n".join(problem.told)}, "memory": {**parts, "peak": sum(parts.values())}}
@@ -53,6 +54,7 @@ def _data(config: TrainConfig) -> dict[str, Any]:
 def _memory(config: TrainConfig) -> dict[str, Any]:
     member = group.membership()
     config = rehearsed(config)
+    import_trainer()
     with memory_limit.lifted(), randomness.of_run(config):
         try:
             parts = fake_steps.parts(config, member.device, member.world_size)
