@@ -450,9 +450,9 @@ def watch_cells(shell: Any, rank: int, device: torch.device) -> None:
 
 
 def let_go(error: BaseException | None) -> None:
-    """Empties the frames of a traceback: whoever keeps the traceback would keep the tensors of every function in it.
+    """Gives up the tensors that an error holds: those of the functions in its traceback, and of a backward that it cut off.
 
-    Python keeps the last one in `sys.last_traceback`, and IPython a few more.
+    Whoever keeps a traceback keeps its frames. Python keeps the last one in `sys.last_traceback`, and IPython a few more.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -464,6 +464,17 @@ def let_go(error: BaseException | None) -> None:
                 # Up to Python 3.12 a frame keeps a copy for whoever asked for its locals, and renews it when asked.
                 _ = frame.f_locals
         error = error.__cause__ or error.__context__
+    _empty_autograd_queue()
+
+
+def _empty_autograd_queue() -> None:
+    """Drops the nodes that a failed backward had yet to visit, and with them the activations that they have saved.
+
+    On the CPU autograd keeps them in a queue of the thread, and drops them when the next backward begins. A step that
+    has no room for them would fail in its forward, and so never come to that.
+    """
+    with torch.inference_mode(False):
+        torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True).backward()
 
 
 def free() -> None:

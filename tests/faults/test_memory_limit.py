@@ -83,6 +83,28 @@ def test_many_small_pieces_stop_at_the_limit(limited: nbgpu.Cluster, code: str) 
     assert well(limited)
 
 
+def test_what_a_backward_that_was_refused_memory_still_held_is_given_back(limited: nbgpu.Cluster) -> None:
+    before_mib = max(resident_mib(limited))
+    # Two ways lead back to x, so that one of them still waits when the other asks for too much.
+    cell = """
+class Greedy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x.clone()
+    @staticmethod
+    def backward(ctx, gradient): return torch.ones(2**30)
+
+def step():
+    x = torch.ones(2**24, requires_grad=True)
+    (x.exp().exp() + Greedy.apply(x).exp()).sum().backward()
+step()
+"""
+    with pytest.raises(nbgpu.RankError) as caught:
+        limited.execute(cell)
+    assert {failure.error_type for failure in caught.value.failures} == {"OutOfMemoryError"}
+    assert max(resident_mib(limited)) < before_mib + 64
+    assert well(limited)
+
+
 def test_a_run_that_needs_more_ends_and_one_that_needs_less_trains(
     limited: nbgpu.Cluster, tmp_path: Path
 ) -> None:
