@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig
-from nbgpu.settings import markdown_table
-from nbgpu.sweeps import SweepConfig
+from nbgpu.config.settings import markdown_table
+from nbgpu.planning.trials import SweepConfig
 
 CONFIGURATION = Path(__file__).with_name("configuration.md")
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from nbgpu.version import VERSION
 
 if TYPE_CHECKING:
-    from nbgpu.client.cluster import Cluster, current
-    from nbgpu.client.kept import attach
-    from nbgpu.client.run import Run
-    from nbgpu.client.sweep import Sweep, sweep
+    from nbgpu.client.cluster.attach import attach
+    from nbgpu.client.cluster.cluster import Cluster, current
+    from nbgpu.client.runs.run import Run
+    from nbgpu.client.sweeps.sweep import Sweep, sweep
     from nbgpu.config import ClusterConfig, TrainConfig
     from nbgpu.errors import (
         ClusterError,
@@ -53,17 +53,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Cluster": "nbgpu.client.cluster",
-    "current": "nbgpu.client.cluster",
-    "attach": "nbgpu.client.kept",
-    "Run": "nbgpu.client.run",
-    "Sweep": "nbgpu.client.sweep",
-    "sweep": "nbgpu.client.sweep",
+    "Cluster": "nbgpu.client.cluster.cluster",
+    "current": "nbgpu.client.cluster.cluster",
+    "attach": "nbgpu.client.cluster.attach",
+    "Run": "nbgpu.client.runs.run",
+    "Sweep": "nbgpu.client.sweeps.sweep",
+    "sweep": "nbgpu.client.sweeps.sweep",
     "ClusterConfig": "nbgpu.config",
     "TrainConfig": "nbgpu.config",
     "controls": "nbgpu.ui.controls",
     # What the text of a distributed cell becomes. It stands in a person's history for good, so its place does not change.
-    "run_cell": "nbgpu.client.magics",
+    "run_cell": "nbgpu.client.notebook.magics",
 } | {name: "nbgpu.errors" for name in __all__ if name.endswith("Error")}
 
 
@@ -85,7 +85,7 @@ def __dir__() -> list[str]:
 def load_ipython_extension(shell: Any) -> None:
     """What `%load_ext nbgpu` calls."""
     from nbgpu import ui
-    from nbgpu.client import magics
+    from nbgpu.client.notebook import magics
 
     ui.connect()
     magics.load(shell)
@@ -93,6 +93,6 @@ def load_ipython_extension(shell: Any) -> None:
 
 def unload_ipython_extension(shell: Any) -> None:
     """What `%unload_ext nbgpu` calls."""
-    from nbgpu.client import magics
+    from nbgpu.client.notebook import magics
 
     magics.unload(shell)

@@ -11,15 +11,29 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nbgpu import extras, flags, recipe_files, resume, sweeps, ui
-from nbgpu.client import data_check, doctor, listing
-from nbgpu.client import sweep as client_sweep
-from nbgpu.client.cluster import Cluster
-from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, read_toml, settings_of, train_config
+from nbgpu import ui
+from nbgpu.client.cluster.cluster import Cluster
+from nbgpu.client.host import doctor, ps
+from nbgpu.client.runs import data_check
+from nbgpu.client.sweeps import sweep as client_sweep
+from nbgpu.config import (
+    TRAIN_CONFIGS,
+    ClusterConfig,
+    TrainConfig,
+    flags,
+    own_file,
+    read_toml,
+    settings_of,
+    train_config,
+)
+from nbgpu.config.settings import unused
 from nbgpu.errors import NbgpuError, RankError, RunError
-from nbgpu.settings import unused
-from nbgpu.sweeps import SweepConfig
-from nbgpu.ui import sweep_terminal, terminal
+from nbgpu.machine import extras
+from nbgpu.planning import trials
+from nbgpu.planning.trials import SweepConfig
+from nbgpu.run_folder import resume
+from nbgpu.ui.run import terminal
+from nbgpu.ui.sweep import terminal as sweep_terminal
 
 _USAGE = """\
 nbgpu train RECIPE [flags] [--config run.toml]   train on all GPUs, or on CPU ranks where there is none
@@ -58,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         elif command == "recipes":
             _recipes()
         elif command == "ps":
-            print(listing.table())
+            print(ps.table())
         elif command == "stop":
             _stop(list(rest))
         elif command == "doctor":
@@ -84,13 +98,13 @@ def _with_tracebacks(error: RankError) -> str:
 
 
 def _is_recipe(name: str) -> bool:
-    return name in TRAIN_CONFIGS or recipe_files.is_file(name)
+    return name in TRAIN_CONFIGS or own_file.is_file(name)
 
 
 def _new(arguments: list[str]) -> None:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         sys.exit("usage: nbgpu new NAME, such as my_recipe: writes my_recipe.py into this folder")
-    path = recipe_files.create(arguments[0])
+    path = own_file.create(arguments[0])
     print(f"{path}: trains a small network on generated points. Try it:\n    nbgpu train {path}")
 
 
@@ -162,7 +176,7 @@ def _sweep(arguments: list[str]) -> int:
                 "usage: nbgpu sweep RECIPE [flags], or nbgpu sweep --resume FOLDER [flags]. "
                 f"Recipes: {', '.join(TRAIN_CONFIGS)}"
             )
-        plan = sweeps.Plan.read(Path(folder))
+        plan = trials.Plan.read(Path(folder))
         stored = plan.config.model_dump() | plan.cluster.model_dump()
         values = flags.parse([SweepConfig, ClusterConfig], rest, "nbgpu sweep --resume", defaults=stored)
         sweep = client_sweep.go_on(folder, **values)
@@ -190,7 +204,7 @@ def _sweep_settings(recipe: str, arguments: list[str]) -> dict[str, Any]:
         as_text=settings_of(recipe),
     )
     varied = {
-        name: sweeps.from_text(values.pop(name))
+        name: trials.from_text(values.pop(name))
         for name in settings_of(recipe).model_fields
         if values.get(name) is not None
     }
@@ -202,8 +216,8 @@ def _report(arguments: list[str]) -> None:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         sys.exit("usage: nbgpu report RUN_FOLDER, such as nbgpu_runs/20260101-120000-autoencoder-1f2e")
     # Drawing takes a second to import.
-    from nbgpu.ui.snapshot import write_report
-    from nbgpu.ui.stored import StoredRun
+    from nbgpu.ui.run.snapshot import write_report
+    from nbgpu.ui.run.stored import StoredRun
 
     folder = Path(arguments[0])
     try:
@@ -220,7 +234,7 @@ def _stop(arguments: list[str]) -> None:
     if (unknown := set(arguments) - {*names, "--all"}) or (names and "--all" in arguments):
         wrong = f"{', '.join(sorted(unknown))} is no flag. " if unknown else ""
         sys.exit(f"{wrong}usage: nbgpu stop [ID ...] or nbgpu stop --all. `nbgpu ps` lists the ids")
-    ended = listing.stop(names, everything="--all" in arguments)
+    ended = ps.stop(names, everything="--all" in arguments)
     print("\n".join(ended or ["nothing was left over"]))
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from nbgpu.text.ranks import named_ranks
 
 if TYPE_CHECKING:
-    from nbgpu.records import RankFailure
+    from nbgpu.protocol.records import RankFailure
 
 
 _TOLD_BY_THEIR_MESSAGE = (

@@ -7,16 +7,16 @@ which group of the control panel it stands. A field with no control is for files
 
 from __future__ import annotations
 
-from nbgpu.config.autoencoder import AutoencoderConfig
 from nbgpu.config.cluster import ClusterConfig
 from nbgpu.config.data import DataSettings
-from nbgpu.config.diffusion import DiffusionConfig
-from nbgpu.config.files import read_tables, read_toml, write_toml
-from nbgpu.config.lithography import LithographyConfig
-from nbgpu.config.microstructure import DescriptorType, MicrostructureConfig
-from nbgpu.config.own import RECIPE_GROUP, OwnConfig
 from nbgpu.config.recipes import TRAIN_CONFIGS, settings_of, train_config
-from nbgpu.config.survival import SurvivalConfig
+from nbgpu.config.recipes.autoencoder import AutoencoderConfig
+from nbgpu.config.recipes.diffusion import DiffusionConfig
+from nbgpu.config.recipes.lithography import LithographyConfig
+from nbgpu.config.recipes.microstructure import DescriptorType, MicrostructureConfig
+from nbgpu.config.recipes.own import RECIPE_GROUP, OwnConfig
+from nbgpu.config.recipes.survival import SurvivalConfig
+from nbgpu.config.toml import read_tables, read_toml, write_toml
 from nbgpu.config.training import (
     MAX_PROFILED_STEPS,
     CheckpointSettings,

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from nbgpu.settings import Settings, control
-from nbgpu.sizes import parse_size
+from nbgpu.config.settings import Settings, control
+from nbgpu.text.sizes import parse_size
 
 
 class ClusterConfig(Settings):

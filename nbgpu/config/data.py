@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from nbgpu.settings import Settings, control, steered
+from nbgpu.config.settings import Settings, control, steered
 
 
 class DataSettings(Settings):

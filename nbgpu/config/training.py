@@ -10,9 +10,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from nbgpu import recipe_files
+from nbgpu.config import own_file
 from nbgpu.config.data import DataSettings
-from nbgpu.settings import Settings, control, shape_of_model, steered
+from nbgpu.config.settings import Settings, control, shape_of_model, steered
 
 _WINDOW = re.compile(r"(\d+):(\d+)")
 MAX_PROFILED_STEPS = 100
@@ -442,7 +442,7 @@ class TrainConfig(
     @property
     def title(self) -> str:
         """The recipe's name, for people and folders."""
-        return Path(self.recipe).stem if recipe_files.is_file(self.recipe) else self.recipe
+        return Path(self.recipe).stem if own_file.is_file(self.recipe) else self.recipe
 
     def num_warmup_steps(self, total_steps: int) -> int:
         """`warmup_steps`, or what stands for it where it is left out."""

@@ -1,0 +1,1 @@
+"""What runs in every rank. It never imports the client."""

@@ -20,39 +20,38 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from nbgpu import backends, devices, interpreter, runs
 from nbgpu.config import TrainConfig, read_toml
-from nbgpu.engine import (
+from nbgpu.engine.frames import error_as_text, own_part, part_of_nbgpu
+from nbgpu.engine.group import (
     activity,
-    debug,
+    debug_mode,
     exchange,
-    flight,
+    flight_recorder,
     group,
-    heap,
-    interrupts,
-    kept_failure,
-    memory,
-    memory_limit,
-    precision,
-    randomness,
     safe_nccl,
-    smoke,
     torch_settings,
 )
-from nbgpu.engine.books import Books
-from nbgpu.engine.consensus import PeerFailed, together
-from nbgpu.engine.frames import error_as_text, own_part, part_of_nbgpu
-from nbgpu.engine.group import Membership
-from nbgpu.engine.minimiser import Minimiser
-from nbgpu.engine.torch_settings import TorchSettings
-from nbgpu.engine.trainer import Trainer
-from nbgpu.engine.undisturbed import undisturbed
+from nbgpu.engine.group.consensus import PeerFailed, together
+from nbgpu.engine.group.group import Membership
+from nbgpu.engine.group.torch_settings import TorchSettings
+from nbgpu.engine.ipykernel import interrupts, kept_failure
+from nbgpu.engine.logs.log_files import Books
+from nbgpu.engine.memory import heap
+from nbgpu.engine.memory import limit as memory_limit
+from nbgpu.engine.memory import usage as memory
+from nbgpu.engine.memory.undisturbed import undisturbed
+from nbgpu.engine.model import precision, randomness
+from nbgpu.engine.training import smoke
+from nbgpu.engine.training.minimiser import Minimiser
+from nbgpu.engine.training.trainer import Trainer
 from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.problem import Problem
 from nbgpu.errors import ConfigError, NbgpuError
-from nbgpu.records import Device, RankFailure, RunState
-from nbgpu.suitability import settled
-from nbgpu.telemetry import Recorder
+from nbgpu.machine import devices, interpreter, transports
+from nbgpu.planning.suitability import settled
+from nbgpu.protocol.records import Device, RankFailure, RunState
+from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder.telemetry import Recorder
 
 Loop = Trainer | Minimiser
 
@@ -202,7 +201,7 @@ def train(trainer: Loop, mended: str = "") -> RunState:
     """
     try:
         with (
-            flight.kept_in(trainer.folder, trainer.rank),
+            flight_recorder.kept_in(trainer.folder, trainer.rank),
             randomness.of_run(trainer.config),
             _own_heap(trainer.device),
             precision.kernels(trainer.config),
@@ -311,14 +310,14 @@ def main(arguments: list[str]) -> None:
     chosen = devices.choose(cluster.gpus, local_world_size)
     config = settled(config, chosen * (world_size // local_world_size))
     # Under torchrun nobody could start the processes anew, so that only the first way is tried.
-    rung = backends.rungs(cluster, chosen)[0]
+    rung = transports.rungs(cluster, chosen)[0]
     device = chosen[local_rank]
     visible = [device] if devices.is_part(device) else [d for d in chosen if d.kind == "cuda"]
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(d.uuid for d in visible))
     torch.set_num_threads(cluster.threads_for(local_world_size))
     torch_settings.note_beginning()
     if cluster.debug:
-        debug.compare_collectives()
+        debug_mode.compare_collectives()
     member = Membership(
         rank,
         world_size,
@@ -328,7 +327,7 @@ def main(arguments: list[str]) -> None:
         rung.name,
         cluster.collective_timeout_s,
     )
-    if rung.name == backends.NCCL_SAFE:
+    if rung.name == transports.NCCL_SAFE:
         safe_nccl.apply(one_host=world_size == local_world_size)
     limit_bytes = devices.memory_limit_bytes(cluster, device, chosen)
     if limit_bytes is not None:

@@ -9,13 +9,13 @@ import json
 import logging
 import sys
 
-from nbgpu import interpreter
 from nbgpu.config import train_config
 from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.problem import Problem
 from nbgpu.engine.workload.recipe import Inspecting
 from nbgpu.errors import DataError
-from nbgpu.vigil import end_with
+from nbgpu.machine import interpreter
+from nbgpu.machine.lifetime import end_with
 
 BAD_DATA = 3
 """The exit code where the data cannot be used; what is wrong stands on stderr."""

@@ -8,11 +8,12 @@ from typing import Literal
 import torch
 from torch import nn
 
-from nbgpu import manifest
 from nbgpu.config import OwnConfig, read_toml
-from nbgpu.engine import checkpoint, precision
+from nbgpu.engine.checkpoints import files as checkpoint
+from nbgpu.engine.model import precision
 from nbgpu.engine.workload import by_name
 from nbgpu.errors import ConfigError, RunError
+from nbgpu.run_folder import checkpoint_files
 
 
 def load_trained(
@@ -51,10 +52,10 @@ def load_trained(
 
 def _checkpoint(folder: Path, which: Literal["newest", "best"]) -> Path:
     if which == "newest":
-        found = manifest.newest_whole(folder).checkpoint
+        found = checkpoint_files.newest_whole(folder).checkpoint
     else:
         try:
-            best = manifest.best(folder)
+            best = checkpoint_files.best(folder)
         except ValueError as error:
             raise RunError(str(error)) from None
         found = None if best is None else best.checkpoint

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 def connect() -> None:
     """Have the client show its runs and cells here: it does not know the widgets, and works without them, too."""
-    from nbgpu.client import cells, outputs, run
+    from nbgpu.client.cells import cell as cells
+    from nbgpu.client.cells import outputs
+    from nbgpu.client.runs import run
     from nbgpu.ui import presenter
 
     run.presenter = presenter
@@ -15,7 +17,7 @@ def connect() -> None:
 
 def connect_sweeps() -> None:
     """The same for sweeps, which few people load."""
-    from nbgpu.client import sweep
+    from nbgpu.client.sweeps import sweep
     from nbgpu.ui import presenter
 
     sweep.presenter = presenter

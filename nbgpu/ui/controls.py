@@ -17,23 +17,23 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display, update_display
 from pydantic import BaseModel
 
-from nbgpu.client import cluster as clusters
+from nbgpu.client.cluster import cluster as clusters
+from nbgpu.client.ipykernel.page import answer_while_busy, has_frontend, has_subshells
 from nbgpu.config import ClusterConfig, settings_of, train_config
-from nbgpu.devices import DEFAULT_CPU_RANKS, inventory
+from nbgpu.config.settings import control_fields, steerable
 from nbgpu.errors import ConfigError, NbgpuError, NoClusterError, RankError
-from nbgpu.records import FINAL_STATES
-from nbgpu.settings import control_fields, steerable
-from nbgpu.ui import plan_view
-from nbgpu.ui.ansi import to_html
+from nbgpu.machine.devices import DEFAULT_CPU_RANKS, inventory
+from nbgpu.protocol.records import FINAL_STATES
+from nbgpu.ui.cell.ansi import to_html
 from nbgpu.ui.fields import Field
-from nbgpu.ui.frontend import answer_while_busy, has_frontend, has_subshells
-from nbgpu.ui.panel import Panel
-from nbgpu.ui.picture_view import PictureView
+from nbgpu.ui.run import plan_view
+from nbgpu.ui.run.panel import Panel
+from nbgpu.ui.run.picture_view import PictureView
 from nbgpu.ui.slot import new_slot, slot_metadata
 
 if TYPE_CHECKING:
-    from nbgpu.client.cluster import Cluster
-    from nbgpu.client.run import Run
+    from nbgpu.client.cluster.cluster import Cluster
+    from nbgpu.client.runs.run import Run
 
 _GRID = {"grid_template_columns": "repeat(auto-fill, minmax(310px, 1fr))", "width": "100%"}
 

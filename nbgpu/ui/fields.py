@@ -14,9 +14,9 @@ import anywidget
 import traitlets
 from pydantic import BaseModel
 
+from nbgpu.config.settings import as_text, bounds, from_text, types_of
 from nbgpu.errors import ConfigError
-from nbgpu.settings import as_text, bounds, from_text, types_of
-from nbgpu.ui.snapshot import STATIC
+from nbgpu.ui.run.snapshot import STATIC
 
 EMPTY = "left out"
 

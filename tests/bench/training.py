@@ -133,7 +133,7 @@ def volumes(patch_size: int) -> Iterator[Path]:
 def by_hand(who: str, file: Path, batch_size: int, keeps_memory: bool = False) -> Start:
     """One of the loops in loops.py; 'fabric' and 'accelerate' are in an environment of their own.
 
-    With `keeps_memory` glibc is told what nbgpu tells it by itself (`engine/heap.py`).
+    With `keeps_memory` glibc is told what nbgpu tells it by itself (`engine/memory/heap.py`).
     """
     python = sys.executable if who == "plain" else str(PEERS_PYTHON)
     told = ("env", f"MALLOC_TRIM_THRESHOLD_={2**40}", "MALLOC_MMAP_MAX_=0") if keeps_memory else ()

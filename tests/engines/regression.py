@@ -17,15 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor, multiprocessing, nn
 
-from nbgpu import devices, resume
 from nbgpu.config import TrainConfig
-from nbgpu.engine import group, train
-from nbgpu.engine.group import Membership
-from nbgpu.engine.trainer import Trainer
+from nbgpu.engine import train
+from nbgpu.engine.group import group
+from nbgpu.engine.group.group import Membership
+from nbgpu.engine.training.trainer import Trainer
 from nbgpu.engine.workload.recipe import Batch, Loaders, Recipe
-from nbgpu.records import Sample
-from nbgpu.suitability import settled
-from nbgpu.telemetry import Reader, Recorder
+from nbgpu.machine import devices
+from nbgpu.planning.suitability import settled
+from nbgpu.protocol.records import Sample
+from nbgpu.run_folder import resume
+from nbgpu.run_folder.telemetry import Reader, Recorder
 
 SAMPLES_PER_STEP = 8
 NUM_SAMPLES = 40

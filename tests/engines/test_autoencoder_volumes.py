@@ -14,7 +14,7 @@ from monai.inferers import SlidingWindowInferer
 from monai.networks.nets import AutoencoderKL
 
 import nbgpu
-from nbgpu.client.run import Run
+from nbgpu.client.runs.run import Run
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.autoencoder.inference import encode_volumes, reconstruct_volume
 from nbgpu.recipes.trained import load_trained

@@ -19,10 +19,10 @@ from monai.transforms import Compose
 from torch import Tensor
 
 from nbgpu.config import train_config
-from nbgpu.engine.data import SampleLoader, grid_patches, hold_out, shard
-from nbgpu.engine.decoding import Item
-from nbgpu.engine.draws import Draw
-from nbgpu.engine.volumes import check_headers, find_volumes, load_volume, scale_intensity
+from nbgpu.engine.data.decoding import Item
+from nbgpu.engine.data.loader import SampleLoader, grid_patches, hold_out, shard
+from nbgpu.engine.data.sampling import Draw
+from nbgpu.engine.data.volumes import check_headers, find_volumes, load_volume, scale_intensity
 from nbgpu.errors import DataError
 
 EDGE = 12

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from rows import Measured, row
 
-from nbgpu.client import data_check
+from nbgpu.client.runs import data_check
 from nbgpu.config import train_config
 from nbgpu.errors import DataError
 

@@ -14,8 +14,8 @@ from pairs import AUGMENTED, EDGE, assert_same, loader, numbers, write
 from torch import Tensor
 
 from nbgpu.config import train_config
-from nbgpu.engine.augmentation import augmentation
-from nbgpu.engine.packed import PackedVolumes
+from nbgpu.engine.data.augmentation import augmentation
+from nbgpu.engine.data.packed import PackedVolumes
 from nbgpu.errors import DataError
 
 

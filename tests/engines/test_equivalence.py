@@ -17,7 +17,7 @@ import torch
 from conftest import REPOSITORY
 from safetensors.torch import load_file
 
-from nbgpu import manifest
+from nbgpu.run_folder import checkpoint_files
 
 COMMON: dict[str, Any] = {"steps": 20, "dtype": "float64", "lr": 1e-2, "val_every": 0, "clip_norm": 0.5}
 ONE_RANK: dict[str, tuple[dict[str, Any], str]] = {
@@ -153,12 +153,16 @@ def test_a_run_goes_on_with_other_ranks_and_strategies_as_if_it_were_one(tmp_pat
     ended, expected = (
         {
             f"{file.name}: {name}": tensor
-            for file in manifest.checkpoints(run)[0].glob("*.safetensors")
+            for file in checkpoint_files.checkpoints(run)[0].glob("*.safetensors")
             for name, tensor in load_file(file).items()
         }
         for run in (two_again / "0", one / "0")
     )
-    assert {name.split(":")[0] for name in ended} == {manifest.MODEL, manifest.OPTIMIZER, manifest.AVERAGE}
+    assert {name.split(":")[0] for name in ended} == {
+        checkpoint_files.MODEL,
+        checkpoint_files.OPTIMIZER,
+        checkpoint_files.AVERAGE,
+    }
     assert set(ended) == set(expected)
     for name, tensor in ended.items():
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-10, msg=name)

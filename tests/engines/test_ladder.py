@@ -15,8 +15,8 @@ import torch.distributed as dist
 from rows import row
 
 import nbgpu
-from nbgpu.backends import NCCL_SAFE, SINGLE, Rung
-from nbgpu.client import host_checks, registry
+from nbgpu.client.host import host_checks, registry
+from nbgpu.machine.transports import NCCL_SAFE, SINGLE, Rung
 
 SETTINGS = {"data": "phantoms", "patch_size": 16, "num_phantoms": 16, "steps": 2, "val_every": 0}
 
@@ -82,7 +82,7 @@ def test_a_backend_that_is_named_is_taken_at_its_word(monkeypatch: pytest.Monkey
 def test_two_ways_that_fail_and_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engines of a way that failed are gone: what it left in them is nobody's concern."""
     ways = (Rung("nccl", "nccl"), Rung(NCCL_SAFE, "nccl"), Rung("gloo", "gloo"))
-    monkeypatch.setattr("nbgpu.backends.rungs", lambda config, chosen: ways)
+    monkeypatch.setattr("nbgpu.machine.transports.rungs", lambda config, chosen: ways)
     cluster = nbgpu.Cluster(gpus="none", ranks=2, spare=1)
     with pytest.warns(UserWarning, match=r"(?s)nccl failed: .*nccl in safe mode failed: "):
         cluster.start()
@@ -96,7 +96,7 @@ def test_two_ways_that_fail_and_one_that_works(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_safe_mode_sets_what_nobody_has_set() -> None:
-    code = "import os, json; from nbgpu.engine import safe_nccl; print(json.dumps([safe_nccl.apply(), dict(os.environ)]))"
+    code = "import os, json; from nbgpu.engine.group import safe_nccl; print(json.dumps([safe_nccl.apply(), dict(os.environ)]))"
     environment = {"PATH": "", "NCCL_IB_DISABLE": "0", "PYTHONPATH": str(Path(nbgpu.__file__).parents[1])}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60

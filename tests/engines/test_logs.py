@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 
 import nbgpu
-from nbgpu.client.run import Run
-from nbgpu.ui.stored import StoredRun
+from nbgpu.client.runs.run import Run
+from nbgpu.ui.run.stored import StoredRun
 
 SMALL: dict[str, Any] = {
     "data": "phantoms",

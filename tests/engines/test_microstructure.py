@@ -13,9 +13,10 @@ import pytest
 import torch
 
 import nbgpu
-from nbgpu.client.run import Run
+from nbgpu.client.runs.run import Run
 from nbgpu.config import DescriptorType, MicrostructureConfig, train_config
-from nbgpu.engine.descent import OPTIMIZERS
+from nbgpu.engine.workload.descent import OPTIMIZERS
+from nbgpu.protocol.records import Event, Sample
 from nbgpu.recipes.microstructure.characterize import DESCRIPTORS, characterize
 from nbgpu.recipes.microstructure.grids import indicated
 from nbgpu.recipes.microstructure.losses import Loss
@@ -25,7 +26,6 @@ from nbgpu.recipes.microstructure.reconstruct import reconstruct
 from nbgpu.recipes.microstructure.sample import micrograph
 from nbgpu.recipes.microstructure.swaps import OPTIMIZERS as SWAPPING
 from nbgpu.recipes.microstructure.swaps import Cooling, at_random, swap
-from nbgpu.records import Event, Sample
 
 WEIGHTS = {"FFTCorrelations": 1.0, "Variation": 100.0}
 

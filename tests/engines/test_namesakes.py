@@ -47,7 +47,12 @@ def test_a_cluster_starts_and_trains_beside_them(beside_namesakes: Kernel) -> No
     run = "import nbgpu; print(nbgpu.current().train({}).wait(120).status)"
     done = beside_namesakes.run(run.format(f"'autoencoder', {SETTINGS}, num_workers=1, tensorboard=True"))
     assert done.stdout.endswith("finished\n"), done.error
-    assert beside_namesakes.run("from nbgpu import recipe_files\nrecipe_files.create('mine')").status == "ok"
+    assert (
+        beside_namesakes.run(
+            "from nbgpu.config import own_file as recipe_files\nrecipe_files.create('mine')"
+        ).status
+        == "ok"
+    )
     done = beside_namesakes.run(run.format("'mine.py', steps=2, num_workers=1"))
     assert done.stdout.endswith("finished\n"), done.error
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import nbgpu
-from nbgpu.client.run import Run
+from nbgpu.client.runs.run import Run
 
 pytestmark = pytest.mark.gpu
 

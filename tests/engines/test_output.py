@@ -173,8 +173,8 @@ if rank: 1 / 0
     done = notebook.run(
         f"""
 import nbgpu
-from nbgpu.client.arrivals import Arrivals
-from nbgpu.records import CellOptions
+from nbgpu.client.engines.connection import Arrivals
+from nbgpu.protocol.records import CellOptions
 def kinds(code):
     came = Arrivals()
     nbgpu.current().send_cell(code, None, CellOptions(), came)
@@ -199,8 +199,8 @@ kinds({code!r}), kinds('pass'), kinds('await __import__("asyncio").sleep(0.1, 5)
 def test_what_was_shown_is_not_kept(notebook: Kernel) -> None:
     code = """
 import nbgpu
-from nbgpu.client.arrivals import Arrivals
-from nbgpu.records import CellOptions
+from nbgpu.client.engines.connection import Arrivals
+from nbgpu.protocol.records import CellOptions
 came = Arrivals()
 (result,) = nbgpu.current().send_cell("print('y' * 1_000_000)", [0], CellOptions(), came).values()
 came.wait_for_ends([0], 20)

@@ -15,11 +15,10 @@ import torch
 from rows import row
 
 import nbgpu
-from nbgpu import recipe_files
-from nbgpu.config import OwnConfig, train_config
+from nbgpu.config import OwnConfig, own_file, train_config
 from nbgpu.recipes.own import Own
 from nbgpu.recipes.trained import load_trained
-from nbgpu.telemetry import Reader
+from nbgpu.run_folder.telemetry import Reader
 
 COUNTING = '''
 import random
@@ -138,7 +137,7 @@ def test_worker_processes_change_nothing(cluster2: nbgpu.Cluster, counting: str,
 
 
 def test_a_new_recipe_learns_as_it_is(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
-    path = recipe_files.create(str(tmp_path / "my_sine"))
+    path = own_file.create(str(tmp_path / "my_sine"))
     plan = cluster2.plan(str(path), hidden=16)
     assert plan.memory["parameters"] == 4 * (16 + 16 + 16 * 16 + 16 + 16 + 1)
     run = cluster2.train(str(path), hidden=16, steps=150, val_every=75, runs_dir=str(tmp_path / "runs")).wait(

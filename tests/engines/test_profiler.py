@@ -11,8 +11,8 @@ import faults
 import pytest
 
 import nbgpu
-from nbgpu.client.run import Run
-from nbgpu.records import Event
+from nbgpu.client.runs.run import Run
+from nbgpu.protocol.records import Event
 
 SMALL: dict[str, Any] = {
     "data": "phantoms",

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 import nbgpu
-from nbgpu.client import registry
-from nbgpu.client.process_id import ProcessId
-from nbgpu.client.registry import Entry
+from nbgpu.client.host import registry
+from nbgpu.client.host.registry import Entry
+from nbgpu.machine.processes import ProcessId
 
 BOUND_S = 30
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kernel import Kernel, kernel
 
-from nbgpu.client import registry
+from nbgpu.client.host import registry
 
 AFTER_S = 4
 HANG_S = 60

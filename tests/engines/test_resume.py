@@ -15,11 +15,11 @@ import pytest
 from rows import row
 
 import nbgpu
-from nbgpu import manifest
-from nbgpu.client.run import Run
+from nbgpu.client.runs.run import Run
 from nbgpu.config import ClusterConfig, train_config, write_toml
-from nbgpu.records import Event, Sample
-from nbgpu.telemetry import Reader
+from nbgpu.protocol.records import Event, Sample
+from nbgpu.run_folder import checkpoint_files
+from nbgpu.run_folder.telemetry import Reader
 
 SMALL: dict[str, Any] = {
     "data": "phantoms",
@@ -71,7 +71,7 @@ def test_five_steps_and_five_more_equal_ten_to_the_last_bit(
     assert len(expected) == 2 * 5 + 2
     pd.testing.assert_frame_equal(numbers(resumed, from_step=0), expected, check_exact=True)
     assert same_tensors(resumed.checkpoint(), straight.checkpoint())
-    states = [manifest.state(run.checkpoint()) for run in (resumed, straight)]
+    states = [checkpoint_files.state(run.checkpoint()) for run in (resumed, straight)]
     for name in ("step", "optimizer", "schedule", "scaler"):
         assert states[0][name] == states[1][name], name
     assert resumed.result() == straight.result()
@@ -111,7 +111,7 @@ def test_a_run_that_was_killed_goes_on_with_auto_from_the_command_line(
         for process in [*psutil.Process(killed.pid).children(recursive=True), killed]:
             process.kill()
     (folder,) = (tmp_path / "runs").iterdir()
-    step = max(int(path.name.removeprefix("step-")) for path in manifest.checkpoints(folder))
+    step = max(int(path.name.removeprefix("step-")) for path in checkpoint_files.checkpoints(folder))
     assert step < 60, "the run had ended before it was killed: this test shows nothing"
 
     command = [
@@ -132,7 +132,7 @@ def test_a_run_that_was_killed_goes_on_with_auto_from_the_command_line(
         "autoencoder",
         **settings,
     ).wait(120)
-    assert same_tensors(manifest.checkpoints(resumed)[0], straight.checkpoint())
+    assert same_tensors(checkpoint_files.checkpoints(resumed)[0], straight.checkpoint())
 
 
 def test_auto_passes_over_a_damaged_checkpoint_loudly(

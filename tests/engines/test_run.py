@@ -18,10 +18,10 @@ import psutil
 import pytest
 
 import nbgpu
-from nbgpu.client.run import Run
+from nbgpu.client.runs.run import Run
 from nbgpu.config import ClusterConfig, train_config, write_toml
-from nbgpu.records import Event, Sample
-from nbgpu.telemetry import Reader
+from nbgpu.protocol.records import Event, Sample
+from nbgpu.run_folder.telemetry import Reader
 
 SMALL: dict[str, Any] = {
     "data": "phantoms",

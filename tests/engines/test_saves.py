@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 import nbgpu
-from nbgpu import manifest
-from nbgpu.client.run import Run
+from nbgpu.client.runs.run import Run
 from nbgpu.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
+from nbgpu.run_folder import checkpoint_files
 
 SMALL: dict[str, Any] = {
     "data": "phantoms",
@@ -46,7 +46,7 @@ def test_the_best_checkpoint_is_kept_found_and_gone_on_from(cluster2: nbgpu.Clus
     step = int(values.idxmin())
     assert step < 12, "the last validation was the best: this test shows nothing"
     best = run.checkpoint("best")
-    assert best == run.folder / "checkpoints" / manifest.checkpoint_name(step)
+    assert best == run.folder / "checkpoints" / checkpoint_files.checkpoint_name(step)
     assert names(run) == [best.name, "step-00000012"]
     result = run.result()
     assert result is not None
@@ -56,9 +56,12 @@ def test_the_best_checkpoint_is_kept_found_and_gone_on_from(cluster2: nbgpu.Clus
     assert again.info.resumed_from == str(best)
     # It was not beaten there: the earlier run's is still the best, and the end is the same to the last bit.
     assert again.checkpoint("best") == best
-    for name in (manifest.MODEL, manifest.OPTIMIZER):
+    for name in (checkpoint_files.MODEL, checkpoint_files.OPTIMIZER):
         assert (again.checkpoint() / name).read_bytes() == (run.checkpoint() / name).read_bytes()
-    assert manifest.state(again.checkpoint())["progress"] == manifest.state(run.checkpoint())["progress"]
+    assert (
+        checkpoint_files.state(again.checkpoint())["progress"]
+        == checkpoint_files.state(run.checkpoint())["progress"]
+    )
     of_last = again.result()
     assert of_last is not None
     assert of_last["weights"].startswith("of step 12; the best validation (psnr_db ")
@@ -75,7 +78,7 @@ def test_a_run_that_gets_no_better_ends_early_on_all_ranks_and_says_so(
     assert run.result() is not None
     assert run.metrics().dropna(subset=["loss"]).groupby("rank")["step"].max().tolist() == [6, 6]
     best = best_step(run, up_to=6)
-    assert run.checkpoint("best").name == manifest.checkpoint_name(best)
+    assert run.checkpoint("best").name == checkpoint_files.checkpoint_name(best)
     (note,) = run.notes()
     assert note.startswith(
         "early stopping at step 6: psnr_db was not better by more than 1e+06 in the last 2 validations. The best is "
@@ -108,13 +111,13 @@ def test_validation_is_of_the_average_which_is_a_plain_file_for_the_model(
     model = recipe.build_model().eval()
     batches = recipe.build_loaders(rank=0, world_size=1).val
     psnr_db = {}
-    for name in (manifest.MODEL, manifest.AVERAGE):
+    for name in (checkpoint_files.MODEL, checkpoint_files.AVERAGE):
         model.load_state_dict(load_file(run.checkpoint() / name))
         with torch.no_grad():
             psnr_db[name] = torch.cat([recipe.validate(model, batch)["psnr_db"] for batch in batches]).mean()
     recorded = run.metrics().dropna(subset=["val_psnr_db"]).set_index("step")["val_psnr_db"]
-    assert float(psnr_db[manifest.AVERAGE]) == pytest.approx(recorded[12], abs=1e-4)
-    assert float(psnr_db[manifest.MODEL]) != pytest.approx(recorded[12], abs=1e-2)
+    assert float(psnr_db[checkpoint_files.AVERAGE]) == pytest.approx(recorded[12], abs=1e-4)
+    assert float(psnr_db[checkpoint_files.MODEL]) != pytest.approx(recorded[12], abs=1e-2)
     result = run.result()
     assert result is not None
     assert result["table"]["autoencoder"]["psnr_db"] == pytest.approx(recorded[12], abs=1e-2)
@@ -124,11 +127,11 @@ def test_validation_is_of_the_average_which_is_a_plain_file_for_the_model(
     assert of_shared.to_dict() == pytest.approx(recorded.to_dict(), abs=1e-3)
     # It changes nothing in the training itself.
     plain = cluster2.train("autoencoder", **{**settings, "ema_decay": 0}).wait(120)
-    assert (plain.checkpoint() / manifest.MODEL).read_bytes() == (
-        run.checkpoint() / manifest.MODEL
+    assert (plain.checkpoint() / checkpoint_files.MODEL).read_bytes() == (
+        run.checkpoint() / checkpoint_files.MODEL
     ).read_bytes()
     # A run that goes on without one does, and one that goes on from a run without one begins it there.
     for earlier, decay, has_one in ((run, 0.0, False), (plain, 0.9, True)):
         later = {**settings, "steps": 13, "ema_decay": decay, "resume": str(earlier.folder)}
         path = cluster2.train("autoencoder", **later).wait(120).checkpoint()
-        assert (path / manifest.AVERAGE).exists() == has_one
+        assert (path / checkpoint_files.AVERAGE).exists() == has_one

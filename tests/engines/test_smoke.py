@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import nbgpu
-from nbgpu import manifest
+from nbgpu.run_folder import checkpoint_files
 
 LONG: dict[str, Any] = {
     "smoke_test": True,
@@ -62,7 +62,7 @@ def test_it_is_short_and_says_what_it_looked_at(
     assert moved.startswith("each of the ")
     assert weights == "weights are the same on all 2 ranks, to the last bit"
     assert saved == "step-00000003 was written and read back, to the last bit"
-    assert not manifest.damage(run.checkpoint("best"))
+    assert not checkpoint_files.damage(run.checkpoint("best"))
     assert cluster2.pull("anomalies", rank=1) == [True] * 6
     assert cluster2.execute("print(torch.is_anomaly_enabled())")[1] == "False\n"
 

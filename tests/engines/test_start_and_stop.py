@@ -14,11 +14,11 @@ import pytest
 from rows import Measured, row
 
 import nbgpu
-from nbgpu.client import registry
-from nbgpu.client.cluster import current
-from nbgpu.client.process_id import ProcessId
-from nbgpu.client.processes import Processes
-from nbgpu.client.results import collect
+from nbgpu.client.cluster.cluster import current
+from nbgpu.client.engines.processes import Processes
+from nbgpu.client.engines.results import collect
+from nbgpu.client.host import registry
+from nbgpu.machine.processes import ProcessId
 
 
 def test_start_returns_after_a_real_all_reduce_and_says_what_it_got() -> None:

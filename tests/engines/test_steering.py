@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import nbgpu
-from nbgpu.client.run import Run
-from nbgpu.records import Event
+from nbgpu.client.runs.run import Run
+from nbgpu.protocol.records import Event
 
 STEPS_PER_EPOCH = 4
 ENDLESS: dict[str, Any] = {

@@ -18,7 +18,7 @@ import pytest
 import zmq
 
 import nbgpu
-from nbgpu.engine import sockets
+from nbgpu.engine.group import sockets
 
 PACKAGE = Path(nbgpu.__file__).parent
 RUN: dict[str, Any] = {

@@ -19,9 +19,9 @@ import pandas as pd
 import pytest
 
 import nbgpu
-from nbgpu import manifest, resume
-from nbgpu.client import registry
-from nbgpu.ui import sweep_view
+from nbgpu.client.host import registry
+from nbgpu.run_folder import checkpoint_files, resume
+from nbgpu.ui.sweep import view as sweep_view
 
 SMALL: dict[str, Any] = {
     "gpus": "none",
@@ -90,7 +90,9 @@ def test_a_failed_trial_takes_no_other_with_it_and_is_tried_again(tmp_path: Path
     with pytest.raises(nbgpu.RunError, match=rf"goes on in process {os.getpid()}"):
         nbgpu.sweep(resume=sweep.folder)
     killed = sweep.trials[2]
-    wait_until(lambda: manifest.checkpoints(killed.run_folders[0]) if killed.run_folders else [], of=sweep)
+    wait_until(
+        lambda: checkpoint_files.checkpoints(killed.run_folders[0]) if killed.run_folders else [], of=sweep
+    )
     os.kill(engine_of(killed.run_folders[0]), signal.SIGKILL)
     sweep.wait(200)
 
@@ -154,7 +156,7 @@ def start_sweep(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 def steps_saved(folder: Path) -> list[int]:
     """The newest checkpoint of each run in a trial's folder, in the order of the runs."""
     runs = sorted(folder.glob("*/run.toml"), key=lambda path: path.stat().st_mtime_ns)
-    newest = [manifest.checkpoints(path.parent)[:1] for path in runs]
+    newest = [checkpoint_files.checkpoints(path.parent)[:1] for path in runs]
     return [int(found[0].name.removeprefix("step-")) if found else 0 for found in newest]
 
 

@@ -43,7 +43,9 @@ def test_a_pushed_value_is_each_ranks_own(cluster2: nbgpu.Cluster) -> None:
 
 
 def test_where_memory_cannot_be_shared_the_bytes_go_in_the_message(cluster2: nbgpu.Cluster) -> None:
-    cluster2.execute("from nbgpu import shared_memory; shared_memory._boot = lambda: 'another host'")
+    cluster2.execute(
+        "from nbgpu.serialization import shared_memory; shared_memory._boot = lambda: 'another host'"
+    )
     try:
         cluster2.push(x=torch.arange(NUM))
         cluster2.execute("x += rank")

@@ -18,10 +18,10 @@ import pytest
 from rows import Measured, row
 
 import nbgpu
-from nbgpu.client.run import Run
-from nbgpu.records import Sample
-from nbgpu.ui.snapshot import history_of, report_html
-from nbgpu.ui.stored import StoredRun
+from nbgpu.client.runs.run import Run
+from nbgpu.protocol.records import Sample
+from nbgpu.ui.run.snapshot import history_of, report_html
+from nbgpu.ui.run.stored import StoredRun
 
 NUM_SAMPLES = 48
 
@@ -34,7 +34,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from nbgpu.engine.trainer import Trainer
+from nbgpu.engine.training.trainer import Trainer
 from nbgpu.recipes.own import OwnRecipe
 
 

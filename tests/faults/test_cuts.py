@@ -15,7 +15,7 @@ import pytest
 from rows import Measured, row
 
 import nbgpu
-from nbgpu.records import GivenUp
+from nbgpu.protocol.records import GivenUp
 
 NUM_STOPS = 25
 NUM_LATE = 200

@@ -9,7 +9,7 @@ import pytest
 from rows import Measured, row
 
 import nbgpu
-from nbgpu.client.cells import DistributedCell
+from nbgpu.client.cells.cell import DistributedCell
 
 SUM = "one = torch.ones(1)\ndist.all_reduce(one)\nprint(int(one))"
 

@@ -16,8 +16,8 @@ import pytest
 from rows import Measured, row
 
 import nbgpu
-from nbgpu.client.cells import DistributedCell
-from nbgpu.records import Event
+from nbgpu.client.cells.cell import DistributedCell
+from nbgpu.protocol.records import Event
 
 SETTINGS: dict[str, Any] = {
     "data": "phantoms",

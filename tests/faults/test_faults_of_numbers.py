@@ -12,9 +12,9 @@ import pytest
 from rows import Measured, row
 
 import nbgpu
-from nbgpu.client.run import Run
-from nbgpu.records import Event
-from nbgpu.ui.snapshot import bundle
+from nbgpu.client.runs.run import Run
+from nbgpu.protocol.records import Event
+from nbgpu.ui.run.snapshot import bundle
 
 SETTINGS: dict[str, Any] = {
     "data": "phantoms",

@@ -155,9 +155,9 @@ def test_a_rank_that_died_runs_its_cells_again(notebook: Kernel, measured: Measu
 
 def test_a_rank_that_dies_between_two_cells_is_told_before_the_next(notebook: Kernel) -> None:
     notebook.run("%%distributed\nkept = 5")
-    pids = "nbgpu.client.cluster.current().pids"
+    pids = "nbgpu.client.cluster.cluster.current().pids"
     notebook.run(
-        f"import nbgpu.client.cluster, os, signal, time\nos.kill({pids}[0], signal.SIGKILL); time.sleep(1)"
+        f"import nbgpu.client.cluster.cluster, os, signal, time\nos.kill({pids}[0], signal.SIGKILL); time.sleep(1)"
     )
     done = notebook.run("%distributed kept", timeout_s=BOUND_S)
     assert "rank 0 was killed by SIGKILL" in done.error

@@ -17,8 +17,9 @@ from kernel import Kernel, kernel
 from rows import Measured, row
 
 import nbgpu
-from nbgpu import manifest, recipe_files
-from nbgpu.records import Event
+from nbgpu.config import own_file
+from nbgpu.protocol.records import Event
+from nbgpu.run_folder import checkpoint_files
 
 BOUND_S = 60
 ENDLESS = {**faults.ENDLESS, "threads": 1}
@@ -72,7 +73,7 @@ def test_a_notice_names_who_waits_and_stop_ends_the_run(
 
     assert notebook.run("run.status").value == "'stopped'"
     (folder,) = tmp_path.iterdir()
-    newest = manifest.newest_whole(folder).checkpoint
+    newest = checkpoint_files.newest_whole(folder).checkpoint
     assert newest is not None
     assert newest.name.endswith("3")
     events = [json.loads(line) for line in (folder / "rank0.jsonl").read_text().splitlines()]
@@ -106,7 +107,7 @@ run.wait().status, said"""
 def test_a_last_checkpoint_that_takes_long_is_not_taken_for_a_hang(notebook: Kernel, tmp_path: Path) -> None:
     slow = """
 import time
-from nbgpu.engine.saves import Saves
+from nbgpu.engine.checkpoints.saving import Saves
 finish, num_calls = Saves.finish, []
 def slowly(*args):
     num_calls.append(1)
@@ -130,7 +131,7 @@ run.wait().status, run.checkpoint().exists()"""
 
 FOLLOW = """
 import nbgpu
-from nbgpu.ui.words import warning
+from nbgpu.ui.run.wording import warning
 cluster = nbgpu.current()
 run = cluster.train({recipe!r}, **{settings!r})
 said, states, tables = set(), set(), set()
@@ -200,7 +201,7 @@ run.wait().status, said"""
 
 def test_packages_that_take_long_to_load_are_told_and_are_no_hang(notebook: Kernel, tmp_path: Path) -> None:
     """Also where they hold the GIL, so that the rank's telemetry is silent meanwhile."""
-    path = recipe_files.create(str(tmp_path / "slow.py"))
+    path = own_file.create(str(tmp_path / "slow.py"))
     held = "import time\nimport torch.distributed as dist\nif dist.get_rank() == 1:\n    began_s = time.monotonic()\n"
     held += (
         "    sum(range(10**8))\n    while time.monotonic() - began_s < 5:\n        sum(range(3 * 10**7))\n"

@@ -17,10 +17,10 @@ import pytest
 from rows import Measured, row
 
 import nbgpu
-from nbgpu import manifest
-from nbgpu.client import processes
-from nbgpu.client.run import Run
-from nbgpu.records import Event
+from nbgpu.client.engines import processes
+from nbgpu.client.runs.run import Run
+from nbgpu.protocol.records import Event
+from nbgpu.run_folder import checkpoint_files
 
 SETTINGS: dict[str, Any] = {
     "data": "phantoms",
@@ -103,7 +103,7 @@ def check_equal(run: Run, unhurt: Run) -> None:
     expected, found = recorded(unhurt, "loss"), recorded(run, "loss")
     assert found == {key: expected[key] for key in found}
     assert recorded(run, "val_psnr_db") == recorded(unhurt, "val_psnr_db")
-    for name in (manifest.MODEL, manifest.AVERAGE, manifest.DISCRIMINATOR):
+    for name in (checkpoint_files.MODEL, checkpoint_files.AVERAGE, checkpoint_files.DISCRIMINATOR):
         assert (run.checkpoint() / name).read_bytes() == (unhurt.checkpoint() / name).read_bytes(), name
 
 
@@ -228,7 +228,12 @@ def test_with_fsdp_a_run_goes_back_to_its_newest_checkpoint(cluster: nbgpu.Clust
     assert (
         "With strategy='fsdp' each rank has a part of the weights, and they are lost with the group" in second
     )
-    for name in (manifest.MODEL, manifest.OPTIMIZER, manifest.AVERAGE, manifest.DISCRIMINATOR):
+    for name in (
+        checkpoint_files.MODEL,
+        checkpoint_files.OPTIMIZER,
+        checkpoint_files.AVERAGE,
+        checkpoint_files.DISCRIMINATOR,
+    ):
         assert (run.checkpoint() / name).read_bytes() == (unhurt.checkpoint() / name).read_bytes(), name
     assert run.result() == unhurt.result()
     columns = ["step", "rank", "epoch", "loss", "lr"]

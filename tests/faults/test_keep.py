@@ -15,11 +15,11 @@ from kernel import Kernel, kernel
 from rows import Measured, row
 
 import nbgpu
-from nbgpu import runs
-from nbgpu.client import listing, registry
-from nbgpu.client.cells import DistributedCell
-from nbgpu.client.registry import Entry
-from nbgpu.ui.stored import StoredRun
+from nbgpu.client.cells.cell import DistributedCell
+from nbgpu.client.host import ps, registry
+from nbgpu.client.host.registry import Entry
+from nbgpu.run_folder import folder as runs
+from nbgpu.ui.run.stored import StoredRun
 
 BOUND_S = 30
 """Tells an end from a hang; what it bounds takes a second or two."""
@@ -33,7 +33,7 @@ run = nbgpu.current().train("autoencoder", data="phantoms", patch_size=16, num_p
 @pytest.fixture(autouse=True)
 def nothing_is_kept() -> Iterator[None]:
     yield
-    listing.stop([], everything=True)
+    ps.stop([], everything=True)
 
 
 def start(notebook: Kernel, flags: str = "") -> Entry:

@@ -18,7 +18,7 @@ from conftest import nursery
 from rows import Measured, row
 
 import nbgpu
-from nbgpu.client.run import Run
+from nbgpu.client.runs.run import Run
 
 BOUND_S = 90
 NOBODY = 65534

@@ -104,7 +104,7 @@ def test_a_stop_with_a_lock_taken(notebook: Kernel, code: str, tmp_path: Path) -
 
 IN_THE_HEAD_START = """
 import signal, sys
-from nbgpu.client import head_start
+from nbgpu.client.notebook import head_start
 shell = get_ipython()
 send_and_execute = shell.kernel.do_execute
 steps = {"at": 0, "num": 0}

@@ -11,8 +11,8 @@ from typing import Any
 
 from nbgpu.config import TrainConfig, train_config
 from nbgpu.errors import RunError
-from nbgpu.records import Device, RankFailure, RankStatus, RunInfo
-from nbgpu.telemetry import CommandWatch, Reader, Recorder, send_command
+from nbgpu.protocol.records import Device, RankFailure, RankStatus, RunInfo
+from nbgpu.run_folder.telemetry import CommandWatch, Reader, Recorder, send_command
 
 GIB = 2**30
 

@@ -28,7 +28,7 @@ WHILE_THE_CELL_RUNS_S = 6
 """A button that waited for the blocking cell would take twice as long. How fast they are stands in the docs."""
 
 WHEN_PAUSED = """
-records, _ = nbgpu.client.cluster.current().run.reader.since()
+records, _ = nbgpu.client.cluster.cluster.current().run.reader.since()
 print(next(r.time_s for r in records if getattr(r, 'text', '') == 'paused'))
 """
 STOP_CLUSTER = "%nbgpu stop"
@@ -141,7 +141,7 @@ def test_a_first_run_from_start_to_the_curves_that_stay(lab: Lab, page: Page) ->
     for name in ("batch size", "amp", "lr"):  # which a run takes on while it goes on
         expect(control(page, name)).to_be_enabled()
     expect(button(page, "Start")).to_be_disabled()
-    settings = notebook.in_kernel("print(nbgpu.client.cluster.current().run.config)")
+    settings = notebook.in_kernel("print(nbgpu.client.cluster.cluster.current().run.config)")
     assert "batch_size=2" in settings
     assert "amp='bf16'" in settings
 
@@ -284,7 +284,7 @@ import sys, tempfile
 from pathlib import Path
 sys.path.insert(0, {str(HERE)!r})
 from recorded import RecordedRun
-from nbgpu.ui.panel import show
+from nbgpu.ui.run.panel import show
 run = RecordedRun(Path(tempfile.mkdtemp(dir='.')), num_ranks={num_ranks}, steps={steps})
 show(run)
 """.strip()

@@ -10,7 +10,7 @@ import pytest
 from lab import Lab, Notebook, screenshot
 from playwright.sync_api import Locator, Page, expect
 
-from nbgpu import recipe_files
+from nbgpu.config import own_file
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.subshells]
 
@@ -146,7 +146,7 @@ def test_cells_show_what_one_expects_of_them(lab: Lab, page: Page) -> None:
 
 @pytest.mark.timeout(300)
 def test_runs_that_take_long_or_fail_say_why(lab: Lab, page: Page, tmp_path: Path) -> None:
-    wrong_shape = recipe_files.create(str(lab.root / "wrong_shape.py"))
+    wrong_shape = own_file.create(str(lab.root / "wrong_shape.py"))
     good = wrong_shape.read_text()
     wrong_shape.write_text(good.replace("nn.Linear(1, width)", "nn.Linear(2, width)"))
     (lab.root / "wrong_import.py").write_text(f"import torch_vision\n{good}")

@@ -11,10 +11,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 import nbgpu
-from nbgpu import recipe_files
-from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, settings_of, train_config
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, own_file, settings_of, train_config
+from nbgpu.config.settings import as_text, control, control_fields
 from nbgpu.errors import ConfigError
-from nbgpu.settings import as_text, control, control_fields
 from nbgpu.ui import fields
 from nbgpu.ui.controls import _Controls, controls
 
@@ -131,7 +130,7 @@ def test_what_cannot_be_taken_is_said_beside_the_field_and_stays(name: str, type
 
 @pytest.fixture
 def template(tmp_path: Path) -> str:
-    return str(recipe_files.create(str(tmp_path / "my_recipe.py")))
+    return str(own_file.create(str(tmp_path / "my_recipe.py")))
 
 
 @pytest.fixture(params=[*sorted(TRAIN_CONFIGS), "the file that `nbgpu new` writes"])

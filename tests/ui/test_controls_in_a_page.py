@@ -8,8 +8,7 @@ import pytest
 from lab import Lab, Notebook, screenshot
 from playwright.sync_api import Locator, Page, expect
 
-from nbgpu import recipe_files
-from nbgpu.config import TRAIN_CONFIGS
+from nbgpu.config import TRAIN_CONFIGS, own_file
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.subshells]
 
@@ -45,7 +44,7 @@ def open_group(page: Page, name: str) -> None:
 @pytest.mark.timeout(560)
 def test_every_recipe_is_planned_started_and_stopped(lab: Lab, page: Page) -> None:
     page.set_viewport_size({"width": 1280, "height": 1300})
-    recipe_files.create(str(lab.root / TEMPLATE))
+    own_file.create(str(lab.root / TEMPLATE))
     lab.write_notebook("all.ipynb", [START, *(f"nbgpu.controls({recipe!r})" for recipe in RECIPES), STOP])
     notebook = Notebook(page, lab, "all.ipynb")
     notebook.open()
@@ -118,5 +117,5 @@ def test_what_is_typed_wrongly_is_refused_beside_the_field_and_stays(lab: Lab, p
     button(page, "Plan").click()
     expect(field(page, "batch size")).to_be_focused()
     screenshot(page, "wrong-dark")
-    assert notebook.in_kernel("print(nbgpu.client.cluster._current)") == "None\n"
+    assert notebook.in_kernel("print(nbgpu.client.cluster.cluster._current)") == "None\n"
     notebook.set_theme("JupyterLab Light")

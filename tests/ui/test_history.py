@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from recorded import RecordedRun
 
-from nbgpu.records import Event, Sample
-from nbgpu.ui.history import CAPACITY, History, Series, keep_extremes
-from nbgpu.ui.panel import Panel
-from nbgpu.ui.wire import SeriesIds, encode
+from nbgpu.protocol.records import Event, Sample
+from nbgpu.ui.run.comm_protocol import SeriesIds, encode
+from nbgpu.ui.run.history import CAPACITY, History, Series, keep_extremes
+from nbgpu.ui.run.panel import Panel
 
 
 def sample(rank: int, step: int, **values: float) -> Sample:

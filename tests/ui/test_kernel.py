@@ -26,7 +26,7 @@ import sys
 sys.path.insert(0, {str(HERE)!r})
 from pathlib import Path
 from recorded import RecordedRun
-from nbgpu.ui.panel import show
+from nbgpu.ui.run.panel import show
 run = RecordedRun(Path({str(folder)!r}), steps={steps}, step_s=0.01)
 show(run)
 """
@@ -164,7 +164,9 @@ def test_a_page_that_comes_late_gets_the_whole_history(kernel: BlockingKernelCli
 def test_a_kernel_that_cannot_be_asked_sends_all_unasked(
     kernel: BlockingKernelClient, tmp_path: Path
 ) -> None:
-    code = "import nbgpu.ui.panel\nnbgpu.ui.panel.has_subshells = lambda: False\n" + start_code(tmp_path)
+    code = "import nbgpu.ui.run.panel\nnbgpu.ui.run.panel.has_subshells = lambda: False\n" + start_code(
+        tmp_path
+    )
     came = run_cell(kernel, code)
     comm_id = widget_id(came)
     (opened,) = [m for m in came if m["msg_type"] == "comm_open" and m["content"]["comm_id"] == comm_id]

@@ -14,7 +14,7 @@ from lab import Lab, Notebook, jupyter_lab, screenshot
 from playwright.sync_api import Page, expect
 from rows import Measured, row
 
-from nbgpu.client import listing
+from nbgpu.client.host import ps
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.subshells]
 
@@ -66,7 +66,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     with jupyter_lab(tmp_path) as lab:
         (lab.root / "spiky.py").write_text(RECIPE)
         yield lab
-        listing.stop([], everything=True)
+        ps.stop([], everything=True)
 
 
 PLOT = """

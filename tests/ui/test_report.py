@@ -19,9 +19,9 @@ from recorded import RecordedRun
 
 from nbgpu.config import ClusterConfig, train_config, write_toml
 from nbgpu.errors import ConfigError, RunError
-from nbgpu.records import RankFailure
-from nbgpu.ui.snapshot import write_report
-from nbgpu.ui.stored import StoredRun
+from nbgpu.protocol.records import RankFailure
+from nbgpu.ui.run.snapshot import write_report
+from nbgpu.ui.run.stored import StoredRun
 
 SMALL: dict[str, Any] = {
     "data": "phantoms",

@@ -13,9 +13,9 @@ import pytest
 from recorded import RecordedRun
 from rows import row
 
-from nbgpu.palette import rank_color
-from nbgpu.telemetry import Reader
-from nbgpu.ui.snapshot import bundle, page, report_html, write_report
+from nbgpu.run_folder.telemetry import Reader
+from nbgpu.text.palette import rank_color
+from nbgpu.ui.run.snapshot import bundle, page, report_html, write_report
 
 
 @pytest.fixture(scope="module")

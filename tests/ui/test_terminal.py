@@ -19,7 +19,7 @@ import pytest
 from recorded import RecordedRun
 from rich.console import Console
 
-from nbgpu.ui import terminal
+from nbgpu.ui.run import terminal
 
 
 def shown(run: Any, is_terminal: bool) -> str:

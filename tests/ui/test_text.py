@@ -19,8 +19,8 @@ from nbconvert import HTMLExporter
 from playwright.sync_api import Page, expect
 from test_kernel import new_subshell, say
 
-from nbgpu.client.merging import Block
-from nbgpu.ui.text_html import bundle
+from nbgpu.client.cells.merging import Block
+from nbgpu.ui.cell.text_html import bundle
 
 BOUND_S = 30
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -33,7 +33,7 @@ def notebook() -> Iterator[Kernel]:
     with start_kernel() as started:
         assert started.run(START).status == "ok"
         # The first widget of a kernel takes half a second of imports.
-        started.run("import nbgpu.ui.live_text")
+        started.run("import nbgpu.ui.cell.live_text")
         yield started
         started.run("%nbgpu stop")
 

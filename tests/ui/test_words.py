@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from nbgpu.records import Device, Event, RankStatus, RunInfo, RunState, Sample
-from nbgpu.ui.history import History
-from nbgpu.ui.words import duration, pace, progress, recent, summary, warning
+from nbgpu.protocol.records import Device, Event, RankStatus, RunInfo, RunState, Sample
+from nbgpu.ui.run.history import History
+from nbgpu.ui.run.wording import duration, pace, progress, recent, summary, warning
 
 GIB = 2**30
 GPU = Device("cuda", "NVIDIA H200", "GPU-1", 0, 100 * GIB)

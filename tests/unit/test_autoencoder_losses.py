@@ -13,7 +13,7 @@ from monai.networks.nets import AutoencoderKL
 from safetensors.torch import save_file
 
 from nbgpu.config import train_config
-from nbgpu.engine.discriminator import Discriminator
+from nbgpu.engine.model.discriminator import Discriminator
 from nbgpu.engine.workload.by_name import load
 from nbgpu.engine.workload.recipe import Adversarial
 from nbgpu.errors import ConfigError, DataError

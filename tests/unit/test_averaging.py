@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from nbgpu.engine.averaging import Average
+from nbgpu.engine.model.averaging import Average
 
 TAKEN = torch.tensor(False)
 LEFT_OUT = torch.tensor(True)

@@ -12,7 +12,7 @@ import nbgpu
 from nbgpu.protocol.calls import Call
 
 PACKAGE = Path(nbgpu.__file__).parent
-PROCESSES = {"nbgpu.engine.nursery", "nbgpu.engine.trial"}
+PROCESSES = {"nbgpu.engine.process.fork_server", "nbgpu.engine.group.probe"}
 """Modules that run as programs of their own."""
 
 
@@ -22,10 +22,11 @@ def test_a_call_names_a_function(call: Call) -> None:
 
 
 def test_no_other_place_names_the_engines_functions() -> None:
+    on_the_ranks = {"engine", "recipes"}
     on_the_notebooks_side = [
-        *PACKAGE.glob("*.py"),
-        *PACKAGE.glob("client/**/*.py"),
-        *PACKAGE.glob("ui/**/*.py"),
+        path
+        for path in PACKAGE.rglob("*.py")
+        if path.relative_to(PACKAGE).parts[0] not in on_the_ranks and path.name != "calls.py"
     ]
     named = {
         f"{path.name}:{node.lineno}: {node.value}"

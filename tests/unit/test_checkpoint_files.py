@@ -20,11 +20,11 @@ import torch
 from rows import row
 from safetensors.torch import load_file
 
-from nbgpu import manifest
-from nbgpu.engine import checkpoint
-from nbgpu.engine.checkpoint import Writer
+from nbgpu.engine.checkpoints import files as checkpoint
+from nbgpu.engine.checkpoints.files import Writer
 from nbgpu.errors import RunError
-from nbgpu.manifest import Score
+from nbgpu.run_folder import checkpoint_files
+from nbgpu.run_folder.checkpoint_files import Score
 
 TENSORS = {
     "model.weight": torch.arange(12.0).reshape(3, 4),
@@ -33,7 +33,7 @@ TENSORS = {
     "optimizer.0.exp_avg": torch.full((3, 4), 1 / 3),
 }
 ABOUT = {"config": {"recipe": "autoencoder"}, "lr": 0.1 + 0.2, "scaler": {"scale": 65536.0}}
-ALL_FILES = (*manifest.FILES, manifest.MANIFEST)
+ALL_FILES = (*checkpoint_files.FILES, checkpoint_files.MANIFEST)
 
 
 def save(folder: Path, step: int) -> Path:
@@ -66,7 +66,7 @@ def test_the_average_is_a_file_of_its_own_and_as_well_guarded(tmp_path: Path) ->
     tensors, _ = checkpoint.load(path)
     assert set(tensors) == {*TENSORS, *average}
     flip_a_bit(path / "average.safetensors")
-    assert manifest.damage(path).startswith("average.safetensors: ")
+    assert checkpoint_files.damage(path).startswith("average.safetensors: ")
     (path / "average.safetensors").unlink()
     with pytest.raises(RunError, match=r"average\.safetensors: is missing"):
         checkpoint.load(path)
@@ -84,7 +84,7 @@ def test_the_same_step_again_leaves_a_whole_one_and_replaces_a_damaged_one(tmp_p
     inode = path.stat().st_ino
     assert save(tmp_path, 5).stat().st_ino == inode
     (path / "state.json").unlink()
-    assert not manifest.damage(save(tmp_path, 5))
+    assert not checkpoint_files.damage(save(tmp_path, 5))
 
 
 # ---- damage --------------------------------------------------------------------------------------------
@@ -146,23 +146,25 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(
 ) -> None:
     good, bad = save(tmp_path, 5), save(tmp_path, 10)
     DAMAGES[damage](bad / name)
-    assert manifest.damage(bad).startswith(f"{name}: ")
+    assert checkpoint_files.damage(bad).startswith(f"{name}: ")
     with pytest.raises(RunError, match=rf"step-00000010 is damaged \({name}: "):
         checkpoint.load(bad)
-    newest = manifest.newest_whole(tmp_path)
+    newest = checkpoint_files.newest_whole(tmp_path)
     assert newest.checkpoint == good
-    assert newest.damaged == [(bad, manifest.damage(bad))]
+    assert newest.damaged == [(bad, checkpoint_files.damage(bad))]
     assert not (tmp_path / "executed").exists()
 
 
 def test_a_pickle_with_a_manifest_that_agrees_is_not_executed_either(tmp_path: Path) -> None:
     """Whoever can write into the folder can make the sums right."""
-    for name in manifest.FILES:
+    for name in checkpoint_files.FILES:
         path = save(tmp_path / name, 5) if (tmp_path / name).mkdir() is None else tmp_path
         pickle_in_its_place(path / name)
-        contents = {file: (path / file).read_bytes() for file in manifest.FILES}
-        seals = {file: manifest.sealed(content) for file, content in contents.items()}
-        (path / manifest.MANIFEST).write_text(manifest.text(manifest.Manifest(5, 0.0, seals)))
+        contents = {file: (path / file).read_bytes() for file in checkpoint_files.FILES}
+        seals = {file: checkpoint_files.sealed(content) for file, content in contents.items()}
+        (path / checkpoint_files.MANIFEST).write_text(
+            checkpoint_files.text(checkpoint_files.Manifest(5, 0.0, seals))
+        )
         with pytest.raises(RunError, match=rf"\({name}: is no"):
             checkpoint.load(path)
         assert not (tmp_path / name / "executed").exists()
@@ -174,19 +176,19 @@ def test_the_pickle_of_these_tests_does_harm_where_it_is_loaded(tmp_path: Path) 
 
 
 def test_every_single_bit_of_the_manifest_counts(tmp_path: Path) -> None:
-    path = save(tmp_path, 5) / manifest.MANIFEST
+    path = save(tmp_path, 5) / checkpoint_files.MANIFEST
     content = path.read_bytes()
     for bit in range(8 * len(content)):
         flipped = bytearray(content)
         flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)
         with pytest.raises(ValueError):
-            manifest.read(path.parent)
+            checkpoint_files.read(path.parent)
 
 
 def test_a_checkpoint_under_another_steps_name_is_refused(tmp_path: Path) -> None:
     moved = save(tmp_path, 5).rename(tmp_path / "checkpoints" / "step-00000009")
-    assert manifest.damage(moved) == "manifest.json: is that of step-00000005"
+    assert checkpoint_files.damage(moved) == "manifest.json: is that of step-00000005"
 
 
 # ---- a killed save -------------------------------------------------------------------------------------
@@ -194,8 +196,8 @@ def test_a_checkpoint_under_another_steps_name_is_refused(tmp_path: Path) -> Non
 SAVE_FOR_EVER_AND_BE_KILLED = """
 import json, os, random, signal, statistics, sys, tempfile, time, torch
 from pathlib import Path
-from nbgpu import manifest
-from nbgpu.engine import checkpoint
+from nbgpu.run_folder import checkpoint_files as manifest
+from nbgpu.engine.checkpoints import files as checkpoint
 folder, num_kills, moments = Path(sys.argv[1]), int(sys.argv[2]), random.Random(1)
 tensors = {"model.w": torch.rand(200_000), "optimizer.0.m": torch.rand(400_000)}
 taken_s = []
@@ -239,8 +241,8 @@ def test_a_save_that_is_killed_at_any_moment_leaves_whole_checkpoints_only(tmp_p
     assert set(found.values()) == {""}
     assert any(num_unfinished for _, num_unfinished in rounds), "no kill hit a save: this test shows nothing"
     path = save(tmp_path, 10**6)
-    assert manifest.newest_whole(tmp_path).checkpoint == path
-    assert not [name for name in names(tmp_path) if name.endswith(manifest.UNFINISHED)]
+    assert checkpoint_files.newest_whole(tmp_path).checkpoint == path
+    assert not [name for name in names(tmp_path) if name.endswith(checkpoint_files.UNFINISHED)]
 
 
 # ---- a full disk, and what the writer does -------------------------------------------------------------
@@ -263,7 +265,7 @@ def test_on_a_full_disk_a_save_is_told_nothing_is_left_of_it_and_the_last_good_o
     failure = "checkpoint at step {} could not be written: No space left on device; the last good one is step-00000005"
     assert told == [("checkpoint", "step-00000005", 5), ("note", failure.format(10), 10)]
     assert names(disk) == ["step-00000005"]
-    assert not manifest.damage(disk / "checkpoints" / "step-00000005")
+    assert not checkpoint_files.damage(disk / "checkpoints" / "step-00000005")
     with pytest.raises(RunError, match=failure.format(15)):
         writer.finish(15, BIG, ABOUT)
     # There is room again.
@@ -301,22 +303,22 @@ def test_the_newest_whole_ones_stay(tmp_path: Path) -> None:
 def test_the_best_one_stays_beside_the_newest_and_is_found_again(tmp_path: Path) -> None:
     told: list[tuple[str, str, int]] = []
     writer = Writer(tmp_path, 2, lambda *event: told.append(event))
-    assert manifest.best(tmp_path) is None
+    assert checkpoint_files.best(tmp_path) is None
     for step, score in ((1, 0.5), (2, 0.25), (3, None), (4, None), (5, None)):
         writer.finish(step, TENSORS, ABOUT, None if score is None else Score(step, "loss", score))
     assert names(tmp_path) == ["step-00000002", "step-00000004", "step-00000005"]
     assert ("checkpoint", "step-00000002, the best so far: loss 0.25", 2) in told
-    best = manifest.best(tmp_path)
-    assert best == manifest.Best(tmp_path / "checkpoints" / "step-00000002", Score(2, "loss", 0.25))
-    assert manifest.newest_whole(tmp_path).checkpoint == tmp_path / "checkpoints" / "step-00000005"
+    best = checkpoint_files.best(tmp_path)
+    assert best == checkpoint_files.Best(tmp_path / "checkpoints" / "step-00000002", Score(2, "loss", 0.25))
+    assert checkpoint_files.newest_whole(tmp_path).checkpoint == tmp_path / "checkpoints" / "step-00000005"
     # A better one takes its place.
     writer.finish(6, TENSORS, ABOUT, Score(6, "loss", 0.125))
     writer.close()
     assert names(tmp_path) == ["step-00000005", "step-00000006"]
     # What is written there by others is not believed.
-    (tmp_path / manifest.BEST).write_text("[]")
+    (tmp_path / checkpoint_files.BEST).write_text("[]")
     with pytest.raises(ValueError, match=r"best\.json is not what nbgpu writes"):
-        manifest.best(tmp_path)
+        checkpoint_files.best(tmp_path)
 
 
 def test_a_best_one_waits_for_a_slow_disk_and_only_the_newest_of_them_does(tmp_path: Path) -> None:
@@ -336,7 +338,7 @@ def test_a_best_one_waits_for_a_slow_disk_and_only_the_newest_of_them_does(tmp_p
     writer.wait()
     writer.close()
     assert names(tmp_path) == ["step-00000001", "step-00000003"]
-    best = manifest.best(tmp_path)
+    best = checkpoint_files.best(tmp_path)
     assert best is not None
     assert best.score.step == 3
 
@@ -349,12 +351,12 @@ def test_the_best_of_an_earlier_run_is_found_unless_it_is_gone(tmp_path: Path) -
     best = save(first, 2)
     assert checkpoint.point_to_earlier_best(second, save(first, 4), score) is None
     assert checkpoint.point_to_earlier_best(third, save(second, 6), score) is None
-    found = manifest.best(third)
-    assert found == manifest.Best(best, score)
+    found = checkpoint_files.best(third)
+    assert found == checkpoint_files.Best(best, score)
     # Runs may be moved together.
     moved = tmp_path.with_name(tmp_path.name + "-moved")
     shutil.copytree(tmp_path, moved)
-    found = manifest.best(moved / "third")
+    found = checkpoint_files.best(moved / "third")
     assert found is not None
     assert found.checkpoint == moved / "first" / "checkpoints" / "step-00000002"
     shutil.rmtree(best)

@@ -18,8 +18,8 @@ from nbgpu.config import (
     train_config,
     write_toml,
 )
+from nbgpu.config.settings import bounds, control_fields, markdown_table, unused
 from nbgpu.errors import ConfigError
-from nbgpu.settings import bounds, control_fields, markdown_table, unused
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODELS = [ClusterConfig, *TRAIN_CONFIGS.values()]

@@ -7,7 +7,7 @@ import socket
 import pytest
 import zmq
 
-from nbgpu.client.controller import hold_port
+from nbgpu.client.engines.controller import hold_port
 
 
 def test_a_held_port_can_be_bound_by_zmq_and_by_no_one_who_looks_for_a_free_one() -> None:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nbgpu.engine import group
-from nbgpu.engine.group import Membership
+from nbgpu.engine.group import group
+from nbgpu.engine.group.group import Membership
 from nbgpu.recipes.survival.cox import Ties, cox_loss, gathered
 
 NUM_SAMPLES = 40

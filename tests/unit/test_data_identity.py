@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nbgpu.config import train_config
-from nbgpu.engine.data_identity import Identity, differences, digest
+from nbgpu.engine.data.identity import Identity, differences, digest
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
 
 Sets = Mapping[str, Identity]

@@ -9,10 +9,10 @@ import pynvml
 import pytest
 
 import nbgpu
-from nbgpu import backends, devices
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError
-from nbgpu.records import Device
+from nbgpu.machine import devices, transports
+from nbgpu.protocol.records import Device
 
 UUIDS = ("GPU-aaaa1111-0000", "GPU-bbbb2222-0000", "GPU-cccc3333-0000")
 
@@ -123,7 +123,7 @@ def test_parts_of_a_gpu_that_is_split_stand_for_it(monkeypatch: pytest.MonkeyPat
     parts = devices.choose("MIG-10,MIG-13", None)
     # CUDA shows a process one part at most, and NCCL does not talk between parts.
     assert [devices.torch_name(d, parts) for d in parts] == ["cuda:0", "cuda:0"]
-    assert [rung.name for rung in backends.rungs(ClusterConfig(), parts)] == ["gloo", "single"]
+    assert [rung.name for rung in transports.rungs(ClusterConfig(), parts)] == ["gloo", "single"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-13-4ae0")
     assert chosen_uuids("auto") == ["MIG-13-4ae0"]
 
@@ -170,7 +170,7 @@ def test_a_backend_that_is_named_is_the_only_one() -> None:
 def ladder(chosen: tuple[Device, ...] | None = None, **settings: Any) -> list[str]:
     return [
         rung.name
-        for rung in backends.rungs(ClusterConfig(**settings), chosen or devices.choose("auto", None))
+        for rung in transports.rungs(ClusterConfig(**settings), chosen or devices.choose("auto", None))
     ]
 
 

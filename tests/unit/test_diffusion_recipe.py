@@ -13,7 +13,7 @@ from conftest import REPOSITORY
 from torch import Tensor, nn
 
 from nbgpu.config import ClusterConfig, DiffusionConfig, read_toml, train_config, write_toml
-from nbgpu.engine import checkpoint
+from nbgpu.engine.checkpoints import files as checkpoint
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic
 from nbgpu.recipes.diffusion.files import MODALITIES

@@ -14,8 +14,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from nbgpu.client import doctor, gpu_checks, host_checks
-from nbgpu.client.findings import Finding, fail, ok, warn
+from nbgpu.client.host import doctor, gpu_checks, host_checks
+from nbgpu.client.host.findings import Finding, fail, ok, warn
 
 
 def examined(tmp_path: Path, **environment: str) -> tuple[int, dict[str, list[dict[str, str]]]]:

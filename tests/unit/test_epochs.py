@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from nbgpu.config import TrainConfig
-from nbgpu.epochs import epoch_of, share_of
-from nbgpu.workers import MIN_SHARED_BYTES, Host, workers_for
+from nbgpu.planning.epochs import epoch_of, share_of
+from nbgpu.planning.workers import MIN_SHARED_BYTES, Host, workers_for
 
 
 @pytest.mark.parametrize("num_volumes", [1, 2, 3, 7, 8, 9])

@@ -10,7 +10,7 @@ import pytest
 
 from nbgpu import errors
 from nbgpu.errors import NbgpuError, RankError
-from nbgpu.records import RankFailure
+from nbgpu.protocol.records import RankFailure
 
 
 def _exceptions() -> dict[str, type[Exception]]:

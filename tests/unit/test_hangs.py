@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nbgpu.client.hangs import Place, notice
-from nbgpu.records import Whereabouts
+from nbgpu.client.faults.hangs import Place, notice
+from nbgpu.protocol.records import Whereabouts
 
 
 def _waits(collective: str, line: int, for_s: float) -> Place:

@@ -12,7 +12,7 @@ import pytest
 # A process of its own: where memory has once been refused, glibc goes on with another heap, of 64 MiB.
 STEPS = """
 import json, resource, torch
-from nbgpu.engine import heap
+from nbgpu.engine.memory import heap
 
 # More than glibc ever keeps by itself.
 NUM_BYTES = 96 * 2**20

@@ -16,52 +16,69 @@ import nbgpu
 
 PACKAGE = Path(__file__).resolve().parents[2] / "nbgpu"
 
-BASE = {"version", "errors", "records", "settings", "config", "palette", "sizes", "symmetry"}
-BASE |= {"recipe_files", "lines", "protocol", "text"}
-MIDDLE = {
-    "devices",
-    "telemetry",
-    "runs",
-    "flags",
-    "manifest",
-    "resume",
-    "signals",
-    "vigil",
-    "descendants",
-    "suitability",
-}
-MIDDLE |= {
-    "obstacles",
-    "shared_memory",
-    "extras",
-    "ledger",
-    "logbook",
-    "backends",
-    "epochs",
-    "workers",
-    "sweeps",
-    "streams",
-    "interpreter",
-    "unix_sockets",
-}
+HOUSE = [
+    "__init__",
+    "cli",
+    "ui.__init__",
+    "ui.presenter",
+    "ui.controls",
+    "ui.fields",
+    "ui.sweep",
+    "ui.run",
+    "ui.cell",
+    "ui.slot",
+    "client.demo",
+    "client.notebook",
+    "client.sweeps",
+    "client.cells",
+    "client.cluster",
+    "client.runs",
+    "client.variables",
+    "client.faults",
+    "client.host",
+    "client.engines",
+    "client.ipykernel",
+    "client.__init__",
+    "recipes",
+    "engine.process",
+    "engine.train",
+    "engine.training",
+    "engine.dry_run",
+    "engine.checkpoints",
+    "engine.data",
+    "engine.variables",
+    "engine.model",
+    "engine.ipykernel",
+    "engine.workload",
+    "engine.logs",
+    "engine.memory",
+    "engine.group",
+    "engine.frames",
+    "engine.__init__",
+    "run_folder",
+    "planning",
+    "machine",
+    "config.__init__",
+    "config.flags",
+    "config.toml",
+    "config.recipes",
+    "config.training",
+    "config.own_file",
+    "config.data",
+    "config.cluster",
+    "config.settings",
+    "serialization",
+    "errors",
+    "protocol",
+    "text",
+    "version",
+]
+"""The rooms of the package, from top to bottom: a module imports from its own room and from those below, and no others.
+A room is a folder with all that is in it, or one module."""
 
-MAY_IMPORT = {
-    **dict.fromkeys(BASE, BASE),
-    **dict.fromkeys(MIDDLE, BASE | MIDDLE),
-    # How a tensor is built is known on both sides; the kernel loads it when one travels.
-    "tensors": BASE,
-    "parcels": BASE | MIDDLE | {"tensors"},
-    "client": BASE | MIDDLE | {"client", "parcels"},
-    # What a recipe is stands in engine/workload; the recipes themselves are named by strings there.
-    "engine": BASE | MIDDLE | {"engine", "parcels"},
-    "recipes": BASE | MIDDLE | {"engine", "recipes"},
-    "ui": BASE | MIDDLE | {"client", "ui"},
-    "cli": BASE | MIDDLE | {"client", "ui"},
-    "__init__": BASE | {"client", "ui"},
-}
-"""For each part of the package, the parts that it may import. A part is a top-level module or folder."""
-
-NEVER_TORCH = {"client", "ui", "cli", "parcels", "__init__"} | BASE | MIDDLE
+NOTEBOOKS_SIDE = {"__init__", "cli", "ui", "client"}
+RANKS_SIDE = {"recipes", "engine"}
+"""Two processes, which never import each other's code."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +90,8 @@ class Import:
     imported: str
     """'engine.boot' for a module of the package, '/torch' for one of another."""
     line: int
-    deferred: bool
-    """It stands in a function, and so runs later."""
+    for_types: bool
+    """Only type checkers see it."""
 
     def __str__(self) -> str:
         return f"nbgpu/{self.importer.replace('.', '/')}.py:{self.line} imports {self.imported.lstrip('/')}"
@@ -88,27 +105,22 @@ def _module_name(path: Path) -> str:
 MODULES = {_module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def _is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
-
-
 def _import_nodes(
-    node: ast.AST, deferred: bool = False
+    node: ast.AST, for_types: bool = False
 ) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """Every import statement below `node` but those for type checkers only."""
+    """Every import statement below `node`, and whether it is for type checkers only."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
-            yield child, deferred
-        elif isinstance(child, ast.If) and _is_type_checking(child):
-            for other in child.orelse:
-                yield from _import_nodes(ast.Module([other], []), deferred)
+            yield child, for_types
+        elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            yield from _import_nodes(ast.Module(child.body, []), True)
+            yield from _import_nodes(ast.Module(child.orelse, []), for_types)
         else:
-            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            yield from _import_nodes(child, deferred or is_function)
+            yield from _import_nodes(child, for_types)
 
 
 def _imports(importer: str, tree: ast.AST) -> Iterator[Import]:
-    for node, deferred in _import_nodes(tree):
+    for node, for_types in _import_nodes(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         else:
@@ -116,7 +128,7 @@ def _imports(importer: str, tree: ast.AST) -> Iterator[Import]:
             # `from nbgpu import config` names a module; `from nbgpu.config import bounds` a thing in one.
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         for name in names:
-            yield Import(importer, _resolve(name), node.lineno, deferred)
+            yield Import(importer, _resolve(name), node.lineno, for_types)
 
 
 def _resolve(name: str) -> str:
@@ -144,32 +156,71 @@ def _part(module: str) -> str:
     return module.split(".")[0]
 
 
-def test_every_module_belongs_to_a_part_with_a_rule() -> None:
-    assert {_part(module) for module in MODULES} == set(MAY_IMPORT)
+def _room(module: str) -> str | None:
+    """The longest name in HOUSE that `module` lies in; None where there is no such room."""
+    inside = module.split(".")
+    while inside:
+        if ".".join(inside) in HOUSE:
+            return ".".join(inside)
+        inside.pop()
+    return None
 
 
-def test_imports_go_only_in_the_allowed_directions() -> None:
-    wrong = [
-        str(found)
-        for found in IMPORTS
-        if not found.imported.startswith("/")
-        and _part(found.imported) not in MAY_IMPORT[_part(found.importer)]
-        and found.imported.replace(".", "/") not in MAY_IMPORT[_part(found.importer)]
-    ]
-    assert not wrong
+def _is_wrong(found: Import) -> bool:
+    if found.imported.startswith("/"):
+        # That a tensor is one may be said where torch is never loaded.
+        is_torch = not found.for_types and found.imported in {"/torch", "/monai", "/torchvision"}
+        # How a tensor is built is known on both sides; the kernel loads torch when one travels.
+        is_without = _part(found.importer) not in RANKS_SIDE and found.importer != "serialization.tensors"
+        return is_torch and is_without
+    sides = {_part(found.importer), _part(found.imported)}
+    if sides & NOTEBOOKS_SIDE and sides & RANKS_SIDE:
+        return True
+    own, other = _room(found.importer), _room(found.imported)
+    assert own is not None, f"{found.importer} has no room in HOUSE"
+    assert other is not None, f"{found.imported} has no room in HOUSE"
+    return HOUSE.index(other) < HOUSE.index(own)
 
 
-def test_what_runs_in_the_notebook_never_imports_torch() -> None:
-    torch_users = {"/torch", "/monai", "/torchvision"}
-    wrong = [str(f) for f in IMPORTS if f.imported in torch_users and _part(f.importer) in NEVER_TORCH]
-    assert not wrong
+def test_every_module_has_a_room_and_every_room_a_module() -> None:
+    assert {_room(module) for module in MODULES} == set(HOUSE)
+
+
+def test_imports_only_go_down() -> None:
+    assert [str(found) for found in IMPORTS if _is_wrong(found)] == []
+
+
+@pytest.mark.parametrize("room", HOUSE[1:])
+def test_an_import_that_goes_up_is_found(room: str) -> None:
+    importer = next(module for module in MODULES if _room(module) == room)
+    above = HOUSE[HOUSE.index(room) - 1]
+    imported = next(module for module in MODULES if _room(module) == above)
+    for code in (f"import nbgpu.{imported}", f"if TYPE_CHECKING:\n    import nbgpu.{imported}"):
+        (found,) = _imports(importer, ast.parse(code))
+        assert _is_wrong(found)
+
+
+@pytest.mark.parametrize(
+    ("importer", "code"),
+    [
+        ("client.cells.cell", "from nbgpu.engine import train"),
+        ("ui.slot", "import nbgpu.recipes.own"),
+        ("engine.train", "from nbgpu.client.cluster.cluster import Cluster"),
+        ("recipes.own.__init__", "from nbgpu import ui"),
+        ("client.engines.ranks", "import torch"),
+        ("run_folder.lines", "def f():\n    import torch"),
+    ],
+)
+def test_an_import_from_the_other_side_is_found(importer: str, code: str) -> None:
+    (found,) = _imports(importer, ast.parse(code))
+    assert _is_wrong(found)
 
 
 def test_no_module_imports_itself_through_others() -> None:
     # The root package loads its names when they are used, and so may name any module.
     edges: dict[str, set[str]] = {module: set() for module in MODULES}
     for found in IMPORTS:
-        if not found.imported.startswith("/") and found.importer != "__init__":
+        if not found.imported.startswith("/") and found.importer != "__init__" and not found.for_types:
             edges[found.importer].add(found.imported)
     done: set[str] = set()
 
@@ -189,13 +240,13 @@ def test_no_module_imports_itself_through_others() -> None:
     [
         ("import torch", ["/torch"]),
         ("import torch.nn as nn", ["/torch"]),
-        ("from nbgpu import sizes, errors", ["sizes", "errors"]),
-        ("from nbgpu.client.cluster import Cluster", ["client.cluster"]),
+        ("from nbgpu.text import sizes\nfrom nbgpu import errors", ["text.sizes", "errors"]),
+        ("from nbgpu.client.cluster.cluster import Cluster", ["client.cluster.cluster"]),
         ("from nbgpu.recipes import nothing", ["recipes.__init__"]),
         ("def f():\n    import torch", ["/torch"]),
         ("try:\n    import torch\nexcept ImportError:\n    pass", ["/torch"]),
-        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", ["/typing"]),
-        ("if TYPE_CHECKING:\n    import a\nelse:\n    import torch", ["/torch"]),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", ["/typing", "/torch"]),
+        ("if TYPE_CHECKING:\n    import a\nelse:\n    import torch", ["/a", "/torch"]),
     ],
 )
 def test_the_reading_of_imports_itself(code: str, expected: list[str]) -> None:
@@ -232,7 +283,11 @@ def test_importing_nbgpu_takes_no_time() -> None:
 
 def test_the_notebooks_side_loads_without_torch() -> None:
     """Neither directly nor through a library that it imports."""
-    modules = [f"nbgpu.{m}".removesuffix(".__init__") for m in MODULES if _part(m) in NEVER_TORCH]
+    modules = [
+        f"nbgpu.{module}".removesuffix(".__init__")
+        for module in MODULES
+        if _part(module) not in RANKS_SIDE and module != "serialization.tensors"
+    ]
     code = (
         "import importlib, sys\n"
         f"for name in {sorted(modules)!r}:\n"
@@ -243,7 +298,7 @@ def test_the_notebooks_side_loads_without_torch() -> None:
     assert _python(code).split() == sorted(modules)
 
 
-@pytest.mark.parametrize("module", ["train", "data_workers"])
+@pytest.mark.parametrize("module", ["train", "data.workers"])
 def test_what_trains_needs_no_notebook(module: str) -> None:
     """A rank under torchrun, and each worker process that reads data, would load it for nothing."""
     code = f"import json, sys, nbgpu.engine.{module}; print(json.dumps(sorted(sys.modules)))"

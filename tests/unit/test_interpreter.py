@@ -20,7 +20,7 @@ def test_a_checkout_in_the_working_folder_starts_its_own_code_and_no_installed_o
     # Beside it stands a file with the name of a module of the standard library.
     (tmp_path / "random.py").write_text("raise RuntimeError('the person has a file of this name')\n")
     code = (
-        "from nbgpu import interpreter; import subprocess\n"
+        "from nbgpu.machine import interpreter; import subprocess\n"
         "subprocess.run([*interpreter.command('nbgpu.where', 'a'), 'b'], check=True)"
     )
     # What the person puts there comes first, also before the working folder.

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from nbgpu.backends import Climb, Rung
-from nbgpu.client import listing, process_id, registry
-from nbgpu.client.process_id import ProcessId
-from nbgpu.client.registry import Entry
-from nbgpu.client.seating import Seating
+from nbgpu.client.engines.seating import Seating
+from nbgpu.client.host import ps, registry
+from nbgpu.client.host.registry import Entry
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
-from nbgpu.records import Device
+from nbgpu.machine import processes
+from nbgpu.machine.processes import ProcessId
+from nbgpu.machine.transports import Climb, Rung
+from nbgpu.protocol.records import Device
 
 GPUS = tuple(Device("cuda", f"Pretend {i}", f"GPU-{i}{i}{i}{i}", i, 2**36) for i in range(3))
 
@@ -82,11 +83,11 @@ def test_cpu_ranks_need_no_lease() -> None:
 _TAKE = """
 import sys
 from pathlib import Path
-from nbgpu.backends import Climb, Rung
-from nbgpu.client import listing, process_id, registry
+from nbgpu.machine.transports import Climb, Rung
+from nbgpu.client.host import ps as listing, registry; from nbgpu.machine import processes as process_id
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
-from nbgpu.records import Device
+from nbgpu.protocol.records import Device
 entry = registry.new_entry(ClusterConfig(), (Device("cuda", "Pretend", "GPU-0000", 0, 1),), Climb(Rung("nccl", "nccl")), Path("/none/nbgpu-x"))
 print("ready", flush=True)
 sys.stdin.readline()
@@ -171,7 +172,7 @@ def test_a_cluster_of_another_version_is_listed_and_holds_its_gpus(engine: subpr
     written["leaders"] = {"controller": json.loads(entry.model_dump_json())["engines"]["0"]}
     (registry.folder() / f"{entry.id}.json").write_text(json.dumps(written))
 
-    (line,) = listing.table().splitlines()[1:]
+    (line,) = ps.table().splitlines()[1:]
     assert line.split()[0] == entry.id
     assert "GPU 0" in line
     assert " kept " in line
@@ -183,10 +184,10 @@ def test_a_cluster_of_another_version_is_listed_and_holds_its_gpus(engine: subpr
     assert "config.number_of_spares" in str(caught.value)
     assert f"nbgpu stop {entry.id}" in str(caught.value)
 
-    (told,) = listing.stop([entry.id])
+    (told,) = ps.stop([entry.id])
     assert str(engine.pid) in told
     assert engine.wait(30) < 0
-    assert listing.table() == "no clusters"
+    assert ps.table() == "no clusters"
 
 
 def test_a_process_that_does_not_end_is_named(
@@ -194,7 +195,7 @@ def test_a_process_that_does_not_end_is_named(
 ) -> None:
     """As one that hangs in a driver, which nobody can kill."""
     monkeypatch.setattr(ProcessId, "send", lambda *_: None)
-    monkeypatch.setattr(process_id, "_TERM_PATIENCE_S", 0.1)
-    monkeypatch.setattr(process_id, "_KILL_PATIENCE_S", 0.1)
+    monkeypatch.setattr(processes, "_TERM_PATIENCE_S", 0.1)
+    monkeypatch.setattr(processes, "_KILL_PATIENCE_S", 0.1)
     with pytest.raises(ClusterError, match=rf"process\(es\) {engine.pid} did not end when they were killed"):
-        process_id.end([ProcessId.of(engine.pid)])
+        processes.end([ProcessId.of(engine.pid)])

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nbgpu import logbook
-from nbgpu.ledger import Epoch, Epochs, Ledger, Row
-from nbgpu.records import Device, EpochSpan, Event, RunInfo, Sample
-from nbgpu.telemetry import Recorder, Tail, record_path
+from nbgpu.protocol.records import Device, EpochSpan, Event, RunInfo, Sample
+from nbgpu.run_folder import metrics_files
+from nbgpu.run_folder.metrics_table import Epoch, Epochs, Ledger, Row
+from nbgpu.run_folder.telemetry import Recorder, Tail, record_path
 
 
 def sample(rank: int, step: int, **values: float) -> Sample:
@@ -135,13 +135,13 @@ def record(folder: Path, steps: range, end: bool) -> None:
 
 
 def table(folder: Path) -> list[dict[str, str]]:
-    with (folder / logbook.METRICS).open() as file:
+    with (folder / metrics_files.METRICS).open() as file:
         return list(csv.DictReader(file))
 
 
 def test_a_series_that_comes_later_gets_a_column(folder: Path) -> None:
     record(folder, range(1, 3), end=False)
-    book = logbook.Logbook(folder)
+    book = metrics_files.Logbook(folder)
     book.update()
     assert "val_loss" not in table(folder)[0]
     record(folder, range(3, 6), end=True)
@@ -161,23 +161,23 @@ def test_a_series_that_comes_later_gets_a_column(folder: Path) -> None:
 @pytest.mark.parametrize("lost_bytes", [0, 1, 60, 150])
 def test_files_that_were_cut_off_are_carried_on(folder: Path, lost_bytes: int) -> None:
     record(folder, range(1, 5), end=False)
-    logbook.Logbook(folder).update()
-    metrics = folder / logbook.METRICS
+    metrics_files.Logbook(folder).update()
+    metrics = folder / metrics_files.METRICS
     cut = metrics.read_bytes()
     metrics.write_bytes(cut[: len(cut) - lost_bytes])
     told: list[str] = []
     record(folder, range(5, 7), end=True)
-    logbook.Logbook(folder, tell=told.append).finish()
+    metrics_files.Logbook(folder, tell=told.append).finish()
     expected = [(str(s), str(r)) for s in range(1, 7) for r in (0, 1)]
     assert [(row["step"], row["rank"]) for row in table(folder)] == expected
-    lines = [json.loads(line) for line in (folder / logbook.EPOCHS).read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / metrics_files.EPOCHS).read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2, 3]
     assert told == []
 
 
 def test_another_number_of_steps_an_epoch_counts_from_where_it_began(folder: Path) -> None:
     record(folder, range(1, 5), end=False)
-    book = logbook.Logbook(folder)
+    book = metrics_files.Logbook(folder)
     book.update()
     path = folder / "run_info.json"
     info = json.loads(path.read_text())
@@ -186,7 +186,7 @@ def test_another_number_of_steps_an_epoch_counts_from_where_it_began(folder: Pat
     book.finish()
     epochs = [int(row["epoch"]) for row in table(folder) if row["rank"] == "0"]
     assert epochs == [1, 1, 2, 2, 3, 3, 3, 4]
-    lines = [json.loads(line) for line in (folder / logbook.EPOCHS).read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / metrics_files.EPOCHS).read_text().splitlines()]
     assert [(line["epoch"], line["first_step"], line["last_step"], line["complete"]) for line in lines] == [
         (1, 1, 2, True),
         (2, 3, 4, True),
@@ -212,7 +212,7 @@ def test_a_run_that_goes_back_has_its_steps_as_they_were_done_in_the_end(folder:
     """With fsdp a run goes back to its newest checkpoint when a rank is lost."""
     record(folder, range(1, 6), end=False)
     rows = Rows()
-    book = logbook.Logbook(folder, {"rows": lambda step: rows})
+    book = metrics_files.Logbook(folder, {"rows": lambda step: rows})
     book.update()
     assert [row["step"] for row in table(folder)][-1] == "4"
     recorders = [Recorder(folder, rank) for rank in (0, 1)]
@@ -225,20 +225,20 @@ def test_a_run_that_goes_back_has_its_steps_as_they_were_done_in_the_end(folder:
     book.finish()
     losses = [(int(row["step"]), float(row["loss"])) for row in table(folder)]
     assert losses == [(s, loss) for s, loss in [(1, 1.0), (2, 1.0), (3, 9.0), (4, 9.0)] for _ in (0, 1)]
-    lines = [json.loads(line) for line in (folder / logbook.EPOCHS).read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / metrics_files.EPOCHS).read_text().splitlines()]
     assert [(line["epoch"], line["means"]["loss"]) for line in lines] == [(1, 1.0), (2, 9.0)]
     assert rows.taken == [(s, r) for s in (1, 2, 3, 4) for r in (0, 1)]
 
 
 def test_files_of_a_run_whose_rank_0_died_are_completed(folder: Path) -> None:
     record(folder, range(1, 4), end=False)
-    logbook.Logbook(folder).update()
-    logbook.complete(folder, last_step=3)
+    metrics_files.Logbook(folder).update()
+    metrics_files.complete(folder, last_step=3)
     assert len(table(folder)) == 6
-    assert json.loads((folder / logbook.EPOCHS).read_text().splitlines()[-1])["complete"] is False
-    before = (folder / logbook.METRICS).stat().st_mtime_ns
-    logbook.complete(folder, last_step=3)
-    assert (folder / logbook.METRICS).stat().st_mtime_ns == before
+    assert json.loads((folder / metrics_files.EPOCHS).read_text().splitlines()[-1])["complete"] is False
+    before = (folder / metrics_files.METRICS).stat().st_mtime_ns
+    metrics_files.complete(folder, last_step=3)
+    assert (folder / metrics_files.METRICS).stat().st_mtime_ns == before
 
 
 def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:

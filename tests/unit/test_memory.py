@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nbgpu.engine.memory import (
+from nbgpu.engine.memory.usage import (
     Static,
     Usage,
     asked_bytes,
@@ -15,7 +15,7 @@ from nbgpu.engine.memory import (
     largest,
 )
 from nbgpu.errors import RunError
-from nbgpu.sizes import in_words
+from nbgpu.text.sizes import in_words
 
 CPU = torch.device("cpu")
 GIB = 2**30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from nbgpu.client.merging import HOLD_S, Block, Item, Merger
+from nbgpu.client.cells.merging import HOLD_S, Block, Item, Merger
 from nbgpu.text.ranks import rank_ranges
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nbgpu.config import train_config
-from nbgpu.engine.nonfinite import Guard
+from nbgpu.engine.training.nonfinite import Guard
 
 BAD = float("nan")
 

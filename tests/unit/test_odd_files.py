@@ -17,15 +17,17 @@ import pytest
 from rows import row
 from safetensors.numpy import save
 
-from nbgpu import lines, logbook, manifest, resume, runs
-from nbgpu.client import data_check, registry
+from nbgpu.client.host import registry
+from nbgpu.client.runs import data_check
 from nbgpu.config import ClusterConfig, read_toml, train_config, write_toml
 from nbgpu.errors import ConfigError, DataError, NbgpuError, RunError
+from nbgpu.protocol.records import PROFILE_PARTS, Sample
 from nbgpu.recipes.lithography.recipe import pairs_of
-from nbgpu.records import PROFILE_PARTS, Sample
-from nbgpu.telemetry import WINDOW, CommandWatch, Reader, Tail
-from nbgpu.ui.snapshot import bundle, write_report
-from nbgpu.ui.stored import StoredRun
+from nbgpu.run_folder import checkpoint_files, lines, metrics_files, resume
+from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder.telemetry import WINDOW, CommandWatch, Reader, Tail
+from nbgpu.ui.run.snapshot import bundle, write_report
+from nbgpu.ui.run.stored import StoredRun
 
 DEEP = "[" * 20_000
 
@@ -118,17 +120,19 @@ def test_a_recipe_with_no_name(tmp_path: Path, name: str) -> None:
 
 
 def _checkpoint(run_folder: Path, state: object) -> Path:
-    folder = run_folder / "checkpoints" / manifest.checkpoint_name(2)
+    folder = run_folder / "checkpoints" / checkpoint_files.checkpoint_name(2)
     folder.mkdir(parents=True)
     contents = {
-        manifest.MODEL: save({"weight": np.zeros(1)}),
-        manifest.OPTIMIZER: save({"weight": np.zeros(1)}),
-        manifest.STATE: json.dumps(state).encode(),
+        checkpoint_files.MODEL: save({"weight": np.zeros(1)}),
+        checkpoint_files.OPTIMIZER: save({"weight": np.zeros(1)}),
+        checkpoint_files.STATE: json.dumps(state).encode(),
     }
     for name, content in contents.items():
         (folder / name).write_bytes(content)
-    seals = {name: manifest.sealed(content) for name, content in contents.items()}
-    (folder / manifest.MANIFEST).write_text(manifest.text(manifest.Manifest(2, 0.0, seals)))
+    seals = {name: checkpoint_files.sealed(content) for name, content in contents.items()}
+    (folder / checkpoint_files.MANIFEST).write_text(
+        checkpoint_files.text(checkpoint_files.Manifest(2, 0.0, seals))
+    )
     return folder
 
 
@@ -140,7 +144,7 @@ def _checkpoint(run_folder: Path, state: object) -> Path:
 @pytest.mark.parametrize("state", [{}, [], {"step": "2"}, {"step": -1}, {"step": 2, "config": 3}])
 def test_a_forged_state(tmp_path: Path, state: object) -> None:
     folder = _checkpoint(tmp_path, state)
-    assert manifest.damage(folder) == "state.json: is not what nbgpu writes"
+    assert checkpoint_files.damage(folder) == "state.json: is not what nbgpu writes"
     config = train_config("autoencoder", data="phantoms", resume=str(folder))
     for contents in (True, False):
         with pytest.raises(RunError, match=r"state\.json.* is not what nbgpu writes"):
@@ -427,18 +431,18 @@ def test_a_change_that_does_not_fit_the_run(tmp_path: Path, values: str) -> None
 @pytest.mark.parametrize("line", ["{", "3", "{}", '{"complete": true, "last_step": "x"}', DEEP, "\0"])
 def test_a_damaged_epoch_is_made_again_from_the_records(tmp_path: Path, line: str) -> None:
     folder = _run(tmp_path)
-    logbook.complete(folder, NUM_STEPS)
+    metrics_files.complete(folder, NUM_STEPS)
     expected = [json.loads(epoch) for epoch in (folder / "epochs.jsonl").read_text().splitlines()]
     assert [epoch["last_step"] for epoch in expected] == [3, 6, 9]
     first, _, last = (folder / "epochs.jsonl").read_text().splitlines()
     (folder / "epochs.jsonl").write_text(f"{first}\n{line}\n{last}\n")
-    logbook.Logbook(folder).finish()
+    metrics_files.Logbook(folder).finish()
     assert [json.loads(epoch) for epoch in (folder / "epochs.jsonl").read_text().splitlines()] == expected
 
 
 def test_a_damaged_table_of_metrics_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = _run(tmp_path, metrics_csv="step,epoch,rank,time_s,loss\n1,1,0,1.0,1.0\nx,x\n")
-    logbook.Logbook(folder).finish()
+    metrics_files.Logbook(folder).finish()
     (said,) = caplog.messages
     assert said.startswith("metrics.csv is not written any more: its last lines are not what nbgpu writes")
     StoredRun(folder)

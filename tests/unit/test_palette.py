@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from nbgpu.palette import RANK_COLORS, rank_color
+from nbgpu.text.palette import RANK_COLORS, rank_color
 
 # Machado, Oliveira and Fernandes 2009, "A physiologically-based model for simulation of color vision
 # deficiency", severity 1.0: from linear RGB to the linear RGB that looks the same to a common eye.

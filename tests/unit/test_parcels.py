@@ -24,9 +24,9 @@ import pytest
 import torch
 from PIL import Image
 
-from nbgpu import shared_memory
 from nbgpu.errors import TransferError
-from nbgpu.parcels import LARGE_BYTES, Packing, from_bytes, from_descriptor, unpack
+from nbgpu.serialization import shared_memory
+from nbgpu.serialization.parcels import LARGE_BYTES, Packing, from_bytes, from_descriptor, unpack
 
 LARGE = LARGE_BYTES // 4 + 10
 """So many numbers of 4 bytes travel in a mapping of their own."""
@@ -280,7 +280,7 @@ def test_memory_that_is_gone_is_not_mistaken_for_what_came_after_it(tmp_path: Pa
 
 def test_nothing_is_left_of_the_memory_of_a_process_that_was_killed() -> None:
     code = (
-        "import sys, time\nfrom nbgpu import shared_memory\nwith shared_memory.created() as there:\n"
+        "import sys, time\nfrom nbgpu.serialization import shared_memory\nwith shared_memory.created() as there:\n"
         "    print(tuple(vars(shared_memory.address(there)).values()), flush=True)\n    time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:

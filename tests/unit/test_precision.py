@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 
 from nbgpu.config import train_config
-from nbgpu.engine import precision
+from nbgpu.engine.model import precision
 
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 MATH = "aten::_scaled_dot_product_attention_math"

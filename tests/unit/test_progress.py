@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nbgpu.config import AutoencoderConfig
-from nbgpu.engine.progress import Progress
+from nbgpu.engine.training.progress import Progress
 from nbgpu.errors import RunError
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from nbgpu import cli, flags, recipe_files
-from nbgpu.config import TRAIN_CONFIGS, settings_of, train_config
+from nbgpu import cli
+from nbgpu.config import TRAIN_CONFIGS, flags, own_file, settings_of, train_config
+from nbgpu.config.settings import control_fields
 from nbgpu.errors import ConfigError
-from nbgpu.settings import control_fields
 
 RECIPE = '''
 """A file."""
@@ -113,16 +113,16 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, text: str, said: st
 
 
 def test_a_new_recipe_is_short_and_nothing_is_overwritten(tmp_path: Path) -> None:
-    path = recipe_files.create(str(tmp_path / "my_first"))
+    path = own_file.create(str(tmp_path / "my_first"))
     lines = path.read_text().splitlines()
     assert len(lines) < 40
-    assert recipe_files.read(path).class_name == "MyFirst"
+    assert own_file.read(path).class_name == "MyFirst"
     assert train_config(str(path)).title == "my_first"
     with pytest.raises(ConfigError, match=r"my_first.py was not written: File exists"):
-        recipe_files.create(str(tmp_path / "my_first.py"))
+        own_file.create(str(tmp_path / "my_first.py"))
     for name in ("my-recipe", "class", "random", "3d"):
         with pytest.raises(ConfigError, match="cannot be the name of a recipe"):
-            recipe_files.create(str(tmp_path / name))
+            own_file.create(str(tmp_path / name))
 
 
 def test_the_command_line_lists_all_recipes(capsys: pytest.CaptureFixture[str]) -> None:

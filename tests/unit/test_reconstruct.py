@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nbgpu.engine.descent import OPTIMIZERS, bounded, descend
+from nbgpu.engine.workload.descent import OPTIMIZERS, bounded, descend
 from nbgpu.errors import RunError
 from nbgpu.recipes.microstructure.characterize import characterize
 from nbgpu.recipes.microstructure.grids import (

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from nbgpu import manifest, resume, runs
 from nbgpu.config import ClusterConfig, TrainConfig, train_config
-from nbgpu.engine import checkpoint
+from nbgpu.engine.checkpoints import files as checkpoint
 from nbgpu.errors import ConfigError, RunError
+from nbgpu.run_folder import checkpoint_files, resume
+from nbgpu.run_folder import folder as runs
 
 TENSORS = {"model.weight": torch.ones(2), "optimizer.0.step": torch.tensor(1.0)}
 
@@ -91,7 +92,7 @@ def test_the_best_of_a_run_can_be_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="this run has no best checkpoint"):
         resume.find(settings(tmp_path, resume=str(folder / "best")))
     best = folder / "checkpoints" / "step-00000005"
-    manifest.point_to_best(folder, best, manifest.Score(5, "loss", 0.5))
+    checkpoint_files.point_to_best(folder, best, checkpoint_files.Score(5, "loss", 0.5))
     assert resume.find(settings(tmp_path, resume=str(folder / "best"))).checkpoint == str(best)
     damage(best)
     with pytest.raises(RunError, match=rf"damaged[\s\S]*resume='{re.escape(str(folder))}.*step-00000010'"):

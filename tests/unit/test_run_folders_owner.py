@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nbgpu import RunError, runs
+from nbgpu import RunError
+from nbgpu.run_folder import folder as runs
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")

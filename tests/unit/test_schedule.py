@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nbgpu.config import TrainConfig
-from nbgpu.engine.schedule import LearningRate
+from nbgpu.engine.model.schedule import LearningRate
 
 
 def rate(total_steps: int = 100, world_size: int = 1, **settings: Any) -> LearningRate:

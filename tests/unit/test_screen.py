@@ -8,7 +8,7 @@ import random
 import pytest
 from tqdm import tqdm
 
-from nbgpu.client.screen import Screen
+from nbgpu.client.cells.terminal_text import Screen
 
 
 def finished(*texts: str) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nbgpu.client import process_id
+from nbgpu.machine import processes
 
 PTRACE_ATTACH, PTRACE_DETACH = 16, 17
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -29,20 +29,20 @@ def pid() -> Iterator[int]:
 
 def until(what: str, pid: int) -> str:
     give_up_s = time.monotonic() + 10
-    while what not in (found := process_id.standstill(pid)):
+    while what not in (found := processes.standstill(pid)):
         assert time.monotonic() < give_up_s, found
         time.sleep(0.01)
     return found
 
 
 def test_a_process_that_runs_does_not_stand_still(pid: int) -> None:
-    assert process_id.standstill(pid) == ""
+    assert processes.standstill(pid) == ""
 
 
 def test_a_process_that_is_gone_does_not_stand_still() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
-    assert process_id.standstill(process.pid) == ""
+    assert processes.standstill(process.pid) == ""
 
 
 def test_a_stopped_process(pid: int) -> None:
@@ -50,7 +50,7 @@ def test_a_stopped_process(pid: int) -> None:
     assert f"kill -CONT {pid}" in until("is stopped", pid)
     os.kill(pid, signal.SIGCONT)
     give_up_s = time.monotonic() + 10
-    while process_id.standstill(pid):
+    while processes.standstill(pid):
         assert time.monotonic() < give_up_s
         time.sleep(0.01)
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from nbgpu.config import TrainConfig
-from nbgpu.devices import cpu
 from nbgpu.errors import ConfigError
-from nbgpu.records import Device
-from nbgpu.suitability import settled
+from nbgpu.machine.devices import cpu
+from nbgpu.planning.suitability import settled
+from nbgpu.protocol.records import Device
 
 TWO_CPU_RANKS = (cpu(0), cpu(1))
 T4 = Device("cuda", "Tesla T4", "GPU-1", 0, 16 * 2**30, compute_capability=7.5)

@@ -11,7 +11,7 @@ import nibabel
 import numpy as np
 import pytest
 
-from nbgpu.engine.volumes import header_problem
+from nbgpu.engine.data.volumes import header_problem
 from nbgpu.errors import DataError
 from nbgpu.recipes.survival import files, metrics
 from nbgpu.recipes.survival.cohort import SIZE, patient

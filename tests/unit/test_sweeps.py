@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from nbgpu import flags, sweeps
-from nbgpu.client.sweep import places
-from nbgpu.client.trial import CURVE_POINTS, Curve
-from nbgpu.config import TRAIN_CONFIGS, ClusterConfig
-from nbgpu.devices import cpu
+from nbgpu.client.sweeps.sweep import places
+from nbgpu.client.sweeps.trial import CURVE_POINTS, Curve
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, flags
 from nbgpu.errors import ConfigError
-from nbgpu.records import Device
-from nbgpu.sweeps import Plan, SweepConfig
+from nbgpu.machine.devices import cpu
+from nbgpu.planning import trials as sweeps
+from nbgpu.planning.trials import Plan, SweepConfig
+from nbgpu.protocol.records import Device
 
 ONE_RANK = [[cpu(0)]]
 
@@ -156,7 +156,7 @@ def test_each_place_gets_gpus_of_its_own(
     monkeypatch: pytest.MonkeyPatch, ranks: int, parallel: int | None, share: bool, expected: list[str]
 ) -> None:
     gpus = tuple(Device("cuda", "Pretend", uuid, i, 2**36) for i, uuid in enumerate("ABCD"))
-    monkeypatch.setattr("nbgpu.devices.inventory", lambda: gpus)
+    monkeypatch.setattr("nbgpu.machine.devices.inventory", lambda: gpus)
     assert places(ClusterConfig(ranks=ranks, share_gpus=share), parallel) == expected
     with pytest.raises(ConfigError, match=r"parallel=5 with ranks=1 takes 5 GPUs, and there are 4"):
         places(ClusterConfig(ranks=1), 5)

@@ -17,8 +17,8 @@ import psutil
 import pytest
 import zmq
 
-from nbgpu.records import Device, Event, Sample
-from nbgpu.telemetry import (
+from nbgpu.protocol.records import Device, Event, Sample
+from nbgpu.run_folder.telemetry import (
     START,
     WINDOW,
     CommandWatch,
@@ -420,7 +420,7 @@ def test_garbage_on_the_socket_disturbs_nobody(tmp_path: Path) -> None:
 
 def test_a_killed_rank_leaves_all_that_it_had_written(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from nbgpu.telemetry import Recorder\n"
+        "import sys, time; from pathlib import Path; from nbgpu.run_folder.telemetry import Recorder\n"
         "recorder = Recorder(Path(sys.argv[1]), 0)\n"
         "for step in range(100): recorder.sample(step, loss=0.0)\n"
         "time.sleep(60)"

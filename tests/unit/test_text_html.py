@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from nbgpu.client.merging import Block
-from nbgpu.client.outputs import FILE, NOTE
-from nbgpu.ui.ansi import to_html
-from nbgpu.ui.text_html import bundle, page
+from nbgpu.client.cells.merging import Block
+from nbgpu.client.cells.outputs import FILE, NOTE
+from nbgpu.ui.cell.ansi import to_html
+from nbgpu.ui.cell.text_html import bundle, page
 
 EVIL = '<script>alert(1)</script> & "quoted" </pre></div>'
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nbgpu.engine.timeline import breakdown, intersect, subtract, total, union
+from nbgpu.engine.logs.timeline import breakdown, intersect, subtract, total, union
 
 MAIN, GLOO = 1, 2
 MS = 1000.0

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from nbgpu.engine.torch_settings import TorchSettings, as_at_the_beginning
+from nbgpu.engine.group.torch_settings import TorchSettings, as_at_the_beginning
 
 PACKAGE = Path(__file__).resolve().parents[2] / "nbgpu"
 FACTORIES = {
@@ -120,7 +120,7 @@ def test_every_tensor_of_the_engine_names_its_dtype_and_device() -> None:
     """Code of the engine runs between a person's cells, too, where torch's defaults are theirs."""
     calls = [
         (f"{path.name}:{node.lineno}: {ast.unparse(node.func)}", {keyword.arg for keyword in node.keywords})
-        for path in [*(PACKAGE / "engine").glob("*.py"), PACKAGE / "tensors.py"]
+        for path in [*(PACKAGE / "engine").rglob("*.py"), PACKAGE / "serialization" / "tensors.py"]
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in FACTORIES
     ]

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from nbgpu.signals import uninterrupted
+from nbgpu.machine.signals import uninterrupted
 
 
 def test_an_interrupt_in_a_block_within_a_block_is_raised_at_the_end_of_the_outer_one() -> None:

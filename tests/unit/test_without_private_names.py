@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import init_device_mesh
 
-from nbgpu.engine import belongings, quiet
-from nbgpu.records import CellOptions, CellOutputs
+from nbgpu.engine.ipykernel import publishing
+from nbgpu.engine.variables import user_groups
+from nbgpu.protocol.records import CellOptions, CellOutputs
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def test_meshes_are_named_without_torchs_table_of_them(monkeypatch: pytest.Monke
     variables = {"mesh": mesh, "part": mesh["b"]}
     whole = "mesh = dist.device_mesh.init_device_mesh('cpu', (1, 1), mesh_dim_names=('a', 'b'))"
     monkeypatch.delattr(device_mesh, "_mesh_resources")
-    assert belongings.how_to_make_again(variables) == [whole, "part = mesh['b']"]
+    assert user_groups.how_to_make_again(variables) == [whole, "part = mesh['b']"]
 
 
 def test_a_cell_is_answered_where_a_reply_has_no_date() -> None:
@@ -45,7 +46,7 @@ def test_a_cell_is_answered_where_a_reply_has_no_date() -> None:
         session=SimpleNamespace(send=lambda *args, **_: sent.append(args)),
         log=SimpleNamespace(setLevel=lambda _: None),
     )
-    quiet.say_only_what_is_heard(kernel)
+    publishing.say_only_what_is_heard(kernel)
     request = {"header": {"msg_id": "1"}, "metadata": {CellOptions.METADATA: {}}}
     metadata = kernel.init_metadata(request)
     assert kernel.finish_metadata(request, metadata, {}) == {CellOutputs.NUM: 0}

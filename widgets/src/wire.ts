@@ -1,4 +1,4 @@
-// What the kernel sends, as nbgpu/ui/panel.py and nbgpu/ui/wire.py write it.
+// What the kernel sends, as nbgpu/ui/run/panel.py and nbgpu/ui/run/comm_protocol.py write it.
 
 export type RunState =
   | "starting"

@@ -9,10 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from nbgpu import runs
 from nbgpu.config import OwnConfig, TrainConfig
 from nbgpu.engine.workload.recipe import Recipe
 from nbgpu.errors import ConfigError
+from nbgpu.run_folder import folder as runs
 
 _RECIPES = {
     "autoencoder": "nbgpu.recipes.autoencoder.recipe:Autoencoder",

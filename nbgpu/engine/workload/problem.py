@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from nbgpu.engine.descent import AfterStep, Evaluate, descend
+from nbgpu.engine.workload.descent import AfterStep, Evaluate, descend
 
 
 class Problem(ABC):

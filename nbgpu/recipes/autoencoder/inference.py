@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from nbgpu.config import AutoencoderConfig, read_toml
-from nbgpu.engine.consensus import together
-from nbgpu.engine.decoding import Item
-from nbgpu.engine.volumes import (
+from nbgpu.engine.data.decoding import Item
+from nbgpu.engine.data.volumes import (
     READ_ERRORS,
     SUFFIXES,
     check_headers,
@@ -31,6 +30,7 @@ from nbgpu.engine.volumes import (
     load_volume,
     scale_intensity,
 )
+from nbgpu.engine.group.consensus import together
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.autoencoder.prepare import item_of, mni152
 from nbgpu.recipes.image_quality import psnr_db

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nbgpu.engine.precision import at_least_float32
+from nbgpu.engine.model.precision import at_least_float32
 
 LOG_VARIANCE_BOUNDS = (-30.0, 20.0)
 """Where AutoencoderKL clamps the logarithm of the latent variance. With 20, the largest, a latent value adds 2.4e8 to the

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from nbgpu.engine.precision import at_least_float32
+from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.errors import DataError
 
 Layer = tuple[Tensor, Tensor]

@@ -10,9 +10,9 @@ from monai.transforms import Compose, CropForeground, SpatialPad, Transform
 from monai.utils import convert_to_tensor
 from torch import Tensor
 
-from nbgpu.engine.decoding import Item
-from nbgpu.engine.draws import FOREGROUND
-from nbgpu.engine.volumes import load_volume, scale_intensity
+from nbgpu.engine.data.decoding import Item
+from nbgpu.engine.data.sampling import FOREGROUND
+from nbgpu.engine.data.volumes import load_volume, scale_intensity
 from nbgpu.errors import DataError
 from nbgpu.recipes.phantoms import phantom
 

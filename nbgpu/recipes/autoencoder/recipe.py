@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.config import AutoencoderConfig
-from nbgpu.engine import inspection
-from nbgpu.engine.augmentation import augmentation
-from nbgpu.engine.data import SampleLoader, grid_patches, hold_out
-from nbgpu.engine.decoding import Decode, Item, opened, raise_together
-from nbgpu.engine.draws import Draw
-from nbgpu.engine.precision import at_least_float32
-from nbgpu.engine.volumes import find_volumes, header_problem
+from nbgpu.engine.data import inspection
+from nbgpu.engine.data.augmentation import augmentation
+from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
+from nbgpu.engine.data.loader import SampleLoader, grid_patches, hold_out
+from nbgpu.engine.data.sampling import Draw
+from nbgpu.engine.data.volumes import find_volumes, header_problem
+from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
 from nbgpu.recipes.autoencoder.baselines import largest_cube_edge, principal_components, project, trilinear

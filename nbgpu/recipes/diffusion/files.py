@@ -21,7 +21,7 @@ import torch
 from nibabel.arrayproxy import ArrayProxy
 from torch import Tensor
 
-from nbgpu.engine.volumes import READ_ERRORS, first_line, holds, load_volume
+from nbgpu.engine.data.volumes import READ_ERRORS, first_line, holds, load_volume
 from nbgpu.errors import DataError
 
 MODALITIES = ("t1n", "t1c", "t2w", "t2f")

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nbgpu.config import DiffusionConfig
-from nbgpu.engine import inspection
-from nbgpu.engine.augmentation import augmentation
-from nbgpu.engine.data import SampleLoader, hold_out
-from nbgpu.engine.decoding import Decode, Item, opened, raise_together
-from nbgpu.engine.draws import Draw
-from nbgpu.engine.precision import at_least_float32
+from nbgpu.engine.data import inspection
+from nbgpu.engine.data.augmentation import augmentation
+from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
+from nbgpu.engine.data.loader import SampleLoader, hold_out
+from nbgpu.engine.data.sampling import Draw
+from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
 from nbgpu.recipes import data_uri

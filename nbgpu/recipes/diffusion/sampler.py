@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.config import DiffusionConfig
-from nbgpu.engine.precision import at_least_float32
+from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.recipes.diffusion import schedules
 from nbgpu.recipes.diffusion.schedules import Noise
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from nbgpu.config import DiffusionConfig, read_toml
-from nbgpu.engine.decoding import Item
+from nbgpu.engine.data.decoding import Item
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.diffusion.files import MODALITIES, find_cases
 from nbgpu.recipes.diffusion.recipe import Diffusion, as_item, quality

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, pad
 
-from nbgpu.engine.precision import at_least_float32
+from nbgpu.engine.model.precision import at_least_float32
 
 _FIRST_WIDTH = 1 / 14
 _OTHERS_WIDTH = 1 / 10

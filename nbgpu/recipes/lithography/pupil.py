@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nbgpu.symmetry import fringe_order
+from nbgpu.config.recipes.symmetry import fringe_order
 
 _ON_THE_EDGE = 1e-9
 """Frequencies on the pupil's edge pass, on all sides alike."""

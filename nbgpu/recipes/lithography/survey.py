@@ -22,16 +22,15 @@ from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
 
-from nbgpu import flags
-from nbgpu.config import LithographyConfig, TrainConfig
-from nbgpu.engine import exchange
+from nbgpu.config import LithographyConfig, TrainConfig, flags
+from nbgpu.config.settings import Settings
+from nbgpu.engine.group import exchange
 from nbgpu.errors import ConfigError, NbgpuError
 from nbgpu.recipes.lithography.lithobench import load_design, load_png
 from nbgpu.recipes.lithography.manhattan import manhattan
 from nbgpu.recipes.lithography.recipe import optics_of, pairs_of, source_of
 from nbgpu.recipes.lithography.resist import Resist
 from nbgpu.recipes.lithography.window import Condition, conditions, process_window
-from nbgpu.settings import Settings
 
 _OF_TRAINING = {
     "recipe",

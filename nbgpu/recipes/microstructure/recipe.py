@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nbgpu.config import MicrostructureConfig
-from nbgpu.engine.descent import NUM_PAIRS, AfterStep, Evaluate, bounded
+from nbgpu.engine.workload.descent import NUM_PAIRS, AfterStep, Evaluate, bounded
 from nbgpu.engine.workload.problem import Problem
 from nbgpu.errors import DataError
 from nbgpu.recipes.microstructure.characterize import DESCRIPTORS, characterize

@@ -1,4 +1,4 @@
-"""Finds a field with given descriptors, in one process. A run on the ranks does the same through nbgpu/engine/minimiser.py."""
+"""Finds a field with given descriptors, in one process. A run on the ranks does the same through nbgpu/engine/training/minimiser.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nbgpu.engine.descent import descend
+from nbgpu.engine.workload.descent import descend
 from nbgpu.recipes.microstructure.characterize import characterize
 from nbgpu.recipes.microstructure.grids import (
     decided,

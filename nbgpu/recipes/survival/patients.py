@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nbgpu.config import SurvivalConfig
-from nbgpu.engine.data import hold_out
-from nbgpu.engine.decoding import Item
-from nbgpu.engine.volumes import header_problem
+from nbgpu.engine.data.decoding import Item
+from nbgpu.engine.data.loader import hold_out
+from nbgpu.engine.data.volumes import header_problem
 from nbgpu.errors import DataError
 from nbgpu.recipes.survival.cohort import patient
 from nbgpu.recipes.survival.files import Row, read_table

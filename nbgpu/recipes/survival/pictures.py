@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nbgpu.palette import rank_color
 from nbgpu.recipes import data_uri
 from nbgpu.recipes.survival.metrics import Flags, Floats, kaplan_meier
+from nbgpu.text.palette import rank_color
 
 _DPI = 100
 

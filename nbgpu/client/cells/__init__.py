@@ -1,0 +1,1 @@
+"""One distributed cell: sent to all ranks, its output merged, its questions asked."""

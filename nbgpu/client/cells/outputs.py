@@ -1,0 +1,382 @@
+"""What the ranks of one cell print and display becomes one output, live."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import groupby
+from typing import Protocol
+
+from IPython.display import publish_display_data, update_display
+
+from nbgpu.client.cells.merging import HOLD_S, Block, Item, Merger, merged
+from nbgpu.client.cells.terminal_text import Screen
+from nbgpu.client.cells.transcript import Transcript
+from nbgpu.client.engines.connection import Arrivals, Message
+from nbgpu.text.palette import rank_color
+from nbgpu.text.ranks import rank_ranges
+
+_UPDATE_PERIOD_S = 0.1
+_OUTPUT_PATIENCE_S = 2.0
+_CHARS_PER_LINE = 100
+"""The characters that a cell may show are so many times its lines."""
+
+_MAX_SWITCHES = 6
+"""stdout and stderr take turns in an update at most so often: each turn is a message."""
+
+_VIEW_AFTER_S = 0.4
+"""Text of a cell that goes on for so long gets a live view; a shorter cell is shown at its end."""
+
+_FEW_LINES = 10
+_STREAMS = ("stdout", "stderr")
+NOTE = "note"
+"""The kind of a block that nbgpu itself says."""
+FILE = "file"
+"""The kind of a block that names a rank's file."""
+
+
+class TextView(Protocol):
+    """Shows the text of a cell up to its end, or up to a display."""
+
+    def add(self, blocks: Sequence[Block]) -> None:
+        """Appends lines."""
+        ...
+
+    def show_rows(self, rows: Sequence[Block]) -> None:
+        """Shows these rows below the lines, in place of those before."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more will come: what was shown stays, without the rows."""
+        ...
+
+
+open_view: Callable[[Sequence[int], bool], TextView | None] | None = None
+"""Makes a view for the text of these ranks, live or of what is over already; None where there is no page that could
+show it. The client does not know the widgets; `nbgpu/__init__.py` connects them."""
+
+
+class CellOutput:
+    """Shows what the ranks print and display, as it comes.
+
+    Args:
+        arrivals: where that comes.
+        ranks: who runs the cell.
+        max_lines: so many lines are shown; after them the full text goes to files.
+    """
+
+    def __init__(self, arrivals: Arrivals, ranks: Collection[int], max_lines: int) -> None:
+        self._arrivals = arrivals
+        self._ranks = tuple(sorted(ranks))
+        self._screens = {rank: {name: Screen() for name in _STREAMS} for rank in self._ranks}
+        self._merger = Merger(self._ranks)
+        self._ended: set[int] = set()
+        self._values: dict[int, Item] = {}
+        self._view: TextView | None = None
+        self._shown: list[Block] = []
+        self._max_lines = max_lines
+        self._lines_left = max_lines
+        self._chars_left = max_lines * _CHARS_PER_LINE
+        self._transcript: Transcript | None = None
+        self._updated_s = 0.0
+        self._waiting: list[Block] = []
+        """Text of a cell that may be over in a moment."""
+        self._waiting_since_s = 0.0
+        """When the first of it came; 0 while there is none."""
+        self._has_taken = False
+        self._closed = False
+
+    def show_new(self) -> None:
+        """Shows what arrived since the last call. Called as often as one likes; acts ten times a second."""
+        now_s = time.monotonic()
+        if now_s - self._updated_s >= _UPDATE_PERIOD_S:
+            self._updated_s = now_s
+            self._update(now_s, now_s - _VIEW_AFTER_S)
+
+    def show_above_question(self, rank: int) -> None:
+        """Shows what has arrived, so that a question of this rank can stand below it, and what comes then below that."""
+        self._take([rank for rank in self._ranks if self._arrivals.has_ended(rank)])
+        self._queue(rank, self._settled(rank, "finish"))
+        self._show(self._limited(self._merger.take(time.monotonic() + HOLD_S)))
+        self._close_view()
+
+    def _update(self, now_s: float, view_since_s: float) -> None:
+        """Shows what is ripe; opens a view for text that has been there since `view_since_s`."""
+        # What a rank said last is there once it is known to have ended, and not the other way round.
+        self._take([rank for rank in self._ranks if self._arrivals.has_ended(rank)])
+        self._show(self._limited(self._merger.take(now_s)))
+        if self._transcript is not None:
+            self._transcript.flush()
+        rows = self._rows()
+        if self._view is None and (rows or self._waiting):
+            self._waiting_since_s = self._waiting_since_s or time.monotonic()
+            if self._waiting_since_s <= view_since_s:
+                self._open_view(live=True)
+        if self._view is not None:
+            self._view.show_rows(rows)
+
+    def finish(self, without: Collection[int] = ()) -> None:
+        """Shows what is left once the ranks are done, ending with the value of the cell's last expression.
+
+        Args:
+            without: ranks that do not end the cell, so that no more output is waited for.
+        """
+        self._arrivals.wait_for_ends(
+            [rank for rank in self._ranks if rank not in without], _OUTPUT_PATIENCE_S
+        )
+        self.close()
+
+    def close(self) -> None:
+        """Shows what has arrived, and ends."""
+        if self._closed:
+            return
+        self._closed = True
+        self._arrivals.close()
+        if not self._has_taken and self._arrivals.are_empty:
+            return  # nothing was said
+        self._take(self._ranks)
+        blocks = self._limited(self._merger.take(time.monotonic()))
+        values = _as_lines(merged({rank: [value] for rank, value in self._values.items()}))
+        if self._transcript is None:
+            values = self._limited(values)
+        if self._transcript is not None:
+            blocks += self._last_words(self._transcript)
+            self._transcript.close()
+        self._show([*blocks, *values], is_end=True)
+        self._close_view()
+
+    # What comes.
+
+    def _take(self, ended: Collection[int]) -> None:
+        """Gives the merger what came, in the order in which each rank said it."""
+        self._has_taken = True
+        said: dict[int, list[tuple[str, list[str]]]] = {rank: [] for rank in self._ranks}
+        for rank, message in self._arrivals.take():
+            kind, content = message["header"]["msg_type"], message["content"]
+            if kind == "execute_result":
+                self._values[rank] = _value(content)
+                continue
+            kind, text = (content["name"], content["text"]) if kind == "stream" else _display(rank, message)
+            if kind in _STREAMS and said[rank] and said[rank][-1][0] == kind:
+                said[rank][-1][1].append(text)
+            else:
+                said[rank].append((kind, [text]))
+        for rank, parts in said.items():
+            items: list[Item] = []
+            for kind, texts in parts:
+                items += self._items(rank, kind, texts)
+            items += self._settled(rank, "settle")
+            if rank in ended and rank not in self._ended:
+                items += self._settled(rank, "finish")
+                self._ended.add(rank)
+                self._merger.end(rank)
+            self._queue(rank, items)
+
+    def _items(self, rank: int, kind: str, texts: list[str]) -> list[Item]:
+        if kind in _STREAMS:
+            closed = [
+                (name, line)
+                for name, screen in self._screens[rank].items()
+                if name != kind
+                for line in screen.pass_by()
+            ]
+            return closed + [(kind, line) for line in self._screens[rank][kind].write("".join(texts))]
+        # A begun line stands before what was displayed then.
+        return [*self._settled(rank, "finish"), (kind, texts[0])]
+
+    def _settled(self, rank: int, how: str) -> list[Item]:
+        lines_by_name = {name: getattr(screen, how)() for name, screen in self._screens[rank].items()}
+        return [(name, line) for name, lines in lines_by_name.items() for line in lines]
+
+    def _queue(self, rank: int, items: list[Item]) -> None:
+        if self._transcript is not None:
+            self._transcript.write(rank, [item for item in items if item[0] in _STREAMS])
+            items = [item for item in items if item[0] not in _STREAMS]
+        self._merger.add(rank, items, time.monotonic())
+
+    # What is shown.
+
+    def _rows(self) -> list[Block]:
+        newest = [] if self._transcript is None else self._transcript.newest()
+        rows = {
+            rank: [(name, row) for name, screen in screens.items() for row in screen.rows()]
+            for rank, screens in self._screens.items()
+        }
+        return newest + merged(rows)
+
+    def _limited(self, blocks: Sequence[Block]) -> list[Block]:
+        """The blocks, as long as the cell may show more text; then that goes to files."""
+        shown = []
+        went_on_in_files = self._transcript is not None
+        for block in blocks:
+            if block.kind not in _STREAMS:
+                shown.append(block)
+            elif self._transcript is not None:
+                self._transcript.write_block(block)
+            else:
+                num_shown = self._take_room(block.texts)
+                part = Block(block.ranks, block.kind, block.texts[:num_shown])
+                rest = Block(block.ranks, block.kind, block.texts[num_shown:])
+                if part.texts:
+                    self._shown.append(part)
+                    shown.append(part)
+                if rest.texts:
+                    self._transcript = Transcript(self._ranks, self._shown)
+                    self._transcript.write_block(rest)
+                    shown += self._where_it_goes_on(self._transcript)
+        if self._transcript is not None and not went_on_in_files:
+            self._shown = []
+            for rank, items in self._merger.drain().items():
+                self._queue(rank, items)
+        return shown
+
+    def _take_room(self, texts: Sequence[str]) -> int:
+        """How many of the lines can still be shown."""
+        num_shown = 0
+        for text in texts:
+            if self._lines_left == 0 or len(text) > self._chars_left:
+                self._lines_left = 0
+                break
+            self._lines_left -= 1
+            self._chars_left -= len(text)
+            num_shown += 1
+        return num_shown
+
+    def _where_it_goes_on(self, transcript: Transcript) -> list[Block]:
+        told = f"this cell prints more than the {self._max_lines:,} lines that are shown (max_output_lines). All of it is in"
+        return [Block((), NOTE, [told]), *(Block((r,), FILE, [p]) for r, p in transcript.paths().items())]
+
+    def _last_words(self, transcript: Transcript) -> list[Block]:
+        counts = sorted(set(transcript.num_lines().values()))
+        told = f"the last of {' to '.join(f'{count:,}' for count in counts[:: len(counts) - 1 or 1])} lines:"
+        return [Block((), NOTE, [told]), *transcript.tail()]
+
+    def _show(self, blocks: Sequence[Block], is_end: bool = False) -> None:
+        """Shows blocks; a display ends the text before it, and the change of one does not."""
+        changes = [block for block in blocks if block.kind == "update_display_data"]
+        standing = [block for block in blocks if block.kind != "update_display_data"]
+        parts = [
+            (is_text, list(run)) for is_text, run in groupby(standing, lambda b: b.kind != "display_data")
+        ]
+        for number, (is_text, run) in enumerate(parts, start=1):
+            if is_text:
+                self._show_text(run, is_over=is_end or number < len(parts))
+            else:
+                self._close_view()
+                for block in run:
+                    _publish(block)
+        for block in changes:
+            _publish(block)
+
+    def _show_text(self, blocks: Sequence[Block], is_over: bool) -> None:
+        if self._view is not None:
+            self._view.add(blocks)
+            return
+        self._waiting += blocks
+        if is_over:
+            self._open_view(live=False)
+
+    def _open_view(self, live: bool) -> None:
+        """Shows the text that waits."""
+        blocks, self._waiting, self._waiting_since_s = self._waiting, [], 0.0
+        # A few lines, and what all ranks say alike, need no choice of a rank and look best as they are.
+        is_plain = not live and (
+            len({block.ranks for block in blocks}) == 1
+            or sum(len(block.texts) for block in blocks) <= _FEW_LINES
+        )
+        view = None if is_plain or open_view is None else open_view(self._ranks, live)
+        self._view = view or Streams()
+        self._view.add(blocks)
+
+    def _close_view(self) -> None:
+        if self._waiting:
+            self._open_view(live=False)
+        if self._view is not None:
+            self._view.close()
+            self._view = None
+
+
+class Streams:
+    """Text in the notebook's own streams, each line with its ranks: where there is no page, and for little text."""
+
+    def add(self, blocks: Sequence[Block]) -> None:
+        turns = [list(run) for _, run in groupby(blocks, _stream_of)]
+        if len(turns) > _MAX_SWITCHES:
+            turns = [
+                list(run) for _, run in groupby(sorted(blocks, key=_stream_of, reverse=True), _stream_of)
+            ]
+        for turn in turns:
+            stream = getattr(sys, _stream_of(turn[0]))
+            stream.write("".join(_as_stream(block) for block in turn))
+            stream.flush()
+
+    def show_rows(self, rows: Sequence[Block]) -> None:
+        """Nothing: what is written to a stream stays."""
+
+    def close(self) -> None:
+        """Nothing is left to do."""
+
+
+def _stream_of(block: Block) -> str:
+    return "stdout" if block.kind == "stdout" else "stderr"
+
+
+def _as_stream(block: Block) -> str:
+    if block.kind == NOTE:
+        return "".join(f"{text}\n" for text in block.texts)
+    label = f"{_label(block.ranks)} "
+    return label + f"\n{label}".join(block.texts) + "\n"
+
+
+def _label(ranks: Sequence[int]) -> str:
+    """'[0]' in the rank's colour, or '[0-3]'."""
+    color = ""
+    if len(ranks) == 1:
+        red, green, blue = bytes.fromhex(rank_color(ranks[0])[1:])
+        color = f";38;2;{red};{green};{blue}"
+    return f"\x1b[1{color}m[{rank_ranges(ranks)}]\x1b[0m"
+
+
+# Displays, as items that can be compared.
+
+
+def _display(rank: int, message: Message) -> tuple[str, str]:
+    content = message["content"]
+    display_id = content.get("transient", {}).get("display_id")
+    # Each rank numbers its displays on its own.
+    own_id = None if display_id is None else f"nbgpu-rank{rank}-{display_id}"
+    return message["header"]["msg_type"], _told(content, own_id)
+
+
+def _value(content: Message) -> Item:
+    if set(content["data"]) <= {"text/plain"}:
+        return "stdout", content["data"].get("text/plain", "")
+    return "display_data", _told(content, None)
+
+
+def _told(content: Message, display_id: str | None) -> str:
+    return json.dumps([content["data"], content.get("metadata", {}), display_id], sort_keys=True)
+
+
+def _as_lines(blocks: Iterable[Block]) -> list[Block]:
+    return [
+        Block(b.ranks, b.kind, [line for text in b.texts for line in text.splitlines()])
+        if b.kind in _STREAMS
+        else b
+        for b in blocks
+    ]
+
+
+def _publish(block: Block) -> None:
+    """Shows what ranks displayed, once where it is the same, under their label."""
+    for text in block.texts:
+        data, metadata, display_id = json.loads(text)
+        if block.kind == "update_display_data":
+            update_display(data, metadata=metadata, raw=True, display_id=display_id)
+            continue
+        sys.stdout.write(f"{_label(block.ranks)}\n")
+        sys.stdout.flush()
+        transient = {} if display_id is None else {"display_id": display_id}
+        publish_display_data(data=data, metadata=metadata, transient=transient)

@@ -1,0 +1,1 @@
+"""The cluster that a person holds: start, status, restart, release, stop."""

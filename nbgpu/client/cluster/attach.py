@@ -1,0 +1,32 @@
+"""Rejoining a cluster that went on without its notebook."""
+
+from __future__ import annotations
+
+import logging
+
+from nbgpu.client.cluster.cluster import Cluster, require_none
+from nbgpu.client.host import registry
+
+_log = logging.getLogger("nbgpu.cluster")
+
+
+def attach(which: str | int | None = None) -> Cluster:
+    """Rejoins a cluster that was started with `keep`, from a new kernel: its ranks, its run, its history.
+
+    Args:
+        which: the cluster's id, its notebook, or one of its processes, as `nbgpu ps` shows them; needed only
+            where several are kept.
+
+    Returns:
+        The cluster; its `run` is the run that was started last, which may be over. A run in which a rank failed while
+        nobody was there is brought to its end now.
+
+    Raises:
+        NoClusterError: there is no kept cluster, or none that is meant by `which`.
+        ClusterError: there are several, or another notebook still has it.
+    """
+    require_none()
+    entry = registry.take_over(None if which is None else str(which))
+    cluster = Cluster.restored(entry)
+    cluster.rejoin(entry.run)
+    return cluster

@@ -1,0 +1,49 @@
+"""What a rank that takes another's place can do to get its variables back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from nbgpu.client.engines.results import collect
+from nbgpu.errors import RankError
+
+
+class CellHistory:
+    """The code that each rank was sent, so that one that takes its place can run it again."""
+
+    def __init__(self) -> None:
+        self._cells: dict[int, list[str]] = {}
+        self._pushed: set[str] = set()
+
+    def note(self, ranks: Iterable[int], code: str) -> None:
+        """These ranks are sent a cell."""
+        for rank in ranks:
+            self._cells.setdefault(rank, []).append(code)
+
+    def note_pushed(self, names: Iterable[str]) -> None:
+        """Variables were sent, whose values are not kept."""
+        self._pushed.update(names)
+
+    def forget_newest(self, ranks: Iterable[int]) -> None:
+        """Takes the newest cell from what these ranks would run again: it was cut off, and might never end."""
+        for rank in ranks:
+            self._cells[rank].pop()
+
+    def forget(self, rank: int) -> None:
+        """The rank is to begin with nothing."""
+        self._cells[rank] = []
+
+    def run_again(self, rank: int, engine: Any) -> list[str]:
+        """Runs the rank's cells on its new engine, one after the other; says what happened, in lines."""
+        # %debug waits for a person, and changes nothing.
+        cells = [code for code in self._cells.get(rank, []) if not code.lstrip().startswith("%debug")]
+        lines = [f"its {len(cells)} cells ran again there"]
+        for number, code in enumerate(cells, start=1):
+            try:
+                collect({rank: engine.execute(code, silent=False, block=False)})
+            except RankError as error:
+                lines.append(f"cell {number} of {len(cells)}: {error}")
+        if self._pushed:
+            lines.append(f"what was pushed is not there: %push {' '.join(sorted(self._pushed))}")
+        return lines

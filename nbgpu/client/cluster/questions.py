@@ -1,0 +1,230 @@
+"""Asks the person what ranks want to know with `input()`, one after the other, and sends each its answer."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import ipyparallel as ipp
+import zmq
+from IPython.core.getipython import get_ipython
+
+from nbgpu.machine.unix_sockets import short_path
+from nbgpu.protocol.records import Question
+
+_MOST_AT_ONCE = 128
+_REQUEST_BYTES = 65536
+_END_OF_INPUT = "\x04"
+
+
+class _Person(Protocol):
+    """Whoever sits in front of the notebook, or of the terminal."""
+
+    def ask(self, prompt: str, password: bool) -> None: ...
+
+    def answer(self) -> str | None:
+        """What was typed; None as long as nothing was."""
+
+
+@dataclass
+class _Asker:
+    """A rank that waits for an answer."""
+
+    connection: socket.socket
+    request: bytes = b""
+    question: Question | None = None
+    """None until all of it has come."""
+
+
+class Listener:
+    """The socket on which the ranks of a cluster come with their questions, from the first cell that somebody can answer in.
+
+    Args:
+        folder: the cluster's own.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / Question.SOCKET
+        self._path.unlink(missing_ok=True)  # a kernel that was killed leaves its own
+        self._socket = socket.socket(socket.AF_UNIX)
+        with short_path(folder) as short:
+            self._socket.bind(str(short / Question.SOCKET))
+        self._socket.listen(_MOST_AT_ONCE)
+        self._socket.setblocking(False)
+
+    def take(self) -> list[socket.socket]:
+        """The connections of ranks that have come since the last call."""
+        connections: list[socket.socket] = []
+        if self._socket.fileno() == -1:  # closed, because a rank of the cell was given up on
+            return connections
+        with suppress(BlockingIOError):
+            while True:
+                connections.append(self._socket.accept()[0])
+        return connections
+
+    def close(self) -> None:
+        """From now on a question is an error on its rank."""
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+
+class Questions:
+    """The ranks' questions in one cell. Nothing here waits, so that the cell goes on being watched meanwhile.
+
+    Args:
+        listen: gives where the ranks come with their questions. With nobody to answer it is not called, and `input()` on a
+            rank raises StdinNotImplementedError as it does in a notebook's own kernel.
+    """
+
+    def __init__(self, listen: Callable[[], Listener]) -> None:
+        self._askers: list[_Asker] = []
+        self._asked: _Asker | None = None
+        self._person = _person()
+        self._listener = None if self._person is None else listen()
+
+    @property
+    def are_answered(self) -> bool:
+        """Whether there is somebody who could."""
+        return self._person is not None
+
+    def check(self, results: Mapping[int, ipp.AsyncResult], show_above: Callable[[int], None]) -> None:
+        """Takes new questions, asks the next one, passes an answer on. Called about ten times a second.
+
+        Args:
+            results: by rank, of the cell. A question is asked when what its rank printed before has come.
+            show_above: called with the rank before, to show that.
+        """
+        if self._listener is None or self._person is None:
+            return
+        for connection in self._listener.take():
+            connection.setblocking(False)
+            self._askers.append(_Asker(connection))
+        self._askers = [asker for asker in self._askers if self._still_asks(asker)]
+        if self._asked is not None and (answer := self._person.answer()) is not None:
+            asker, self._asked = self._asked, None
+            if asker in self._askers:
+                self._askers.remove(asker)
+                with asker.connection, suppress(OSError):  # the rank may have been stopped
+                    asker.connection.sendall(json.dumps(answer).encode() + b"\n")
+        if self._asked is not None and self._asked not in self._askers:
+            self._asked = None
+        if self._asked is None:
+            self._ask_next(results, show_above, self._person)
+
+    def _still_asks(self, asker: _Asker) -> bool:
+        """Reads what has come of a question; False where its rank has given up."""
+        try:
+            part = asker.connection.recv(_REQUEST_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            part = b""
+        if not part:
+            asker.connection.close()
+            return False
+        asker.request += part
+        if asker.request.endswith(b"\n"):
+            asker.question = Question(**json.loads(asker.request))
+        return True
+
+    def _ask_next(
+        self, results: Mapping[int, ipp.AsyncResult], show_above: Callable[[int], None], person: _Person
+    ) -> None:
+        for asker in self._askers:
+            question = asker.question
+            if question is None:
+                continue
+            result = results.get(question.rank)
+            # A thread that an earlier cell has started asks on that cell's behalf.
+            if (
+                result is None
+                or result.ready()
+                or result.metadata["data"].get(Question.NEWEST, 0) >= question.number
+            ):
+                self._asked = asker
+                show_above(question.rank)
+                person.ask(f"rank {question.rank}: {question.prompt}", question.password)
+                return
+
+    def close(self) -> None:
+        """No question is taken any more; those that are open end with an EOFError on their ranks."""
+        if self._listener is not None:
+            for connection in [*self._listener.take(), *(asker.connection for asker in self._askers)]:
+                connection.close()
+            self._listener = None
+        self._askers.clear()
+
+
+def _person() -> _Person | None:
+    """Who could answer now; None where nobody could."""
+    shell = get_ipython()
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None:
+        return _AtTerminal() if shell is not None else None
+    if not kernel.get_parent("shell").get("content", {}).get("allow_stdin", False):
+        return None
+    # Private names, which ipykernel has had from 6.29 to 7.4: they make it possible to ask and not to wait.
+    if hasattr(kernel, "_input_request") and hasattr(kernel, "stdin_socket"):
+        return _AtPage(kernel)
+    return _AtTerminal()
+
+
+class _AtPage:
+    """Asks with a box under the cell, as a kernel's own `input()` does, and goes on while nothing is typed."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._request_id = ""
+
+    def ask(self, prompt: str, password: bool) -> None:
+        # Answers to questions that are over.
+        while self._receive() is not None:
+            pass
+        ask = self._kernel.getpass if password else self._kernel.raw_input
+        self._kernel._input_request = self._send
+        try:
+            ask(prompt)
+        finally:
+            del self._kernel._input_request
+
+    def _send(self, prompt: str, ident: Any, parent: Any, password: bool = False) -> str:
+        """Stands in for the function that sends and waits."""
+        content = {"prompt": prompt, "password": password}
+        sent = self._kernel.session.send(
+            self._kernel.stdin_socket, "input_request", content, parent, ident=ident
+        )
+        self._request_id = sent["header"]["msg_id"]
+        return ""
+
+    def answer(self) -> str | None:
+        while (reply := self._receive()) is not None:
+            # Pages say which question they answer; other clients need not.
+            if reply["parent_header"].get("msg_id", self._request_id) == self._request_id:
+                return str(reply["content"].get("value", ""))
+        return None
+
+    def _receive(self) -> Any:
+        _, reply = self._kernel.session.recv(self._kernel.stdin_socket, mode=zmq.NOBLOCK)
+        return reply
+
+
+class _AtTerminal:
+    """Asks with `input()`, which waits."""
+
+    def __init__(self) -> None:
+        self._answer: str | None = None
+
+    def ask(self, prompt: str, password: bool) -> None:
+        try:
+            self._answer = input(prompt)
+        except EOFError:
+            self._answer = _END_OF_INPUT
+
+    def answer(self) -> str | None:
+        answer, self._answer = self._answer, None
+        return answer

@@ -1,0 +1,52 @@
+"""What `%nbgpu status` shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psutil
+
+from nbgpu.client.faults.stacks import Lookout, told
+
+if TYPE_CHECKING:
+    from nbgpu.client.cluster.cluster import Cluster
+
+_WHEREABOUTS_PATIENCE_S = 0.7
+
+
+def table(cluster: Cluster, lookout: Lookout) -> str:
+    """Every rank's device, process, memory, and the line that it is at."""
+    pids = cluster.pids
+    rows = [("rank", "device", "pid", "memory", "state")]
+    lookout.ask()
+    lookout.collect(_WHEREABOUTS_PATIENCE_S)
+    for rank, device in enumerate(cluster.devices):
+        try:
+            memory = f"{psutil.Process(pids[rank]).memory_info().rss / 2**20:.0f} MiB"
+            state = _state(cluster, rank, lookout)
+        except psutil.NoSuchProcess:
+            memory, state = "", "gone"
+        rows.append((str(rank), device.label(), str(pids[rank]), memory, state))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    return "\n".join([cluster.describe(), *lines])
+
+
+def _state(cluster: Cluster, rank: int, lookout: Lookout) -> str:
+    run = cluster.run
+    of_run = run.statuses()[rank] if run is not None and not run.over else None
+    if lookout.silent_s(rank):
+        # An import may hold the GIL.
+        is_loading = of_run is not None and of_run.state == "loading packages" and lookout.computes(rank)
+        return "loading packages" if is_loading else lookout.silence(rank)
+    if rank not in lookout.seen:
+        return "does not say"
+    where = lookout.seen[rank].where
+    if run is None or of_run is None:
+        return told(where)
+    state = f"{of_run.state}, step {of_run.step}/{run.info.total_steps}"
+    if where.collective:
+        return f"{state}, waits in {where.collective}"
+    return f"{state}, {where.within}" if where.within else state

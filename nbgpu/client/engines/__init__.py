@@ -1,0 +1,1 @@
+"""The engines of a cluster: how they are started, seated, reached and replaced."""

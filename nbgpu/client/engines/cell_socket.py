@@ -1,0 +1,102 @@
+"""A connection to the controller that belongs to the event loop in which a cell is awaited.
+
+ipyparallel's client has a thread of its own. For each cell that one has to be woken to send, and the loop's thread to take the
+answers, while the two take turns in running Python: of an empty cell's time a sixth. Here requests leave and answers come on
+the loop's own thread, through the same controller and by the same methods of the client.
+
+While that thread does not come to its loop, because it waits in a call, whoever asks for an answer takes what has come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import zmq
+
+from nbgpu.machine.signals import uninterrupted
+
+_log = logging.getLogger("nbgpu.cluster")
+
+
+class CellSocket:
+    """Belongs to the thread and the running event loop in which it is made.
+
+    Args:
+        socket: connected to the controller's scheduler of direct requests.
+        dispatch: takes the parts of each message that comes.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], dispatch: Callable[[list[zmq.Frame]], object]) -> None:
+        self._socket = socket
+        self._dispatch = dispatch
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._is_taking = False
+        self._look_is_due = False
+        self._loop.add_reader(socket.FD, self._take)
+
+    @property
+    def is_of_this_thread(self) -> bool:
+        """Whether nobody else can take the answers while the caller waits."""
+        return threading.get_ident() == self._thread
+
+    def send_multipart(self, parts: list[Any], **options: Any) -> Any:
+        """Called by jupyter_client's session."""
+        sent = self._socket.send_multipart(parts, **options)
+        if not self._look_is_due:
+            # The descriptor tells of news once, and to send may have used that up.
+            self._look_is_due = True
+            self._loop.call_soon(self._look)
+        return sent
+
+    def _look(self) -> None:
+        self._look_is_due = False
+        self.poll()
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Takes the answers that have come, or come in so many seconds; for the thread that it belongs to."""
+        if self._is_taking or self._socket.closed:
+            return
+        if timeout_s > 0.0:
+            self._socket.poll(int(1000 * timeout_s))
+        if int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            # An interrupt in the midst of an answer would lose it.
+            with uninterrupted():
+                self._take()
+
+    def _take(self) -> None:
+        if self._is_taking or self._socket.closed:
+            return
+        self._is_taking = True
+        try:
+            while not self._socket.closed:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                try:
+                    self._dispatch(parts)
+                except Exception:  # noqa: BLE001
+                    # Those behind it are not told of again.
+                    _log.exception("an answer of a rank could not be taken")
+        except zmq.Again:
+            pass  # that was all
+        finally:
+            self._is_taking = False
+
+    def close(self) -> None:
+        """From any thread; harmless when repeated."""
+        if self.is_of_this_thread or self._loop.is_closed():
+            self._close()
+        else:
+            with suppress(RuntimeError):  # the loop was closed in this moment
+                self._loop.call_soon_threadsafe(self._close)
+
+    def _close(self) -> None:
+        if self._socket.closed:
+            return
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._socket.FD)
+        self._socket.close(linger=0)

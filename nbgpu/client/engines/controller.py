@@ -1,0 +1,130 @@
+"""ipyparallel's controller, ended with the processes without which it is of no use.
+
+    python -m nbgpu.client.engines.controller CLUSTER_FOLDER OWNER_PID NURSERY_PID [ipyparallel's arguments]
+
+The engines have a sentinel for that, but they are not there yet while a cluster starts.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import select
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from nbgpu.machine.lifetime import Vigil
+from nbgpu.protocol.records import engine_pid
+
+_FAREWELL_S = 1.0
+"""An engine's last messages take another way than the news of its end, and must not arrive after it."""
+
+
+def main() -> None:
+    """Runs the controller until it is told to stop, or its owner or the engines' parent is gone."""
+    folder = Path(sys.argv.pop(1))
+    owner_pid, nursery_pid = (int(sys.argv.pop(1)) for _ in range(2))
+    vigil = Vigil(folder, os.pidfd_open(owner_pid), [nursery_pid])
+
+    def end_with_the_others() -> None:
+        while not vigil.over(select.select(vigil.fds, [], [])[0]):
+            pass
+        # In good order, so that one can tell who was killed; the helpers see it end, and do the same.
+        os._exit(0)
+
+    threading.Thread(target=end_with_the_others, name="nbgpu-vigil", daemon=True).start()
+    multiprocessing.set_start_method("fork")
+    os.register_at_fork(after_in_child=_end_with_parent)
+    from ipyparallel.controller.app import IPController
+
+    held: list[socket.socket] = []
+    """Until the process ends."""
+
+    class Controller(IPController):  # type: ignore[misc]
+        """Does not read along: the hub has a copy of each message otherwise, to keep it in its database, of which
+        there is none here, and takes each apart on the cores that the ranks need for the cell."""
+
+        def next_port(self, pool_name: str = "common") -> int:
+            holder = hold_port()
+            held.append(holder)
+            port: int = holder.getsockname()[1]
+            return port
+
+        def to_work_dir(self) -> None:
+            """Stay in this folder. ipyparallel would look there for modules, before the standard library."""
+
+        def init_hub(self) -> None:
+            super().init_hub()
+            copies = self.hub.monitor.socket
+            copies.unsubscribe(b"")
+            copies.subscribe(b"heartmonitor")
+            unregister_engines_that_end(self.hub)
+
+    Controller.launch_instance()
+
+
+def hold_port() -> socket.socket:
+    """A free port of the loopback that nobody else gets while this socket is open, but that zmq can bind.
+
+    ipyparallel picks a port, frees it, and binds it a moment later, some on threads that die without a word when
+    another process has got it by then: the cluster's start would hang. Two controllers that start at the same time do that
+    to one another.
+    """
+    holder = socket.socket()
+    holder.bind(("127.0.0.1", 0))
+    # zmq sets it too. Set after the bind: before it, the system might give the same port to two holders.
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return holder
+
+
+def unregister_engines_that_end(hub: Any) -> None:
+    """Make ipyparallel's hub give an engine up when its process has ended, and never because it is silent.
+
+    An engine that misses its heartbeats may be stopped, in a debugger's hands, in a frozen control group, or the whole host
+    may have slept. The hub would unregister it for good, and what it answers when it goes on would reach nobody.
+    """
+    finish_registration = hub.finish_registration
+
+    def watch_over(heart: bytes) -> None:
+        finish_registration(heart)
+        number = hub.hearts.get(heart)
+        if number is None:
+            return
+
+        def unregister() -> None:
+            hub.unregister_engine(heart, {"content": {"id": number}})
+
+        try:
+            process = os.pidfd_open(engine_pid(heart.decode()))
+        except ProcessLookupError:
+            unregister()
+            return
+
+        def has_ended(*_: object) -> None:
+            hub.loop.remove_handler(process)
+            os.close(process)
+            hub.loop.call_later(_FAREWELL_S, unregister)
+
+        hub.loop.add_handler(process, has_ended, hub.loop.READ)
+
+    hub.finish_registration = watch_over
+    # The monitor of the heartbeats, which is a process of its own, takes an engine up again when it goes on.
+    hub.handle_stopped_heart = lambda heart: None
+
+
+def _end_with_parent() -> None:
+    """In a helper that the controller has forked: it would not notice that the controller is killed."""
+    parent = os.pidfd_open(os.getppid())
+
+    def wait() -> None:
+        select.select([parent], [], [])
+        os._exit(1)
+
+    threading.Thread(target=wait, name="nbgpu-vigil", daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""The environment variables that the engines of a cluster are started with."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from importlib import metadata
+
+from nbgpu.config import ClusterConfig
+from nbgpu.protocol.records import Device
+
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""What torch's allocator reads; newer versions read both, and the second wins."""
+_TORCH_WITH_ALLOC_CONF = (2, 10)
+
+
+def of_engines(config: ClusterConfig, ranks_devices: Sequence[Device]) -> dict[str, str]:
+    """What is set for every engine of a cluster whose ranks have these devices; warns of a setting that is left out."""
+    gpus = dict.fromkeys(device.uuid for device in ranks_devices if device.kind == "cuda")
+    return {
+        # Every rank sees the cluster's GPUs, in order, as under torchrun: cuda:local_rank is its own.
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+        "OMP_NUM_THREADS": str(config.threads_for(len(ranks_devices))),
+        **({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if config.debug else {}),
+        **_allocator_settings(config.allocator),
+    }
+
+
+def _allocator_settings(wanted: str) -> dict[str, str]:
+    """torch reads these once, when it is loaded."""
+    theirs = [f"{name}={os.environ[name]}" for name in _ALLOCATOR_VARIABLES if os.environ.get(name)]
+    if wanted and theirs:
+        warnings.warn(
+            f"allocator={wanted!r} is left out, because you have set {' and '.join(theirs)}", stacklevel=5
+        )
+    if not wanted or theirs:
+        return {}
+    newer = tuple(int(part) for part in metadata.version("torch").split(".")[:2]) >= _TORCH_WITH_ALLOC_CONF
+    return {_ALLOCATOR_VARIABLES[0 if newer else 1]: wanted}

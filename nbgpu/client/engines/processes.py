@@ -1,0 +1,426 @@
+"""The processes of a cluster on this host: ipyparallel's controller, and the engines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import ipyparallel as ipp
+import psutil
+from ipyparallel.cluster.launcher import LocalControllerLauncher, LocalEngineLauncher
+from ipyparallel.serialize.canning import can, uncan
+from traitlets.log import get_logger
+
+from nbgpu.client.engines.connection import Client
+from nbgpu.errors import ClusterError
+from nbgpu.machine import interpreter, processes
+from nbgpu.machine.processes import ProcessId
+from nbgpu.machine.signals import take_interrupt, uninterrupted
+from nbgpu.machine.unix_sockets import short_path
+from nbgpu.protocol.records import CLUSTER_FOLDER, CONTROLLER_PID, KEPT, TAKEN
+
+_log = logging.getLogger("nbgpu.cluster")
+_log.addHandler(logging.NullHandler())
+
+_HEARTBEAT_PERIOD_MS = 100
+"""ipyparallel counts an engine as there after its first heartbeat; its default of 3 s is felt at every start."""
+_NO_LIMIT_S = 3600
+_OBITUARY_PATIENCE_S = 0.2
+_EXIT_CODE_PATIENCE_S = 1.0
+_LOOK_PERIOD_S = 0.05
+"""Who sends a cell every few milliseconds does not look at the processes each time."""
+_CONTROLLER_PATIENCE_S = 1.0
+_NURSERY_PATIENCE_S = 60.0
+_POLL_PERIOD_S = 0.05
+_THREAD_PATIENCE_S = 5.0
+_VMSTAT = Path("/proc/vmstat")
+_CLUSTER_ID = "nbgpu"
+_serializers_tables = threading.Lock()
+
+
+class _NotesTheEnd:
+    """How a process ended can be asked once only. A thread of ipyparallel's launcher does, and keeps it from us. It also
+    removes the process's log, which has the process's last words."""
+
+    exit_code: int | None = None
+
+    def _start_waiting(self: Any) -> None:
+        wait = self.process.wait
+
+        def wait_and_note(timeout: float | None = None) -> int | None:
+            code: int | None = wait(timeout)
+            self.exit_code = code
+            return code
+
+        self.process.wait = wait_and_note
+        super()._start_waiting()  # type: ignore[misc]
+
+    def get_output(self, remove: bool = False) -> str:
+        """What the process has written. The log stays in the cluster's folder until that is removed."""
+        output: str = super().get_output()  # type: ignore[misc]
+        return output
+
+
+class _NurseryLauncher(_NotesTheEnd, LocalEngineLauncher):  # type: ignore[misc]
+    """Starts all engines through one process that imports torch once and forks them (engine/process/fork_server.py)."""
+
+    def find_args(self) -> list[str]:
+        return interpreter.command("nbgpu.engine.process.fork_server", str(self.n))
+
+    def start(self, n: int) -> Any:
+        self.n = n
+        return super().start()
+
+
+class _ControllerLauncher(_NotesTheEnd, LocalControllerLauncher):  # type: ignore[misc]
+    """Starts ipyparallel's controller so that it ends with this process."""
+
+    def find_args(self) -> list[str]:
+        folder = Path(self.parent.profile_dir).parent
+        # ipyparallel asks again when all have ended, to say what it had started.
+        nursery = [str(engines.pid) for engines in self.parent.engines.values()]
+        watched = [str(folder), str(os.getpid()), *nursery]
+        own = interpreter.command("nbgpu.client.engines.controller", *watched)
+        return own + list(self.cluster_args) + list(self.controller_args)
+
+
+class Processes:
+    """The processes of one cluster: started here, or by a kernel that is gone.
+
+    Args:
+        folder: the cluster's own, which only the user can enter; it goes when the cluster ends.
+        leaders: of the processes' groups, by what messages call them; empty before the start.
+    """
+
+    def __init__(self, folder: Path, leaders: Mapping[str, ProcessId] | None = None) -> None:
+        self.folder = folder
+        self.leaders = dict(leaders or {})
+        self._cluster: Any = None
+        self._launchers: dict[str, Any] = {}
+        self._reachable_mono_s = -math.inf
+        # Of a cluster that was started by another process nobody knows how many there were before.
+        self._num_oom_kills = None if leaders else _num_oom_kills()
+        self._guesses: dict[int, str] = {}
+        """By process that was ended by SIGKILL: who did it, as a part of a sentence."""
+
+    @classmethod
+    def prepare(cls) -> Self:
+        """Those of a cluster that is to be started; its folder is only named yet."""
+        return cls(Path(tempfile.gettempdir()) / f"nbgpu-{secrets.token_hex(6)}")
+
+    @property
+    def connection_file(self) -> Path:
+        """ipyparallel's file for clients."""
+        return self.folder / "profile" / "security" / f"ipcontroller-{_CLUSTER_ID}-client.json"
+
+    def start(self, num_engines: int, environment: Mapping[str, str]) -> None:
+        """Starts all of them and returns at once; `environment` is for the engines, beside this process's own."""
+        # Made only now: what is killed from here on leaves it to a process that takes it away.
+        self.folder.mkdir(mode=0o700)
+        profile = self.folder / "profile"
+        profile.mkdir(mode=0o700)
+        self._cluster = ipp.Cluster(
+            n=num_engines,
+            engines=_NurseryLauncher,
+            controller=_ControllerLauncher,
+            controller_ip="127.0.0.1",
+            controller_args=[
+                f"--HeartMonitor.period={_HEARTBEAT_PERIOD_MS}",
+                "--IPController.enable_curve=True",
+                # One process with threads in place of six: they start in a third of the time.
+                "--IPController.use_threads=True",
+                "--IPController.broadcast_scheduler_depth=0",
+                "--IPController.db_class=NoDB",
+                # An engine that stands still before its first heartbeat is waited for as long as its process lives.
+                f"--IPController.registration_timeout={_NO_LIMIT_S}",
+            ],
+            profile_dir=str(profile),
+            cluster_id=_CLUSTER_ID,
+            load_profile=False,
+            # The engines find the controller's file when it is there, so that both start side by side.
+            send_engines_connection_env=False,
+            delay=0,
+            shutdown_atexit=False,
+            parent=None,
+            log=_log,
+        )
+        own = {
+            "NBGPU_OWNER_PID": str(os.getpid()),
+            CLUSTER_FOLDER: str(self.folder),
+            "PYTHONFAULTHANDLER": "1",
+        }
+        self._cluster.start_engines_sync(num_engines, environment={**environment, **own})
+        (nursery,) = self._cluster.engines.values()
+        self._cluster.start_controller_sync()
+        controller = self._cluster.controller
+        unfinished = self.folder / f"{CONTROLLER_PID}.tmp"
+        unfinished.write_text(str(controller.pid))
+        unfinished.rename(self.folder / CONTROLLER_PID)
+        self._launchers = {"engines' parent": nursery, "controller": controller}
+        for name, launcher in self._launchers.items():
+            try:
+                self.leaders[name] = ProcessId.of(launcher.pid)
+            except ProcessLookupError:
+                raise ClusterError(f"the {name} ended during the start. {self.log_tail()}") from None
+
+    # Cut in two, the client would leave a thread and sockets that nobody knows.
+    @uninterrupted()
+    def connect(self, num_engines: int, timeout_s: float) -> Any:
+        """ipyparallel's client, to which every engine has come.
+
+        Raises:
+            ClusterError: a process ended, or an engine did not come in time.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while (connection := self._connection()) is None:
+            self._check_start(0, num_engines, deadline_s, timeout_s)
+        _fill_serializers_tables()
+        client = None
+        patience_s = _CONTROLLER_PATIENCE_S
+        try:
+            while client is None:
+                try:
+                    with _no_warning_of_missing_signatures():
+                        client = Client(connection, timeout=min(patience_s, timeout_s))
+                except TimeoutError:
+                    # It may have ended just after it had written how it is reached, or have much to do: then it gets
+                    # longer.
+                    self._check_start(0, num_engines, deadline_s, timeout_s)
+                    patience_s *= 2
+            while len(client.ids) < num_engines:
+                self._check_start(len(client.ids), num_engines, deadline_s, timeout_s)
+        except BaseException:
+            if client is not None:
+                client.close()
+            raise
+        return client
+
+    def new_engine(self, take: Callable[[int, int], None]) -> None:
+        """Start one more engine.
+
+        Args:
+            take: called with its pid, and its number, under which it comes to ipyparallel's client in a moment. From then
+                on the engine is the caller's; where that does not happen, because of an interrupt, the engine is ended.
+        """
+        with self._nursery() as nursery:
+            nursery.sendall(json.dumps({"fork": True}).encode())
+            answer = json.loads(_received(nursery))
+            with uninterrupted():
+                take(answer["pid"], answer["engine"])
+                nursery.sendall(TAKEN)
+
+    def prepare_engines(self, recipes: Sequence[str]) -> None:
+        """Has imported what engines that are started from now on need to train with these recipes; returns at once."""
+        # It may still import what it was asked for before, and does not answer meanwhile.
+        with self._nursery() as nursery:
+            nursery.sendall(json.dumps({"train": list(recipes)}).encode())
+
+    @contextmanager
+    def _nursery(self) -> Iterator[socket.socket]:
+        """A connection to the process that starts engines; ClusterError where it does not answer."""
+        try:
+            with socket.socket(socket.AF_UNIX) as nursery:
+                nursery.settimeout(_NURSERY_PATIENCE_S)
+                with short_path(self.folder) as folder:
+                    nursery.connect(str(folder / "nursery.sock"))
+                yield nursery
+        except (OSError, ValueError) as error:
+            time.sleep(_OBITUARY_PATIENCE_S)  # until the end of a process can be seen
+            self.require_reachable()
+            raise ClusterError(
+                f"the process that starts engines does not answer ({error!r}). Start the cluster anew: %nbgpu "
+                "restart"
+            ) from None
+
+    def keep(self) -> None:
+        """From now on they go on when this process ends."""
+        (self.folder / KEPT).touch(mode=0o600)
+
+    def end(self) -> None:
+        """Ends all of them, also what they started, and removes the folder."""
+        processes.end(self.leaders.values())
+        if self._cluster is not None:
+            # Nothing is left to be stopped; it waits for the threads that have watched the processes.
+            self._cluster.stop_engines_sync()
+            self._cluster.stop_controller_sync()
+            _end_thread_of(self._cluster)
+            self._cluster = None
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def require_reachable(self) -> None:
+        """ClusterError where the controller, or the engines' parent, is gone."""
+        now_s = time.monotonic()
+        if now_s - self._reachable_mono_s < _LOOK_PERIOD_S:
+            return
+        gone = self._unreachable()
+        if gone:
+            raise ClusterError(f"{gone}; the ranks cannot be reached: %nbgpu stop, then %nbgpu start")
+        self._reachable_mono_s = now_s
+
+    def _unreachable(self) -> str | None:
+        """Why the engines cannot be reached any more, in words; None while they can."""
+        gone = [name for name, process in self.leaders.items() if not process.alive()]
+        if not gone:
+            return None
+        # Only a parent is told how a process ended, and who has attached is not theirs.
+        codes = {name: self._exit_code(name) for name in gone if name in self._launchers}
+        # One that is killed takes the others with it, which end in good order.
+        for name, code in codes.items():
+            if code is not None and code < 0:
+                return f"the {name} of the cluster is gone (killed by {signal.Signals(-code).name})"
+        return f"the {' and the '.join(gone)} of the cluster {'are' if len(gone) > 1 else 'is'} gone"
+
+    def _exit_code(self, name: str) -> int | None:
+        """Of a process that is gone; None where it is not known."""
+        give_up_s = time.monotonic() + _EXIT_CODE_PATIENCE_S
+        code: int | None = None
+        while (code := self._launchers[name].exit_code) is None and time.monotonic() < give_up_s:
+            time.sleep(0.005)
+        return code
+
+    def how_ended(self, pid: int, debug: bool) -> str | None:
+        """How an engine ended, in words that go behind its name; None while it lives."""
+        if not processes.is_ending(pid):
+            return None
+        code = self._engine_exit_code(pid)
+        if code is None:
+            if psutil.pid_exists(pid):
+                return None  # it is still on its way out
+            # It may have gone in this very moment, and its parent writes down how.
+            code = self._engine_exit_code(pid)
+        if code is None or code >= 0:
+            return "is gone" + ("" if code is None else f", with exit code {code}")
+        name = signal.Signals(-code).name
+        guess = self._guess_of_killer(pid) if name == "SIGKILL" else ""
+        if name == "SIGABRT" and not debug:
+            # gloo aborts the process where it is sent more than it expects.
+            guess = (
+                "; did the ranks call a collective with different sizes? %nbgpu stop, then %nbgpu start --debug names "
+                "the calls"
+            )
+        return f"was killed by {name}{guess}"
+
+    def _guess_of_killer(self, pid: int) -> str:
+        if pid not in self._guesses:
+            before, now = self._num_oom_kills, _num_oom_kills()
+            self._num_oom_kills = now
+            if before is None or now is None:
+                self._guesses[pid] = "; the kernel's OOM killer?"
+            elif now > before:
+                self._guesses[pid] = (
+                    ", most likely by the kernel's OOM killer, which has just ended a process"
+                )
+            else:
+                self._guesses[pid] = ", and not by the kernel's OOM killer"
+        return self._guesses[pid]
+
+    def _engine_exit_code(self, pid: int) -> int | None:
+        """How an engine ended; None where it has not, or nobody can say."""
+        told = self.folder / f"ended-{pid}"
+        give_up_s = time.monotonic() + _OBITUARY_PATIENCE_S
+        # The engines' parent may be busy with an import.
+        while (status := processes.wait_status(pid)) is None and not told.exists():
+            if psutil.pid_exists(pid) or time.monotonic() > give_up_s:
+                return None
+            time.sleep(0.005)
+        return int(told.read_text()) if status is None else os.waitstatus_to_exitcode(status)
+
+    def log_tail(self, whose: Literal["engines", "controller"] = "engines") -> str:
+        """The end of what the engines or the controller wrote, as sentences for an error message."""
+        pattern = "ipengine*.log" if whose == "engines" else "ipcontroller*.log"
+        logs = sorted((self.folder / "profile" / "log").glob(pattern))
+        tail = "\n".join(line for log in logs for line in log.read_text(errors="replace").splitlines()[-20:])
+        return f"The log of the {whose} ends with:\n{tail}" if tail else f"The log of the {whose} is empty."
+
+    def _connection(self) -> dict[str, Any] | None:
+        """How the controller is reached; None while it has not written that, or is about to."""
+        try:
+            connection: dict[str, Any] = json.loads(self.connection_file.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        return connection
+
+    def _check_start(self, num_there: int, num_engines: int, deadline_s: float, timeout_s: float) -> None:
+        gone = [name for name, process in self.leaders.items() if not process.alive()]
+        gone += ["process of an engine" for _ in self.folder.glob("ended-*")]
+        if gone:
+            log = self.log_tail("controller" if gone == ["controller"] else "engines")
+            raise ClusterError(f"the {' and the '.join(gone)} ended during the start. {log}")
+        if time.monotonic() > deadline_s:
+            raise ClusterError(
+                f"{num_there} of {num_engines} engines came within {timeout_s:g} s; give more with "
+                f"start_timeout_s. {self.log_tail()}"
+            )
+        time.sleep(0.01)
+        take_interrupt()
+
+
+def _received(nursery: socket.socket) -> bytes:
+    """The answer of the process that starts engines; TimeoutError where it takes too long."""
+    give_up_s = time.monotonic() + _NURSERY_PATIENCE_S
+    while not select.select([nursery], [], [], _POLL_PERIOD_S)[0]:
+        take_interrupt()
+        if time.monotonic() > give_up_s:
+            raise TimeoutError(f"no answer within {_NURSERY_PATIENCE_S:g} s")
+    return nursery.recv(4096)
+
+
+def _end_thread_of(cluster: ipp.Cluster) -> None:
+    """End the thread in which ipyparallel starts and stops processes where the caller's thread runs an event loop, as a
+    kernel's does. ipyparallel itself never ends it, nor closes the three descriptors of its loop."""
+    if cluster._async_thread is None:
+        return
+    loop = cluster._thread_loop
+    loop.add_callback(loop.stop)
+    cluster._async_thread.join(_THREAD_PATIENCE_S)
+    if not cluster._async_thread.is_alive():
+        loop.close()
+
+
+def _num_oom_kills() -> int | None:
+    """How many processes of this host the kernel has ended for want of memory since it was booted; None where it does not say."""
+    try:
+        counts = dict(line.split() for line in _VMSTAT.read_text().splitlines())
+        return int(counts["oom_kill"])
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _fill_serializers_tables() -> None:
+    """ipyparallel fills the tables of its serializer when one is first used, and two threads that start a cluster each
+    would trip over one another."""
+    with _serializers_tables:
+        can(object())
+        uncan(object())
+
+
+@contextmanager
+def _no_warning_of_missing_signatures() -> Iterator[None]:
+    """ipyparallel signs no messages where Curve authenticates and encrypts them, and jupyter_client, which does
+    not know of Curve, warns of that in words that would alarm a person for no reason."""
+
+    def is_not_that(record: logging.LogRecord) -> bool:
+        return "Message signing is disabled" not in record.getMessage()
+
+    log = get_logger()
+    if isinstance(log, logging.LoggerAdapter):
+        log = log.logger
+    log.addFilter(is_not_that)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_not_that)

@@ -1,0 +1,101 @@
+"""What ipyparallel's results say, in our words: values by rank, or the ranks' own failures."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ipyparallel as ipp
+
+from nbgpu.errors import ClusterError, RankError
+from nbgpu.machine.signals import take_interrupt, uninterrupted
+from nbgpu.protocol.records import RankFailure, RunState
+from nbgpu.run_folder import folder as runs
+
+_CHECK_PERIOD_S = 0.2
+_LOOK_PERIOD_S = 0.02
+
+
+@uninterrupted()
+def collect(
+    results: Mapping[int, ipp.AsyncResult],
+    timeout_s: float | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> dict[int, Any]:
+    """Waits for all ranks and returns their values; RankError with every rank's failure if any raised.
+
+    Args:
+        results: by rank.
+        timeout_s: after this time ClusterError is raised; None waits as long as it takes.
+        check: called again and again meanwhile; raises where there is nothing to wait for any more.
+    """
+    give_up_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    for rank, result in results.items():
+        while not result.wait(max(0.0, min(_CHECK_PERIOD_S, give_up_s - time.monotonic()))):
+            take_interrupt()
+            check()
+            if time.monotonic() > give_up_s:
+                raise ClusterError(f"rank {rank} did not answer within {timeout_s:g} s")
+    failed = failures(results)
+    if failed:
+        raise RankError(failed)
+    return {rank: result.result() for rank, result in results.items()}
+
+
+def failures(results: Mapping[int, ipp.AsyncResult]) -> list[RankFailure]:
+    """What went wrong on each rank, of results that are all done."""
+    found = []
+    for rank, result in results.items():
+        error = result.exception()
+        if isinstance(error, ipp.RemoteError) and error.ename == "EngineError":
+            found.append(
+                RankFailure(rank, "ClusterError", f"the process of rank {rank} is gone", error.evalue)
+            )
+        elif isinstance(error, ipp.RemoteError):
+            found.append(RankFailure(rank, error.ename, error.evalue, error.traceback))
+        elif error is not None:
+            raise error
+    return found
+
+
+def sentence(text: str) -> str:
+    """The text with an end: how a rank ended may end with a question."""
+    return text if text.endswith("?") else f"{text}."
+
+
+class LeftResult:
+    """What a rank left in a run's folder when its training ended; stands for an AsyncResult of ipyparallel.
+
+    The controller gives a result to the client that asked for it and to no other, which may be gone by then.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._outcome: RunState | RankFailure | None = None
+
+    def ready(self) -> bool:
+        if self._outcome is None:
+            self._outcome = runs.outcome(self._folder, self._rank)
+        return self._outcome is not None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits for the rank's end, at most so long; returns whether it came."""
+        give_up_s = time.monotonic() + timeout_s
+        while not self.ready() and time.monotonic() < give_up_s:
+            time.sleep(_LOOK_PERIOD_S)
+        return self.ready()
+
+    def exception(self) -> ipp.RemoteError | None:
+        """How the rank failed, once it has."""
+        left = self._outcome
+        if not isinstance(left, RankFailure):
+            return None
+        return ipp.RemoteError(left.error_type, left.message, left.traceback)
+
+    def result(self) -> RunState | None:
+        """The state that the rank ended in."""
+        return None if isinstance(self._outcome, RankFailure) else self._outcome

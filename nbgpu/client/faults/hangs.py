@@ -1,0 +1,278 @@
+"""Who waits for whom in a cell or a run that does not get on, in words."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import ipyparallel as ipp
+import psutil
+
+from nbgpu.client.faults.stacks import Lookout, told
+from nbgpu.protocol.records import Whereabouts
+from nbgpu.text.ranks import named_ranks
+
+_LONGEST_PERIOD_S = 1.0
+_PERIODS_BEFORE_NOTICE = 5
+_SILENCE_WORTH_SAYING_S = 1.0
+_ANSWER_PATIENCE_S = 1.2
+_CONFIRM_PATIENCE_S = 0.3
+_GETS_READY = Whereabouts("call", busy_with="getting ready")
+"""Where a rank is that has not answered since a run began."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one rank is, as far as a cell or a run is concerned."""
+
+    where: Whereabouts | None = None
+    """None where it has not answered yet, or has nothing to do with it any more."""
+    for_s: float = 0.0
+    """How long it has been there, with nothing going through its process groups."""
+    instead: str = ""
+    """What is said of it in place of where it is: 'has finished the cell'."""
+    stands_still: bool = False
+    """Whether something outside of its process keeps it from going on, such as SIGSTOP."""
+
+    @property
+    def waits(self) -> bool:
+        return self.where is not None and bool(self.where.collective) and not self.instead
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the others wait for what the rank does by itself, such as the result."""
+        return self.where is not None and self.where.is_busy and not self.instead
+
+    @property
+    def words(self) -> str:
+        """What goes behind the rank's name."""
+        if self.instead:
+            return self.instead
+        if self.where is None:
+            return "has not answered yet"
+        if self.waits:
+            return f"{self.kind}, for {self.for_s:.0f} s"
+        if self.is_busy:
+            return f"{self.kind}, with no progress for {self.for_s:.0f} s"
+        return self.kind
+
+    @property
+    def kind(self) -> str:
+        """The same without its length, which tells ranks apart that came to one place at different times."""
+        if self.instead or self.where is None:
+            return self.words
+        if self.waits:
+            # The trainer's own lines are nobody's question.
+            place = f"step {self.where.step + 1}" if self.where.doing == "run" else self.where.place
+            return f"waits in {self.where.collective}, {place}"
+        if self.where.is_busy:
+            within = f", in {self.where.within}" if self.where.within else ""
+            return f"is {self.where.busy_with}{within}"
+        return f"is {'at ' if self.where.place else ''}{told(self.where)}"
+
+
+def notice(places: Mapping[int, Place], after_s: float, since_busy_s: float = math.inf) -> str:
+    """What `told_of_all` says; empty unless a rank waits in a collective for `after_s` seconds, or one stands still.
+
+    Args:
+        places: by rank.
+        after_s: the time that ranks may wait.
+        since_busy_s: how long no rank has got on with what the others wait for. Their waiting before that is explained.
+    """
+    waits_s = [min(place.for_s, since_busy_s) for place in places.values() if place.waits]
+    # Where all wait in the same place they do so since the last one came; until then the others waited for that one.
+    are_together = len(waits_s) == len(places) and len({place.kind for place in places.values()}) == 1
+    hangs = bool(waits_s) and (min(waits_s) if are_together else max(waits_s)) >= after_s
+    hangs |= any(place.stands_still for place in places.values())
+    return told_of_all(places) if hangs else ""
+
+
+def told_of_all(places: Mapping[int, Place]) -> str:
+    """Who waits where and who does not.
+
+    'rank 0 waits in all_reduce, cell line 4, for 7 s; rank 1 has finished the cell'
+    """
+    ranks_by_kind: dict[str, list[int]] = {}
+    for rank, place in sorted(places.items()):
+        ranks_by_kind.setdefault(place.kind, []).append(rank)
+    all_wait = all(place.waits for place in places.values())
+    parts = []
+    for ranks in ranks_by_kind.values():
+        named = named_ranks(ranks)
+        if all_wait and len(ranks) == len(places) > 1:
+            named = "all ranks"
+        words = min((places[rank] for rank in ranks), key=lambda place: place.for_s).words
+        parts.append(f"{named} {words if len(ranks) == 1 else _plural(words)}")
+    return "; ".join(parts) + (": they wait for each other" if all_wait and len(parts) > 1 else "")
+
+
+def _plural(words: str) -> str:
+    first, _, rest = words.partition(" ")
+    plural = {"waits": "wait", "is": "are", "has": "have", "does": "do", "was": "were"}.get(first, first)
+    return f"{plural} {rest}"
+
+
+class HangWatch:
+    """Follows where the ranks of a cell or of a run are.
+
+    Args:
+        lookout: asks them.
+        results: by rank, of what was sent to them.
+        world_size: how many ranks there are; some may not have been given it.
+        notice_after_s: how long ranks wait in a collective before that is worth saying; 0 for never.
+        work: what was sent to them.
+        is_busy: whether a rank has said last that it does something by itself, such as importing packages. What it answered
+            last about where it is may be older.
+    """
+
+    def __init__(
+        self,
+        lookout: Lookout,
+        results: Mapping[int, ipp.AsyncResult],
+        world_size: int,
+        notice_after_s: float,
+        work: Literal["cell", "run"] = "cell",
+        is_busy: Callable[[int], bool] = lambda rank: False,
+    ) -> None:
+        self._lookout = lookout
+        self._results = results
+        self._world_size = world_size
+        self._notice_after_s = notice_after_s
+        self._work = work
+        self._is_busy = is_busy
+        self._period_s = min(_LONGEST_PERIOD_S, notice_after_s / _PERIODS_BEFORE_NOTICE or _LONGEST_PERIOD_S)
+        self._asked_mono_s = self._began_mono_s = self._busy_mono_s = time.monotonic()
+        self._here_since: dict[int, tuple[Whereabouts, float]] = {}
+        self.text = ""
+        """The notice; empty while there is nothing to say."""
+        self.longest_wait_s = 0.0
+        """Of any rank that stands still, or is in a collective with nothing going through its process groups."""
+
+    def check(self) -> None:
+        """Takes what the ranks have answered and asks them again, about once a second. Does not wait."""
+        self._take_answers()
+        now_s = time.monotonic()
+        if now_s - self._asked_mono_s < self._period_s:
+            return
+        self._asked_mono_s = now_s
+        self._lookout.ask()
+        places = self._look()
+        # Also of a rank that is busy no more: it may take a moment to join the others, and they wait since long before.
+        got_on_mono_s = [now_s - place.for_s for place in places.values() if place.is_busy]
+        self._busy_mono_s = max([self._busy_mono_s, *got_on_mono_s])
+        if self._notice_after_s:
+            self.text = notice(places, self._notice_after_s, now_s - self._busy_mono_s)
+
+    def wait_longer_than(self, seconds: float) -> bool:
+        """Whether a rank has stood still, or waited in a collective, for longer, and does so now: where that was known a second
+        ago, the ranks are asked again, for a moment."""
+        if self.longest_wait_s <= seconds:
+            return False
+        self._lookout.ask()
+        self._take_answers(_CONFIRM_PATIENCE_S)
+        self._look()
+        return self.longest_wait_s > seconds
+
+    def _take_answers(self, patience_s: float = 0.0) -> None:
+        self._lookout.collect(patience_s)
+        for rank, seen in list(self._lookout.seen.items()):
+            # Where a rank was before, such as a rank of a run before another one was replaced, says nothing of this.
+            is_of_now = seen.mono_s >= self._began_mono_s
+            if is_of_now and (rank not in self._here_since or self._here_since[rank][0] != seen.where):
+                self._here_since[rank] = seen.where, seen.mono_s
+
+    def _look(self) -> dict[int, Place]:
+        places = self._places()
+        self.longest_wait_s = max(
+            (place.for_s for place in places.values() if place.waits or place.stands_still), default=0.0
+        )
+        return places
+
+    def describe_all(self) -> str:
+        """Where all ranks are, whether they hang or not."""
+        return told_of_all(self._places())
+
+    def ask(self) -> None:
+        """Asks now, so that a rank that does not answer is known as such a moment later."""
+        self._lookout.ask()
+
+    def describe(self, rank: int) -> str:
+        """Where a rank is that did not come back, in words that go behind its name."""
+        place = self._place(rank)
+        if place.instead and not place.stands_still and (line := self._lookout.cell_line(rank)) is not None:
+            return f"{place.words}, at cell line {line}"
+        return place.words
+
+    def not_back(self, ranks: Sequence[int]) -> str:
+        """Say which ranks did not come back although they were freed and interrupted, why, and what to do."""
+        are_silent = all(self._lookout.silent_s(rank) > _SILENCE_WORTH_SAYING_S for rank in ranks)
+        # An answer from before the interrupts would not know what the code did with them.
+        self._lookout.ask()
+        self._take_answers(0.0 if are_silent else _ANSWER_PATIENCE_S)
+        told = "; ".join(f"rank {rank} did not come back: it {self.describe(rank)}" for rank in ranks)
+        ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in ranks)
+        if all(self._lookout.stands_still(rank) for rank in ranks):
+            return f"{told}. To give up the rank's variables instead: {ways_out}"
+        why = "".join(f" {reason}." for reason in dict.fromkeys(map(self._why_not_back, ranks)) if reason)
+        return f"{told}.{why} Wait for it to end, or give up the rank's variables: {ways_out}"
+
+    def _why_not_back(self, rank: int) -> str:
+        if self._lookout.stands_still(rank):
+            return ""
+        seen = None if self._lookout.silent_s(rank) else self._here_since.get(rank)
+        match seen[0].unheeded if seen is not None else "":
+            case "replaced":
+                return f"The code of rank {rank} has replaced the handler of SIGINT, and so no interrupt reaches it"
+            case "caught":
+                return (
+                    f"The code of rank {rank} caught the KeyboardInterrupt of each interrupt, and went on. "
+                    "nbgpu.current().stop_cell() interrupts it once more"
+                )
+            case "importing":
+                return f"Rank {rank} imports a part of torch, which would be of no use cut in two"
+        return "Code in C cannot be interrupted"
+
+    def _places(self) -> dict[int, Place]:
+        return {rank: self._place(rank) for rank in range(self._world_size)}
+
+    def _place(self, rank: int) -> Place:
+        if rank not in self._results:
+            return Place(instead=f"was not given the {self._work}")
+        if self._results[rank].ready():
+            return Place(instead=f"has finished the {self._work}")
+        here = Place()
+        if rank in self._here_since:
+            where, since_mono_s = self._here_since[rank]
+            here = Place(where, time.monotonic() - since_mono_s)
+        silent_s = self._lookout.silent_s(rank)
+        if silent_s > _SILENCE_WORTH_SAYING_S:
+            # An import may hold the GIL, also before the rank has answered for the first time.
+            where = here.where or _GETS_READY
+            # Its last answer may be from just before it said that it is busy.
+            if self._is_busy(rank) and (where.is_busy or where.doing == "call") and self._computes(rank):
+                return Place(where if where.is_busy else _GETS_READY)
+            return Place(
+                for_s=silent_s,
+                instead=self._lookout.silence(rank),
+                stands_still=self._lookout.stands_still(rank),
+            )
+        if rank not in self._here_since:
+            return Place()
+        if here.is_busy:
+            # Whether it gets on is known up to its last answer.
+            return replace(here, for_s=max(0.0, here.for_s - silent_s))
+        if here.where is not None and here.where.doing == "call" and self._work == "cell":
+            return Place(instead="has not begun the cell")
+        return here
+
+    def _computes(self, rank: int) -> bool:
+        try:
+            return self._lookout.computes(rank)
+        except psutil.NoSuchProcess:
+            return False
+
+    def close(self) -> None:
+        self._lookout.close()

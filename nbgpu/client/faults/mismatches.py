@@ -1,0 +1,70 @@
+"""Ranks that called different collectives, or the same with different shapes: torch's message in our words.
+
+torch compares the ranks' calls in debug mode (TORCH_DISTRIBUTED_DEBUG=DETAIL) and says on each rank how its own
+call differs from another's. What a rank says of another can be wrong where one of them has no tensors (torch
+2.13 takes a barrier for a reduce), so each rank is asked for its own call only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from nbgpu.protocol.records import RankFailure
+from nbgpu.text.ranks import named_ranks
+
+_MISMATCH = "Detected mismatch between collectives on ranks."
+_FINGERPRINT = re.compile(
+    r"CollectiveFingerPrint\(.*?OpType=(?P<kind>\w+)(?:, TensorShape=\[(?P<shape>[\d, ]*)\], TensorDtypes=(?P<dtype>\w+))?"
+)
+_CELL_LINE = re.compile(r"In\[(\d+)\].*?, line (\d+)")
+_IN_COLLECTIVE = re.compile(r"\(in (\w+) of torch\.distributed:")
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_NAMES = {
+    "ALLREDUCE": "all_reduce",
+    "ALLGATHER": "all_gather",
+    "_ALLGATHER_BASE": "all_gather_into_tensor",
+    "REDUCE_SCATTER": "reduce_scatter",
+    "_REDUCE_SCATTER_BASE": "reduce_scatter_tensor",
+    "ALLTOALL": "all_to_all",
+    "ALLTOALL_BASE": "all_to_all_single",
+}
+"""torch's names of what differs by more than upper case from what a person calls."""
+_DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "Byte": "uint8",
+    "Char": "int8",
+    "Short": "int16",
+    "Int": "int32",
+    "Long": "int64",
+}
+
+
+def told(failures: Sequence[RankFailure]) -> list[RankFailure]:
+    """The failures in our words, each with what every rank called; empty where it was no mismatch."""
+    if not any(failure.message.startswith(_MISMATCH) for failure in failures):
+        return []
+    ranks_by_call: dict[str, list[int]] = {}
+    for failure in failures:
+        ranks_by_call.setdefault(_call(failure), []).append(failure.rank)
+    text = ", ".join(f"{named_ranks(ranks)} {call}" for call, ranks in ranks_by_call.items())
+    return [RankFailure(failure.rank, "CollectiveMismatch", text, text) for failure in failures]
+
+
+def _call(failure: RankFailure) -> str:
+    """'called all_reduce of float32[4] at cell line 3'."""
+    traceback = _ANSI.sub("", failure.traceback)
+    name, of_what = "", ""
+    if failure.message.startswith(_MISMATCH) and (own := _FINGERPRINT.search(failure.message)):
+        name = _NAMES.get(own["kind"], own["kind"].lower())
+        if own["dtype"] is not None:
+            of_what = f" of {_DTYPES.get(own['dtype'], own['dtype'].lower())}[{own['shape']}]"
+    if called := _IN_COLLECTIVE.search(traceback):
+        name = called[1]  # what the person wrote: barrier, where torch says all_reduce
+    lines = _CELL_LINE.findall(traceback)
+    # The outermost lines are the cell's; below them are those of functions from earlier cells.
+    in_cell = [line for cell, line in lines if cell == lines[0][0]]
+    where = f" at cell line {in_cell[-1]}" if in_cell else ""
+    return f"called {name}{of_what}{where}" if name else f"failed{where}"

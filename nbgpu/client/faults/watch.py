@@ -1,0 +1,209 @@
+"""Brings every rank back: once one has failed or is gone, the others are freed from waiting for it.
+
+A rank that waits in a collective for one that raised would wait out the collective's timeout, half an hour. It
+is severed from its process groups, which frees it at once; one that computes is interrupted a moment later.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+import ipyparallel as ipp
+
+from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.engines.results import LeftResult, failures
+from nbgpu.client.faults import mismatches
+from nbgpu.machine.processes import CoreUse
+from nbgpu.machine.signals import take_interrupt, uninterrupted
+from nbgpu.protocol.records import RankFailure
+
+_INTERRUPT_AFTER_S = 0.4
+_GIVE_UP_AFTER_S = 1.7
+_GIVE_UP_AFTER_CPU_S = 1.5
+_GIVE_UP_AT_LAST_S = 15.0
+_DEATH_PATIENCE_S = 0.1
+_NETWORK_ERRORS = (
+    "RuntimeError",
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "KeyboardInterrupt",
+)
+"""What a rank raises that was freed from a collective, or whose peer went away."""
+
+_ECHO = "PeerFailed"
+"""What a rank of a training run raises to say that another one has failed (engine/group/consensus.py)."""
+
+
+class RankWatch:
+    """Watches what was sent to the ranks until all are back.
+
+    Args:
+        ranks: who can free them.
+        results: by rank, of a cell or a call that was sent.
+    """
+
+    def __init__(self, ranks: Ranks, results: Mapping[int, ipp.AsyncResult]) -> None:
+        self._ranks = ranks
+        self._results = results
+        self._gone: dict[int, str] = {}
+        self._real: set[int] = set()
+        """Ranks that failed before any was freed."""
+        self._freed: set[int] = set()
+        self._left = {
+            rank for rank, result in results.items() if isinstance(result, LeftResult) and result.ready()
+        }
+        """Ranks of a run that was rejoined, which were back before: who had the run then may have freed them."""
+        self._freed_mono_s: float | None = None
+        self._interrupted_mono_s = 0.0
+        self._use_when_freed: dict[int, CoreUse | None] = {}
+        self._news = threading.Event()
+        for result in results.values():
+            # Of what a rank left in a file nobody tells; it is looked for.
+            if not isinstance(result, LeftResult):
+                result.add_done_callback(lambda _: self._news.set())
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until a rank comes back, at most so long."""
+        self._news.wait(timeout_s)
+        self._news.clear()
+
+    def pending(self) -> list[int]:
+        """The ranks that still work: neither back nor gone."""
+        return [
+            rank for rank, result in self._results.items() if not result.ready() and rank not in self._gone
+        ]
+
+    @property
+    def gone(self) -> list[int]:
+        """The ranks whose processes have ended."""
+        return sorted(self._gone)
+
+    def stuck(self) -> list[int]:
+        """The ranks that did not come back although they were freed and interrupted; empty while one of them may merely be
+        slow, so that all are named at once."""
+        if (
+            self._freed_mono_s is None
+            or (since_s := time.monotonic() - self._freed_mono_s) < _GIVE_UP_AFTER_S
+        ):
+            return []
+        pending = self.pending()
+        if since_s <= _GIVE_UP_AT_LAST_S and not all(self._had_its_time(rank, since_s) for rank in pending):
+            return []
+        return pending
+
+    def _had_its_time(self, rank: int, since_s: float) -> bool:
+        """Whether a rank cannot merely be slow to come back, on a host where many threads share few cores."""
+        if self._ranks.is_ending(rank):
+            return False
+        used, before = self._ranks.core_use(rank), self._use_when_freed.get(rank)
+        if used is None or before is None:
+            return False
+        waited_s = used.waited_s - before.waited_s
+        return used.had_s - before.had_s > _GIVE_UP_AFTER_CPU_S or since_s - waited_s > _GIVE_UP_AFTER_S
+
+    def check(self) -> None:
+        """Looks at every rank, and frees the others if one has failed. Called whenever something may be new.
+
+        Raises:
+            ClusterError: no rank can be reached any more.
+        """
+        if self.pending():
+            self._ranks.require_reachable()
+        back = {
+            rank: result
+            for rank, result in self._results.items()
+            if result.ready() and rank not in self._gone
+        }
+        failed = {failure.rank for failure in failures(back)}
+        for rank in {*self.pending(), *failed}:
+            ended = self._ranks.how_ended(rank)
+            if ended is not None:
+                self._gone[rank] = ended
+        if self._freed_mono_s is None:
+            self._real = failed - set(self._gone)
+            if (self._real or self._gone) and self.pending():
+                self.free()
+        elif time.monotonic() - max(self._freed_mono_s, self._interrupted_mono_s) > _INTERRUPT_AFTER_S:
+            self._interrupt()
+
+    def free(self) -> None:
+        """Frees the ranks that still work from whatever collective they wait in."""
+        self._freed = set(self.pending())
+        self._freed_mono_s = time.monotonic()
+        self._use_when_freed = {rank: self._ranks.core_use(rank) for rank in self._freed}
+        self._ranks.sever()
+
+    @uninterrupted()
+    def stop(self) -> None:
+        """What Stop does: interrupts and frees the ranks that still work, and waits a moment for them."""
+        self._interrupt()
+        self.free()
+        while self.pending() and not self.stuck():
+            time.sleep(0.01)
+            self.check()
+            take_interrupt()
+
+    def _interrupt(self) -> None:
+        """Again and again: an engine that is just about to begin with the cell, or to end it, ignores it."""
+        self._interrupted_mono_s = time.monotonic()
+        self._ranks.interrupt(self.pending())
+
+    def outcome(self) -> tuple[list[RankFailure], list[int]]:
+        """(the failures, first those that came first, and the ranks that were merely freed), once none is pending.
+
+        A rank whose peer is killed gets a network error a moment before the peer's end is known, so the end is
+        waited for before such an error is taken for the cause.
+        """
+        raised = failures(
+            {rank: r for rank, r in self._results.items() if r.ready() and rank not in self._gone}
+        )
+        if raised and not self._gone and all(f.error_type in _NETWORK_ERRORS for f in raised):
+            time.sleep(_DEATH_PATIENCE_S)
+            self.check()
+        if mismatch := mismatches.told(raised):
+            return mismatch, []
+        gone = [RankFailure(rank, "RankGone", how, how) for rank, how in self._gone.items()]
+        # Who says the same as one that was not freed has failed like it, and only a little later.
+        alike = {(f.error_type, f.message) for f in raised if f.rank in self._real - self._left and not gone}
+        freed = [
+            f.rank
+            for f in raised
+            if f.error_type == _ECHO
+            or (
+                f.error_type in _NETWORK_ERRORS
+                and (f.error_type, f.message) not in alike
+                and (gone or f.rank in self._freed | self._left)
+            )
+        ]
+        real = gone + [f for f in raised if f.rank not in freed]
+        # After a Stop there is no other failure than the interrupts themselves.
+        return (real, freed) if real else (raised, [])
+
+    def causes(self) -> list[RankFailure]:
+        """What failed before any rank was freed or interrupted: why the others had to be."""
+        return self.outcome()[0] if self._real or self._gone else []
+
+    @property
+    def only_freed(self) -> bool:
+        """Whether nothing else is wrong with the ranks that are back than that they were freed and interrupted."""
+        raised = failures({rank: result for rank, result in self._results.items() if result.ready()})
+        alone = all(f.error_type == _ECHO or f.error_type in _NETWORK_ERRORS for f in raised)
+        return self.severed and not self._real and not self._gone and alone
+
+    @property
+    def severed(self) -> bool:
+        """Whether the ranks were cut off from their groups."""
+        return self._freed_mono_s is not None
+
+    @property
+    def left_the_group_unsure(self) -> bool:
+        """Whether the group may have to be formed anew: not if every rank ended alike, by itself."""
+        if self.severed or self._gone:
+            return True
+        raised = failures(self._results)
+        return bool(raised) and not (
+            len(raised) == len(self._results) and len({failure.error_type for failure in raised}) == 1
+        )

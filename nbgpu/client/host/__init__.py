@@ -1,0 +1,1 @@
+"""What is known of this host: the clusters that run on it, and what `nbgpu doctor` finds."""

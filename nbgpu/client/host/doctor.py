@@ -1,0 +1,178 @@
+"""What `nbgpu doctor` says: whether this machine is fit for nbgpu, and what to do where it is not.
+
+Nothing is guessed that can be tried: processes form groups and add numbers up, as the ranks of a cluster do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from nbgpu.client.host import gpu_checks, host_checks, probes, registry
+from nbgpu.client.host.findings import Finding, Verdict, fail, ok, warn
+from nbgpu.errors import ClusterError
+from nbgpu.machine import devices
+
+_EXIT_CODES: dict[Verdict, int] = {"ok": 0, "warn": 0, "fail": 1}
+_PANELS_DURING_A_CELL = (7, 1)
+"""ipykernel from this version on lets buttons act while a cell runs."""
+
+
+def examine(runs_dir: str) -> Iterator[Finding]:
+    """Looks at the machine, one thing after the other; takes some seconds, in which processes import torch.
+
+    Args:
+        runs_dir: where runs are to be written.
+    """
+    yield host_checks.system()
+    yield from _versions()
+    yield host_checks.cores()
+    yield host_checks.memory()
+    yield host_checks.shared_memory()
+    yield host_checks.disk(runs_dir)
+    yield host_checks.loopback()
+    has_gpus = bool(devices.inventory())
+    yield from host_checks.limits(has_gpus)
+    yield from host_checks.environment(os.environ)
+    yield from _leftovers()
+    torch: dict[str, Any] | None = None
+    try:
+        torch = probes.about_torch()
+        built_for = f"CUDA {torch['cuda']}, NCCL {torch['nccl']}" if torch["cuda"] else "the CPU"
+        yield ok("torch", f"{torch['torch']}, built for {built_for}; sees {torch['num_gpus']} GPUs")
+    except ClusterError as error:
+        yield fail("torch", f"cannot be imported: {error}", "python -m pip install --force-reinstall torch")
+    yield from gpu_checks.gpus(torch)
+    if torch is not None:
+        yield from _groups(torch)
+
+
+def _versions() -> Iterator[Finding]:
+    """Python, nbgpu, and what nbgpu needs, against what it asks for."""
+    yield ok("python", f"{platform.python_version()} ({platform.python_implementation()})")
+    told, wrong = [f"nbgpu {metadata.version('nbgpu')}"], []
+    for line in metadata.requires("nbgpu") or []:
+        needed = Requirement(line)
+        if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = metadata.version(needed.name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{needed.name} is missing")
+            continue
+        told.append(f"{needed.name} {version}")
+        if not needed.specifier.contains(version, prereleases=True):
+            wrong.append(f"{needed.name} {version} is not {needed.specifier}")
+    yield ok("packages", ", ".join(told))
+    if wrong:
+        yield fail("packages", "; ".join(wrong), "pip install --upgrade nbgpu")
+    ipykernel = metadata.version("ipykernel")
+    if tuple(int(part) for part in ipykernel.split(".")[:2]) < _PANELS_DURING_A_CELL:
+        yield warn(
+            "ipykernel", f"{ipykernel}: buttons act between cells only", "pip install 'ipykernel>=7.1'"
+        )
+
+
+def _leftovers() -> Iterator[Finding]:
+    """Clusters whose notebooks are gone, and folders of clusters that nothing is left of."""
+    try:
+        known = registry.entries()
+    except ClusterError as error:
+        yield fail("clusters", str(error), f"set {registry.STATE_VARIABLE}")
+        return
+    left = [entry for entry in known if entry.state() == "left over"]
+    named = ", ".join(entry.id for entry in left)
+    if left:
+        yield warn("clusters", f"{len(left)} left over by notebooks that are gone ({named})", "nbgpu stop")
+    else:
+        yield ok("clusters", f"{len(known)} of yours, none left over")
+    of_somebody = {entry.folder for entry in known}
+    orphans = [path for path in _cluster_folders() if path not in of_somebody]
+    if orphans:
+        shown = ", ".join(path.name for path in orphans[:4]) + (" ..." if len(orphans) > 4 else "")
+        yield warn(
+            "clusters",
+            f"{len(orphans)} folders of clusters that are gone in {tempfile.gettempdir()}: {shown}",
+            "remove them, if no cluster is just starting",
+        )
+
+
+def _cluster_folders() -> list[Path]:
+    """This user's, with a profile of ipyparallel's in them."""
+    found = Path(tempfile.gettempdir()).glob("nbgpu-*/profile")
+    return sorted(path.parent for path in found if path.stat().st_uid == os.getuid())
+
+
+def _groups(torch: dict[str, Any]) -> Iterator[Finding]:
+    """Groups of real processes, formed as a cluster's are."""
+    pair = (devices.cpu(0), devices.cpu(1))
+    try:
+        yield ok("gloo", _told(probes.all_reduce(pair, "gloo")))
+    except ClusterError as error:
+        yield fail(
+            "gloo", f"2 CPU processes could not form a group: {error}", "see loopback and environment above"
+        )
+    gpus = devices.inventory()
+    if torch["num_gpus"] < len(gpus):
+        yield fail(
+            "CUDA",
+            f"torch sees {torch['num_gpus']} of {len(gpus)} GPUs",
+            "look at driver above, and at nvidia-smi; after a driver update: reboot",
+        )
+    elif gpus and torch["nccl"]:
+        try:
+            yield ok("nccl", _told(probes.all_reduce(gpus, "nccl")))
+        except ClusterError as error:
+            yield fail(
+                "nccl",
+                f"{len(gpus)} GPUs could not form a group: {error}",
+                "NCCL_DEBUG=INFO nbgpu doctor says more; in a container try nccl_safe=True",
+            )
+
+
+def _told(answers: Sequence[dict[str, Any]]) -> str:
+    slowest_s = max(answer["all_reduce_s"] for answer in answers)
+    form_s = max(answer["form_s"] for answer in answers)
+    if not all(answer["ok"] for answer in answers):
+        raise ClusterError("an all_reduce of ones gave a wrong sum")
+    return f"{len(answers)} processes formed a group in {form_s:.2f} s, and added up 1 MiB in {slowest_s * 1e3:.1f} ms"
+
+
+def line(finding: Finding) -> str:
+    """A finding as a person reads it; what to do stands below."""
+    told = f"{finding.verdict:<5} {finding.check:<14} {finding.told}"
+    return f"{told}\n{'':<20} -> {finding.fix}" if finding.fix else told
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """The last line."""
+    count = {verdict: sum(f.verdict == verdict for f in findings) for verdict in ("ok", "warn", "fail")}
+    return f"{count['ok']} ok, {count['warn']} to look at, {count['fail']} that do not work"
+
+
+def as_json(findings: Sequence[Finding]) -> str:
+    """For a bug report: the home folder and the user's name are left out."""
+    text = json.dumps({"verdict": worst(findings), "findings": [asdict(f) for f in findings]}, indent=2)
+    home = Path.home()
+    text = re.sub(rf"{re.escape(str(home))}(?=/)", "~", text)
+    return re.sub(rf"/{re.escape(home.name)}(?=[/\"])", "/USER", text)
+
+
+def worst(findings: Sequence[Finding]) -> Verdict:
+    """The verdict of all of them together."""
+    return max((f.verdict for f in findings), key=["ok", "warn", "fail"].index, default="ok")
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """0 unless something does not work."""
+    return _EXIT_CODES[worst(findings)]

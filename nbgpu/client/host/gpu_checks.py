@@ -1,0 +1,144 @@
+"""What NVML says of the GPUs: which there are, who uses them, and how they reach one another.
+
+Written from NVML's documentation; not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from typing import Any
+
+import pynvml
+
+from nbgpu.client.host.findings import Finding, fail, ok, warn
+
+_GIB = 2**30
+_P2P_STATUS = {
+    pynvml.NVML_P2P_STATUS_OK: "P2P",
+    pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORED: "no P2P (chipset)",
+    pynvml.NVML_P2P_STATUS_GPU_NOT_SUPPORTED: "no P2P (GPU)",
+    pynvml.NVML_P2P_STATUS_IOH_TOPOLOGY_NOT_SUPPORTED: "no P2P (topology)",
+    pynvml.NVML_P2P_STATUS_DISABLED_BY_REGKEY: "no P2P (disabled in the driver)",
+}
+_TOPOLOGY = {
+    pynvml.NVML_TOPOLOGY_INTERNAL: "one board",
+    pynvml.NVML_TOPOLOGY_SINGLE: "one PCIe switch",
+    pynvml.NVML_TOPOLOGY_MULTIPLE: "several PCIe switches",
+    pynvml.NVML_TOPOLOGY_HOSTBRIDGE: "one host bridge",
+    pynvml.NVML_TOPOLOGY_NODE: "one NUMA node",
+    pynvml.NVML_TOPOLOGY_SYSTEM: "across NUMA nodes",
+}
+_NO_NVLINK = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+
+def gpus(torch: Mapping[str, Any] | None) -> Iterator[Finding]:
+    """Driver, GPUs and links, and whether torch can use them.
+
+    Args:
+        torch: what `engine/group/probe.py` says about it; None where it cannot be imported.
+    """
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        yield ok("GPUs", f"none: {error}. The ranks run on the CPU")
+        return
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        if not handles:
+            yield ok("GPUs", "the driver finds none. The ranks run on the CPU")
+            return
+        yield _driver(torch)
+        for index, handle in enumerate(handles):
+            yield from _gpu(index, handle, torch)
+        yield from _links(handles)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _driver(torch: Mapping[str, Any] | None) -> Finding:
+    most = pynvml.nvmlSystemGetCudaDriverVersion()
+    driver_cuda = (most // 1000, most % 1000 // 10)
+    told = f"{_text(pynvml.nvmlSystemGetDriverVersion())}, for CUDA {driver_cuda[0]}.{driver_cuda[1]} at most"
+    if torch is None:
+        return ok("driver", told)
+    if torch["cuda"] is None:
+        fix = "pip install torch from https://download.pytorch.org/whl/ of your CUDA version"
+        return fail("driver", f"{told}, and torch {torch['torch']} is built for the CPU only", fix)
+    built_for = tuple(int(part) for part in torch["cuda"].split("."))
+    if built_for[0] > driver_cuda[0]:
+        fix = "install a newer driver, or a torch that is built for an older CUDA"
+        return fail("driver", f"{told}, and torch is built for CUDA {torch['cuda']}", fix)
+    return ok("driver", told)
+
+
+def _gpu(index: int, handle: Any, torch: Mapping[str, Any] | None) -> Iterator[Finding]:
+    name, memory = f"GPU {index}", pynvml.nvmlDeviceGetMemoryInfo(handle)
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    told = (
+        f"{_text(pynvml.nvmlDeviceGetName(handle))}, compute capability {major}.{minor}, "
+        f"{memory.free / _GIB:.1f} GiB free of {memory.total / _GIB:.1f} GiB"
+    )
+    mode = pynvml.nvmlDeviceGetComputeMode(handle)
+    if mode == pynvml.NVML_COMPUTEMODE_PROHIBITED:
+        yield fail(
+            name, f"{told}; its compute mode forbids every use", f"nvidia-smi -i {index} -c DEFAULT, as root"
+        )
+    elif torch is not None and torch["architectures"] and not _runs_on(torch["architectures"], major, minor):
+        built = ", ".join(torch["architectures"])
+        yield fail(name, f"{told}; torch has no kernels for it ({built})", "install a torch that has")
+    elif memory.free < memory.total / 2:
+        yield warn(
+            name, f"{told}; somebody uses it", "nvidia-smi shows who, and nbgpu ps which of your clusters"
+        )
+    else:
+        yield ok(name, told)
+
+
+def _runs_on(architectures: list[str], major: int, minor: int) -> bool:
+    """Whether kernels built for these run there: the same major and no newer minor, or PTX of an older one."""
+    for architecture in architectures:
+        kind, _, number = architecture.partition("_")
+        digits = "".join(c for c in number if c.isdigit())
+        of = int(digits[:-1]), int(digits[-1])
+        if (of[0] == major and of[1] <= minor) if kind == "sm" else of <= (major, minor):
+            return True
+    return False
+
+
+def _links(handles: list[Any]) -> Iterator[Finding]:
+    """How each pair of GPUs reaches one another, pairs that are alike in one line."""
+    pairs: dict[tuple[str, bool], list[str]] = {}
+    for (i, first), (j, second) in combinations(enumerate(handles), 2):
+        status = pynvml.nvmlDeviceGetP2PStatus(first, second, pynvml.NVML_P2P_CAPS_INDEX_READ)
+        by_nvlink = (
+            pynvml.nvmlDeviceGetP2PStatus(first, second, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+            == pynvml.NVML_P2P_STATUS_OK
+        )
+        near = _TOPOLOGY.get(pynvml.nvmlDeviceGetTopologyCommonAncestor(first, second), "unknown topology")
+        way = _P2P_STATUS.get(status, "no P2P") + (" over NVLink" if by_nvlink else f", {near}")
+        pairs.setdefault((way, status == pynvml.NVML_P2P_STATUS_OK), []).append(f"{i}-{j}")
+    for (way, has_p2p), named in pairs.items():
+        told = f"{way}: GPUs {', '.join(named)}"
+        fix = "NCCL goes through host memory there, which is slower; if it hangs: nccl_safe=True"
+        yield ok("links", told) if has_p2p else warn("links", told, fix)
+    links = {index: _num_nvlinks(handle) for index, handle in enumerate(handles)}
+    if any(links.values()):
+        yield ok("NVLink", ", ".join(f"GPU {index}: {number} links" for index, number in links.items()))
+
+
+def _num_nvlinks(handle: Any) -> int:
+    """The NVLinks of a GPU that are up."""
+    num_up = 0
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            num_up += pynvml.nvmlDeviceGetNvLinkState(handle, link) == pynvml.NVML_FEATURE_ENABLED
+        except pynvml.NVMLError as error:
+            if error.value not in _NO_NVLINK:
+                raise
+            break
+    return num_up
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

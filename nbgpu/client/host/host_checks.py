@@ -1,0 +1,299 @@
+"""What the host gives the ranks: cores, memory, disk, limits, the loopback interface."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+from nbgpu.client.host.findings import Finding, fail, ok, warn
+from nbgpu.errors import ClusterError, ConfigError
+
+_GIB = 2**30
+_MIN_SHARED_BYTES = _GIB
+"""NCCL's buffers between GPUs without P2P, and PyTorch's DataLoader workers; Docker gives 64 MiB unless told otherwise."""
+_MIN_DISK_BYTES = 10 * _GIB
+_MIN_OPEN_FILES = 4096
+_FILES_OF_CONTROLLER = 128
+"""Open files and sockets of ipyparallel's controller: 94, and 6 for each engine. The rest is for clients and engines that
+come later."""
+_FILES_FOR_EACH_ENGINE = 8
+_FILES_OF_OWNER = 64
+"""What the kernel, or a script, opens for a cluster: about 30, and more while it trains."""
+_MIN_FILE_BYTES = 2**20
+_MIN_PROCESSES = 2048
+_MIN_MEMORY_BYTES = 2 * _GIB
+
+_NOT_NCCLS = {
+    "NCCL_TIMEOUT": "NCCL has no such variable, and nothing reads it",
+    "NCCL_BLOCKING_WAIT": "it is torch's old name for TORCH_NCCL_BLOCKING_WAIT",
+    "NCCL_ASYNC_ERROR_HANDLING": "it is torch's old name for TORCH_NCCL_ASYNC_ERROR_HANDLING",
+}
+"""Variables that guides name as NCCL's."""
+
+
+def system() -> Finding:
+    """The operating system. The ranks need Linux: pidfds, /proc, memfds."""
+    told = f"{platform.system()} {platform.release()}, {platform.machine()}, glibc {platform.libc_ver()[1] or 'none'}"
+    if platform.system() != "Linux":
+        return fail("system", told, "nbgpu runs its ranks on Linux only (WSL 2 is one)")
+    return ok("system", told)
+
+
+def cores() -> Finding:
+    """Cores that the ranks may use, and whether the container has less time than they give."""
+    usable, quota = len(os.sched_getaffinity(0)), cpu_quota()
+    told = f"{usable} of the host's {os.cpu_count()} cores"
+    if quota is not None and quota < usable:
+        return warn(
+            "cores",
+            f"{told}, and the container may use the time of {quota:g}",
+            f"share them out yourself: threads_per_rank={max(1, int(quota) // 2)} for 2 ranks (--threads-per-rank)",
+        )
+    if usable < 2:
+        return warn("cores", told, "two CPU ranks take turns on one core; take a host with two or more")
+    return ok("cores", told)
+
+
+def memory() -> Finding:
+    """Host memory, and the container's limit."""
+    host, limit_bytes = psutil.virtual_memory(), memory_limit_bytes()
+    told = f"{host.total / _GIB:.1f} GiB, {host.available / _GIB:.1f} GiB of it free"
+    if limit_bytes is not None and limit_bytes < host.total:
+        return warn(
+            "memory",
+            f"{told}; the container is killed above {limit_bytes / _GIB:.1f} GiB",
+            "keep the ranks below it with memory_limit, so that one raises an error and is not killed",
+        )
+    if host.available < _MIN_MEMORY_BYTES:
+        return warn("memory", told, "end what else runs here, or take smaller pieces")
+    return ok("memory", told)
+
+
+def shared_memory() -> Finding:
+    """/dev/shm, which NCCL and the workers of torch's DataLoader use."""
+    try:
+        usage = shutil.disk_usage("/dev/shm")
+    except OSError as error:
+        return fail(
+            "/dev/shm", f"cannot be used ({error.strerror})", "mount it: mount -t tmpfs tmpfs /dev/shm"
+        )
+    told = f"{usage.free / _GIB:.2f} GiB free of {usage.total / _GIB:.2f} GiB"
+    if usage.free < _MIN_SHARED_BYTES:
+        return warn(
+            "/dev/shm",
+            told,
+            "docker run --shm-size=8g, or --ipc=host; in Kubernetes an emptyDir of medium Memory",
+        )
+    return ok("/dev/shm", told)
+
+
+def disk(runs_dir: str) -> Finding:
+    """Where the runs are written."""
+    folder = Path(runs_dir).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    shown = without_home(Path(runs_dir).absolute())
+    if not os.access(folder, os.W_OK):
+        return fail(
+            "runs folder", f"{shown} cannot be written", "name another one with runs_dir (--runs-dir)"
+        )
+    free_bytes = shutil.disk_usage(folder).free
+    told = f"{shown}: {free_bytes / _GIB:.1f} GiB free"
+    if free_bytes < _MIN_DISK_BYTES:
+        return warn("runs folder", told, "name a larger disk with runs_dir, or keep fewer checkpoints")
+    return ok("runs folder", told)
+
+
+def limits(has_gpus: bool) -> Iterator[Finding]:
+    """Of this process, which the ranks inherit."""
+    yield _at_least(
+        "open files", resource.RLIMIT_NOFILE, _MIN_OPEN_FILES, "ulimit -n 65536 before the notebook starts"
+    )
+    yield _at_least("processes", resource.RLIMIT_NPROC, _MIN_PROCESSES, "ulimit -u 65536; threads count too")
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if has_gpus and locked != resource.RLIM_INFINITY:
+        yield warn(
+            "locked memory",
+            f"{locked / 2**20:.0f} MiB",
+            "InfiniBand needs more: docker run --ulimit memlock=-1; GPUs of one host do without",
+        )
+    else:
+        yield ok("locked memory", _in_words(locked, "bytes"))
+    for name, limit in (("data", resource.RLIMIT_DATA), ("address space", resource.RLIMIT_AS)):
+        most, _ = resource.getrlimit(limit)
+        if most != resource.RLIM_INFINITY:
+            yield warn(
+                name, f"limited to {most / _GIB:.1f} GiB", "ulimit -v unlimited -d unlimited; CUDA maps a lot"
+            )
+
+
+def _at_least(name: str, limit: int, enough: int, fix: str) -> Finding:
+    most, _ = resource.getrlimit(limit)
+    if most != resource.RLIM_INFINITY and most < enough:
+        return warn(name, f"at most {most}", fix)
+    return ok(name, f"at most {_in_words(most, '')}")
+
+
+def _in_words(most: int, unit: str) -> str:
+    return "as many as there are" if most == resource.RLIM_INFINITY else f"{most:,} {unit}".strip()
+
+
+def loopback() -> Finding:
+    """Whether processes of this host reach one another on 127.0.0.1, on a port that the system chooses."""
+    if "lo" not in interfaces():
+        return fail(
+            "loopback",
+            "there is no interface lo",
+            "ip link set lo up, as root or in the container's settings",
+        )
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(5)
+            with socket.create_connection(server.getsockname(), timeout=5) as client:
+                accepted, _ = server.accept()
+                with accepted:
+                    client.sendall(b"?")
+                    if accepted.recv(1) != b"?":
+                        return fail(
+                            "loopback", "127.0.0.1 answers something else", "look for a proxy or a firewall"
+                        )
+    except OSError as error:
+        return fail(
+            "loopback",
+            f"127.0.0.1 does not answer ({error})",
+            "let the firewall pass 127.0.0.1 on every port",
+        )
+    first, last = (int(port) for port in Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    told = f"127.0.0.1 answers; {last - first + 1} ports to choose from"
+    if last - first < 1000:
+        return warn("loopback", told, "sysctl net.ipv4.ip_local_port_range='32768 60999'")
+    return ok("loopback", told)
+
+
+def require_startable(variables: Mapping[str, str], backends: Iterable[str], num_engines: int) -> None:
+    """Refuse what no cluster can start with.
+
+    Args:
+        variables: the environment.
+        backends: torch.distributed's, which the ranks may use.
+        num_engines: the processes of ranks, also spare ones.
+
+    Raises:
+        ConfigError: a variable names a network interface that is not there.
+        ClusterError: this process, and with it those of the cluster, may not open enough files, or may write short ones only.
+    """
+    names = dict.fromkeys(f"{backend.upper()}_SOCKET_IFNAME" for backend in backends)
+    problems = [
+        f"{name}={variables[name]}, and there is no interface {missing}. Unset {name}, or name one of "
+        f"{', '.join(interfaces())}"
+        for name in names
+        if name in variables and (missing := _missing_interfaces(name, variables[name]))
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_open = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    needed = max(_FILES_OF_CONTROLLER + _FILES_FOR_EACH_ENGINE * num_engines, num_open + _FILES_OF_OWNER)
+    if most != resource.RLIM_INFINITY and most < needed:
+        raise ClusterError(
+            f"a process here may have at most {most} open files and sockets, and a cluster of {num_engines} process(es) "
+            f"needs {needed}. Raise the limit before the notebook or the command starts: ulimit -n {_MIN_OPEN_FILES}"
+        )
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if most != resource.RLIM_INFINITY and most < _MIN_FILE_BYTES:
+        raise ClusterError(
+            f"a file that is written here may have at most {most} bytes, and a cluster's logs alone need more. Raise the "
+            "limit before the notebook or the command starts: ulimit -f unlimited"
+        )
+
+
+def environment(variables: Mapping[str, str]) -> Iterator[Finding]:
+    """Variables that a person has set and that decide how ranks talk or which devices they see."""
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if name in variables and (missing := _missing_interfaces(name, variables[name])):
+            yield fail(
+                "environment",
+                f"{name}={variables[name]}, and there is no interface {missing}",
+                f"unset {name}, or name one of {', '.join(interfaces())}",
+            )
+    for name, why in _NOT_NCCLS.items():
+        if name in variables:
+            yield warn("environment", f"{name}={variables[name]}: {why}", f"unset {name}")
+    told = [
+        f"{name}={value}"
+        for name, value in sorted(variables.items())
+        if name.startswith(("NCCL_", "TORCH_NCCL_", "GLOO_", "CUDA_VISIBLE", "PYTORCH_"))
+        or name == "OMP_NUM_THREADS"
+    ]
+    yield ok("environment", ", ".join(told) or "nothing of CUDA, NCCL, gloo or torch is set")
+
+
+def interfaces() -> list[str]:
+    """The names of the host's network interfaces."""
+    return [name for _, name in socket.if_nameindex()]
+
+
+def _missing_interfaces(variable: str, value: str) -> str:
+    """Names in a variable that no interface has. NCCL's are prefixes, unless they begin with '='; '^' excludes."""
+    if variable == "NCCL_SOCKET_IFNAME":
+        if value.startswith("^"):
+            return ""
+        exactly, names = value.startswith("="), value.lstrip("=").split(",")
+        # One that fits is enough for NCCL.
+        fits = any(
+            there == name if exactly else there.startswith(name) for name in names for there in interfaces()
+        )
+        return "" if fits else ", ".join(names)
+    return ", ".join(name for name in value.split(",") if name not in interfaces())
+
+
+def without_home(path: Path) -> str:
+    """A path as a bug report may show it."""
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+
+
+def cpu_quota() -> float | None:
+    """Cores' worth of time that the container may use; None where that is not limited."""
+    quotas = []
+    for folder in _cgroup_folders("cpu"):
+        own = folder / "cpu.max"
+        if own.exists():
+            quota, period = own.read_text().split()
+        elif (older := folder / "cpu.cfs_quota_us").exists():
+            quota, period = older.read_text().strip(), (folder / "cpu.cfs_period_us").read_text()
+        else:
+            continue
+        if quota not in ("max", "-1"):
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def memory_limit_bytes() -> int | None:
+    """The memory above which the container is killed; None where that is not limited."""
+    names = ("memory.max", "memory.limit_in_bytes")
+    paths = [folder / name for folder in _cgroup_folders("memory") for name in names]
+    told = [path.read_text().strip() for path in paths if path.exists()]
+    # The first version of cgroups says a very large number for none.
+    return min((int(text) for text in told if text != "max" and int(text) < 2**60), default=None)
+
+
+def _cgroup_folders(controller: str) -> Iterator[Path]:
+    """The folders of this process's control groups that bound it, its own first."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = Path("/sys/fs/cgroup") / (controller if controllers else "")
+        # In a container the path may be the host's, which is not there; the root always is.
+        own = root / path.lstrip("/")
+        yield from (
+            folder for folder in (own, *own.parents) if folder.is_relative_to(root) and folder.exists()
+        )

@@ -1,0 +1,88 @@
+"""Questions that only a process with torch can answer, asked of one that ends when it has answered, or is ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import IO, Any
+
+from nbgpu.errors import ClusterError
+from nbgpu.machine import devices, interpreter
+from nbgpu.protocol.records import Device
+
+_PATIENCE_S = 120.0
+"""For imports on a busy host, and for NCCL's first collective on many GPUs."""
+_POLL_PERIOD_S = 0.02
+
+
+def about_torch() -> dict[str, Any]:
+    """What torch is built with, and how many GPUs it sees; ClusterError where it cannot be imported."""
+    (answer,) = _ask([["about"]], {})
+    return answer
+
+
+def all_reduce(chosen: Sequence[Device], backend: str) -> list[dict[str, Any]]:
+    """Forms a group of one process for each device, and adds up a megabyte over all of them.
+
+    Returns:
+        By rank: `form_s` and `all_reduce_s`, in seconds.
+
+    Raises:
+        ClusterError: a process failed, or did not answer; the message ends with its last words.
+    """
+    gpus = ",".join(dict.fromkeys(d.uuid for d in chosen if d.kind == "cuda"))
+    with tempfile.TemporaryDirectory(prefix="nbgpu-trial-") as folder:
+        shared = [folder, str(len(chosen)), backend]
+        questions = [
+            ["reduce", shared[0], str(rank), *shared[1:], devices.torch_name(device, chosen)]
+            for rank, device in enumerate(chosen)
+        ]
+        return _ask(questions, {"CUDA_VISIBLE_DEVICES": gpus, "OMP_NUM_THREADS": "1"})
+
+
+def _ask(questions: Sequence[Sequence[str]], environment: dict[str, str]) -> list[dict[str, Any]]:
+    with ExitStack() as open_files:
+        # Files and not pipes: NCCL may be told to say more than a pipe holds.
+        outputs, errors = (
+            [open_files.enter_context(tempfile.TemporaryFile("w+")) for _ in questions] for _ in range(2)
+        )
+        asked = [
+            subprocess.Popen(
+                interpreter.command("nbgpu.engine.group.probe", *question),
+                stdout=output,
+                stderr=error,
+                env={**os.environ, **environment},
+            )
+            for question, output, error in zip(questions, outputs, errors, strict=True)
+        ]
+        give_up_s = time.monotonic() + _PATIENCE_S
+        try:
+            # Once one has failed, the others would wait for it.
+            while any(process.poll() is None for process in asked) and not any(p.poll() for p in asked):
+                if time.monotonic() > give_up_s:
+                    raise ClusterError(f"no answer within {_PATIENCE_S:g} s")
+                time.sleep(_POLL_PERIOD_S)
+        finally:
+            ended = [process.poll() for process in asked]
+            for process in asked:
+                process.kill()
+                process.wait()
+        failed = [
+            _last_line(error) or f"a process ended with {code}"
+            for code, error in zip(ended, errors, strict=True)
+            if code
+        ]
+        if failed:
+            raise ClusterError("; ".join(dict.fromkeys(failed)))
+        return [json.loads(_last_line(output)) for output in outputs]
+
+
+def _last_line(file: IO[str]) -> str:
+    file.seek(0)
+    lines = [line for line in file if line.strip()]
+    return lines[-1].strip() if lines else ""

@@ -1,0 +1,104 @@
+"""What `nbgpu ps` shows and `nbgpu stop` ends: clusters of any notebook, also of those that are gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from nbgpu.client.host import registry
+from nbgpu.client.host.registry import Footprint
+from nbgpu.errors import ClusterError, NoClusterError, RunError
+from nbgpu.machine import processes
+from nbgpu.run_folder import lines
+from nbgpu.run_folder.telemetry import parse, record_path
+
+_TAIL_BYTES = 8192
+
+
+def table() -> str:
+    """Every cluster of this user on this host, one in a line."""
+    known = registry.entries()
+    notes = [
+        f"{path} is no entry of a cluster, and is passed over: remove it" for path in registry.unreadable()
+    ]
+    if not known:
+        return "\n".join(["no clusters", *notes])
+    rows = [("id", "notebook", "process", "ranks", "devices", "state", "age", "run")]
+    rows += [
+        (
+            entry.id,
+            entry.notebook,
+            str(entry.owner.pid),
+            str(len(entry.device_names())),
+            ", ".join(dict.fromkeys(entry.device_names())),
+            entry.state(),
+            _age(time.time() - entry.started_s),
+            _run(entry.run),
+        )
+        for entry in known
+    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    shown = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    return "\n".join([*shown, *notes])
+
+
+def stop(names: Sequence[str], everything: bool = False) -> list[str]:
+    """Ends clusters: the named ones, or all, or with neither those that were left over.
+
+    Returns:
+        A line for each that says what was ended.
+
+    Raises:
+        NoClusterError: a name is no cluster's; nothing was ended.
+        ClusterError: a process does not end, even killed.
+    """
+    known = registry.entries()
+    unknown = [name for name in names if not any(entry.answers_to(name) for entry in known)]
+    if unknown:
+        there = ", ".join(entry.describe() for entry in known) or "none"
+        raise NoClusterError(f"there is no cluster {', '.join(unknown)}. Clusters: {there}")
+    if everything:
+        chosen = known
+    elif names:
+        chosen = [entry for entry in known if any(entry.answers_to(name) for name in names)]
+    else:
+        chosen = [entry for entry in known if entry.state() == "left over"]
+    return [_end(entry) for entry in chosen]
+
+
+def _end(entry: Footprint) -> str:
+    if not entry.leaders:
+        return f"cluster {entry.describe()} is only just starting: try again"
+    try:
+        ended = processes.end(entry.leaders.values(), entry.engines.values())
+    except ClusterError as error:
+        raise ClusterError(f"cluster {entry.describe()}: {error}") from None
+    registry.remove(entry)
+    registry.remove_cluster_folder(entry.folder)
+    num_ranks = len(set(ended) & set(entry.engines.values()))
+    named = ", ".join(str(process.pid) for process in ended)
+    return f"ended cluster {entry.describe()}: {num_ranks} rank(s), process(es) {named}"
+
+
+def _age(age_s: float) -> str:
+    for unit, unit_s in (("d", 86400), ("h", 3600), ("min", 60)):
+        if age_s >= unit_s:
+            return f"{age_s // unit_s:.0f} {unit}"
+    return f"{age_s:.0f} s"
+
+
+def _run(folder: Path | None) -> str:
+    """The name of a run, with rank 0's last step."""
+    if folder is None:
+        return ""
+    try:
+        with lines.open_file(record_path(folder, 0)) as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+            last = lines.whole(file.read())
+        # The first may be cut, and a rank that has just begun has written none.
+        return f"{folder.name}, step {parse(0, last[-1]).step}" if len(last) > 1 else folder.name
+    except (OSError, ValueError, RunError):
+        return folder.name  # of the run nothing is known but its name

@@ -1,0 +1,400 @@
+"""The clusters of this user on this host: who has which GPU, what runs, and what is left over.
+
+One JSON file for each cluster, in a folder that only the user can enter. It is written by whoever has the cluster,
+and says all that another process must know to list it, to end it or to take it over. Nothing needs to be undone
+when processes are killed: a file counts as long as one of the processes lives that it names by number and
+start time. So the file is also the lease on the cluster's GPUs, and a lock on the folder makes the taking of it fair.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import sys
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nbgpu.client.engines.seating import Seating
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import ClusterError, NoClusterError
+from nbgpu.machine.processes import ProcessId
+from nbgpu.machine.transports import Climb
+from nbgpu.protocol.records import Device
+from nbgpu.version import VERSION
+
+STATE_VARIABLE = "NBGPU_STATE_DIR"
+"""Environment variable: a folder for these files in place of the usual one."""
+
+State = Literal["starting", "running", "kept", "left over"]
+
+
+class Footprint(BaseModel):
+    """What every version of nbgpu can read of a cluster: enough to list it, to end it and to know its GPUs.
+
+    A field here keeps its name and its form for ever.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: Annotated[str, Field(pattern="^[0-9a-f]+$")]
+    version: str = ""
+    """The nbgpu that wrote it; empty where that was before versions were noted."""
+    boot: str
+    """Of the host: process numbers and start times are good until the next one."""
+    owner: ProcessId
+    """The notebook's kernel, or the script, that has the cluster or had it last."""
+    notebook: str
+    """What the owner is called: the notebook's path where it is known."""
+    folder: Path
+    """The cluster's private one."""
+    started_s: float
+    leaders: dict[str, ProcessId] = {}
+    """The engines' common parent and the controller, by what messages call them; empty while they start."""
+    engines: dict[int, ProcessId] = {}
+    """By rank."""
+    run: Path | None = None
+    """The folder of the run that was started last."""
+
+    @abstractmethod
+    def gpus(self) -> list[str]:
+        """The UUIDs of its GPUs, each once."""
+
+    @abstractmethod
+    def device_names(self) -> list[str]:
+        """By rank: 'GPU 0', 'CPU'."""
+
+    @abstractmethod
+    def is_to_be_kept(self) -> bool:
+        """Whether it was started with `keep`."""
+
+    def alive(self) -> bool:
+        """Whether any of its processes runs; while it starts, whether the owner does."""
+        if self.boot != _boot():
+            return False
+        processes = [*self.leaders.values(), *self.engines.values()]
+        return any(process.alive() for process in processes or [self.owner])
+
+    def state(self) -> State:
+        """What it is, given that it is alive."""
+        if self.owner.alive():
+            return "running" if self.engines else "starting"
+        is_kept = self.is_to_be_kept() and all(process.alive() for process in self.leaders.values())
+        return "kept" if is_kept else "left over"
+
+    def answers_to(self, name: str) -> bool:
+        """Whether a person may mean this cluster by a name: its id, a notebook's path or name, or a process."""
+        pids = [self.owner.pid, *(p.pid for p in [*self.leaders.values(), *self.engines.values()])]
+        return name in (self.id, self.notebook, Path(self.notebook).name, *map(str, pids))
+
+    def describe(self) -> str:
+        """'3fa2b1 (train.ipynb, process 1234)'."""
+        return f"{self.id} ({self.notebook}, process {self.owner.pid})"
+
+
+class Entry(Footprint):
+    """All that is known of one cluster. A field that is added here is kept and brought back with no other edit, once
+    `Cluster` fills it in."""
+
+    config: ClusterConfig
+    devices: tuple[Device, ...]
+    """By rank."""
+    climb: Climb
+    """How the ranks talk, and what was tried before."""
+    seating: Seating = Seating()
+
+    def gpus(self) -> list[str]:
+        return list(dict.fromkeys(d.uuid for d in self.devices if d.kind == "cuda"))
+
+    def device_names(self) -> list[str]:
+        return [f"GPU {d.index}" if d.kind == "cuda" else "CPU" for d in self.devices]
+
+    def is_to_be_kept(self) -> bool:
+        return self.config.keep
+
+    def engines_with(self, pids: Mapping[int, int]) -> dict[int, ProcessId]:
+        """Its engines when these are the ranks' process numbers: known ones also when they have ended."""
+        engines = {rank: p for rank, p in self.engines.items() if pids.get(rank) == p.pid}
+        for rank in pids.keys() - engines.keys():
+            with suppress(ProcessLookupError):
+                engines[rank] = ProcessId.of(pids[rank])
+        return engines
+
+
+class EntryOfAnotherVersion(Footprint):
+    """A cluster that another version of nbgpu has started, and whose settings this one does not know."""
+
+    config: dict[str, Any] = {}
+    devices: tuple[dict[str, Any], ...] = ()
+    unknown: str = Field("", exclude=True)
+    """What this version cannot read, for messages."""
+
+    def gpus(self) -> list[str]:
+        uuids = [device.get("uuid") for device in self.devices if device.get("kind") == "cuda"]
+        return list(dict.fromkeys(uuid for uuid in uuids if isinstance(uuid, str)))
+
+    def device_names(self) -> list[str]:
+        return [f"GPU {d.get('index', '?')}" if d.get("kind") == "cuda" else "CPU" for d in self.devices]
+
+    def is_to_be_kept(self) -> bool:
+        return self.config.get("keep") is True
+
+    def refusal(self) -> str:
+        """Why it cannot be worked with here, and what to do."""
+        by = f"nbgpu {self.version}" if self.version else "another version of nbgpu"
+        return (
+            f"cluster {self.describe()} was started by {by}, and nbgpu {VERSION} cannot read its entry "
+            f"({self.unknown}). Attach to it with that version, or end it: nbgpu stop {self.id}"
+        )
+
+
+AnyEntry = Entry | EntryOfAnotherVersion
+
+
+def folder() -> Path:
+    """Where the files are, made where it is missing; ClusterError where it cannot be used."""
+    base = os.environ.get(STATE_VARIABLE)
+    state_home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    # A home may be shared by several hosts, and each has processes of its own.
+    place = (Path(base) if base else Path(state_home) / "nbgpu") / os.uname().nodename
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ClusterError(
+            f"{place} cannot be made ({error.strerror}), and there is noted which cluster has which GPU. Name another "
+            f"folder in the environment variable {STATE_VARIABLE}"
+        ) from None
+    found = place.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ClusterError(
+            f"{place} belongs to another user, or others may write in it, and is not trusted. Name another folder in "
+            f"the environment variable {STATE_VARIABLE}, or: chmod 700 {place}"
+        )
+    return place
+
+
+def new_entry(
+    config: ClusterConfig, devices: tuple[Device, ...], climb: Climb, cluster_folder: Path
+) -> Entry:
+    """The entry of a cluster that this process is about to start."""
+    return Entry(
+        id=secrets.token_hex(3),
+        version=VERSION,
+        boot=_boot(),
+        owner=ProcessId.of(os.getpid()),
+        notebook=_own_name(),
+        config=config,
+        devices=devices,
+        climb=climb,
+        folder=cluster_folder,
+        started_s=time.time(),
+    )
+
+
+def claim(entry: Entry) -> None:
+    """Enters a cluster that is about to start, and with that takes its GPUs.
+
+    Raises:
+        ClusterError: another cluster has one of them, and they are not to be shared.
+    """
+    with _locked():
+        others = _entries()
+        if not entry.config.share_gpus:
+            _refuse_gpus_in_use(entry.devices, others)
+        _write(entry)
+
+
+def require_free(devices: Iterable[Device]) -> None:
+    """ClusterError where a cluster has one of these GPUs now; nothing is claimed."""
+    with _locked():
+        _refuse_gpus_in_use(devices, _entries())
+
+
+def update(entry: Entry) -> None:
+    """Writes anew what is known of a cluster."""
+    _write(entry)
+
+
+def remove(entry: Footprint) -> None:
+    """Takes out the entry of a cluster that has ended; harmless when repeated."""
+    _path(entry).unlink(missing_ok=True)
+
+
+def entries() -> list[AnyEntry]:
+    """The clusters that are alive, oldest first. What is left of those that are not is taken away."""
+    with _locked():
+        return _entries()
+
+
+def unreadable() -> list[Path]:
+    """What stands among the entries, and is none of any version's."""
+    odd = [path for path in sorted(folder().glob("*.json")) if _read(path) is None]
+    # One may have gone between the listing and the reading.
+    return [path for path in odd if path.is_symlink() or path.exists()]
+
+
+def kept_of_this_notebook() -> list[AnyEntry]:
+    """The clusters that earlier kernels of this notebook have left to go on, oldest first."""
+    name = _own_name()
+    return [entry for entry in entries() if entry.state() == "kept" and entry.notebook == name]
+
+
+def take_over(name: str | None) -> Entry:
+    """Makes this process the owner of a kept cluster.
+
+    Args:
+        name: what it answers to; None where there is only one.
+
+    Raises:
+        NoClusterError: there is none, or none of that name.
+        ClusterError: there are several and no name was given, its notebook still has it, or another version of nbgpu
+            has started it.
+    """
+    with _locked():
+        known = _entries()
+        meant = [e for e in known if name is None or e.answers_to(name)]
+        # One that this process has already is one that it did not manage to connect to before.
+        me = ProcessId.of(os.getpid())
+        kept = [e for e in meant if e.state() == "kept" or (e.owner == me and e.is_to_be_kept())]
+        if not kept:
+            held = "; ".join(f"{e.describe()} has it" for e in meant if e.state() in ("running", "starting"))
+            if held:
+                raise ClusterError(
+                    f"a cluster is controlled by one notebook at a time, and {held}. Work there, or shut its kernel "
+                    "down first; a cluster that was started with --keep goes on without it"
+                )
+            others = f" of that name ({name}). Kept: {_listed(known)}" if name is not None and known else ""
+            raise NoClusterError(
+                f"there is no kept cluster{others}. `nbgpu ps` lists what there is; %nbgpu start --keep starts one "
+                "that outlives its notebook"
+            )
+        if len(kept) > 1:
+            raise ClusterError(
+                f"there are {len(kept)} kept clusters. Say which: nbgpu.attach(ID), with one of {_listed(kept)}"
+            )
+        (found,) = kept
+        if isinstance(found, EntryOfAnotherVersion):
+            raise ClusterError(found.refusal())
+        taken = found.model_copy(update={"owner": me, "notebook": _own_name(), "version": VERSION})
+        _write(taken)
+        return taken
+
+
+def remove_cluster_folder(cluster_folder: Path) -> None:
+    """Removes a cluster's private folder, if that is what it is."""
+    if not cluster_folder.name.startswith("nbgpu-") or cluster_folder.is_symlink():
+        return
+    with suppress(FileNotFoundError):
+        if cluster_folder.stat().st_uid == os.getuid():
+            shutil.rmtree(cluster_folder, ignore_errors=True)
+
+
+def _refuse_gpus_in_use(devices: Iterable[Device], others: list[AnyEntry]) -> None:
+    lines = []
+    for device in dict.fromkeys(d for d in devices if d.kind == "cuda"):
+        for other in others:
+            if device.uuid in other.gpus():
+                since = time.strftime("%H:%M on %d %B", time.localtime(other.started_s))
+                lines.append(
+                    f"{device.label()} ({device.uuid}) is in use by {other.notebook} (cluster {other.id}, process "
+                    f"{other.owner.pid}) since {since}. To end that: nbgpu stop {other.id}"
+                )
+    if lines:
+        lines.append("Or name other GPUs with --gpus, or take GPUs that are in use with --share-gpus")
+        raise ClusterError("\n".join(lines))
+
+
+def _listed(known: Sequence[AnyEntry]) -> str:
+    return ", ".join(e.describe() for e in known) or "none"
+
+
+def _entries() -> list[AnyEntry]:
+    found: list[AnyEntry] = []
+    for path in sorted(folder().glob("*.json")):
+        entry = _read(path)
+        if entry is None:
+            continue
+        if entry.alive():
+            found.append(entry)
+        else:
+            path.unlink(missing_ok=True)
+            if not entry.owner.alive():  # else it may still be asked how its ranks ended
+                remove_cluster_folder(entry.folder)
+    return sorted(found, key=lambda e: e.started_s)
+
+
+def _read(path: Path) -> AnyEntry | None:
+    """One entry; None where the file has gone meanwhile, is not this user's, cannot be read, or is no entry."""
+    try:
+        # A pipe would be waited for, and a link may lead anywhere.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
+            found = os.fstat(file.fileno())
+            if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
+                return None
+            text = file.read()
+    except OSError:
+        return None
+    try:
+        entry = _parsed(text)
+    except ValidationError:
+        return None
+    return entry if _path(entry) == path else None
+
+
+def _parsed(text: bytes) -> AnyEntry:
+    try:
+        return Entry.model_validate_json(text)
+    except ValidationError as error:
+        unknown = "; ".join(".".join(map(str, e["loc"])) + f": {e['msg']}" for e in error.errors())
+    return EntryOfAnotherVersion.model_validate_json(text).model_copy(update={"unknown": unknown})
+
+
+def _write(entry: Entry) -> None:
+    path = _path(entry)
+    unfinished = path.with_name(f"{entry.id}.{secrets.token_hex(4)}.tmp")
+    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(entry.model_dump_json())
+    unfinished.rename(path)
+
+
+def _path(entry: Footprint) -> Path:
+    return folder() / f"{entry.id}.json"
+
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    """Keeps other processes from entering, listing and taking over meanwhile; ends with the process at the latest."""
+    lock = folder() / "lock"
+    try:
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ClusterError(f"{lock} cannot be used as a lock ({error.strerror}): remove it") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _own_name() -> str:
+    """What a person knows this process by. A Jupyter server names the notebook in the kernel's environment."""
+    notebook = os.environ.get("JPY_SESSION_NAME")
+    if notebook:
+        return notebook
+    script = sys.argv[0] if sys.argv else ""
+    if script.endswith("ipykernel_launcher.py"):
+        return "a notebook"
+    return Path(script).name or "python"

@@ -1,0 +1,61 @@
+"""A distributed cell that wrote nothing into the notebook's own streams does not wait for them at its end.
+
+After each cell ipykernel flushes stdout and stderr twice, and waits each time for the thread that sends; then it sleeps half a
+millisecond, lest the answer overtakes what was written. That takes longer than an empty cell on all ranks takes to reach
+them. What the ranks have said needs none of it: displays are handed to that thread before, and it sends them in order.
+
+The sleep's length is private to ipykernel (from 6.29 to 7.4): where it is not there, it is left as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from ipykernel.iostream import OutStream
+
+from nbgpu.protocol.streams import flush_only_what_was_written
+
+_SLEEP = "_execute_sleep"
+
+_give_back: list[Callable[[], None]] = []
+"""What undoes it; empty while the streams are as ipykernel made them."""
+
+
+def arrange(shell: Any) -> None:
+    """Called by a cell that is about to go to the ranks; holds until another cell begins."""
+    if _give_back:
+        return
+    kernel = shell.kernel
+    sleep_s = getattr(kernel, _SLEEP, None)
+
+    def sleep_again() -> None:
+        if sleep_s is not None:
+            setattr(kernel, _SLEEP, sleep_s)
+
+    if sleep_s is not None:
+        setattr(kernel, _SLEEP, 0.0)
+        _give_back.append(sleep_again)
+    own = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, OutStream)]
+    _give_back.extend(flush_only_what_was_written(stream, sleep_again) for stream in own)
+
+
+def undo() -> None:
+    """Called when a cell begins, which may be a plain one: those are ipykernel's own."""
+    while _give_back:
+        _give_back.pop()()
+
+
+def install(shell: Any) -> None:
+    """From now on each cell begins with the streams as ipykernel made them; harmless when repeated."""
+    uninstall(shell)
+    shell.events.register("pre_execute", undo)
+
+
+def uninstall(shell: Any) -> None:
+    """Takes that back."""
+    undo()
+    with suppress(ValueError):  # it was not installed
+        shell.events.unregister("pre_execute", undo)

@@ -1,0 +1,1 @@
+"""What a person types: magics, completion, and how a cell gets to the ranks."""

@@ -1,0 +1,256 @@
+"""Tab and Shift-Tab in distributed cells: the names live on the ranks, and a rank answers for them.
+
+The notebook's kernel gets the requests. Those whose cursor is in code for the ranks are passed on to a rank, whose
+own kernel replies as it would in a notebook of its own. A rank that is busy is not waited for: nobody types
+at a page that stands still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import keyword
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import ipyparallel as ipp
+
+from nbgpu.client.cluster.cluster import Cluster, current
+from nbgpu.client.engines.ranks import Ranks
+from nbgpu.errors import ClusterError, NoClusterError
+from nbgpu.protocol.calls import Call
+
+_log = logging.getLogger("nbgpu.cluster")
+
+_BUSY_AFTER_S = 0.2
+"""A rank that has not begun with a question by then is in a cell, or in a run."""
+_ANSWER_PATIENCE_S = 1.5
+"""The first answer takes a second, as in any kernel: IPython loads jedi. JupyterLab waits for one."""
+
+_CELL = re.compile(
+    r"(?:[^\S\n]*(?:#[^\n]*|%%(?:time|timeit|capture)\b[^\n]*)?\n)*"
+    r"\s*%%distributed(?P<arguments>(?:[^\S\n][^\n]*)?)\n"
+)
+"""With what may stand above it: comments, and magics that run what stands below them."""
+_LINE = re.compile(r"^[^\S\n]*(?:[\w., ]+=[^\S\n]*)?%distributed[^\S\n]+", re.MULTILINE)
+_VARIABLES = re.compile(
+    r"[^\S\n]*%(?:pull|nbgpu[^\S\n]+vars)(?P<words>(?:[^\S\n]+\S+)*)[^\S\n]+(?=[^\s-]*\Z)"
+)
+"""The line up to the cursor, where a variable of the ranks may stand."""
+_OWN_LINE = re.compile(r"[^\S\n]*(?P<command>%%?\w+(?:[^\S\n]+\w+)?)[^\S\n]+(?P<rest>.*)", re.DOTALL)
+_RANKS = re.compile(r"--ranks[\s=]+(?P<first>\d+)")
+
+
+@dataclass(frozen=True)
+class Question:
+    """Code for the ranks that a cursor is in."""
+
+    code: str
+    cursor: int
+    """In `code`, in characters."""
+    begin: int
+    """Where `code` begins in the notebook's cell."""
+    rank: int = 0
+    """Who is asked: the first that the code is for."""
+    only_variables: bool = False
+    """Names of the language's own are no answer."""
+
+
+def question(cell: str, cursor: int) -> Question | None:
+    """What a cursor in a cell asks the ranks; None where it is in code of the notebook's own."""
+    if (found := _CELL.match(cell)) is not None:
+        if cursor < found.end():
+            return None
+        ranks = _RANKS.search(found["arguments"])
+        return Question(
+            cell[found.end() :], cursor - found.end(), found.end(), int(ranks["first"]) if ranks else 0
+        )
+    line_begin = cell.rfind("\n", 0, cursor) + 1
+    found = _VARIABLES.match(cell[line_begin:cursor])
+    if found is not None and not _last_word(found["words"]).startswith("--"):
+        begin = line_begin + found.end()
+        return Question(cell[begin:cursor], cursor - begin, begin, only_variables=True)
+    if (found := _LINE.match(cell, line_begin)) is None or cursor < found.end():
+        return None
+    line_end = cell.find("\n", cursor)
+    code = cell[found.end() : len(cell) if line_end < 0 else line_end]
+    return Question(code, cursor - found.end(), found.end())
+
+
+def words_that_fit(cell: str, cursor: int, words: Mapping[str, Sequence[str]]) -> list[str]:
+    """What may follow in the line of a magic, of the words that each command knows, such as '%nbgpu start'."""
+    found = _OWN_LINE.fullmatch(cell[cell.rfind("\n", 0, cursor) + 1 : cursor])
+    if found is None:
+        return []
+    commands = (" ".join(found["command"].split()), found["command"].split()[0])
+    known = next((words[command] for command in commands if command in words), ())
+    begun = _last_word(found["rest"])
+    return [word for word in known if word.startswith(begun)]
+
+
+def _last_word(text: str) -> str:
+    return re.split(r"\s", text)[-1]
+
+
+class NamesOnRanks:
+    """Stands between the notebook's kernel and its requests for completion and inspection.
+
+    `do_complete` and `do_inspect` are what ipykernel asks; both may return something to be awaited, so that the kernel
+    is never blocked.
+
+    Args:
+        kernel: the notebook's.
+        words: by the beginning of a magic's line, such as '%nbgpu start', what may stand behind it.
+    """
+
+    def __init__(self, kernel: Any, words: Mapping[str, Sequence[str]]) -> None:
+        self._kernel = kernel
+        self._words = words
+        self._complete_here: Callable[..., Any] = kernel.do_complete
+        self._inspect_here: Callable[..., Any] = kernel.do_inspect
+        self._owed: WeakKeyDictionary[Ranks, dict[int, ipp.AsyncResult]] = WeakKeyDictionary()
+        """By rank, a question that it has not answered; it gets no other one. Ranks that were stopped answer nothing."""
+        kernel.do_complete = self._complete
+        kernel.do_inspect = self._inspect
+
+    def close(self) -> None:
+        """Lets the kernel answer everything by itself again, unless somebody else stands in between by now."""
+        for name, own in (("do_complete", self._complete), ("do_inspect", self._inspect)):
+            if self._kernel.__dict__.get(name) == own:
+                delattr(self._kernel, name)
+
+    def _complete(self, code: str, cursor_pos: int | None) -> Any:
+        _note_use()
+        cursor = len(code) if cursor_pos is None else cursor_pos
+        asked = question(code, cursor)
+        if asked is None and (fitting := words_that_fit(code, cursor, self._words)):
+            return _reply(fitting, cursor - len(_last_word(code[:cursor])), cursor)
+        cluster = _cluster() if asked else None
+        if asked is None or cluster is None:
+            return self._complete_here(code, cursor_pos)
+        return self._complete_there(cluster, asked, cursor)
+
+    def _inspect(self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:
+        _note_use()
+        asked = question(code, cursor_pos)
+        cluster = _cluster() if asked else None
+        if asked is None or cluster is None:
+            return self._inspect_here(code, cursor_pos, detail_level, omit_sections)
+        return self._inspect_there(cluster, asked, detail_level, list(omit_sections))
+
+    async def _complete_there(self, cluster: Cluster, asked: Question, cursor: int) -> Mapping[str, Any]:
+        reply = await self._ask(cluster, asked.rank, Call.COMPLETE_NAME, asked.code, asked.cursor)
+        if reply is None:
+            return _reply([], cursor, cursor)
+        if asked.only_variables:
+            variables = [name for name in reply["matches"] if not _is_of_the_language(name)]
+            return _reply(variables, asked.begin + reply["cursor_start"], cursor)
+        metadata = {
+            key: [_moved(match, asked.begin, "start", "end") for match in matches]
+            if key == "_jupyter_types_experimental"
+            else matches
+            for key, matches in reply["metadata"].items()
+        }
+        return {**_moved(reply, asked.begin, "cursor_start", "cursor_end"), "metadata": metadata}
+
+    async def _inspect_there(
+        self, cluster: Cluster, asked: Question, detail_level: int, omit_sections: list[str]
+    ) -> Mapping[str, Any]:
+        arguments = (asked.code, asked.cursor, detail_level, omit_sections)
+        reply = await self._ask(cluster, asked.rank, Call.INSPECT_NAME, *arguments)
+        return reply or {"status": "ok", "found": False, "data": {}, "metadata": {}}
+
+    async def _ask(
+        self, cluster: Cluster, rank: int, function: Call, *arguments: Any
+    ) -> Mapping[str, Any] | None:
+        """A rank's answer; None where it is busy, or gone."""
+        rank = min(rank, cluster.world_size - 1)
+        ranks = cluster.ranks
+        owed = self._owed.setdefault(ranks, {}).get(rank)
+        if (owed is not None and not owed.ready()) or (cluster.run is not None and not cluster.run.over):
+            return None
+        try:
+            begun = ranks.call(Call.MONOTONIC_S, ranks=[rank])[rank]
+            self._owed[ranks][rank] = answer = ranks.call(function, *arguments, ranks=[rank])[rank]
+        except ClusterError as error:
+            _log.info("no names from rank %d: %s", rank, error)
+            return None
+        if not (await _within(begun, _BUSY_AFTER_S) and await _within(answer, _ANSWER_PATIENCE_S)):
+            return None
+        if (failure := answer.exception()) is not None:
+            _log.info("no names from rank %d: %s", rank, failure)
+            return None
+        reply: Mapping[str, Any] | None = answer.result()
+        return reply
+
+
+def _cluster() -> Cluster | None:
+    try:
+        return current()
+    except NoClusterError:
+        return None
+
+
+def _note_use() -> None:
+    """Notes a use of the cluster: a person who types asks for names, in whatever cell."""
+    if (cluster := _cluster()) is not None:
+        cluster.note_use()
+
+
+def _is_of_the_language(name: str) -> bool:
+    return keyword.iskeyword(name) or hasattr(builtins, name) or not name.isidentifier()
+
+
+def _reply(matches: Sequence[str], begin: int, end: int) -> dict[str, Any]:
+    return {
+        "status": "ok",
+        "matches": list(matches),
+        "cursor_start": begin,
+        "cursor_end": end,
+        "metadata": {},
+    }
+
+
+def _moved(reply: Mapping[str, Any], by: int, *places: str) -> dict[str, Any]:
+    return {key: value + by if key in places else value for key, value in reply.items()}
+
+
+async def _within(result: ipp.AsyncResult, patience_s: float) -> bool:
+    """Waits for a result without blocking the event loop, at most so long; whether it came."""
+    loop = asyncio.get_running_loop()
+    came = asyncio.Event()
+
+    def tell(_: ipp.AsyncResult) -> None:
+        # The loop may be gone by the time a busy rank answers.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(came.set)
+
+    result.add_done_callback(tell)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(patience_s):
+            await came.wait()
+    return bool(result.ready())
+
+
+_installed: NamesOnRanks | None = None
+
+
+def install(shell: Any, words: Mapping[str, Sequence[str]]) -> None:
+    """From now on; harmless when repeated, and in a shell that is no kernel."""
+    global _installed
+    kernel = getattr(shell, "kernel", None)
+    if _installed is None and hasattr(kernel, "do_complete") and hasattr(kernel, "do_inspect"):
+        _installed = NamesOnRanks(kernel, words)
+
+
+def uninstall() -> None:
+    """Lets the kernel answer by itself again."""
+    global _installed
+    if _installed is not None:
+        _installed.close()
+        _installed = None

@@ -1,0 +1,365 @@
+"""What a person types in a notebook: `%%distributed`, `%distributed`, `%nbgpu`, `%pull`, `%push`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.magic_arguments import MagicArgumentParser, argument, magic_arguments, parse_argstring
+from IPython.display import display
+
+from nbgpu.client.cells.cell import DistributedCell
+from nbgpu.client.cluster.attach import attach
+from nbgpu.client.cluster.cluster import Cluster, current
+from nbgpu.client.host import doctor, ps, registry
+from nbgpu.client.ipykernel import flushing
+from nbgpu.client.notebook import completion, head_start, post_mortem, sync
+from nbgpu.client.variables import table as variables
+from nbgpu.config import ClusterConfig, TrainConfig, flags
+from nbgpu.errors import ConfigError, NbgpuError
+from nbgpu.machine.signals import uninterrupted
+from nbgpu.serialization import unpicklable
+
+_CELL_MAGIC = "%%distributed"
+_COMMANDS = (
+    "start",
+    "status",
+    "stop",
+    "restart",
+    "attach",
+    "ps",
+    "doctor",
+    "debug",
+    "vars",
+    "sync",
+    "autoreload",
+)
+"""What stands behind `%nbgpu`."""
+
+
+@cache
+def _cell_arguments() -> MagicArgumentParser:
+    parser = MagicArgumentParser(prog=_CELL_MAGIC, description="Run this cell on every rank.", add_help=False)
+    parser.add_argument("--ranks", help="which ranks, such as 0,2-3; all where it is left out")
+    parser.add_argument(
+        "--into", metavar="NAME", help="notebook variable that gets the last value of each rank"
+    )
+    parser.add_argument(
+        "--timeout", type=float, metavar="S", help="interrupt the ranks after so many seconds"
+    )
+    parser.add_argument("--full", action="store_true", help="show the libraries' part of tracebacks too")
+    return parser
+
+
+@cache  # what stands behind the magic's name is the same for most cells
+def _options(line: str) -> Namespace:
+    options: Namespace = _cell_arguments().parse_argstring(line)
+    return options
+
+
+def parse_ranks(text: str) -> list[int]:
+    """'0,2-3' as [0, 2, 3]; ConfigError where it is something else."""
+    ranks: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ConfigError(f"--ranks {text}: write ranks as numbers and ranges, such as 0,2-3")
+        ranks += range(int(first), int(last or first) + 1)
+    return ranks
+
+
+def await_distributed_cells(lines: list[str]) -> list[str]:
+    """The input transformer: turns a `%%distributed` cell into an awaited call.
+
+    A cell magic would block the kernel's event loop until the ranks are done, and no button, panel or page
+    reload would be answered before. Below another cell magic, such as %%time, it stays a cell magic: those run code that
+    awaits nothing.
+    """
+    text = _text(lines)
+    if text is None:
+        return lines
+    if head_start.is_in_a_cell():
+        return from_the_magic_on(lines)
+    return [f"await __import__('nbgpu').run_cell{text!r}\n"]
+
+
+def from_the_magic_on(lines: list[str]) -> list[str]:
+    """The input transformer of a terminal: removes what stands above `%%distributed`, comments and empty lines, because
+    IPython looks for a cell magic in the first line only."""
+    begin = _line_of_magic(lines)
+    return lines if begin is None else lines[begin:]
+
+
+def _line_of_magic(lines: list[str]) -> int | None:
+    """Where in a cell `%%distributed` stands, with nothing but comments above it; None in other cells."""
+    for number, line in enumerate(lines):
+        first_word = line.split(maxsplit=1)[:1]
+        if first_word == [_CELL_MAGIC]:
+            return number
+        if first_word and not first_word[0].startswith("#"):
+            return None
+    return None
+
+
+def _text(lines: list[str]) -> tuple[str, str] | None:
+    """What stands behind the magic's name and what stands below it; None in other cells."""
+    begin = _line_of_magic(lines)
+    if begin is None:
+        return None
+    return lines[begin].partition(_CELL_MAGIC)[2].strip(), "".join(lines[begin + 1 :])
+
+
+# IPython's own word for a transformer that is left out where a console asks whether a cell is complete: the magic's
+# first line would be taken for all of it.
+await_distributed_cells.has_side_effects = True  # type: ignore[attr-defined]
+from_the_magic_on.has_side_effects = True  # type: ignore[attr-defined]
+
+
+async def run_cell(line: str, code: str) -> None:
+    """Runs a `%%distributed` cell: `line` is what stands behind the magic's name, `code` what stands below."""
+    flushing.arrange(InteractiveShell.instance())
+    cell = head_start.take(line, code) or _sent(line, code)
+    await cell.show()
+    _keep_values(cell, _options(line))
+
+
+def _sent(line: str, code: str, number: int | None = None) -> DistributedCell:
+    """The cell, on its way to the ranks, to be awaited."""
+    return _cell(code, _options(line), is_awaited=True, number=number)
+
+
+def _cell(
+    code: str, arguments: Namespace, is_awaited: bool = False, number: int | None = None
+) -> DistributedCell:
+    ranks = None if arguments.ranks is None else parse_ranks(arguments.ranks)
+    return DistributedCell(
+        current(), code, ranks, arguments.timeout, arguments.full, is_awaited=is_awaited, number=number
+    )
+
+
+def _keep_values(cell: DistributedCell, arguments: Namespace) -> None:
+    if arguments.into:
+        shell = InteractiveShell.instance()
+        shell.user_ns[arguments.into] = cell.values()
+
+
+@magics_class
+class NbgpuMagics(Magics):
+    """The magics; each is a thin layer over a Cluster, which does the same from plain Python."""
+
+    shell: InteractiveShell
+
+    @cell_magic
+    def distributed(self, line: str, cell: str) -> None:
+        """Run the cell on every rank; its last value is shown, and its variables stay on the ranks."""
+        # Reached in a terminal, and below another cell magic such as %%time.
+        arguments = _options(line)
+        with uninterrupted():  # what has been sent is waited for, whenever a Stop comes
+            running = _cell(cell, arguments)
+            running.show_blocking()
+            _keep_values(running, arguments)
+
+    @no_var_expand  # braces are the code's own
+    @line_magic("distributed")  # type: ignore[arg-type]
+    def distributed_line(self, line: str) -> None:
+        """Run one line on every rank: %distributed x.shape"""
+        if not line.strip():
+            raise UsageError("%distributed CODE runs one line on every rank; %%distributed runs a cell")
+        with uninterrupted():  # what has been sent is waited for, whenever a Stop comes
+            DistributedCell(current(), line, None, None).show_blocking()
+
+    @line_magic
+    def nbgpu(self, line: str) -> None:
+        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] [--cell-seed N] [--keep] | status | stop | restart [--rank K [--replay]] | attach [ID] | ps | doctor | debug [--rank K] | vars [PATTERN] | sync | autoreload [on|off]"""
+        command, *arguments = shlex.split(line) or ["status"]
+        if command == "start":
+            self._start(arguments)
+        elif command == "status":
+            print(current().status())  # noqa: T201 - the magic's output
+        elif command == "stop":
+            current().stop()
+            print("stopped")  # noqa: T201
+        elif command == "restart":
+            self._restart(" ".join(arguments))
+        elif command == "attach":
+            self._attach(arguments)
+        elif command == "ps":
+            print(ps.table())  # noqa: T201
+        elif command == "doctor":
+            self._doctor()
+        elif command == "debug":
+            self._debug(" ".join(arguments))
+        elif command == "vars":
+            display(variables.table(current().apply, " ".join(arguments) or "*"))
+        elif command == "sync":
+            print(sync.sync(current(), self.shell))  # noqa: T201
+        elif command == "autoreload":
+            self._autoreload(" ".join(arguments))
+        else:
+            raise UsageError(f"%nbgpu {command}: there is {', '.join(_COMMANDS[:-1])} and {_COMMANDS[-1]}")
+
+    @magic_arguments()
+    @argument("--rank", type=int, help="which rank; the whole cluster where it is left out")
+    @argument("--replay", action="store_true", help="run the cells again there that the rank had seen")
+    def _restart(self, line: str) -> None:
+        """End a rank and put a new process in its place, or start the whole cluster anew."""
+        arguments: Namespace = parse_argstring(self._restart, line)
+        if arguments.replay and arguments.rank is None:
+            raise UsageError(
+                "%nbgpu restart --replay runs the cells of one rank again: name it with --rank K"
+            )
+        print(current().restart(arguments.rank, arguments.replay))  # noqa: T201 - the magic's output
+
+    @magic_arguments()
+    @argument("--rank", type=int, help="which rank; the one that failed first where it is left out")
+    def _debug(self, line: str) -> None:
+        """Look with pdb at the variables of the functions that the last cell failed in."""
+        post_mortem.open_debugger(current(), parse_argstring(self._debug, line).rank)
+
+    def _doctor(self) -> None:
+        """Look at this machine: what works, what does not, what to do."""
+        findings = []
+        for finding in doctor.examine(str(TrainConfig.model_fields["runs_dir"].default)):
+            findings.append(finding)
+            print(doctor.line(finding), flush=True)  # noqa: T201 - the magic's output
+        print(doctor.summary(findings))  # noqa: T201
+
+    def _autoreload(self, to: str) -> None:
+        if to not in ("", "on", "off"):
+            raise UsageError(f"%nbgpu autoreload {to}: say on, off, or nothing to see which it is")
+        print(current().reloading.switch(current().ranks, to))  # noqa: T201 - the magic's output
+
+    def _attach(self, arguments: list[str]) -> None:
+        if len(arguments) > 1:
+            raise UsageError("%nbgpu attach [ID]: %nbgpu ps lists the clusters with their ids")
+        cluster = attach(*arguments)
+        print(cluster.describe())  # noqa: T201
+        if cluster.run is not None:
+            print(f"its run: {cluster.run.folder.name}, {cluster.run.status}. nbgpu.current().run has it")  # noqa: T201
+
+    def _start(self, arguments: list[str]) -> None:
+        try:
+            settings = flags.parse([ClusterConfig], arguments, prog="%nbgpu start")
+        except SystemExit as end:
+            # What is wrong, or the help, has been printed.
+            if end.code:
+                raise UsageError("no cluster was started") from None
+            return
+        kept = registry.kept_of_this_notebook()
+        try:
+            cluster = Cluster(**settings).start()
+        except NbgpuError:
+            # It may be what has the GPUs.
+            _tell_of_kept(kept, "")
+            raise
+        print(cluster.describe())  # noqa: T201
+        _tell_of_kept(kept, "%nbgpu stop, then ")
+
+    @magic_arguments()
+    @argument("names", nargs="+", metavar="NAME", help="variables on the rank")
+    @argument("--rank", type=int, help="which rank; 0 where it is left out")
+    @argument("--as", dest="target", metavar="NAME", help="its name in the notebook; the same where left out")
+    @argument(
+        "--into", metavar="NAME", help="notebook variable that gets a dict: the value of each rank, by rank"
+    )
+    @argument("--ranks", help="which ranks for --into, such as 0,2-3; all where it is left out")
+    @line_magic
+    def pull(self, line: str) -> None:
+        """Copy variables from a rank, or from all ranks, into the notebook."""
+        self.shell.user_ns.update(pulled(current(), parse_argstring(self.pull, line)))
+
+    @magic_arguments()
+    @argument("names", nargs="+", metavar="NAME", help="variables of the notebook")
+    @argument("--ranks", help="which ranks, such as 0,2-3; all where it is left out")
+    @line_magic
+    def push(self, line: str) -> None:
+        """Copy variables from the notebook to every rank, or to some."""
+        arguments: Namespace = parse_argstring(self.push, line)
+        if unknown := unpicklable.unknown(arguments.names, self.shell.user_ns):
+            raise UsageError("\n".join([*unknown, "nothing was sent"]))
+        ranks = None if arguments.ranks is None else parse_ranks(arguments.ranks)
+        cluster = current()
+        cluster.push(ranks, **{name: self.shell.user_ns[name] for name in arguments.names})
+        cluster.tell_news()
+
+
+def _tell_of_kept(kept: Sequence[registry.Footprint], before: str) -> None:
+    """Says that clusters which earlier kernels of this notebook have left are still there, and how to take them."""
+    for entry in kept:
+        started = time.strftime("%H:%M on %d %B", time.localtime(entry.started_s))
+        run = f", with the run {entry.run.name}" if entry.run is not None else ""
+        text = (
+            f"cluster {entry.id} of this notebook goes on since {started}{run}, because it was started with --keep. "
+            f"To take it: {before}%nbgpu attach {entry.id}. To end it: nbgpu stop {entry.id}"
+        )
+        print(text, file=sys.stderr)  # noqa: T201
+
+
+def pulled(cluster: Cluster, arguments: Namespace) -> dict[str, Any]:
+    """What `%pull` gives the notebook, by name."""
+    wanted = list(dict.fromkeys(arguments.names))
+    if arguments.ranks is not None and arguments.into is None:
+        raise UsageError("%pull --ranks needs --into NAME, which gets the value of each rank")
+    if arguments.into is not None and (arguments.rank is not None or arguments.target):
+        raise UsageError("%pull --into takes the value of each rank: leave --rank and --as out, or --into")
+    if arguments.target and len(wanted) > 1:
+        raise UsageError("%pull --as renames one variable: name one")
+    if arguments.into is None:
+        values: dict[str, Any] = cluster.pull(wanted, arguments.rank or 0)
+        return {arguments.target or name: value for name, value in values.items()}
+    ranks: Any = "all" if arguments.ranks is None else parse_ranks(arguments.ranks)
+    return {arguments.into: cluster.pull(wanted[0] if len(wanted) == 1 else wanted, ranks=ranks)}
+
+
+def _words() -> dict[str, list[str]]:
+    """What Tab offers in the magics' own lines, by what they begin with."""
+
+    def options(parser: MagicArgumentParser) -> list[str]:
+        return re.findall(r"--[\w-]+", parser.format_usage())
+
+    return {
+        _CELL_MAGIC: options(_cell_arguments()),
+        "%nbgpu": list(_COMMANDS),
+        "%nbgpu start": [f"--{name.replace('_', '-')}" for name in ClusterConfig.model_fields],
+        "%nbgpu autoreload": ["on", "off"],
+        "%nbgpu restart": options(NbgpuMagics._restart.parser),
+        "%nbgpu debug": options(NbgpuMagics._debug.parser),
+        "%pull": options(NbgpuMagics.pull.parser),
+        "%push": options(NbgpuMagics.push.parser),
+    }
+
+
+def load(shell: Any) -> None:
+    """Registers the magics and the transformer with an IPython shell; harmless when repeated."""
+    shell.register_magics(NbgpuMagics(shell), post_mortem.DebugMagics(shell))
+    transformers = shell.input_transformer_manager.cleanup_transforms
+    # A terminal's IPython has no event loop to keep free, and Ctrl-C does not reach what it awaits: there the magic runs.
+    has_kernel = getattr(shell, "kernel", None) is not None
+    if has_kernel and await_distributed_cells not in transformers:
+        flushing.install(shell)
+        head_start.install(shell, _CELL_MAGIC, _text, _sent)
+        transformers.append(await_distributed_cells)  # after the one that takes empty lines at the top away
+    if not has_kernel and from_the_magic_on not in transformers:
+        transformers.append(from_the_magic_on)
+    completion.install(shell, _words())
+
+
+def unload(shell: Any) -> None:
+    """Takes the transformer out again; a running cluster goes on until it is stopped."""
+    transformers = shell.input_transformer_manager.cleanup_transforms
+    if await_distributed_cells in transformers:
+        transformers.remove(await_distributed_cells)
+        flushing.uninstall(shell)
+        head_start.uninstall(shell)
+    if from_the_magic_on in transformers:
+        transformers.remove(from_the_magic_on)
+    completion.uninstall()

@@ -1,0 +1,57 @@
+"""`%debug`: looks at the variables of the functions that a failed cell was in, on the rank that failed first."""
+
+from __future__ import annotations
+
+import sys
+
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, line_cell_magic, magics_class
+
+from nbgpu.client.cells.cell import DistributedCell
+from nbgpu.client.cluster.cluster import Cluster, current
+from nbgpu.client.engines.ranks import reference
+from nbgpu.errors import CellInterrupted, ClusterError, RankError
+from nbgpu.machine.signals import uninterrupted
+from nbgpu.protocol.calls import Call
+
+COMMAND = "%debug"
+"""What is run on the rank. There it opens pdb, whose `input()` asks in the notebook."""
+
+
+def open_debugger(cluster: Cluster, rank: int | None = None) -> None:
+    """Opens pdb where a rank failed, until the person leaves it; the others wait.
+
+    Args:
+        cluster: whose last cell failed.
+        rank: which; None for the one that failed first.
+
+    Raises:
+        ClusterError: nothing is kept of a failure there.
+    """
+    kept = cluster.apply(reference(Call.KEPT_FAILURE))
+    failed = {r: failure for r, failure in kept.items() if failure is not None and rank in (None, r)}
+    if not failed:
+        raise ClusterError(
+            f"{'no rank' if rank is None else f'rank {rank}'} has a failure to look at. It is kept until the next cell "
+            "runs there, and not where memory ran out or the process ended"
+        )
+    first = min(failed, key=lambda r: failed[r][0])
+    print(f"rank {first} failed with {failed[first][1]}; q leaves the debugger")  # noqa: T201 - the magic's output
+    with uninterrupted():  # what has been sent is waited for, whenever a Stop comes
+        DistributedCell(cluster, COMMAND, [first], None).show_blocking()
+
+
+@magics_class
+class DebugMagics(Magics):
+    """IPython's own `%debug`, and for failures on ranks the one above."""
+
+    shell: InteractiveShell
+
+    @line_cell_magic
+    def debug(self, line: str = "", cell: str | None = None) -> None:
+        """Open the debugger where the last error came from: on a rank where that was a distributed cell's."""
+        of_ranks = isinstance(getattr(sys, "last_value", None), RankError | CellInterrupted)
+        if of_ranks and not line.strip() and cell is None:
+            open_debugger(current())
+        else:
+            self.shell.magics_manager.registry["ExecutionMagics"].debug(line, cell)

@@ -1,0 +1,89 @@
+"""`%nbgpu sync`: what the notebook has imported, on the ranks too.
+
+The import statements are read off the cells that ran. Nothing is imported in the notebook's kernel for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nbgpu.client.cluster.cluster import Cluster
+from nbgpu.client.engines.ranks import reference
+from nbgpu.protocol.calls import Call
+from nbgpu.text.ranks import rank_ranges
+
+
+def sync(cluster: Cluster, shell: Any) -> str:
+    """Runs the notebook's imports on all ranks; says what was sent, and what failed where.
+
+    Raises:
+        RunError: a training run has the ranks now.
+    """
+    statements = list(dict.fromkeys(made_by(shell.history_manager.input_hist_parsed, shell.user_ns)))
+    if not statements:
+        return "the notebook has imported nothing that it still has"
+    folders = [os.path.abspath(folder) for folder in sys.path if folder]  # noqa: PTH100 - as text
+    by_rank: Mapping[int, tuple[dict[str, str], list[str]]] = cluster.apply(
+        reference(Call.RUN_IMPORTS), statements, folders
+    )
+    failed: dict[tuple[str, str], list[int]] = {}
+    added: dict[str, list[int]] = {}
+    for rank, (errors, new_folders) in by_rank.items():
+        for statement, error in errors.items():
+            failed.setdefault((statement, error), []).append(rank)
+        for folder in new_folders:
+            added.setdefault(folder, []).append(rank)
+    nowhere = {statement for (statement, _), ranks in failed.items() if len(ranks) == len(by_rank)}
+    sent = [statement for statement in statements if statement not in nowhere]
+    if sent:
+        cluster.history.note(by_rank, "\n".join(sent))
+    lines = [f"on the ranks now: {'; '.join(sent)}"] if sent else []
+    if added:
+        lines.append(f"the ranks also look for modules in {', '.join(added)}")
+    lines += [
+        f"not on rank {rank_ranges(ranks)}: {statement} ({error})"
+        for (statement, error), ranks in failed.items()
+    ]
+    return "\n".join(lines)
+
+
+def made_by(cells: list[str], variables: Mapping[str, Any]) -> Iterator[str]:
+    """The import statements of cells, one name each, whose names are still there."""
+    for cell in cells:
+        for statement in _imports(cell):
+            for alias in statement.names:
+                if isinstance(statement, ast.ImportFrom):
+                    text = f"from {statement.module} import {ast.unparse(alias)}"
+                    name = alias.asname or alias.name
+                else:
+                    text = f"import {ast.unparse(alias)}"
+                    name = alias.asname or alias.name.partition(".")[0]
+                if name in variables or name == "*":
+                    yield text
+
+
+def _imports(cell: str) -> Iterator[ast.Import | ast.ImportFrom]:
+    if "import" not in cell:
+        return
+    try:
+        flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        tree: ast.Module = compile(cell, "<cell>", "exec", flags, dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return  # a cell that never ran
+    yield from _imports_in(tree)
+
+
+def _imports_in(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Also those under `if`, `try` and `with`; not those in functions and classes, which give the notebook no name."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield child
+        elif isinstance(child, ast.ImportFrom):
+            if child.module not in (None, "__future__") and not child.level:
+                yield child
+        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.expr):
+            yield from _imports_in(child)

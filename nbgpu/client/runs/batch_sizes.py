@@ -1,0 +1,53 @@
+"""What a search for the largest batch that fits has found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nbgpu.text.sizes import in_words
+
+_MARGIN = 1 / 10
+"""Of the largest size that fitted: what a run's loggers and checkpoints take beside the steps."""
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """The tries, in their order. Prints as a table."""
+
+    tried: Sequence[Mapping[str, Any]]
+    """`batch_size`, `fits`, `peak_bytes` by rank, and `why` it does not fit."""
+
+    @property
+    def largest(self) -> int:
+        """The largest batch size that fitted on all ranks."""
+        return max(int(t["batch_size"]) for t in self.tried if t["fits"])
+
+    @property
+    def batch_size(self) -> int:
+        """What to take: the largest that fitted, less a tenth."""
+        return max(1, int(self.largest * (1 - _MARGIN)))
+
+    def __str__(self) -> str:
+        rows = [("batch_size", "fits", "peak of each rank", "")]
+        rows += [
+            (
+                str(t["batch_size"]),
+                "yes" if t["fits"] else "no",
+                ", ".join(in_words(num_bytes) for num_bytes in t["peak_bytes"]),
+                t["why"],
+            )
+            for t in self.tried
+        ]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = [
+            "  ".join(
+                [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]
+            ).rstrip()
+            for row in rows
+        ]
+        margin = f", which is {self.largest} less a margin" if self.batch_size < self.largest else ""
+        return "\n".join([*lines, f"take batch_size={self.batch_size}{margin}"])
+
+    __repr__ = __str__

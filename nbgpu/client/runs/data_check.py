@@ -1,0 +1,42 @@
+"""What is wrong with the person's data is told before any engine starts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+
+from nbgpu.config import TrainConfig
+from nbgpu.errors import DataError
+from nbgpu.machine import interpreter
+from nbgpu.planning.suitability import wrong_with_data
+
+_log = logging.getLogger("nbgpu.data")
+
+_BAD_DATA = 3
+"""The exit code of `nbgpu.recipes.check`."""
+
+
+def require(config: TrainConfig) -> None:
+    """Raises DataError with a line for every bad row and file.
+
+    Takes some seconds where there are files, for the process that looks at them loads torch, and with `check_voxels` the time
+    to read those that were not found good before.
+    """
+    if config.data in type(config).WITHOUT_FILES:
+        return
+    if (wrong := wrong_with_data(config)) is not None:
+        raise DataError(wrong)
+    command = interpreter.command("nbgpu.recipes.check", str(os.getpid()))
+    # It says itself what takes long.
+    done = subprocess.run(command, input=config.model_dump_json(), stderr=subprocess.PIPE, text=True)
+    if done.returncode == _BAD_DATA:
+        raise DataError(done.stderr.strip())
+    if done.returncode != 0:
+        # The ranks meet it, too, unless it was killed. They say it with their traceback.
+        last_words = done.stderr.strip().rpartition("\n")[2] or "it said nothing"
+        _log.warning(
+            "the data were not checked before the start, because the process that reads them ended with code %d: %s",
+            done.returncode,
+            last_words,
+        )

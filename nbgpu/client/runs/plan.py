@@ -1,0 +1,128 @@
+"""What a run will do, said before it starts: devices, batches, steps, and what it takes of each rank's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nbgpu.config import ClusterConfig, OwnConfig, TrainConfig
+from nbgpu.machine import devices
+from nbgpu.machine.transports import Climb
+from nbgpu.planning import epochs, workers
+from nbgpu.protocol.records import Device
+from nbgpu.text.sizes import in_words
+
+_WIDTH = 11
+_PARTS = ("parameters", "gradients", "optimizer", "activations", "before")
+_NAMES = {"optimizer": "optimizer state", "activations": "activations and the rest", "before": "held already"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that was not started. Prints as lines."""
+
+    cluster: ClusterConfig
+    config: TrainConfig
+    devices: Sequence[Device]
+    climb: Climb
+    memory: Mapping[str, Any]
+    """An estimate for one rank, in bytes: `parameters`, `gradients`, `optimizer`, `activations`, `before` (what the rank
+    holds already), `peak`; or `unknown`, with the reason."""
+    data: tuple[str, ...]
+    """How the data come to the ranks, a sentence each."""
+    steps_per_epoch: int
+    """0 where it is not known."""
+
+    @classmethod
+    def at_first(
+        cls, cluster: ClusterConfig, config: TrainConfig, devices: Sequence[Device], climb: Climb
+    ) -> Plan:
+        """What is known with no rank asked."""
+        unknown = {"unknown": "it is known when the ranks have looked at the data"}
+        data, _ = data_in_words(config, len(devices), unknown)
+        memory = {"unknown": f"cluster.plan({config.recipe!r}, ...) estimates it"}
+        return cls(cluster, config, devices, climb, memory, data, 0)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the estimate is below what each rank may take; None where it is not known."""
+        if "peak" not in self.memory:
+            return None
+        return all(self.memory["peak"] <= self._most_bytes(device) for device in self.devices)
+
+    def __str__(self) -> str:
+        config, num_ranks = self.config, len(self.devices)
+        labels = ", ".join(dict.fromkeys(device.label() for device in self.devices))
+        rows = [
+            ("devices", labels),
+            ("backend", f"{self.climb.describe()}; strategy {config.strategy}"),
+            (
+                "batch",
+                f"{config.batch_size} samples for each rank and micro-batch, {config.samples_per_step(num_ranks)} in each "
+                f"step (ranks: {num_ranks}, accumulate: {config.accumulate})",
+            ),
+            ("length", self._length()),
+            ("data", f"\n{' ' * _WIDTH}".join(self.data)),
+            ("precision", f"{config.dtype}, amp {config.amp}"),
+            ("memory", self._memory()),
+        ]
+        if not self._trains_a_model:
+            told = {"backend": self.climb.describe(), "length": f"at most {config.steps} steps"}
+            kept = ("devices", "backend", "length", "data", "memory")
+            rows = [(name, told.get(name, row)) for name, row in rows if name in kept]
+        return "\n".join(f"{name:<{_WIDTH}}{told}" for name, told in rows)
+
+    __repr__ = __str__
+
+    @property
+    def _trains_a_model(self) -> bool:
+        return "batch_size" not in self.config.UNUSED
+
+    def _length(self) -> str:
+        config, per_epoch = self.config, self.steps_per_epoch
+        if not per_epoch:
+            told = f"{config.steps} steps" if config.epochs is None else f"{config.epochs} epochs"
+            return f"{told}; how many steps an epoch has is not known yet"
+        num_steps = config.total_steps(per_epoch)
+        return f"steps: {num_steps}, of which an epoch has {per_epoch}; epochs: {num_steps / per_epoch:.3g}"
+
+    def _memory(self) -> str:
+        if "peak" not in self.memory:
+            return f"not known beforehand: {self.memory['unknown']}"
+        parts = ", ".join(f"{_NAMES.get(name, name)} {in_words(self.memory[name])}" for name in _PARTS)
+        told = (
+            f"about {in_words(self.memory['peak'])} at the peak of each rank: {parts}. Scratch memory of the kernels, and "
+            "the data in host memory, come on top"
+        )
+        if self.fits:
+            return told
+        most_bytes = min(self._most_bytes(device) for device in self.devices)
+        way_out = "lower batch_size" if self._trains_a_model else "take a smaller shape or limit_to"
+        return f"{told}. That is more than the {in_words(most_bytes)} that a rank may take: {way_out}"
+
+    def _most_bytes(self, device: Device) -> int:
+        limit_bytes = devices.memory_limit_bytes(self.cluster, device, self.devices)
+        num_sharing = sum(d.kind == device.kind and d.uuid == device.uuid for d in self.devices)
+        return limit_bytes or device.memory_bytes // num_sharing
+
+
+def data_in_words(
+    config: TrainConfig, num_ranks: int, found: Mapping[str, Any]
+) -> tuple[tuple[str, ...], int]:
+    """(how the data come to the ranks, a sentence each; steps of an epoch, 0 where that is not known).
+
+    Args:
+        found: as `nbgpu.engine.dry_run.estimate:of_run` gives it: `amount`, or `unknown`.
+    """
+    if "num_workers" in config.UNUSED:
+        return tuple(found.get("unknown", "").splitlines()), 0
+    if isinstance(config, OwnConfig) and "amount" in found:
+        num_steps, words = epochs.epoch_of_samples(config, found["amount"][0], num_ranks)
+        return (*words, workers.workers_for_own(config).in_words()), num_steps
+    data_workers = workers.workers_for(config, workers.this_host(num_ranks)).in_words()
+    if "amount" not in found:
+        return (*found["unknown"].splitlines(), data_workers), 0
+    num_volumes, samples_per_volume = found["amount"]
+    epoch = epochs.epoch_of(config, num_volumes, samples_per_volume, num_ranks)
+    return (*epoch.words, data_workers), epoch.num_steps

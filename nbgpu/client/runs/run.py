@@ -1,0 +1,414 @@
+"""The handle of a training run: what it does now, and what a person can ask of it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import ipyparallel as ipp
+
+from nbgpu.client.engines.results import LeftResult
+from nbgpu.client.ipykernel.notice import Notice
+from nbgpu.client.runs.ending import Ending
+from nbgpu.client.runs.metrics_frame import frame_of
+from nbgpu.client.runs.plan import Plan
+from nbgpu.client.runs.watch import Host, RunWatch
+from nbgpu.config import TrainConfig, read_toml
+from nbgpu.config.settings import steerable
+from nbgpu.errors import ConfigError, NbgpuError, RankError, RunError
+from nbgpu.machine.signals import uninterrupted
+from nbgpu.planning.suitability import settled
+from nbgpu.protocol.calls import Call
+from nbgpu.protocol.records import (
+    FINAL_STATES,
+    Command,
+    RankFailure,
+    RankStatus,
+    RunInfo,
+    RunState,
+)
+from nbgpu.run_folder import checkpoint_files, metrics_files, resume
+from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder.telemetry import Reader, send_command, send_settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_log = logging.getLogger("nbgpu.run")
+_STOP_PATIENCE_S = 10.0
+
+
+class Presenter(Protocol):
+    """What shows runs to a person. The client does not know the widgets; `nbgpu.ui` connects them."""
+
+    def show(self, run: Run) -> None:
+        """Displays the live panel of a run."""
+        ...
+
+    def prepare(self) -> None:
+        """Does what `report` would take a second for when it is called first; on a thread, while a run trains."""
+        ...
+
+    def report(self, run: Run) -> None:
+        """Writes `report.html` into the folder of a run that is over."""
+        ...
+
+
+presenter: Presenter | None = None
+
+
+class Run:
+    """A training run on the ranks of a cluster.
+
+    Attributes:
+        folder: the run's folder: run.toml, rankN.jsonl, checkpoints/, report.html, env.json.
+        config: the settings that it was started with, and those that were set since.
+        reader: every sample and event of every rank so far.
+    """
+
+    @uninterrupted()
+    def __init__(
+        self,
+        folder: Path,
+        config: TrainConfig,
+        info: RunInfo,
+        host: Host,
+        results: dict[int, ipp.AsyncResult],
+        planned: Plan | None = None,
+    ) -> None:
+        self.folder = folder
+        self.config = config
+        self._planned = planned or Plan.at_first(host.config, config, info.devices, host.climb)
+        self.reader = Reader(folder, info.world_size)
+        self._info = info
+        self._info_written_ns = 0
+        self._host = host
+        self._ending: Ending[RunState] = Ending(folder.name, _log)
+        self._watch = RunWatch(folder, config, host, results, self.statuses)
+        self._num_heals_told = 0
+        self._preparing: threading.Thread | None = None
+        if presenter is not None:
+            self._preparing = threading.Thread(target=presenter.prepare, name="nbgpu-prepare", daemon=True)
+            self._preparing.start()
+        threading.Thread(target=self._follow_to_the_end, name="nbgpu-run", daemon=True).start()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Run {self.folder.name}: {self.status}, step {self._newest_step()} of {self.info.total_steps}>"
+        )
+
+    @classmethod
+    def start(cls, config: TrainConfig, host: Host, planned: Plan | None = None) -> Run:
+        """Makes the run's folder and starts the trainer on every rank; `planned` is a plan that was made of it."""
+        folder = runs.create(config, host.config)
+        results = host.ranks.call(Call.TRAIN, str(folder))
+        return cls(folder, config, _info(folder, config, host), host, results, planned)
+
+    @classmethod
+    def rejoin(cls, folder: Path, host: Host) -> Run:
+        """The handle of a run that another process started; what the ranks returned stands in the run's folder."""
+        runs.require_own(folder)
+        _, config = read_toml(folder / "run.toml")
+        config = runs.with_changes(config, folder)
+        results = {rank: LeftResult(folder, rank) for rank in range(len(host.devices))}
+        run = cls(folder, config, _info(folder, config, host), host, results)
+        if all(result.ready() for result in results.values()):
+            run._ending.wait_at_most(_STOP_PATIENCE_S)
+        return run
+
+    @property
+    def info(self) -> RunInfo:
+        """What a reader needs to know of the run; of the data nothing is known until the ranks have looked at them."""
+        path = self.folder / runs.INFO
+        try:
+            written_ns = path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return self._info
+        if written_ns != self._info_written_ns:
+            self._info_written_ns = written_ns
+            self._info = runs.read_info(self.folder)
+        return self._info
+
+    @property
+    def plan(self) -> Plan:
+        """What it does and takes, as `cluster.plan` says it; how the data come to the ranks as they found them."""
+        info = self.info
+        if not info.data:
+            return self._planned
+        return replace(self._planned, data=info.data, steps_per_epoch=info.steps_per_epoch)
+
+    @property
+    def failures(self) -> Sequence[RankFailure]:
+        """What was raised on the ranks; empty unless `status` is 'failed'."""
+        return self._watch.failures
+
+    @property
+    def error(self) -> NbgpuError | None:
+        """Why the run failed, as `wait` raises it; None while it goes on, and where it ended well."""
+        return RankError(self.failures) if self.failures else self._watch.lost
+
+    @property
+    def hang(self) -> str:
+        """Who waits where and who does not, while a rank waits longer than the cluster's `notice_after_s`; else empty."""
+        return self._watch.hang
+
+    @property
+    def outlives_kernel(self) -> bool:
+        """Whether it goes on when the notebook's kernel ends, because its cluster was started with `keep`."""
+        return self._host.config.keep
+
+    @property
+    def over(self) -> bool:
+        return self._ending.over
+
+    @property
+    def status(self) -> RunState:
+        """What the run does: the state of its ranks, and of the slowest one where they differ."""
+        if self._ending.state is not None:
+            return self._ending.state
+        order: list[RunState] = [
+            "starting",
+            "loading packages",
+            "loading",
+            "paused",
+            "validating",
+            "working out the result",
+            "training",
+            "waiting for rank 0",
+            "stopping",
+        ]
+        states = {s.state for s in self.statuses()} - FINAL_STATES
+        return next((state for state in order if state in states), "training")
+
+    def statuses(self) -> list[RankStatus]:
+        """The last known of every rank, in order."""
+        return self.reader.statuses(self._info.devices)
+
+    def _newest_step(self) -> int:
+        return max(status.step for status in self.statuses())
+
+    def metrics(self) -> pd.DataFrame:
+        """Every number that the ranks recorded: one row for each sample, with rank, step, time_s and the series."""
+        return frame_of(self.reader)
+
+    def result(self) -> Mapping[str, Any] | None:
+        """What the recipe says of the trained model, beside its baselines; None until the run has finished."""
+        results = [event.detail for event in self.reader.events() if event.kind == "result"]
+        return results[-1] if results else None
+
+    def notes(self) -> list[str]:
+        """What the ranks want a person to know, such as a checkpoint that could not be written, or a rank that was replaced;
+        oldest first. Then the lines of their files that could not be read, if there are any."""
+        told = (event.text for event in self.reader.events() if event.kind in ("note", "heal"))
+        # Each rank tells of a replacement.
+        return list(dict.fromkeys([*told, *self.reader.damage()]))
+
+    def untold_heals(self) -> list[str]:
+        """What there is to say of ranks that were replaced since the last call: which died, how, and what was lost."""
+        told = self._watch.heals[self._num_heals_told :]
+        self._num_heals_told += len(told)
+        for text in told:
+            # Without this the next cell would say it once more.
+            with suppress(ValueError):
+                self._host.news.remove(text)
+        return told
+
+    def panel(self) -> None:
+        """Displays the live panel: loss, memory, utilization and throughput of every rank."""
+        if presenter is None:
+            raise RunError(
+                "nothing is connected that could display a panel. Use the run through `import nbgpu`"
+            )
+        presenter.show(self)
+
+    def pause(self) -> None:
+        """Asks all ranks to wait before their next step; they agree on which step that is."""
+        self._ask("pause")
+
+    def resume(self) -> None:
+        """Lets a paused run go on."""
+        self._ask("resume")
+
+    def set(self, **settings: Any) -> None:
+        """Lets the run go on with other settings.
+
+        All ranks take them at the same step; those of the data with the next epoch. A mark on the panels says where,
+        and `changes.jsonl` in the run's folder.
+
+        Raises:
+            ConfigError: a setting cannot be changed now, or its value is not valid; nothing is changed.
+            RunError: the run is over.
+        """
+        possible = steerable(type(self.config))
+        if fixed := [name for name in settings if name not in possible]:
+            raise ConfigError(
+                f"{', '.join(fixed)} cannot be changed while a run goes on. What can be: {', '.join(possible)}"
+            )
+        config = self.config.changed(**settings)
+        if "batch_size" in settings:
+            config = config.changed(global_batch_size=None)
+            self._refuse_more_than_an_epoch(config)
+        config = settled(config, self._host.devices)
+        self._refuse_if_over("be changed")
+        self.config = config
+        values = {name: getattr(config, name) for name in settings}
+        self._send(lambda beside: send_settings(self.folder, values, beside))
+
+    def _refuse_more_than_an_epoch(self, config: TrainConfig) -> None:
+        """Raises ConfigError where a step would take more than an epoch: it would repeat samples, and perhaps exceed the
+        memory."""
+        info = self.info
+        asked = config.samples_per_step(info.world_size)
+        known = info.steps_per_epoch * info.global_batch_size  # 0 before the ranks have looked at the data
+        if known and asked > known:
+            most = max(1, known // (asked // config.batch_size))
+            raise ConfigError(
+                f"batch_size = {config.batch_size} would take {asked} samples in a step, and an epoch has {known}. Give "
+                f"at most {most}"
+            )
+
+    def stop(self) -> None:
+        """Asks all ranks to end after the step they are in; they write a checkpoint first.
+
+        A step that does not come to its end, because a rank waits for one that does not come, is interrupted; so is
+        any step where this is called again. Training goes back to the state before it then and ends with that; with
+        strategy='fsdp', where no rank has it, with that of the newest checkpoint.
+        """
+        self._ask("stop")
+        self._watch.stop_was_asked()
+
+    def wait(self, timeout_s: float | None = None) -> Run:
+        """Waits for the end. The kernel's interrupt stops the run, waits for that, and is then raised.
+
+        Ranks that were replaced are told on stderr, with what was lost.
+
+        Raises:
+            RankError: the run failed; it shows the ranks' own tracebacks.
+            ClusterError: the ranks could not be reached any more while it went on.
+            TimeoutError: the run goes on after `timeout_s` seconds.
+        """
+        notice = Notice()
+
+        def tell() -> None:
+            notice.show(self.hang)
+            for text in self.untold_heals():
+                print(text, file=sys.stderr)  # noqa: T201 - the cell's output
+
+        try:
+            self._ending.wait(timeout_s, lambda: self.status, self.stop, _STOP_PATIENCE_S, meanwhile=tell)
+        finally:
+            tell()
+            notice.show("")
+        if (error := self.error) is not None:
+            raise error
+        return self
+
+    def checkpoint(self, which: Literal["newest", "best"] = "newest") -> Path:
+        """The newest checkpoint with nothing wrong, or the one with the best validation (`best_metric`).
+
+        Raises:
+            RunError: there is none; what is damaged is named.
+        """
+        if which == "best":
+            return self._best_checkpoint()
+        newest = checkpoint_files.newest_whole(self.folder)
+        damaged = "; ".join(f"{path.name} is damaged ({what})" for path, what in newest.damaged)
+        if newest.checkpoint is None:
+            raise RunError(
+                f"{self.folder.name} has no whole checkpoint: {damaged}"
+                if damaged
+                else f"{self.folder.name} has no checkpoint yet: one is written at the end, "
+                "and after every `checkpoint_every` steps"
+            )
+        if damaged:
+            _log.warning("%s; the newest whole checkpoint is %s", damaged, newest.checkpoint.name)
+        return newest.checkpoint
+
+    def _best_checkpoint(self) -> Path:
+        try:
+            best = checkpoint_files.best(self.folder)
+        except ValueError as error:
+            raise RunError(str(error)) from None
+        if best is None:
+            why = (
+                "none was validated yet"
+                if self.config.best_metric
+                else "it follows no validation value. Set best_metric='loss' before a run"
+            )
+            raise RunError(f"{self.folder.name} has no best checkpoint: {why}")
+        if what := checkpoint_files.damage(best.checkpoint):
+            raise RunError(
+                f"the best checkpoint of {self.folder.name}, {best.checkpoint}, is damaged ({what}). "
+                "run.checkpoint() is the newest whole one"
+            )
+        return best.checkpoint
+
+    def on_end(self, callback: Callable[[Run], None]) -> None:
+        """Calls back once when the run is over, before `wait` returns; at once where it is over already."""
+        self._ending.call(lambda: callback(self))
+
+    def abandon(self) -> None:
+        """Ends the handle of a run whose cluster was stopped under it."""
+        self._watch.abandon()
+        self._ending.wait_at_most(_STOP_PATIENCE_S)
+
+    def _ask(self, command: Command) -> None:
+        self._refuse_if_over(command)
+        self._send(lambda beside: send_command(self.folder, command, beside))
+
+    def _send(self, send: Callable[[Path], None]) -> None:
+        """Sends a line to rank 0; RunError where it can be written to no folder."""
+        try:
+            send(self._host.folder)
+        except OSError as error:
+            raise RunError(
+                f"the ranks cannot be asked, because neither {self.folder} nor the cluster's folder can be written: "
+                f"{error.strerror}. Make room, and say it again; %nbgpu stop ends the cluster, and with it the run"
+            ) from None
+
+    def _refuse_if_over(self, what: str) -> None:
+        if self.over:
+            raise RunError(f"{self.folder.name} is {self.status}: it cannot {what} any more")
+
+    def _follow_to_the_end(self) -> None:
+        state = self._watch.follow()
+        self.reader.close()
+        try:
+            metrics_files.complete(self.folder, self._newest_step(), surely=state == "failed")
+        except (OSError, ValueError) as error:
+            _log.warning("the logs of %s are not complete: %s", self.folder.name, error)
+        self._ending.come(state, self._report)
+
+    def _report(self) -> None:
+        if self._preparing is not None:
+            self._preparing.join()
+        if presenter is not None:
+            try:
+                presenter.report(self)
+            except OSError as error:
+                _log.warning(
+                    "there is no report of %s, because it cannot be written: %s", self.folder.name, error
+                )
+
+
+def _info(folder: Path, config: TrainConfig, host: Host) -> RunInfo:
+    """What is known of a run before the ranks have looked at the data."""
+    return RunInfo(
+        run_id=folder.name,
+        recipe=config.title,
+        devices=host.devices,
+        backend=host.backend,
+        rung=host.rung.name,
+        total_steps=config.total_steps(steps_per_epoch=0),
+        steps_per_epoch=0,
+        batch_size=config.batch_size,
+        global_batch_size=config.samples_per_step(len(host.devices)),
+        started_s=(folder / "run.toml").stat().st_mtime,
+        resumed_from=resume.Beginning.read(folder).checkpoint,
+    )

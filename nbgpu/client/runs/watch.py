@@ -1,0 +1,296 @@
+"""Follows a training run on its ranks to the end: replaces those that die, frees those that wait for one that failed, and
+interrupts a step that does not end when the run is to stop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import ipyparallel as ipp
+
+from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.engines.results import sentence
+from nbgpu.client.faults.hangs import HangWatch
+from nbgpu.client.faults.stacks import Lookout
+from nbgpu.client.faults.watch import RankWatch
+from nbgpu.config import ClusterConfig, TrainConfig
+from nbgpu.errors import ClusterError, NbgpuError, RunError
+from nbgpu.machine.transports import Climb, Rung
+from nbgpu.protocol.calls import Call
+from nbgpu.protocol.records import BUSY_STATES, FINAL_STATES, Device, RankFailure, RankStatus, RunState
+
+_log = logging.getLogger("nbgpu.run")
+_HANG_S = 5.0
+"""A rank that waits so long, or as long as a notice takes to come, while the person wants the run to stop, waits for one that
+does not come."""
+_SECOND_STOP_AFTER_S = 1.0
+"""Who presses twice within a second meant it once."""
+_MAX_HEAL_ATTEMPTS = 3
+_MAX_DEATHS_WITHOUT_PROGRESS = 2
+"""A step that kills its rank each time it is done would go on for ever."""
+_WATCH_PERIOD_S = 0.1
+_LET_GO_PATIENCE_S = 5.0
+
+
+class Host(Protocol):
+    """What a run asks of the cluster that it runs on."""
+
+    config: ClusterConfig
+    devices: tuple[Device, ...]
+    climb: Climb
+    news: list[str]
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def rung(self) -> Rung: ...
+
+    @property
+    def ranks(self) -> Ranks: ...
+
+    def replace_gone(self) -> str: ...
+
+    def leave_behind(self, results: Mapping[int, ipp.AsyncResult]) -> None: ...
+
+    def lookout(self) -> Lookout: ...
+
+
+class RunWatch:
+    """Watches over the ranks of a run.
+
+    Args:
+        folder: the run's.
+        config: its settings.
+        host: the cluster.
+        results: by rank, of the call that trains there.
+        statuses: gives the last known of every rank.
+
+    Attributes:
+        failures: what was raised on the ranks, once the run has failed.
+        lost: what else kept the run from its end.
+        heals: what was told of each replacement of ranks: which died, and how, and what was lost.
+        hang: who waits where and who does not, while a rank waits longer than the cluster's `notice_after_s`; else empty.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: TrainConfig,
+        host: Host,
+        results: Mapping[int, ipp.AsyncResult],
+        statuses: Callable[[], list[RankStatus]],
+    ) -> None:
+        self.failures: Sequence[RankFailure] = ()
+        self.lost: NbgpuError | None = None
+        self.heals: list[str] = []
+        self.hang = ""
+        self._folder = folder
+        self._config = config
+        self._host = host
+        self._results = results
+        self._statuses = statuses
+        self._abandoned = False
+        self._num_stops_asked = 0
+        self._stop_asked_mono_s = 0.0
+        self._was_interrupted = False
+        """Whether a Stop has had to interrupt the ranks."""
+        self._not_back = ""
+        """The sentence about ranks that did not come back from a Stop; empty where all did."""
+        self._prepared = False
+        """Whether what a new rank needs has been imported where it comes from."""
+        self._died_at_step = 0
+        self._num_deaths = 0
+
+    def stop_was_asked(self) -> None:
+        """The person wants the run to end; said again, they do not want to wait for it."""
+        now_s = time.monotonic()
+        if not self._num_stops_asked:
+            self._num_stops_asked, self._stop_asked_mono_s = 1, now_s
+        elif now_s - self._stop_asked_mono_s > _SECOND_STOP_AFTER_S and (self.hang or not self._is_stopping):
+            self._num_stops_asked, self._stop_asked_mono_s = 2, now_s
+
+    def abandon(self) -> None:
+        """The cluster is stopped: there is nothing to follow any more."""
+        self._abandoned = True
+
+    def follow(self) -> RunState:
+        """Waits for the run's end and returns how it ended."""
+        try:
+            self._bring_every_rank_back()
+        except NbgpuError as error:
+            self.lost = error
+        except Exception as error:  # noqa: BLE001
+            # Whoever waits for the run would wait for ever.
+            _log.exception("the handle of %s failed", self._folder.name)
+            self.lost = RunError(f"{self._folder.name} cannot be followed any more: {error!r}")
+        if self.failures or self.lost:
+            return "failed"
+        # What is abandoned has no answer, and what was interrupted while it loaded its data has raised on all ranks.
+        answered = all(result.ready() and result.exception() is None for result in self._results.values())
+        answers = {result.result() for result in self._results.values()} if answered else set()
+        return "finished" if answers == {"finished"} else "stopped"
+
+    @property
+    def _is_stopping(self) -> bool:
+        """Whether the ranks have heard of the Stop, or are at their end already."""
+        return any(status.state in ("stopping", *FINAL_STATES) for status in self._statuses())
+
+    def _newest_step(self) -> int:
+        return max(status.step for status in self._statuses())
+
+    def _bring_every_rank_back(self) -> None:
+        while True:
+            watch = RankWatch(self._host.ranks, self._results)
+            hang = self._wait_for_all(watch)
+            if self._abandoned:
+                return
+            self.failures, _ = watch.outcome()
+            if hang is not None and watch.only_freed:
+                if self._can_end_in_order(watch, hang):
+                    continue
+            elif self._can_heal(watch) and self._heal(watch):
+                continue
+            self._end_on_the_ranks(watch)
+            return
+
+    def _wait_for_all(self, watch: RankWatch) -> str | None:
+        """Waits until all ranks are back or gone; returns where they were if a Stop had to interrupt them."""
+        found: str | None = None
+        lookout = self._host.lookout()
+        hangs = HangWatch(
+            lookout,
+            self._results,
+            len(self._results),
+            self._host.config.notice_after_s,
+            work="run",
+            is_busy=lambda rank: self._statuses()[rank].state in BUSY_STATES,
+        )
+        with closing(hangs):
+            while watch.pending() and not self._abandoned and not self._gives_up_on_some(watch):
+                watch.wait(_WATCH_PERIOD_S)
+                watch.check()
+                hangs.check()
+                self.hang = hangs.text
+                if not watch.severed and self._must_interrupt(hangs):
+                    found = hangs.describe_all()
+                    watch.stop()
+                self._prepare_replacements()
+            if found is not None and (stuck := watch.stuck()):
+                self._not_back = hangs.not_back(stuck)
+        self.hang = ""
+        return found
+
+    def _gives_up_on_some(self, watch: RankWatch) -> bool:
+        """Whether ranks that others have to be freed from do not come back; one that stands still may, unless the run is to stop."""
+        stuck = watch.stuck()
+        return bool(stuck) and (self._num_stops_asked > 0 or not self._host.ranks.standstills(stuck))
+
+    def _must_interrupt(self, hangs: HangWatch) -> bool:
+        """Whether what the person wants stopped would not stop by itself."""
+        if self._num_stops_asked > 1:
+            return True
+        # With fsdp no rank has all of the state to go on from, so that the person has to say it twice. And one rank may
+        # take long to write the last checkpoint.
+        is_told_twice = self._config.strategy == "fsdp" or self._is_stopping
+        too_long_s = min(self._host.config.notice_after_s or _HANG_S, _HANG_S)
+        return self._num_stops_asked == 1 and not is_told_twice and hangs.wait_longer_than(too_long_s)
+
+    def _prepare_replacements(self) -> None:
+        """Once the ranks train: earlier it would take the cores from them, while they get ready themselves."""
+        if not self._prepared and self._newest_step() > self._died_at_step:
+            self._host.ranks.add_spares(self._host.config.spare)
+            self._host.ranks.prepare_to_train([self._config.recipe])
+            self._prepared = True
+
+    def _can_end_in_order(self, watch: RankWatch, hang: str) -> bool:
+        """Lets ranks that a Stop has interrupted end as any other run that is stopped; False where that is in vain."""
+        self.failures = ()
+        if {status.state for status in self._statuses()} <= {"starting", "loading packages", "loading"}:
+            # There is nothing yet that could be kept.
+            return False
+        told = f"{self._folder.name} did not come to the end of its step when it was to stop: {hang}."
+        if watch.stuck():
+            self.lost = ClusterError(f"{told} {self._not_back}")
+        elif self._was_interrupted:
+            self.lost = RunError(
+                f"{told} It was interrupted for the second time, and ended without a checkpoint"
+            )
+        else:
+            self._was_interrupted = True
+            self._num_stops_asked = 1
+            self._host.ranks.regroup()
+            self._results = self._host.ranks.call(
+                Call.TRAIN, str(self._folder), f"{hang}: all were interrupted for the Stop."
+            )
+        return self.lost is None
+
+    def _can_heal(self, watch: RankWatch) -> bool:
+        """Whether ranks died, which can be replaced, and nothing else went wrong."""
+        if not watch.gone or len(watch.gone) + len(watch.stuck()) == len(self._results):
+            return False
+        if any(failure.rank not in watch.gone for failure in self.failures):
+            return False
+        step = self._newest_step()
+        self._num_deaths = self._num_deaths + 1 if step <= self._died_at_step + 1 else 1
+        self._died_at_step = step
+        if self._num_deaths <= _MAX_DEATHS_WITHOUT_PROGRESS:
+            return True
+        self._add_to_failures(f"that was {self._num_deaths} times at step {step}, and the run was given up")
+        return False
+
+    def _heal(self, watch: RankWatch) -> bool:
+        """Replaces the ranks that died and lets the run go on; False where that fails."""
+        why = "; ".join(failure.message for failure in self.failures)
+        # gloo may never tell a rank that the other was killed in the middle of sending to it.
+        stuck = watch.stuck()
+        if stuck:
+            self._host.ranks.end(stuck)
+            why += f"; rank {', '.join(map(str, stuck))} did not come back, and was ended"
+        for attempt in range(1, _MAX_HEAL_ATTEMPTS + 1):
+            try:
+                told = self._host.replace_gone()
+                break
+            except NbgpuError as error:
+                # Another one that died meanwhile is replaced too.
+                if attempt == _MAX_HEAL_ATTEMPTS or not self._host.ranks.gone():
+                    self._add_to_failures(f"it could not be replaced: {error}")
+                    return False
+        self.heals.append(f"While {self._folder.name} was training, {sentence(why)} {told}")
+        self._host.news.append(self.heals[-1])
+        self.failures = ()
+        self._prepared = False
+        self._results = self._host.ranks.call(
+            Call.TRAIN,
+            str(self._folder),
+            f"{sentence(why)} It was replaced, and the variables that cells had made on it are lost.",
+        )
+        return True
+
+    def _add_to_failures(self, text: str) -> None:
+        self.failures = [replace(f, message=f"{f.message}; {text}") for f in self.failures]
+
+    def _end_on_the_ranks(self, watch: RankWatch) -> None:
+        """Leaves the ranks in good order for what comes next."""
+        stuck = watch.stuck()
+        back = [rank for rank in self._results if rank not in watch.gone and rank not in stuck]
+        # Rank 0 ends the run's logs in it.
+        failed = bool(self.failures or self.lost)
+        causes = [failure.rank for failure in self.failures]
+        ended = self._host.ranks.call(Call.LET_GO_OF_RUN, str(self._folder), failed, causes, ranks=back)
+        if watch.left_the_group_unsure and not watch.gone and not stuck:
+            self._host.ranks.regroup([failure.rank for failure in self.failures])
+        if stuck:
+            self._host.leave_behind(self._results)
+        # It looks at all that torch's compiler and MONAI have made, and nobody waits for it.
+        self._host.ranks.call(Call.FREE_MEMORY, ranks=back)
+        for result in ended.values():
+            result.wait(_LET_GO_PATIENCE_S)

@@ -1,0 +1,399 @@
+"""A sweep: many training runs with different settings, as many side by side as there are devices.
+
+Each place where a trial may train has a cluster of its own, with its own GPUs or its share of the CPU, and a thread that
+gives it one trial after the other. What is known of a sweep stands in its folder, so that another process can go on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import logging
+import math
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from nbgpu.client.cluster.cluster import Cluster
+from nbgpu.client.host import registry
+from nbgpu.client.runs.ending import Ending
+from nbgpu.client.sweeps.trial import Trial
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import ClusterError, ConfigError, NbgpuError, RunError
+from nbgpu.machine import devices
+from nbgpu.planning import trials
+from nbgpu.protocol.records import Device
+from nbgpu.run_folder import resume
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_log = logging.getLogger("nbgpu.sweep")
+_STOP_PATIENCE_S = 30.0
+TABLE = "table.csv"
+
+SweepState = Literal["running", "stopping", "finished", "stopped", "failed"]
+"""'finished' if every trial is over, also if some failed; 'failed' if trials are left that nothing can train."""
+
+
+class Presenter(Protocol):
+    """What shows sweeps to a person, connected as for runs."""
+
+    def show_sweep(self, sweep: Sweep) -> None:
+        """Displays the live panel of a sweep."""
+        ...
+
+    def report_sweep(self, sweep: Sweep) -> None:
+        """Writes `report.html` into the folder of a sweep that is over."""
+        ...
+
+
+presenter: Presenter | None = None
+
+
+class Sweep:
+    """A sweep that goes on, or is over. `nbgpu.sweep` makes one.
+
+    Attributes:
+        folder: holds sweep.toml, a folder for each trial, and at the end table.csv and report.html.
+        plan: what was asked for.
+        trials: in the order in which they start.
+    """
+
+    def __init__(self, folder: Path, plan: trials.Plan, clusters: Sequence[Cluster]) -> None:
+        self.folder = folder
+        self.plan = plan
+        self._claim = _claim(folder)
+        self.trials = [
+            Trial(number, settings, plan.settings(number), folder, plan.config.sort_by, plan.config.goal)
+            for number, settings in enumerate(plan.trials)
+        ]
+        for trial in self.trials:
+            trial.look_back()
+        self._left = deque(trial for trial in self.trials if not trial.over)
+        self.num_parallel = min(len(clusters), len(self._left))
+        """Trials that train side by side."""
+        self._clusters = clusters[: self.num_parallel]
+        self._table_lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._ending: Ending[SweepState] = Ending(folder.name, _log)
+        self._lost: list[NbgpuError] = []
+        """Why places could not get a cluster."""
+        atexit.register(self._abandon)
+        threading.Thread(target=self._go_through, name="nbgpu-sweep", daemon=True).start()
+
+    def __repr__(self) -> str:
+        return f"<Sweep {self.folder.name}: {self.describe()}>"
+
+    def _ipython_display_(self) -> None:
+        if presenter is None:
+            print(repr(self))  # noqa: T201 - what stands for the panel
+        else:
+            presenter.show_sweep(self)
+
+    @property
+    def over(self) -> bool:
+        return self._ending.over
+
+    @property
+    def status(self) -> SweepState:
+        if self._ending.state is not None:
+            return self._ending.state
+        return "stopping" if self._stopping.is_set() else "running"
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial with the best value so far; None before there is one."""
+        told = [trial for trial in self.trials if trial.best is not None]
+        return min(told, key=self._order, default=None)
+
+    def describe(self) -> str:
+        """One line on where it is: '3 of 8 trials finished, 1 failed, 2 train; best val_loss 0.0123 (lr=0.001)'."""
+        states = [trial.state for trial in self.trials]
+        parts = [f"{states.count('finished')} of {len(states)} trials finished"]
+        parts += [f"{n} failed" for n in [states.count("failed")] if n]
+        parts += [f"{n} wait" for n in [states.count("waiting")] if n]
+        active = len(states) - sum(states.count(s) for s in ("finished", "failed", "waiting", "stopped"))
+        parts += [f"{active} at work"] if active else []
+        parts += [f"{n} stopped" for n in [states.count("stopped")] if n]
+        text = f"{self.status}: {', '.join(parts)}"
+        best = self.best
+        if best is not None and best.best is not None:
+            text += f"; best {self.plan.config.sort_by} {best.best[1]:.4g} ({best.label})"
+        return text
+
+    def table(self) -> pd.DataFrame:
+        """One row for each trial, the best first: its settings, state, step, loss, best value, error and folder."""
+        # Here, because it takes a third of a second, which every import of this module would pay.
+        import pandas as pd
+
+        sort_by = self.plan.config.sort_by
+        rows = []
+        for trial in self.ranking():
+            best = trial.best
+            rows.append(
+                {
+                    "trial": trial.number,
+                    "state": trial.state,
+                    **trial.settings,
+                    "step": trial.step,
+                    "loss": trial.loss,
+                    f"best {sort_by}": None if best is None else best[1],
+                    "at step": None if best is None else best[0],
+                    "seconds": round(trial.seconds, 1),
+                    "error": "" if trial.error is None else str(trial.error),
+                    "folder": str(trial.folder),
+                }
+            )
+        frame = pd.DataFrame(rows)
+        numbers = ["loss", f"best {sort_by}", "at step"]
+        frame[numbers] = frame[numbers].astype(dict.fromkeys(numbers[:2], float) | {"at step": "Int64"})
+        return frame
+
+    def ranking(self) -> list[Trial]:
+        """The trials, the best first; those without a value last, in their order."""
+        return sorted(self.trials, key=self._order)
+
+    def _order(self, trial: Trial) -> tuple[float, int]:
+        if trial.best is None:
+            return math.inf, trial.number
+        return trial.best[1] * (1 if self.plan.config.goal == "min" else -1), trial.number
+
+    def panel(self) -> None:
+        """Displays the live panel: a table of the trials, and a chart with a line for each."""
+        if presenter is None:
+            raise RunError(
+                "nothing is connected that could display a panel. Use the sweep through `import nbgpu`"
+            )
+        presenter.show_sweep(self)
+
+    def stop(self) -> None:
+        """Asks all runs to end after the step they are in, with a checkpoint. `wait` waits for that, and
+        `nbgpu.sweep(resume=sweep.folder)` goes on."""
+        self._stopping.set()
+        for trial in self.trials:
+            trial.ask_to_stop()
+
+    def wait(self, timeout_s: float | None = None) -> Sweep:
+        """Waits for the end. The kernel's interrupt stops all runs, waits for that, and is then raised. A trial that
+        fails raises nothing here: its error stands in the table and in `trial.error`.
+
+        Raises:
+            ClusterError: trials are left, and no engines could be started for them.
+            TimeoutError: the sweep goes on after `timeout_s` seconds.
+        """
+        self._ending.wait(timeout_s, self.describe, self.stop, _STOP_PATIENCE_S)
+        if self.status == "failed":
+            raise self._lost[0]
+        return self
+
+    def on_end(self, callback: Callable[[Sweep], None]) -> None:
+        """Calls back once when the sweep is over, before `wait` returns; at once where it is over already."""
+        self._ending.call(lambda: callback(self))
+
+    # What goes on in threads.
+
+    def _go_through(self) -> None:
+        """Has every place take trials until none is left, and ends the sweep."""
+        places = [
+            threading.Thread(target=self._work, args=(cluster,), name=f"nbgpu-sweep-{i}", daemon=True)
+            for i, cluster in enumerate(self._clusters)
+        ]
+        for place in places:
+            place.start()
+        for place in places:
+            place.join()
+        atexit.unregister(self._abandon)
+        self._leave_table()
+        os.close(self._claim)
+        self._ending.come(self._how_it_ended(), self._report)
+
+    def _report(self) -> None:
+        if presenter is not None:
+            presenter.report_sweep(self)
+
+    def _how_it_ended(self) -> SweepState:
+        if all(trial.state in ("finished", "failed") for trial in self.trials):
+            return "finished"
+        return "failed" if self._lost and not self._stopping.is_set() else "stopped"
+
+    def _work(self, cluster: Cluster) -> None:
+        """One place: trains one trial after the other on its cluster."""
+        try:
+            while (trial := self._next()) is not None:
+                try:
+                    if not cluster.running:
+                        cluster.start_beside()
+                except Exception as error:  # noqa: BLE001
+                    # Another place may still do it.
+                    self._left.appendleft(trial)
+                    if not isinstance(error, NbgpuError):
+                        _log.exception("the start of engines for trial %d failed", trial.number)
+                        error = ClusterError(
+                            f"the engines could not be started: {type(error).__name__}: {error}"
+                        )
+                    self._lost.append(error)
+                    _log.warning("no engines for trial %d: %s", trial.number, error)
+                    return
+                if self._stopping.is_set():
+                    return
+                self._train(trial, cluster)
+                self._leave_table()
+        except Exception as error:  # noqa: BLE001
+            # The other places go on, and whoever waits is told.
+            _log.exception("a place of %s failed", self.folder.name)
+            self._lost.append(ClusterError(f"a place of {self.folder.name} failed: {error!r}"))
+        finally:
+            cluster.stop()
+
+    def _next(self) -> Trial | None:
+        if self._stopping.is_set():
+            return None
+        try:
+            return self._left.popleft()
+        except IndexError:
+            return None
+
+    def _train(self, trial: Trial, cluster: Cluster) -> None:
+        """Trains one trial to its end, whatever that is."""
+        try:
+            run = cluster.train(**trial.going_on())
+            trial.began(run)
+            if self._stopping.is_set():
+                trial.ask_to_stop()
+            run.wait()
+            trial.ended(run.status)
+        except NbgpuError as error:
+            trial.ended("failed", error)
+            # A GPU may be unusable after it, and memory be held; the next trial gets new engines.
+            cluster.stop()
+        except Exception as error:  # noqa: BLE001
+            _log.exception("trial %d failed outside of its run", trial.number)
+            trial.ended("failed", RunError(f"{type(error).__name__}: {error}"))
+            cluster.stop()
+
+    def _leave_table(self) -> None:
+        """Writes the table as it is now, so that it is there whatever happens next."""
+        unfinished = self.folder / f"{TABLE}.tmp"
+        try:
+            with self._table_lock:
+                self.table().to_csv(unfinished, index=False)
+                unfinished.rename(self.folder / TABLE)
+        except Exception as error:  # noqa: BLE001
+            # The trials count for more than a table of them, which can be made at any time.
+            known = isinstance(error, OSError)
+            _log.warning(
+                "the table of %s could not be written: %s", self.folder.name, error, exc_info=not known
+            )
+
+    def _abandon(self) -> None:
+        """The interpreter ends: so do the engines. What they have not saved is done again with `resume`."""
+        self._stopping.set()
+        for cluster in self._clusters:
+            cluster.stop()
+
+
+def sweep(recipe: str | None = None, /, **settings: Any) -> Sweep:
+    """Trains a recipe with many settings, and returns at once.
+
+    nbgpu.sweep("autoencoder", lr=[1e-4, 1e-3], seed=[0, 1])                       # every combination
+    nbgpu.sweep("autoencoder", lr="1e-5..1e-2:log", batch_size=[2, 4], random=20)   # 20 that are drawn
+    nbgpu.sweep(resume="nbgpu_runs/20260101-120000-sweep-autoencoder-1f2e")         # what is not finished
+
+    Args:
+        recipe: what is trained; left out with `resume`.
+        settings: fields of the recipe's settings: a list is gone through, in a range (a text, 'LOW..HIGH' or
+            'LOW..HIGH:log') numbers are drawn with `random`, and everything else is the same for all. Besides them
+            `random`, `random_seed`, `parallel`, `sort_by`, `goal`, and the cluster's settings; `ranks` is 1 where it
+            is left out. Without a recipe, `resume` is the folder of a sweep.
+
+    Raises:
+        ConfigError: something is not valid; every combination that cannot run is named, and nothing was started.
+        ClusterError: a GPU is in use by a cluster.
+        RunError: the sweep that is to be resumed goes on in another process.
+    """
+    return go_on(**settings) if recipe is None else begin(recipe, settings)
+
+
+def begin(recipe: str, settings: Mapping[str, Any]) -> Sweep:
+    """Starts a new sweep; as `sweep`."""
+    plan = trials.plan(recipe, settings)
+    clusters = _clusters(plan)
+    plan = trials.checked(plan, [cluster.devices for cluster in clusters])
+    # Where all trials begin with one checkpoint, it must fit them.
+    resume.find(plan.settings(0), contents=False)
+    _require_free(clusters)
+    return Sweep(trials.create_folder(plan), plan, clusters)
+
+
+def go_on(resume: str | Path = "", **settings: Any) -> Sweep:
+    """Goes on with the trials of a sweep that are not finished; as `sweep`."""
+    if not resume:
+        raise ConfigError(
+            "name a recipe: nbgpu.sweep('autoencoder', lr=[1e-4, 1e-3]), or resume=FOLDER of a sweep"
+        )
+    folder = Path(resume).absolute()
+    plan = trials.Plan.read(folder, **settings)
+    clusters = _clusters(plan)
+    plan = trials.checked(plan, [cluster.devices for cluster in clusters])
+    _require_free(clusters)
+    return Sweep(folder, plan, clusters)
+
+
+def _clusters(plan: trials.Plan) -> list[Cluster]:
+    """A cluster for each trial that can train at the same time; none is started."""
+    shares = places(plan.cluster, plan.config.parallel)
+    num_ranks = plan.cluster.ranks or 1
+    settings = plan.cluster.model_dump()
+    settings["ranks"] = num_ranks
+    settings["threads_per_rank"] = plan.cluster.threads_for(len(shares) * num_ranks)
+    return [Cluster(**{**settings, "gpus": gpus}) for gpus in shares]
+
+
+def places(cluster: ClusterConfig, parallel: int | None) -> list[str]:
+    """The `gpus` of each cluster that can train a trial at the same time as the others.
+
+    Args:
+        cluster: the GPUs that may be used, and the ranks that a trial gets.
+        parallel: how many are asked for; None for as many as the GPUs allow, or 2 CPU ranks in all.
+
+    Raises:
+        ConfigError: there are not so many GPUs, and they are not to be shared.
+    """
+    num_ranks = cluster.ranks or 1
+    gpus: Sequence[Device] = [d for d in devices.choose(cluster.gpus, None) if d.kind == "cuda"]
+    if not gpus:
+        return ["none"] * (parallel or max(1, devices.DEFAULT_CPU_RANKS // num_ranks))
+    num_places = parallel or max(1, len(gpus) // num_ranks)
+    if num_places > 1 and num_places * num_ranks > len(gpus) and not cluster.share_gpus:
+        raise ConfigError(
+            f"parallel={num_places} with ranks={num_ranks} takes {num_places * num_ranks} GPUs, and there are {len(gpus)}. "
+            "Give less, or share_gpus=True to have several trials on one GPU"
+        )
+    taken = [
+        [gpus[(place * num_ranks + rank) % len(gpus)].uuid for rank in range(num_ranks)]
+        for place in range(num_places)
+    ]
+    return [",".join(dict.fromkeys(uuids)) for uuids in taken]
+
+
+def _require_free(clusters: Sequence[Cluster]) -> None:
+    if not clusters[0].config.share_gpus:
+        registry.require_free([device for cluster in clusters for device in cluster.devices])
+
+
+def _claim(folder: Path) -> int:
+    """Keeps other processes from going on with the same sweep; ends with this one at the latest."""
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.read(fd, 100).decode()
+        os.close(fd)
+        raise RunError(f"{folder.name} goes on in process {owner}. Stop it there first") from None
+    os.ftruncate(fd, 0)
+    os.write(fd, str(os.getpid()).encode())
+    return fd

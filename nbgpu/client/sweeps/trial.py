@@ -1,0 +1,279 @@
+"""One trial of a sweep: its settings, the folders of its runs, and how far it has come."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from nbgpu.client.runs.metrics_frame import frame_of
+from nbgpu.client.runs.run import Run
+from nbgpu.config import TrainConfig
+from nbgpu.errors import NbgpuError, RankError, RunError
+from nbgpu.planning import trials
+from nbgpu.protocol.records import Event, RankFailure, RunState, Sample
+from nbgpu.run_folder import checkpoint_files, resume
+from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder.telemetry import START, Reader
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TrialState = Literal["waiting"] | RunState
+
+CURVE_POINTS = 2048
+"""A curve is thinned to half when it has so many points; its best one stays."""
+
+LOSS = "loss"
+
+
+@dataclass
+class Curve:
+    """One number of a trial over its steps, the mean of the ranks that recorded it."""
+
+    goal: Literal["min", "max"] = "min"
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def add(self, step: int, value: float) -> None:
+        self.steps.append(step)
+        self.values.append(value)
+        if len(self.values) >= CURVE_POINTS:
+            best = self._best_index()
+            kept = [i for i in range(len(self.values)) if i % 2 or i == best]
+            self.steps, self.values = [self.steps[i] for i in kept], [self.values[i] for i in kept]
+
+    def cut_after(self, step: int) -> None:
+        """Forgets the steps that are done again."""
+        kept = [i for i, known in enumerate(self.steps) if known <= step]
+        self.steps, self.values = [self.steps[i] for i in kept], [self.values[i] for i in kept]
+
+    def best(self) -> tuple[int, float] | None:
+        """(step, value) of the best; None before there is one that is finite."""
+        index = self._best_index()
+        return None if index is None else (self.steps[index], self.values[index])
+
+    def _best_index(self) -> int | None:
+        finite = [i for i, value in enumerate(self.values) if math.isfinite(value)]
+        sign = 1 if self.goal == "min" else -1
+        return min(finite, key=lambda i: sign * self.values[i], default=None)
+
+
+class Trial:
+    """What a sweep knows of one of its trials.
+
+    Attributes:
+        number: counts the sweep's trials from 0.
+        settings: what the trial has of its own, by field.
+        config: all its settings.
+        folder: holds the folder of the trial's run, and one more for each time that the trial was gone on with.
+        error: why the trial failed; None where it did not.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        settings: Mapping[str, Any],
+        config: TrainConfig,
+        sweep_folder: Path,
+        sort_by: str,
+        goal: Literal["min", "max"],
+    ) -> None:
+        self.number = number
+        self.settings = settings
+        self.folder = sweep_folder / f"trial-{number:03d}"
+        self.config = config.changed(runs_dir=str(self.folder))
+        self.error: NbgpuError | None = None
+        self.seconds = 0.0
+        """From the start of each of its runs to its newest record."""
+        self._num_ranks = 1
+        self._sort_by = sort_by
+        self._curves = {LOSS: Curve(), sort_by: Curve(goal)}
+        self._half_told: dict[tuple[str, int], list[float]] = {}
+        """By name and step: the values of the ranks that have told theirs, while others have not."""
+        self._step = 0
+        self._state: TrialState = "waiting"
+        self._run: Run | None = None
+        self._cursor = START
+        self._started_s = 0.0
+        self._seconds_before = 0.0
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Trial {self.number}: {self.label}, {self.state}, step {self.step}>"
+
+    @property
+    def label(self) -> str:
+        """Its own settings in words."""
+        return trials.label(self.settings)
+
+    @property
+    def state(self) -> TrialState:
+        """What it does: that of its run; 'waiting' where none goes on and the trial is not over."""
+        run = self._run
+        return self._state if run is None else run.status
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to do for it in this sweep."""
+        return self._run is None and self._state in ("finished", "failed", "stopped")
+
+    @property
+    def step(self) -> int:
+        """The optimizer steps done."""
+        self._refresh()
+        return self._step
+
+    @property
+    def loss(self) -> float | None:
+        """The newest training loss, the mean over the ranks; None before the first."""
+        values = self.curve(LOSS).values
+        return values[-1] if values else None
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """(step, value) of the best of the number that the sweep is sorted by; None before the first."""
+        return self.curve(self._sort_by).best()
+
+    def curve(self, name: str) -> Curve:
+        """A copy of 'loss', or of the number that the sweep is sorted by, over the steps of all its runs."""
+        self._refresh()
+        with self._lock:
+            known = self._curves[name]
+            return Curve(known.goal, list(known.steps), list(known.values))
+
+    @property
+    def total_steps(self) -> int:
+        """Steps in all; 0 where the length is given in epochs and the data were not looked at yet."""
+        run = self._run
+        return run.info.total_steps if run is not None else self.config.total_steps(0)
+
+    @property
+    def run_folders(self) -> list[Path]:
+        """The folders of its runs, the oldest first."""
+        return sorted((p.parent for p in self.folder.glob("*/run.toml")), key=_made_ns)
+
+    def metrics(self) -> pd.DataFrame:
+        """Every number that the ranks recorded, as `Run.metrics` gives it; what was done again stands there once."""
+        # Here, because it takes a third of a second, which every import of this module would pay.
+        import pandas as pd
+
+        frame = pd.DataFrame(columns=["rank", "step", "time_s"])
+        for folder in self.run_folders:
+            kept = frame[frame["step"] <= resume.Beginning.read(folder).step]
+            pieces = [piece for piece in (kept, frame_of(_reader_of(folder))) if not piece.empty]
+            frame = pd.concat(pieces, ignore_index=True) if pieces else frame
+        return frame
+
+    def checkpoint(self) -> Path:
+        """The newest checkpoint with nothing wrong; RunError where there is none."""
+        for folder in reversed(self.run_folders):
+            newest = checkpoint_files.newest_whole(folder).checkpoint
+            if newest is not None:
+                return newest
+        raise RunError(f"trial {self.number} ({self.label}) has no whole checkpoint yet")
+
+    # What the sweep tells it.
+
+    def look_back(self) -> None:
+        """Takes up what stands in the trial's folder, of a sweep that was cut off or is over."""
+        folders = self.run_folders
+        for folder in folders:
+            self._begin(folder, _world_size(folder))
+            self._take(_reader_of(folder).records())
+        outcomes = [runs.outcome(folders[-1], rank) for rank in range(self._num_ranks)] if folders else []
+        # One that was killed behind its last checkpoint has nothing left to do.
+        if (outcomes and set(map(str, outcomes)) == {"finished"}) or self._has_last_checkpoint():
+            self._state = "finished"
+
+    def going_on(self) -> dict[str, Any]:
+        """The settings of its next run: from the newest checkpoint of its own where there is one."""
+        settings = self.config.model_dump()
+        if any(checkpoint_files.checkpoints(folder) for folder in self.run_folders):
+            settings["resume"] = resume.AUTO
+        return settings
+
+    def began(self, run: Run) -> None:
+        with self._lock:
+            self.error = None
+            self._begin(run.folder, run.info.world_size)
+            self._cursor = START
+            self._run = run
+
+    def ended(self, state: TrialState, error: NbgpuError | None = None) -> None:
+        """Its run is over, or could not be started; with `waiting` the trial is to be taken up again."""
+        self._refresh()
+        with self._lock:
+            # The handle keeps every record in memory, and a sweep may have hundreds of them.
+            self._run = None
+            self._state = state
+            self.error = error
+
+    def failures(self) -> tuple[RankFailure, ...]:
+        """What was raised on the ranks, with their tracebacks."""
+        return self.error.failures if isinstance(self.error, RankError) else ()
+
+    def ask_to_stop(self) -> None:
+        """Asks its run to end after the step that it is in; harmless where there is none."""
+        run = self._run
+        # It may end at this very moment, which is as good.
+        with suppress(RunError):
+            if run is not None:
+                run.stop()
+
+    def _has_last_checkpoint(self) -> bool:
+        found = [path for folder in self.run_folders for path in checkpoint_files.checkpoints(folder)]
+        last = checkpoint_files.checkpoint_name(self.config.steps)
+        return self.config.epochs is None and any(path.name == last for path in found)
+
+    def _begin(self, folder: Path, num_ranks: int) -> None:
+        """A run of this trial begins where its checkpoint was: what came after it is done again."""
+        self._num_ranks = num_ranks
+        step = resume.Beginning.read(folder).step
+        for curve in self._curves.values():
+            curve.cut_after(step)
+        self._step = step
+        self._half_told = {}
+        self._seconds_before = self.seconds
+        self._started_s = (folder / "run.toml").stat().st_mtime
+
+    def _refresh(self) -> None:
+        with self._lock:
+            if self._run is not None:
+                for records, cursor in self._run.reader.batches(self._cursor):
+                    self._cursor = cursor
+                    self._take(records)
+
+    def _take(self, records: Iterable[Sample | Event]) -> None:
+        for record in records:
+            self._step = max(self._step, record.step)
+            self.seconds = max(self.seconds, self._seconds_before + record.time_s - self._started_s)
+            if not isinstance(record, Sample):
+                continue
+            for name in self._curves.keys() & record.values.keys():
+                told = self._half_told.setdefault((name, record.step), [])
+                told.append(record.values[name])
+                # What is validated is added up over the ranks, and rank 0 tells it.
+                if len(told) == self._num_ranks or name.startswith("val_"):
+                    del self._half_told[name, record.step]
+                    self._curves[name].add(record.step, sum(told) / len(told))
+
+
+def _world_size(run_folder: Path) -> int:
+    """How many ranks had a run; 1 where it was cut off before they said so."""
+    try:
+        return runs.read_info(run_folder).world_size
+    except FileNotFoundError:
+        return 1
+
+
+def _reader_of(run_folder: Path) -> Reader:
+    return Reader(run_folder, _world_size(run_folder), live=False)
+
+
+def _made_ns(folder: Path) -> int:
+    return (folder / "run.toml").stat().st_mtime_ns

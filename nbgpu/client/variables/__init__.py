@@ -1,0 +1,1 @@
+"""The variables of the ranks: the table of them, transfer, definitions, reloading."""

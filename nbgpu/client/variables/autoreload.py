@@ -1,0 +1,76 @@
+"""`%nbgpu autoreload`: modules that were edited are loaded anew on all ranks before a cell runs there."""
+
+from __future__ import annotations
+
+import ipyparallel as ipp
+
+from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.engines.results import failures
+from nbgpu.protocol.calls import Call
+from nbgpu.text.ranks import rank_ranges
+
+
+class Reloading:
+    """Has the ranks look for edited modules, while it is on.
+
+    The call is sent just before the cell and is not waited for: a rank takes one after the other, and what was
+    loaded is told once it is known.
+    """
+
+    def __init__(self) -> None:
+        self.on = False
+        self._asked: list[dict[int, ipp.AsyncResult]] = []
+
+    def switch(self, ranks: Ranks, to: str) -> str:
+        """Turns it 'on' or 'off'; says how it is, also where `to` is empty.
+
+        What was imported before is watched too, and loaded anew where it was edited since.
+        """
+        loaded: list[str] = []
+        if to:
+            self.on = to == "on"
+            what = Call.RELOAD_EDITED_MODULES if self.on else Call.STOP_RELOADING
+            answers = ranks.wait_for(ranks.call(what))
+            loaded = _told(answers) if self.on else []
+        state = (
+            "autoreload is on: modules that were edited are loaded anew before each cell"
+            if self.on
+            else "autoreload is off"
+        )
+        return "\n".join([state, *loaded])
+
+    def before_cell(self, ranks: Ranks) -> None:
+        """Called when a cell is about to be sent. All ranks look, also those that sit the cell out."""
+        if self.on:
+            self._asked.append(ranks.call(Call.RELOAD_EDITED_MODULES))
+
+    def told(self) -> list[str]:
+        """What was loaded anew, or could not be, in lines; once."""
+        lines: list[str] = []
+        while self._asked and all(answer.ready() for answer in self._asked[0].values()):
+            asked = self._asked.pop(0)
+            failed = failures(asked)
+            lines += [f"rank {f.rank} could not look for edited modules: {f.message}" for f in failed]
+            gone = {failure.rank for failure in failed}
+            lines += _told({rank: answer.result() for rank, answer in asked.items() if rank not in gone})
+        return lines
+
+    def forget(self) -> None:
+        """Drops what was asked of ranks that are no more; those that take their place begin anew."""
+        self._asked.clear()
+
+
+def _told(by_rank: dict[int, dict[str, str]]) -> list[str]:
+    ranks_by_outcome: dict[tuple[str, str], list[int]] = {}
+    for rank, outcomes in by_rank.items():
+        for outcome in outcomes.items():
+            ranks_by_outcome.setdefault(outcome, []).append(rank)
+    lines = []
+    for (module, failure), ranks in ranks_by_outcome.items():
+        where = "" if len(ranks) == len(by_rank) else f" on rank {rank_ranges(ranks)}"
+        lines.append(
+            f"{module} could not be loaded anew{where}, and stays as it was: {failure}"
+            if failure
+            else f"{module} was edited, and loaded anew{where}"
+        )
+    return lines

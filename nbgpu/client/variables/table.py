@@ -1,0 +1,192 @@
+"""The ranks' variables side by side, with a mark where the ranks differ."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nbgpu.client.engines.ranks import reference
+from nbgpu.protocol.calls import Call
+from nbgpu.protocol.records import Variable
+from nbgpu.text.ranks import rank_ranges
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_HEADINGS = ("name", "rank", "type", "shape", "dtype", "device", "bytes", "content", "ranks differ")
+_MAX_ROWS_OF_A_NAME = 5
+"""A number that is another one on each of 64 ranks needs no 64 rows."""
+_RIGHT_ALIGNED = "bytes"
+
+
+def table(apply: Callable[..., Mapping[int, Sequence[Variable]]], pattern: str) -> VariableTable:
+    """Asks every rank for its variables whose names fit; RunError while a training run has the ranks.
+
+    Args:
+        apply: the cluster's.
+        pattern: of the names, with * and ?.
+    """
+    return VariableTable(apply(reference(Call.DESCRIBE_VARIABLES), pattern))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variable on the ranks that have it alike."""
+
+    ranks: tuple[int, ...]
+    variable: Variable
+    differs: str
+    """In what the ranks differ in the variable of this name, in words; empty where they do not."""
+
+
+class VariableTable:
+    """What `%nbgpu vars` shows.
+
+    Args:
+        by_rank: each rank's variables.
+    """
+
+    def __init__(self, by_rank: Mapping[int, Sequence[Variable]]) -> None:
+        self._ranks = sorted(by_rank)
+        by_name: dict[str, dict[int, Variable]] = {}
+        for rank in self._ranks:
+            for variable in by_rank[rank]:
+                by_name.setdefault(variable.name, {})[rank] = variable
+        self.rows = [row for name in sorted(by_name) for row in self._rows_of(by_name[name])]
+
+    def frame(self) -> pd.DataFrame:
+        """One row for each variable and rank."""
+        # Here, because it takes a third of a second, which every start of a cluster would pay.
+        import pandas as pd
+
+        rows = [
+            {
+                "name": row.variable.name,
+                "rank": rank,
+                "type": row.variable.type,
+                "shape": row.variable.shape,
+                "dtype": row.variable.dtype,
+                "device": row.variable.device,
+                "bytes": row.variable.num_bytes,
+                "content": row.variable.content,
+                "ranks differ": row.differs,
+            }
+            for row in self.rows
+            for rank in row.ranks
+        ]
+        frame = pd.DataFrame(rows, columns=list(_HEADINGS)).astype({"bytes": "Int64"})
+        return frame.sort_values(["name", "rank"], ignore_index=True)
+
+    def _rows_of(self, there: Mapping[int, Variable]) -> list[Row]:
+        differs = _difference(there, self._ranks)
+        alike: dict[Any, list[int]] = {}
+        for rank, variable in there.items():
+            alike.setdefault(_face(variable), []).append(rank)
+        return [Row(tuple(ranks), there[ranks[0]], differs) for ranks in alike.values()]
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        """The table's text, row by row."""
+        lines: list[tuple[str, ...]] = []
+        rows_by_name: dict[str, list[Row]] = {}
+        for row in self.rows:
+            rows_by_name.setdefault(row.variable.name, []).append(row)
+        for name, rows in rows_by_name.items():
+            for row in rows[:_MAX_ROWS_OF_A_NAME]:
+                v = row.variable
+                size = "" if v.num_bytes is None else in_words(v.num_bytes)
+                ranks = "all" if len(row.ranks) == len(self._ranks) else rank_ranges(row.ranks)
+                device = _device(v.device, row.ranks)
+                mark = f"≠ {row.differs}" if row.differs else ""
+                lines.append((name, ranks, v.type, v.shape, v.dtype, device, size, v.content, mark))
+            if len(rows) > _MAX_ROWS_OF_A_NAME:
+                rest = [rank for row in rows[_MAX_ROWS_OF_A_NAME:] for rank in row.ranks]
+                lines.append((name, rank_ranges(rest), "...", "", "", "", "", "", f"≠ {rows[0].differs}"))
+        return lines
+
+    def __str__(self) -> str:
+        lines = self._cells()
+        if not lines:
+            return "the ranks have no variables of such a name"
+        used = [i for i in range(len(_HEADINGS)) if any(line[i] for line in lines)]
+        table = [[row[i] for i in used] for row in (_HEADINGS, *lines)]
+        widths = [max(len(row[i]) for row in table) for i in range(len(used))]
+        right = [_HEADINGS[i] == _RIGHT_ALIGNED for i in used]
+        return "\n".join(
+            "  ".join(
+                text.rjust(width) if is_right else text.ljust(width)
+                for text, width, is_right in zip(row, widths, right, strict=True)
+            ).rstrip()
+            for row in table
+        )
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        lines = self._cells()
+        if not lines:
+            return html.escape(str(self))
+        used = [i for i in range(len(_HEADINGS)) if any(line[i] for line in lines)]
+
+        def cells(row: Sequence[str], tag: str) -> str:
+            return "".join(
+                f'<{tag} style="text-align: {"right" if _HEADINGS[i] == _RIGHT_ALIGNED else "left"}'
+                f'{"; font-weight: bold" if _HEADINGS[i] == "ranks differ" else ""}">{html.escape(row[i])}</{tag}>'
+                for i in used
+            )
+
+        body = "".join(f"<tr>{cells(line, 'td')}</tr>" for line in lines)
+        return f"<table><thead><tr>{cells(_HEADINGS, 'th')}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _face(variable: Variable) -> tuple[Any, ...]:
+    """What of a variable is seen in the table; the number of a rank's GPU is no difference."""
+    return (
+        variable.type,
+        variable.shape,
+        variable.dtype,
+        variable.device.partition(":")[0],
+        variable.num_bytes,
+        variable.content,
+    )
+
+
+def _difference(there: Mapping[int, Variable], ranks: Sequence[int]) -> str:
+    """In what the ranks differ, in words; empty where they do not, or where it was not looked at."""
+    without = [rank for rank in ranks if rank not in there]
+    variables = list(there.values())
+
+    def differ(values: Sequence[Any]) -> bool:
+        return any(value != values[0] for value in values)
+
+    found = ["type"] if differ([v.type for v in variables]) else []
+    found += [what for what in ("shape", "dtype") if differ([getattr(v, what) for v in variables])]
+    if differ([v.device.partition(":")[0] for v in variables]):
+        found.append("device")
+    if not found:
+        compared = all(v.fingerprint for v in variables)
+        if compared and differ([v.fingerprint for v in variables]):
+            found.append("value")
+        elif not compared and differ([(v.content, v.num_bytes) for v in variables]):
+            found.append("size")
+    if without:
+        found.insert(0, f"not on rank {rank_ranges(without)}")
+    return ", ".join(found)
+
+
+def _device(device: str, ranks: Sequence[int]) -> str:
+    """Ranks that have the same variable each have it on a GPU of their own."""
+    kind, colon, _ = device.partition(":")
+    return f"{kind} of each" if colon and len(ranks) > 1 else device
+
+
+def in_words(num_bytes: int) -> str:
+    """'512 B', '1.5 MiB'."""
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,0 +1,79 @@
+"""The notebook's side of `%pull` and `%push`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import ipyparallel as ipp
+
+from nbgpu.client.engines.ranks import Ranks
+from nbgpu.errors import CellInterrupted
+from nbgpu.protocol.calls import Call
+from nbgpu.serialization import shared_memory
+from nbgpu.serialization.parcels import Packing, from_bytes, from_descriptor, unpack
+
+_WHERE_TO_DEFINE = (
+    "Run the cell that defines it as a plain cell too, so that the notebook has it, or pull what it is made of, such as "
+    "its vars()"
+)
+
+
+def pull(ranks: Ranks, chosen: Iterable[int], names: Sequence[str]) -> dict[int, dict[str, Any]]:
+    """Copies of variables of the chosen ranks, by rank and name, in this process's own memory.
+
+    Raises:
+        RankError: a rank has no variable of a name, or its value cannot travel.
+        CellInterrupted: the person pressed Stop; the ranks were interrupted too.
+        TransferError: a value cannot be put together here.
+    """
+    with ExitStack() as open_:
+        # This process's own memory, so that a rank keeps nothing of it, whatever becomes of either.
+        descriptors = {rank: open_.enter_context(shared_memory.created()) for rank in chosen}
+        sent: dict[int, ipp.AsyncResult] = {}
+        for rank, descriptor in descriptors.items():
+            address = shared_memory.address(descriptor)
+            sent |= ranks.call(Call.SEND_VALUES, names, address, ranks=[rank])
+        answers = _answers(ranks, sent)
+        return {
+            rank: unpack(
+                parcel,
+                from_descriptor(descriptors[rank]) if carried is None else from_bytes(carried),
+                vars(sys.modules["__main__"]),
+                _WHERE_TO_DEFINE,
+            )
+            | dict(zip(names_of_code, code, strict=True))
+            for rank, (parcel, carried, names_of_code, *code) in answers.items()
+        }
+
+
+def push(ranks: Ranks, chosen: Sequence[int], values: Mapping[str, Any]) -> None:
+    """Gives the chosen ranks variables of these names, with values of their own; code goes through definitions.py.
+
+    The values are written once; every rank has the memory to itself from its first change on.
+
+    Raises:
+        TransferError: some cannot travel; nothing was sent.
+        RankError: a rank cannot put one together.
+    """
+    packing = Packing(values)
+    left = chosen
+    if not packing.is_small:
+        with shared_memory.created() as descriptor:
+            packing.write(descriptor)
+            address = shared_memory.address(descriptor)
+            sent = ranks.call(Call.RECEIVE_VALUES, packing.parcel, address, ranks=left)
+            left = [rank for rank, has_come in _answers(ranks, sent).items() if not has_come]
+    if left:
+        carried = memoryview(packing.to_bytes())
+        _answers(ranks, ranks.call(Call.RECEIVE_VALUES, packing.parcel, carried, ranks=left))
+
+
+def _answers(ranks: Ranks, sent: Mapping[int, ipp.AsyncResult]) -> dict[int, Any]:
+    try:
+        return ranks.wait_for(sent)
+    except KeyboardInterrupt:
+        ranks.interrupt(rank for rank, result in sent.items() if not result.ready())
+        raise CellInterrupted(list(ranks.gone()), len(ranks)) from None

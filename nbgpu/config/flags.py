@@ -1,0 +1,64 @@
+"""Command-line flags, read off the settings' models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, field, make_dataclass
+from typing import Annotated, Any
+
+import tyro
+from pydantic import BaseModel
+
+from nbgpu.config.settings import bounds
+
+
+def summary(model: type[BaseModel]) -> str:
+    """The first line of a model's docstring; empty with `python -OO`, which leaves docstrings out."""
+    return (model.__doc__ or "").partition("\n")[0]
+
+
+def parse(
+    models: Sequence[type[BaseModel]],
+    arguments: Sequence[str],
+    prog: str,
+    defaults: Mapping[str, Any] | None = None,
+    hidden: Sequence[str] = (),
+    as_text: type[BaseModel] | None = None,
+) -> dict[str, Any]:
+    """Reads `--batch-size 4 --amp bf16` into {'batch_size': 4, 'amp': 'bf16', ...}, one value for each field.
+
+    Only the types are checked here. The bounds are checked by the model itself, so that a bad value is told in
+    the same words on the command line, in a file and in the notebook.
+
+    Args:
+        models: the settings; every field becomes a flag with its description and bounds as help. No two of
+            the models may have a field of the same name.
+        arguments: what stands behind the command.
+        prog: the command, as the help shows it.
+        defaults: what is taken where a flag is left out, in place of the field's own default.
+        hidden: fields that are no flags; they are left out of the answer.
+        as_text: one of the models, whose flags take any text; a flag that is left out gives None.
+
+    Raises:
+        SystemExit: help was asked for, or a flag is unknown or of the wrong type; tyro has said which.
+    """
+    flags: dict[str, tuple[str, Any, Any]] = {}
+    for name, info in ((name, info) for model in models for name, info in model.model_fields.items()):
+        assert name not in flags, f"two models have a field {name}"
+        if name in hidden:
+            continue
+        allowed = bounds(info)
+        help_text = f"{info.description} ({allowed})" if allowed else info.description
+        default = (defaults or {}).get(name, info.default)
+        if as_text is not None and name in as_text.model_fields:
+            shown = tyro.conf.arg(help=f"{help_text} (default: {default})", metavar="VALUE[,...]")
+            flags[name] = (name, Annotated[str | None, shown], field(default=None))
+            continue
+        flags[name] = (
+            name,
+            Annotated[info.annotation, tyro.conf.arg(help=help_text)],
+            field(default=default),
+        )
+    holder = make_dataclass("Settings", list(flags.values()))
+    description = summary(models[-1])
+    return asdict(tyro.cli(holder, args=list(arguments), prog=prog, description=description))

@@ -1,0 +1,177 @@
+"""A recipe that a person has written in a file of their own: its settings, read off the text.
+
+The file is not run for that. It imports torch, and the notebook's kernel and the command line do not.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import keyword
+import sys
+import tokenize
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nbgpu.errors import ConfigError
+
+BASE_CLASS = "OwnRecipe"
+"""Of which the recipe in the file is a subclass (nbgpu/recipes/own/__init__.py)."""
+_TYPES: Mapping[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`hidden: int = 64  # width of the network` in the body of the recipe's class."""
+
+    name: str
+    annotation: Any
+    """A type that pydantic takes."""
+    default: Any
+    description: str
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """What stands in a recipe's file."""
+
+    path: Path
+    class_name: str
+    summary: str
+    """The first line of the class's docstring, or of the file's."""
+    settings: tuple[Setting, ...]
+
+
+def is_file(recipe: str) -> bool:
+    """Whether a recipe's name is a file of one's own."""
+    return recipe.endswith(".py")
+
+
+def read_text(path: Path) -> str:
+    """The text of a file; OSError where it is a pipe or a device, which might be waited for without end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError("it is no plain file")
+    return path.read_text()
+
+
+_TEMPLATE = Path(__file__).parents[1] / "recipes" / "own" / "template.py.txt"
+
+
+def create(name: str) -> Path:
+    """Writes a recipe to begin with, and returns its file.
+
+    Args:
+        name: 'my_recipe' or 'folder/my_recipe.py'; what is there already stays.
+
+    Raises:
+        ConfigError: the name cannot be a module's, or there is such a file.
+    """
+    # The end of '' and of '/' has no name that a suffix could be put behind.
+    path = Path(name).with_suffix(".py") if Path(name).name else Path(name)
+    if not path.stem.isidentifier() or keyword.iskeyword(path.stem) or path.stem in sys.stdlib_module_names:
+        raise ConfigError(
+            f"{path.stem!r} cannot be the name of a recipe: take letters, digits and _, such as my_recipe"
+        )
+    class_name = "".join(part.capitalize() for part in path.stem.split("_") if part)
+    try:
+        with path.open("x") as file:
+            file.write(_TEMPLATE.read_text().replace("MyRecipe", class_name).replace("my_recipe", path.stem))
+    except OSError as error:
+        raise ConfigError(f"{path} was not written: {error.strerror}") from None
+    return path
+
+
+def read(path: Path) -> RecipeFile:
+    """Reads the settings of the recipe in a file.
+
+    Raises:
+        ConfigError: the file cannot be read, has not exactly one recipe, or a setting is no setting; all of those are
+            told with their lines.
+    """
+    try:
+        text = read_text(path)
+        module = ast.parse(text)
+    except (OSError, UnicodeDecodeError, SyntaxError) as error:
+        raise ConfigError(f"the recipe {path} cannot be read: {error}") from None
+    except (RecursionError, MemoryError):
+        raise ConfigError(
+            f"the recipe {path} cannot be read: too many brackets stand in one another"
+        ) from None
+    classes = [node for node in module.body if isinstance(node, ast.ClassDef) and _is_recipe(node)]
+    if len(classes) != 1:
+        found = ", ".join(node.name for node in classes) or "none"
+        raise ConfigError(
+            f"{path} must have one class of {BASE_CLASS} (from nbgpu.recipes.own); found: {found}. "
+            "`nbgpu new NAME` writes a file to begin with"
+        )
+    comments = _comments(text)
+    settings, problems = [], []
+    for node in classes[0].body:
+        if not isinstance(node, ast.AnnAssign) or _is_class_variable(node):
+            continue
+        try:
+            settings.append(_setting(node, comments, path))
+        except ValueError as error:
+            problems.append(f"{path}:{node.lineno}: {error}")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    summary = (ast.get_docstring(classes[0]) or ast.get_docstring(module) or path.name).splitlines()[0]
+    return RecipeFile(path, classes[0].name, summary, tuple(settings))
+
+
+def _is_recipe(node: ast.ClassDef) -> bool:
+    return any(ast.unparse(base).rpartition(".")[2] == BASE_CLASS for base in node.bases)
+
+
+def _is_class_variable(node: ast.AnnAssign) -> bool:
+    return "ClassVar" in ast.unparse(node.annotation)
+
+
+def _comments(text: str) -> Mapping[int, str]:
+    """By line, what stands behind the #."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+
+
+def _setting(node: ast.AnnAssign, comments: Mapping[int, str], path: Path) -> Setting:
+    told = ast.unparse(node)
+    how = (
+        "A setting is an int, float, str, bool or Literal[...] with a plain value, such as `hidden: int = 64`; leave the "
+        "type out where something is no setting"
+    )
+    try:
+        annotation = _annotation(node.annotation)
+        default = ast.literal_eval(node.value) if node.value is not None else ...
+    except ValueError:
+        raise ValueError(f"`{told}` is no setting. {how}") from None
+    if not isinstance(node.target, ast.Name) or default is ...:
+        raise ValueError(f"`{told}` has no value. {how}")
+    description = comments.get(node.end_lineno or node.lineno, "") or f"a setting of {path.name}"
+    return Setting(node.target.id, annotation, default, description)
+
+
+def _annotation(node: ast.expr) -> Any:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        first, *rest = _alternatives(node)
+        joined = _annotation(first)
+        for other in rest:
+            joined = joined | _annotation(other)
+        return joined
+    if isinstance(node, ast.Constant) and node.value is None:
+        return None
+    if isinstance(node, ast.Name) and node.id in _TYPES:
+        return _TYPES[node.id]
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value).rpartition(".")[2] == "Literal":
+        choices = ast.literal_eval(node.slice)
+        return Literal[choices if isinstance(choices, tuple) else (choices,)]
+    raise ValueError(ast.unparse(node))
+
+
+def _alternatives(node: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        yield from _alternatives(node.left)
+        yield from _alternatives(node.right)
+    else:
+        yield node

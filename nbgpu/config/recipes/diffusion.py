@@ -1,0 +1,168 @@
+"""The settings of the recipe diffusion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from nbgpu.config.settings import control, shape_of_model, steered
+from nbgpu.config.training import TrainConfig
+
+
+class DiffusionConfig(TrainConfig):
+    """One modality of a brain from the other three, by diffusion in a few steps (Fast-DDPM)."""
+
+    VALIDATION_VALUES = ("loss", "psnr_db")
+    WITHOUT_FILES = ("phantoms",)
+    INPUTS = "a folder of BraTS (2023, before, or the Decathlon's Task01); 'phantoms'"
+    TRIAL = "320 generated heads, 200 steps: 1 minute on 2 CPU cores"
+    UNUSED: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("intensity_prob", "intensity_strength"),
+        "one modality's brightness is told from the others', so that it cannot be changed alone",
+    )
+
+    recipe: Literal["diffusion"] = Field("diffusion", description="the workload")
+    batch_size: int = Field(
+        4,
+        ge=1,
+        le=4096,
+        description="samples for each rank and micro-batch",
+        json_schema_extra=control("Run") | steered("epoch"),
+    )
+    lr: float = Field(
+        4e-3,
+        gt=0,
+        le=10,
+        description="peak learning rate, before lr_scaling",
+        json_schema_extra=control("Optimizer") | steered("step"),
+    )
+    data: str = Field(
+        "phantoms",
+        min_length=1,
+        description="'phantoms' (generated heads with a tumour and noise), or a folder of BraTS",
+        json_schema_extra=control("Data"),
+    )
+    target: Literal["t1n", "t1c", "t2w", "t2f"] = Field(
+        "t2f", description="the modality that is made from the others", json_schema_extra=control("Data")
+    )
+    size: int | None = Field(
+        None,
+        ge=8,
+        le=512,
+        description="edge of the cubic volumes in voxels; left out: 16 for phantoms, 128 for files",
+        json_schema_extra=control("Data"),
+    )
+    fit: Literal["resize", "crop"] = Field(
+        "resize",
+        description="how a file's volume becomes a cube: the brain's box resampled to it, or its middle at the file's own "
+        "resolution, cut or padded",
+    )
+    num_phantoms: int = Field(320, ge=4, le=1_000_000, description="heads generated where data='phantoms'")
+    val_cases: int = Field(
+        16,
+        ge=1,
+        le=100_000,
+        description="held-out cases that a validation samples, over all ranks; the result takes twice as many",
+    )
+    prediction: Literal["epsilon", "x0", "v"] = Field(
+        "x0",
+        description="what the network says of a noisy image: its noise, as in the paper, the clean image, which learns faster, "
+        "or their difference v",
+        json_schema_extra=control("Diffusion"),
+    )
+    spacing: Literal["uniform", "uniform-from-0", "non-uniform", "all"] = Field(
+        "uniform",
+        description="times that sampling visits: 0, 99, 199, ..., 999 (11); 0, 100, ..., 900 (10); 0, 199, 399, 599, 699, 799, "
+        "849, 899, 949, 999 (10); or every one",
+        json_schema_extra=control("Diffusion"),
+    )
+    sampling_steps: int | None = Field(
+        None,
+        ge=2,
+        le=10_000,
+        description="how often sampling asks the network, with the uniform spacings; left out: 11, and 10 for 'uniform-from-0'",
+        json_schema_extra=control("Diffusion"),
+    )
+    train_times: Literal["sampled", "all"] = Field(
+        "sampled",
+        description="times that are trained on: those that sampling visits (Fast-DDPM), or every one (DDPM)",
+    )
+    antithetic: bool = Field(
+        True,
+        description="the times of a batch come in pairs, an early and a late one, instead of each by itself",
+    )
+    num_times: int = Field(1000, ge=2, le=10_000, description="times from the clean image to noise")
+    betas: Literal["linear_beta", "scaled_linear_beta", "sigmoid_beta", "cosine"] = Field(
+        "linear_beta", description="MONAI's schedule of the noise that each time adds"
+    )
+    beta_start: float = Field(
+        1e-4, gt=0, lt=1, description="variance that the first time adds; not with cosine"
+    )
+    beta_end: float = Field(0.02, gt=0, lt=1, description="variance that the last time adds; not with cosine")
+    sampler: Literal["ddim", "posterior"] = Field(
+        "ddim",
+        description="the step between two times: DDIM's, with eta, or DDPM's draw from the posterior, with variance",
+    )
+    eta: float = Field(
+        0.0, ge=0, le=1, description="noise of sampler='ddim': 0 for none, 1 for the posterior's"
+    )
+    variance: Literal["small", "large"] = Field(
+        "small", description="of sampler='posterior': its own, or beta of the step, which is larger"
+    )
+    clip: bool = Field(True, description="cut each predicted image to -1..1 while sampling")
+    channels: tuple[int, ...] = Field(
+        (8, 16),
+        min_length=2,
+        max_length=6,
+        description="feature channels at each resolution, finest first",
+        json_schema_extra=shape_of_model(),
+    )
+    num_res_blocks: int = Field(
+        1,
+        ge=1,
+        le=8,
+        description="residual blocks at each resolution",
+        json_schema_extra=shape_of_model(),
+    )
+    attention_edges: tuple[int, ...] = Field(
+        (),
+        description="resolutions with self-attention, as edges of the cube in voxels, such as (16,); () for none",
+        json_schema_extra=shape_of_model(),
+    )
+    norm_groups: int = Field(
+        4, ge=1, le=64, description="groups of each GroupNorm", json_schema_extra=shape_of_model()
+    )
+
+    @property
+    def edge(self) -> int:
+        """`size`, or what stands for it."""
+        return self.size or (16 if self.data == "phantoms" else 128)
+
+    def problems(self) -> Iterator[str]:
+        shrink = 2 ** (len(self.channels) - 1)
+        if self.edge % shrink:
+            yield (
+                f"size={self.edge} must be a multiple of {shrink}, because {len(self.channels)} channel levels halve it "
+                f"{len(self.channels) - 1} times"
+            )
+        if any(number < 1 or number % self.norm_groups for number in self.channels):
+            yield f"channels={self.channels} must all be multiples of norm_groups={self.norm_groups}"
+        edges = [self.edge // 2**level for level in range(len(self.channels))]
+        if wrong := sorted(set(self.attention_edges) - set(edges)):
+            yield f"attention_edges={wrong} are no resolutions of the network. It has the edges {edges}"
+        if self.sampling_steps is not None and self.spacing in ("non-uniform", "all"):
+            yield f"sampling_steps={self.sampling_steps} is for the uniform spacings. Leave it out with {self.spacing!r}"
+        if self.spacing == "non-uniform" and self.num_times != 1000:
+            yield f"spacing='non-uniform' names times out of 1000, and num_times is {self.num_times}"
+        if (self.sampling_steps or 2) > self.num_times:
+            yield f"sampling_steps={self.sampling_steps} must be at most num_times={self.num_times}"
+        elif self.sampling_steps is None and self.num_times < 11 and self.spacing != "all":
+            yield f"num_times={self.num_times} is less than the default's 11 steps. Give sampling_steps, or spacing='all'"
+        if self.beta_start > self.beta_end:
+            yield f"beta_start={self.beta_start} must not be above beta_end={self.beta_end}"
+        if self.eta and self.sampler != "ddim":
+            yield f"eta={self.eta} is for sampler='ddim'. Leave it out, or take that sampler"
+        if self.variance != "small" and self.sampler != "posterior":
+            yield f"variance={self.variance!r} is for sampler='posterior'. Leave it out, or take that sampler"

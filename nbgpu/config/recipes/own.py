@@ -1,0 +1,70 @@
+"""The settings of a recipe in a file of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, create_model
+from pydantic.fields import FieldInfo
+
+from nbgpu.config.own_file import RecipeFile
+from nbgpu.config.settings import control
+from nbgpu.config.training import TrainConfig
+from nbgpu.errors import ConfigError
+
+RECIPE_GROUP = "Recipe"
+"""Under this heading the controls have the settings of a recipe in a file of one's own."""
+
+
+class OwnConfig(TrainConfig):
+    """What every recipe in a file of one's own has; `settings_of` adds those of the file."""
+
+    VALIDATION_VALUES = ()
+    UNUSED: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        (
+            "data",
+            "dataset",
+            "check_voxels",
+            "cache_rate",
+            "replace_rate",
+            "cache_dir",
+            "transforms_on",
+            "rotate90_prob",
+            "flip_prob",
+            "intensity_prob",
+            "intensity_strength",
+        ),
+        "the dataset is the recipe's own, which decides what is read, kept and changed",
+    )
+    CLASS_NAME: ClassVar[str] = ""
+    """Of the recipe in the file."""
+    OWN: ClassVar[tuple[str, ...]] = ()
+    """The names of the file's settings."""
+
+    dataset: Literal["plain"] = Field("plain", description="samples are read each time")
+
+
+def settings_in(file: RecipeFile) -> type[TrainConfig]:
+    fields: dict[str, Any] = {
+        "recipe": (str, Field(str(file.path), description="the file of the workload")),
+    }
+    for setting in file.settings:
+        known = OwnConfig.model_fields.get(setting.name)
+        if known is None:
+            extra = control(RECIPE_GROUP)
+            field = Field(setting.default, description=setting.description, json_schema_extra=extra)
+            fields[setting.name] = (setting.annotation, field)
+        else:
+            # One of nbgpu's own, with another default.
+            fields[setting.name] = (
+                known.annotation,
+                FieldInfo.merge_field_infos(known, default=setting.default),
+            )
+    try:
+        model = create_model(f"{file.class_name}Config", __base__=OwnConfig, __doc__=file.summary, **fields)
+    except (NameError, TypeError) as error:
+        raise ConfigError(f"{file.path}: {error}") from None
+    model.CLASS_NAME = file.class_name
+    model.OWN = tuple(setting.name for setting in file.settings)
+    return model

@@ -1,0 +1,214 @@
+"""The settings of the recipe survival."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from nbgpu.config.settings import control, shape_of_model, steered
+from nbgpu.config.training import TrainConfig
+
+
+class SurvivalConfig(TrainConfig):
+    """From a volume to how soon an event is to be expected: a 3D ResNet with Cox's partial likelihood."""
+
+    VALIDATION_VALUES = ("loss", "c_index")
+    WITHOUT_FILES = ("generated",)
+    INPUTS = (
+        "a CSV list of NIfTI volumes with time, event, and folds and numbers if there are some; 'generated'"
+    )
+    TRIAL = "1400 generated patients, 1000 of them trained on, 800 steps: one to two minutes on 2 CPU cores"
+
+    recipe: Literal["survival"] = Field("survival", description="the workload")
+    steps: int = Field(
+        800, ge=1, le=10_000_000, description="optimizer steps in all", json_schema_extra=control("Run")
+    )
+    batch_size: int = Field(
+        16,
+        ge=1,
+        le=4096,
+        description="samples for each rank and micro-batch; those of all ranks are compared with one another",
+        json_schema_extra=control("Run") | steered("epoch"),
+    )
+    lr: float = Field(
+        2e-3,
+        gt=0,
+        le=10,
+        description="peak learning rate, before lr_scaling",
+        json_schema_extra=control("Optimizer") | steered("step"),
+    )
+    weight_decay: float = Field(
+        1.0,
+        ge=0,
+        le=10,
+        description="weight decay; decoupled from the gradient with adamw",
+        json_schema_extra=control("Optimizer") | steered("step"),
+    )
+    ema_decay: float = Field(
+        0.98,
+        ge=0,
+        lt=1,
+        description="what each step leaves of an average of the weights over the steps; validation and result are then "
+        "those of the average, and checkpoints have both; 0 for no average",
+        json_schema_extra=control("Optimizer"),
+    )
+    rotate90_prob: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="share of the samples that are turned by 90, 180 or 270 degrees in a random plane",
+        json_schema_extra=control("Augmentation"),
+    )
+    flip_prob: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="share of the samples that are mirrored, along each axis by itself",
+        json_schema_extra=control("Augmentation"),
+    )
+    intensity_prob: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="share of the samples whose intensities are scaled, and share of those that are shifted",
+        json_schema_extra=control("Augmentation"),
+    )
+    intensity_strength: float = Field(
+        0.05,
+        ge=0,
+        le=1,
+        description="largest change by intensity_prob: scaled by 1 - s to 1 + s, shifted by -s to s",
+    )
+    sync_batchnorm: bool = Field(
+        True,
+        description="BatchNorm layers normalise over all ranks: scores are compared, and so all ranks have to "
+        "normalise alike",
+    )
+    data: str = Field(
+        "generated",
+        min_length=1,
+        description="'generated' patients, or a CSV file with 'NIFTI path' (or 'image', 'path'), 'time' and 'event'",
+        json_schema_extra=control("Data"),
+    )
+    fold: str = Field(
+        "",
+        description="column of the CSV file that says 'train' or 'val', such as 'Fold_1'; empty to hold out val_fraction",
+        json_schema_extra=control("Data"),
+    )
+    check_time_unit: bool = Field(
+        True,
+        description="refuse a CSV file whose times have a gap of more than ten times, as if some were in days and some in years",
+    )
+    features: tuple[str, ...] = Field(
+        (),
+        description="columns of the CSV file with numbers that go to the last layer beside the volume, such as 'Age'",
+        json_schema_extra=control("Data") | shape_of_model(),
+    )
+    val_fraction: float = Field(
+        0.2857,
+        ge=0,
+        lt=1,
+        description="share of the patients held out for validation, where there is no fold",
+    )
+    num_patients: int = Field(
+        1400, ge=4, le=10_000_000, description="patients generated where data='generated'"
+    )
+    image_size: tuple[int, ...] = Field(
+        (),
+        description="voxels that volumes are resized to, such as 256 256 64; left out: 24 24 16 for generated volumes; "
+        "files need it",
+        json_schema_extra=control("Data"),
+    )
+    hu_min: float = Field(
+        -1000.0, ge=-1e6, le=1e6, description="Hounsfield units that become 0, and all below"
+    )
+    hu_max: float = Field(
+        1000.0, ge=-1e6, le=1e6, description="Hounsfield units that become 1, and all above"
+    )
+    resnet: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = Field(
+        "resnet18",
+        description="MONAI's 3D ResNet",
+        json_schema_extra=control("Model") | shape_of_model(),
+    )
+    widen_factor: float | None = Field(
+        None,
+        gt=0,
+        le=8,
+        description="times 64 are the channels of the network's first stage; left out: 0.125 for generated volumes, else 1",
+        json_schema_extra=shape_of_model(),
+    )
+    stem_stride: Literal[1, 2] = Field(
+        2,
+        description="stride of the first convolution; 2 as MedicalNet has it, 1 takes eight times the memory",
+    )
+    pretrained: str = Field(
+        "",
+        description="file with the ResNet's weights, .safetensors or of torch.save, such as MedicalNet's; empty for none",
+        json_schema_extra=control("Model"),
+    )
+    freeze_epochs: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="epochs at the beginning in which the last layer learns and the ResNet does not",
+        json_schema_extra=control("Model"),
+    )
+    ties: Literal["efron", "breslow"] = Field(
+        "efron", description="how the partial likelihood takes events at the same time"
+    )
+    eval_times: tuple[float, ...] = Field(
+        (),
+        description="times, in the data's unit, for which the result says how good predictions are; left out: the "
+        "quartiles of the events' times",
+    )
+    risk_groups: int = Field(
+        3, ge=2, le=8, description="groups of equal size among the training patients whose curves are drawn"
+    )
+
+    @property
+    def volume_shape(self) -> tuple[int, int, int]:
+        """`image_size`, or what stands for it with generated patients."""
+        first, second, third = self.image_size or (24, 24, 16)
+        return first, second, third
+
+    @property
+    def widening(self) -> float:
+        """`widen_factor`, or what stands for it where it is left out."""
+        if self.widen_factor is not None:
+            return self.widen_factor
+        return 0.125 if self.data == "generated" else 1.0
+
+    def problems(self) -> Iterator[str]:
+        generated = self.data == "generated"
+        if not generated and not self.image_size:
+            yield f"data={self.data!r}: give image_size, the voxels that volumes are resized to, such as 256 256 64"
+        if self.image_size and (
+            len(self.image_size) != 3 or not all(8 <= n <= 1024 for n in self.image_size)
+        ):
+            yield f"image_size={self.image_size} must be three numbers from 8 to 1024"
+        if self.hu_min >= self.hu_max:
+            yield f"hu_min={self.hu_min:g} must be below hu_max={self.hu_max:g}"
+        if generated and (self.fold or self.features):
+            yield "fold and features are columns of a CSV file, and data='generated' has none. Leave them out"
+        if len(set(self.features)) < len(self.features):
+            yield f"features={self.features} names one twice"
+        if self.widening * 64 < 1:
+            yield f"widen_factor={self.widen_factor} leaves no channels; give 1/64 or more"
+        if min(self.eval_times, default=1.0) <= 0 or list(self.eval_times) != sorted(set(self.eval_times)):
+            yield f"eval_times={self.eval_times} must be above 0 and rise"
+        if self.batch_size == 1 and max(self.volume_shape, default=0) <= 16 * self.stem_stride:
+            yield (
+                f"batch_size=1 leaves one value in the last stage of volumes of {self.volume_shape}, and BatchNorm needs two. "
+                "Take batch_size=2"
+            )
+        if self.freeze_epochs and self.strategy == "ddp" and not self.find_unused_parameters:
+            yield (
+                f"freeze_epochs={self.freeze_epochs} needs find_unused_parameters=True: DDP waits for gradients that the "
+                "frozen part does not give"
+            )
+        if self.freeze_epochs and self.strategy == "fsdp":
+            yield f"freeze_epochs={self.freeze_epochs} does not go with strategy='fsdp'. Take 'ddp'"
+        if self.freeze_epochs and self.static_graph:
+            yield "static_graph does not go with freeze_epochs: other parameters learn after them. Leave one out"

@@ -1,0 +1,284 @@
+"""Writes and reads a run's state: tensors as safetensors, everything else as JSON, nothing that executes.
+
+What a checkpoint looks like on disk, and how damage is found, is in `nbgpu/run_folder/checkpoint_files.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+from nbgpu.errors import RunError
+from nbgpu.run_folder import checkpoint_files
+from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder.checkpoint_files import (
+    AVERAGE,
+    DISCRIMINATOR,
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    UNFINISHED,
+    Manifest,
+    Score,
+)
+
+_FILE_BY_PREFIX = {
+    "model": MODEL,
+    "optimizer": OPTIMIZER,
+    "average": AVERAGE,
+    "discriminator": DISCRIMINATOR,
+}
+"""A tensor called `model.conv.weight` stands as `conv.weight` in the model's file, where plain safetensors finds it."""
+
+
+def save(folder: Path, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
+    """Writes `checkpoints/step-N` under the run's folder, whole or not at all.
+
+    Args:
+        folder: the run's folder.
+        step: optimizer steps done.
+        tensors: by name, which begins with `model.`, `optimizer.` or, where there are some, `average.` and `discriminator.`.
+        about: JSON to keep beside the tensors, such as the settings and the schedule's state.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        OSError: it could not be written, and nothing of it is left.
+    """
+    return _write(folder, step, _as_bytes(step, tensors, about))
+
+
+def load(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(tensors, about) as they were given to `save`, with the step in `about`; RunError where anything is wrong with the checkpoint."""
+    if what := checkpoint_files.damage(checkpoint):
+        raise RunError(f"checkpoint {checkpoint} is damaged ({what}). Resume from an older one")
+    files = checkpoint_files.read(checkpoint).seals
+    tensors = {
+        f"{prefix}.{name}": tensor
+        for prefix, file in _FILE_BY_PREFIX.items()
+        if file in files
+        for name, tensor in load_file(checkpoint / file).items()
+    }
+    return tensors, checkpoint_files.state(checkpoint)
+
+
+def point_to_earlier_best(folder: Path, resumed_from: Path, score: Score) -> str | None:
+    """Lets a run that goes on from a checkpoint know the best one before it, which may be in an earlier run's folder.
+
+    Args:
+        folder: the run's.
+        resumed_from: the checkpoint that it goes on from.
+        score: of the best validation up to there.
+
+    Returns:
+        What to tell where the best checkpoint is gone; None where all is well.
+    """
+    candidates = [resumed_from.with_name(checkpoint_files.checkpoint_name(score.step))]
+    try:
+        earlier = checkpoint_files.best(resumed_from.parents[1])
+    except ValueError as error:
+        return str(error)
+    if earlier is not None and earlier.score == score:
+        candidates.append(earlier.checkpoint)
+    for candidate in candidates:
+        if not checkpoint_files.damage(candidate, contents=False):
+            checkpoint_files.point_to_best(folder, candidate, score)
+            return None
+    return (
+        f"the best checkpoint so far, of step {score.step} with {score.metric} {score.value:.4g}, is not on the disk any "
+        "more; the next one that is better is kept"
+    )
+
+
+class Writer:
+    """Writes the checkpoints of a run in a thread, so that a slow disk holds up no step and no other rank.
+
+    What is written is copied first: training goes on meanwhile. A checkpoint that cannot be written is told, and is no
+    reason to lose the run.
+
+    Args:
+        folder: the run's folder.
+        keep: how many of the newest whole checkpoints stay; the best one stays besides.
+        tell: is called with (kind of event, text, step), also on the writing thread.
+    """
+
+    def __init__(self, folder: Path, keep: int, tell: Callable[[str, str, int], None]) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._tell = tell
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="nbgpu-checkpoint")
+        self._writing: Future[None] | None = None
+        self._step = 0
+        self._best: tuple[int, Mapping[str, bytes], Score] | None = None
+        """The best so far, while it waits for another one to be written."""
+        self._best_lock = threading.Lock()
+
+    def begin(
+        self, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any], score: Score | None = None
+    ) -> None:
+        """Copies the state and begins to write it; what goes wrong is told, and not raised.
+
+        Args:
+            step, tensors, about: as for `save`.
+            score: of the validation, where it is the best so far: then it takes its turn if another one is still being
+                written, in place of a best one that waits. Without it, it is left out, with a note.
+        """
+        if score is None and self._writing is not None and not self._writing.done():
+            text = f"no checkpoint at step {step}: the one of step {self._step} is still being written"
+            self._tell("note", text, step)
+            return
+        try:
+            files = _as_bytes(step, tensors, about)
+        except Exception as error:  # noqa: BLE001 - too little memory, most likely: training goes on
+            self._tell("note", self._failure(step, error), step)
+            return
+        self._step = step
+        if score is None:
+            self._writing = self._thread.submit(self._write_or_tell, step, files)
+            return
+        with self._best_lock:
+            self._best = step, files, score
+        self._writing = self._thread.submit(self._write_best)
+
+    def finish(
+        self, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any], score: Score | None = None
+    ) -> None:
+        """Writes the last checkpoint and waits for it; RunError where it cannot be written. `score` as in `begin`."""
+        try:
+            files = _as_bytes(step, tensors, about)
+            self._writing = self._thread.submit(self._write, step, files, score)
+            self._writing.result()
+        except Exception as error:
+            raise RunError(self._failure(step, error)) from error
+
+    def wait(self) -> None:
+        """Waits until nothing is being written any more."""
+        if self._writing is not None:
+            futures.wait([self._writing])
+
+    def close(self) -> None:
+        """Lets the thread end with what it is writing; does not wait for it."""
+        self._thread.shutdown(wait=False)
+
+    def _write_best(self) -> None:
+        with self._best_lock:
+            best, self._best = self._best, None
+        if best is not None:
+            self._write_or_tell(*best)
+
+    def _write_or_tell(self, step: int, files: Mapping[str, bytes], score: Score | None = None) -> None:
+        try:
+            self._write(step, files, score)
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on and the person learns of it
+            self._tell("note", self._failure(step, error), step)
+
+    def _write(self, step: int, files: Mapping[str, bytes], score: Score | None) -> None:
+        path = _write(self._folder, step, files)
+        if score is not None:
+            checkpoint_files.point_to_best(self._folder, path, score)
+        best = f", the best so far: {score.metric} {score.value:.4g}" if score is not None else ""
+        self._tell("checkpoint", path.name + best, step)
+        try:
+            _remove_old(self._folder, self._keep)
+        except (OSError, ValueError) as error:
+            self._tell("note", f"an old checkpoint could not be removed: {error}", step)
+
+    def _failure(self, step: int, error: Exception) -> str:
+        cause = error.strerror if isinstance(error, OSError) and error.strerror else f"{error!r}"
+        last = checkpoint_files.newest_whole(self._folder, contents=False).checkpoint
+        kept = f"the last good one is {last.name}" if last is not None else "there is no earlier one"
+        return f"checkpoint at step {step} could not be written: {cause}; {kept}"
+
+
+def _as_bytes(step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> dict[str, bytes]:
+    """The contents of each file. A copy: the tensors may change while it is written."""
+    by_file: dict[str, dict[str, Tensor]] = {MODEL: {}, OPTIMIZER: {}}
+    storages = set()
+    for full_name, tensor in tensors.items():
+        prefix, name = full_name.split(".", 1)
+        on_cpu = tensor.detach().cpu().contiguous()
+        # Tied weights: safetensors has no notion of two names for the same numbers.
+        storage = on_cpu.untyped_storage().data_ptr()
+        by_file.setdefault(_FILE_BY_PREFIX[prefix], {})[name] = (
+            on_cpu.clone() if storage in storages else on_cpu
+        )
+        storages.add(storage)
+    # As bytes and not with save_file, which keeps Python's lock for as long as the disk takes.
+    files = {file: to_safetensors(named) for file, named in by_file.items()}
+    return files | {STATE: (json.dumps({"step": step, **about}, indent=2) + "\n").encode()}
+
+
+def _write(folder: Path, step: int, files: Mapping[str, bytes]) -> Path:
+    runs.require_own(folder)
+    parent = checkpoint_files.checkpoints_folder(folder)
+    if parent.exists():
+        runs.require_own(parent)
+    final = parent / checkpoint_files.checkpoint_name(step)
+    if final.exists() and not checkpoint_files.damage(final):
+        return final
+    parent.mkdir(exist_ok=True)
+    for leftover in parent.glob(f"*{UNFINISHED}"):
+        shutil.rmtree(leftover)
+    seals = {name: checkpoint_files.sealed(content) for name, content in files.items()}
+    unfinished = final.with_name(final.name + UNFINISHED)
+    try:
+        unfinished.mkdir()
+        for name, content in files.items():
+            _write_to_disk(unfinished / name, content)
+        _write_to_disk(
+            unfinished / MANIFEST, checkpoint_files.text(Manifest(step, time.time(), seals)).encode()
+        )
+        _sync_folder(unfinished)
+        if final.exists():
+            shutil.rmtree(final)
+        unfinished.rename(final)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    _sync_folder(parent)
+    _sync_folder(folder)
+    return final
+
+
+def _write_to_disk(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    """Puts the folder's entries on the disk: without it a file may be safe and its name not."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_old(folder: Path, keep: int) -> None:
+    """Removes what is older than the newest `keep` checkpoints whose files have the right sizes, but the best."""
+    best = checkpoint_files.best(folder)
+    num_whole = 0
+    for checkpoint in checkpoint_files.checkpoints(folder):
+        if num_whole == keep and best is not None and checkpoint == best.checkpoint:
+            continue
+        if num_whole == keep:
+            # Renamed first, so that one that is half removed is never taken for a damaged one.
+            shutil.rmtree(checkpoint.rename(checkpoint.with_name(checkpoint.name + UNFINISHED)))
+        elif not checkpoint_files.damage(checkpoint, contents=False):
+            num_whole += 1

@@ -1,0 +1,1 @@
+"""Data of a run: which samples a rank reads when, decoded, augmented, and in batches."""

@@ -1,0 +1,219 @@
+"""A rank's volumes, kept decoded or not as the settings say, by one of MONAI's datasets."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from monai.data import CacheDataset, Dataset, PersistentDataset, SmartCacheDataset
+from monai.transforms import Compose
+from torch import Tensor
+
+from nbgpu.config import DataSettings
+from nbgpu.engine.data.decoding import Decode, Item, fingerprint_of, raise_together
+from nbgpu.engine.data.packed import PackedVolumes
+from nbgpu.errors import DataError
+
+Decoded = Mapping[str, Any]
+
+
+class Volumes(Protocol):
+    """Decoded volumes by number; one that could not be decoded is {"failure": exception}, see `opened`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Decoded: ...
+
+
+class Shard:
+    """The volumes of one rank. Those that an epoch uses are counted from 0.
+
+    Args:
+        items: what the rank has.
+        steps: takes an Item to a decoded volume; its steps can be pickled, and keep nothing from call to call.
+        config: which dataset, and its folder.
+        num_cached: volumes to be kept in memory.
+        num_replaced: above 0 takes SmartCacheDataset, which replaces so many after each epoch.
+        seed: of the order in which that takes them.
+
+    Raises:
+        DataError: all the bad files among those in memory.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[Item],
+        steps: Compose,
+        config: DataSettings,
+        *,
+        num_cached: int,
+        num_replaced: int,
+        seed: int,
+    ) -> None:
+        self._items = items
+        self._decode = Decode(steps)
+        self._num_cached = num_cached
+        self._smart: SmartCacheDataset | None = None
+        self._volumes: Dataset
+        transform = Compose([self._decode])
+        self._num_replaced = num_replaced
+        if num_replaced > 0:
+            self._in_turn = list(items)
+            np.random.RandomState(seed).shuffle(self._in_turn)  # type: ignore[arg-type]
+            self._volumes = self._smart = self._smart_cache(epoch=0)
+        elif num_cached > 0:
+            self._volumes = CacheDataset(
+                items,
+                transform,
+                cache_num=num_cached,
+                num_workers=torch.get_num_threads(),
+                progress=False,
+                copy_cache=False,
+            )
+        elif config.dataset_kind == "persistent":
+            self._volumes = _DiskCache(items, self._decode, Path(config.cache_dir))
+        else:
+            self._volumes = Dataset(items, transform)
+        raise_together(self._decode.failures)
+        if self._smart is not None:
+            self._smart.start()
+
+    def _smart_cache(self, epoch: int) -> SmartCacheDataset:
+        """As it is in this epoch, counted from 0: the volumes take their turn in a circle."""
+        first = epoch * self._num_replaced % len(self._in_turn)
+        return SmartCacheDataset(
+            self._in_turn[first:] + self._in_turn[:first],
+            Compose([self._decode]),
+            # It rounds the number up: half of one less is safe from what the division loses.
+            replace_rate=(self._num_replaced - 0.5) / self._num_cached,
+            cache_num=self._num_cached,
+            num_init_workers=torch.get_num_threads(),
+            progress=False,
+            shuffle=False,
+            copy_cache=False,
+        )
+
+    @property
+    def is_replacing(self) -> bool:
+        """Whether `next_epoch` brings other volumes."""
+        return self._smart is not None
+
+    def __len__(self) -> int:
+        return len(self._volumes)
+
+    def __getitem__(self, index: int) -> Decoded:
+        decoded: Decoded = self._volumes[index]
+        return decoded
+
+    def portable(self) -> Volumes:
+        """These volumes, as this epoch has them, for other processes: what is in memory is shared with them."""
+        if isinstance(self._volumes, _DiskCache):
+            return _DiskCache(_shared(self._items), self._decode, self._volumes.folder)
+        in_memory = range(self._num_cached)
+        cached = PackedVolumes([self[index] for index in in_memory])
+        return _Portable(cached, _shared(self._items[self._num_cached :]), self._decode)
+
+    def next_epoch(self) -> None:
+        """Puts the volumes into the cache that SmartCacheDataset has decoded meanwhile."""
+        if self._smart is not None:
+            self._smart.update_cache()
+
+    def go_to(self, epoch: int) -> None:
+        """Puts the volumes into the cache that SmartCacheDataset has in this epoch, counted from 0, with no other."""
+        if self._smart is not None:
+            self._smart.shutdown()
+            self._volumes = self._smart = self._smart_cache(epoch)
+            raise_together(self._decode.failures)
+            self._smart.start()
+
+    def close(self) -> None:
+        """Ends the threads; may be called more than once."""
+        if self._smart is not None:
+            self._smart.shutdown()
+
+
+class _Portable:
+    """The volumes of a CacheDataset or a SmartCacheDataset in another process, or those of a Dataset."""
+
+    def __init__(self, cached: PackedVolumes, others: Sequence[Item], decode: Decode) -> None:
+        self._cached = cached
+        self._others = others
+        self._decode = decode
+
+    def __len__(self) -> int:
+        return len(self._cached) + len(self._others)
+
+    def __getitem__(self, index: int) -> Decoded:
+        if index < len(self._cached):
+            return self._cached[index]
+        return self._decode(self._others[index - len(self._cached)])
+
+
+def _shared(items: Sequence[Item]) -> Sequence[Item]:
+    """The items, for other processes."""
+    with_tensors = any(isinstance(value, Tensor) for item in items for value in item.values())
+    return PackedVolumes(items) if with_tensors else items  # type: ignore[return-value]
+
+
+class _DiskCache(PersistentDataset):
+    """PersistentDataset that never reads half a file, and decodes a damaged one anew.
+
+    MONAI moves its files from the temporary folder, which is a copy where that is another disk: another rank could
+    read one while it is written, and a full disk would leave a broken one for all later runs.
+    """
+
+    def __init__(self, items: Sequence[Item], decode: Decode, folder: Path) -> None:
+        self.folder = folder
+        self._decode = decode
+        self._fingerprint = decode.fingerprint()
+        try:
+            super().__init__(items, Compose([decode]), cache_dir=folder)
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"cache_dir={folder}: the folder cannot be made ({error}). Give another"
+            ) from None
+
+    def _transform(self, index: int) -> Decoded:
+        item = self.data[index]
+        try:
+            path = self.folder / f"{self._fingerprint[:16]}-{fingerprint_of(item)[:32]}.pt"
+        except OSError:
+            return self._decode(item)  # the file is gone, and it says so
+        if path.exists():
+            try:
+                decoded: Decoded = torch.load(path, weights_only=True)
+            except (OSError, RuntimeError, EOFError, UnpicklingError):
+                pass  # damaged: it is written anew
+            else:
+                return decoded
+        decoded = self._decode(item)
+        if "failure" not in decoded:
+            self._keep(decoded, path)
+        return decoded
+
+    def _keep(self, decoded: Decoded, path: Path) -> None:
+        descriptor, partial = tempfile.mkstemp(dir=self.folder, suffix=".partial")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                torch.save(dict(decoded), file)
+            Path(partial).replace(path)
+        except (OSError, RuntimeError) as error:  # torch's writer has no OSError for a full disk
+            raise DataError(
+                f"{decoded['name']}: cannot be kept in cache_dir={self.folder} ({first_cause(error)}). Make room, give "
+                "another folder, or set dataset='cache' or 'plain'"
+            ) from None
+        finally:
+            Path(partial).unlink(missing_ok=True)
+
+
+def first_cause(error: BaseException) -> str:
+    """What the system said where Python's error was born of it."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return str(error).splitlines()[0]

@@ -1,0 +1,258 @@
+"""A rank's worker processes: how they start, what they do, and that they end with the rank.
+
+An engine has threads, connections and perhaps a GPU, none of which survive a fork. So workers are forked by Python's
+forkserver: a process of its own that has imported what they need and has no thread. The first workers of an engine
+wait for those imports (3 to 6 s on an idle host, as much as a worker that is spawned takes each time); later ones are
+there within 0.1 s.
+
+Nothing may outlive the engine, however it ends. The forkserver is killed by the kernel when the engine is gone, and
+the workers when the forkserver is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from nbgpu.engine.data.datasets import Volumes
+from nbgpu.engine.data.decoding import opened
+from nbgpu.engine.data.sampling import Draw, Sample
+from nbgpu.engine.frames import error_as_text
+from nbgpu.errors import DataError, RunError
+
+_PR_SET_PDEATHSIG = 1
+
+
+class DataWorkerError(RuntimeError):
+    """What a worker process has raised; the message has its traceback."""
+
+
+class Visit(NamedTuple):
+    """One use of a volume."""
+
+    volume: int
+    epoch: int
+    number: int
+    """Counts the visits of the rank's epoch."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What a visit gives that went wrong: an exception that one process can send to another."""
+
+    error: Exception
+
+    @classmethod
+    def of(cls, error: Exception) -> Failed:
+        """A DataError as it is. Others lose their chain when they are sent, and become text."""
+        if isinstance(error, DataError):
+            return cls(error)
+        return cls(DataWorkerError(f"in a worker process that reads data:\n{error_as_text(error).rstrip()}"))
+
+
+class Visits(Dataset[list[Sample]]):
+    """The samples of visits; `dataset[visit]` depends on nothing but the visit.
+
+    Args:
+        volumes: the rank's.
+        draw: what a volume gives.
+        seed, rank: with a visit's epoch and number the seed of its random numbers.
+    """
+
+    def __init__(self, volumes: Volumes, draw: Draw, seed: int, rank: int) -> None:
+        self._volumes = volumes
+        self._draw = draw
+        self._seed = seed
+        self._rank = rank
+
+    def __getitem__(self, visit: Visit) -> list[Sample]:
+        seed = np.random.SeedSequence([self._seed, self._rank, visit.epoch, visit.number])
+        return self._draw(opened(self._volumes[visit.volume]), seed)
+
+
+def prepare(modules: Iterable[str]) -> ForkServerContext:
+    """Starts the forkserver if it is not there yet, and does not wait for it. Called on the main thread.
+
+    Args:
+        modules: what workers need beside this one; it is imported once, and not by each of them.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, *sorted(modules)])
+    forkserver.ensure_running()
+    return context
+
+
+class WorkerProcesses:
+    """Worker processes that make visits ahead of time, in order.
+
+    Args:
+        visits: the samples of each visit, by whatever names it; it is sent to each of them.
+        num_workers: how many.
+        prefetch: visits that each one makes ahead.
+        stay: whether they stay for the next `samples_of`.
+        rank: for messages.
+    """
+
+    def __init__(
+        self,
+        visits: Dataset[list[Sample]],
+        context: ForkServerContext,
+        *,
+        num_workers: int,
+        prefetch: int,
+        stay: bool,
+        rank: int,
+    ) -> None:
+        self._assigned = _Assigned()
+        self._rank = rank
+        self._stay = stay
+        self._loader: DataLoader[Any] | None = DataLoader(
+            _Sendable(visits),
+            batch_size=None,
+            sampler=self._assigned,
+            num_workers=num_workers,
+            prefetch_factor=prefetch,
+            persistent_workers=stay,
+            multiprocessing_context=context,
+            collate_fn=_stacked,
+            worker_init_fn=_begin,
+            # its own: the default one is shared with the model's random numbers
+            generator=torch.Generator().manual_seed(0),
+        )
+        self._results: Any = None
+
+    def samples_of(self, visits: Sequence[Any]) -> Iterator[list[Sample]]:
+        """The samples of each visit, in order.
+
+        Raises:
+            DataError: a volume could not be decoded.
+            RunError: a worker process is gone.
+        """
+        assert self._loader is not None, "it was closed"
+        self._assigned.visits = visits
+        if not self._stay:
+            self._end()
+        try:
+            self._results = iter(self._loader)
+        except Exception as error:
+            if told := self._who_is_gone():
+                raise RunError(f"rank {self._rank}: {told}") from error
+            raise RunError(
+                f"rank {self._rank}: the data cannot be sent to worker processes ({error}). Steps and items must be "
+                "such as pickle takes; or set num_workers=0"
+            ) from error
+        for _ in visits:
+            result = self._next()
+            if isinstance(result, Failed):
+                raise result.error
+            num_samples = len(next(iter(result.values())))
+            yield [{name: stack[i] for name, stack in result.items()} for i in range(num_samples)]
+        if not self._stay:
+            self._end()
+
+    def _next(self) -> Any:
+        try:
+            return next(self._results)
+        except Exception as error:
+            # Whatever it was that did not arrive, a worker that is gone is why.
+            if told := self._who_is_gone():
+                raise RunError(f"rank {self._rank}: {told}") from error
+            raise
+
+    def _who_is_gone(self) -> str:
+        processes = list(getattr(self._results, "_workers", ()))  # torch has no public name for them
+        for process in processes:
+            process.join(0.1)  # how it ended arrives a moment after the end
+        gone = [(p.pid, p.exitcode) for p in processes if p.exitcode is not None]
+        return "; ".join(
+            f"the worker process {pid} that reads data {_how_it_ended(code)}" for pid, code in gone
+        )
+
+    def close(self) -> None:
+        """Ends the processes; may be called more than once."""
+        self._end()
+        self._loader = None
+
+    def _end(self) -> None:
+        results, self._results = self._results, None
+        if results is not None:
+            # torch does it when the last reference goes, and the traceback of an error has some. (A private name.)
+            results._shutdown_workers()
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with {code}; standard error has why. Set num_workers=0 to see it here"
+    name = signal.Signals(-code).name
+    advice = {
+        signal.SIGKILL: "The host was perhaps out of memory: lower num_workers or prefetch",
+        signal.SIGBUS: "/dev/shm is full: lower num_workers or prefetch, or give it more (docker run --shm-size)",
+    }
+    return f"was killed by {name}. {advice.get(-code, 'Set num_workers=0 to see where')}"  # type: ignore[call-overload]
+
+
+class _Assigned(Sampler[Any]):
+    """The visits that the workers are to make; changed between epochs."""
+
+    def __init__(self) -> None:
+        self.visits: Sequence[Any] = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.visits)
+
+    def __len__(self) -> int:
+        return len(self.visits)
+
+
+class _Sendable(Dataset[Any]):
+    """Visits whose failures are results: torch would wrap an exception in its worker's traceback."""
+
+    def __init__(self, visits: Dataset[list[Sample]]) -> None:
+        self._visits = visits
+
+    def __getitem__(self, visit: Any) -> list[Sample] | Failed:
+        try:
+            return self._visits[visit]
+        except Exception as error:  # noqa: BLE001  the rank raises it
+            return Failed.of(error)
+
+
+def _stacked(samples: list[Sample] | Failed) -> Sample | Failed:
+    """A visit's samples as one tensor for each name: a tensor that is sent costs a file of its own."""
+    if isinstance(samples, Failed):
+        return samples
+    return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+
+def _begin(_: int) -> None:
+    """Runs in a new worker process."""
+    # Ctrl-C in a terminal reaches all processes. The rank decides what becomes of the run, and ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_parent()
+    engine = multiprocessing.parent_process()
+    if engine is not None and not engine.is_alive():
+        os._exit(1)  # it went before the line above
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _is_forkserver(command: Iterable[str]) -> bool:
+    return any("multiprocessing.forkserver" in part for part in command)
+
+
+if _is_forkserver(sys.orig_argv):
+    _end_with_parent()

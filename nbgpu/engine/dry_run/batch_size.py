@@ -1,0 +1,153 @@
+"""The largest batch that fits, found by trying: all ranks take the same steps, and agree after each try."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, nullcontext
+from importlib import import_module
+from typing import Any
+
+import psutil
+import torch
+
+from nbgpu.config import train_config
+from nbgpu.engine.dry_run.steps import Rehearsal, import_trainer, rehearsed
+from nbgpu.engine.group import exchange, group, torch_settings
+from nbgpu.engine.group.consensus import raise_together, together
+from nbgpu.engine.memory import limit as memory_limit
+from nbgpu.engine.memory import usage as memory
+from nbgpu.engine.model import precision, randomness
+from nbgpu.engine.workload import by_name
+from nbgpu.errors import OutOfMemoryError
+from nbgpu.text.sizes import in_words
+
+MAX_BATCH_SIZE = 4096
+"""What the settings allow."""
+_NUM_STEPS = 2
+"""The optimizer's state appears at the end of the first one."""
+_SHARE_OF_HOST = 0.8
+"""Of what is free, for all CPU ranks together where no limit was set: the host has more to do."""
+
+
+@torch_settings.as_at_the_beginning()
+def find(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Tries batch sizes with real steps on generated batches: doubled until one does not fit, then in between.
+
+    Every rank calls it with the same settings, all fields of a TrainConfig.
+
+    Returns:
+        The tries in their order, the same on every rank: `batch_size`, `fits`, `peak_bytes` by rank, and `why` it does
+        not fit, or ''.
+
+    Raises:
+        OutOfMemoryError: not even one sample fits.
+        DataError: on CPU ranks, whose data are in the same memory: a file cannot be used.
+    """
+    member = group.membership()
+    config = rehearsed(train_config(**settings))
+    # As before a run: an import that gets no more memory leaves half a module behind.
+    with memory_limit.lifted():
+        import_module("torch._dynamo")
+    import_trainer()
+    memory_limit.tighten()
+    with (
+        randomness.of_run(config),
+        precision.kernels(config),
+        _bounded(member.device),
+        ExitStack() as held,
+    ):
+        rehearsal = Rehearsal(config, member.device, by_name.load(config))
+        if member.device.type == "cpu":
+            # The data are in the same memory.
+            recipe = rehearsal.recipe
+            loaders = together(lambda: recipe.build_loaders(member.rank, member.world_size))
+            held.callback(loaders.close)
+        search = _Search(rehearsal, member.device)
+        del rehearsal
+        held.callback(search.close)
+        largest = search.run()
+    if largest == 0:
+        raise OutOfMemoryError(f"not even batch_size=1 fits: {search.tried[-1]['why']}")
+    return search.tried
+
+
+class _Search:
+    def __init__(self, rehearsal: Rehearsal, device: torch.device) -> None:
+        self._rehearsal: Rehearsal | None = rehearsal
+        self._device = device
+        self.tried: list[dict[str, Any]] = []
+        self._failure: Exception | None = None
+        """What went wrong in a try beside the memory."""
+
+    def run(self) -> int:
+        """The largest that fitted, 0 for none."""
+        fits, too_large = 0, MAX_BATCH_SIZE + 1
+        size = 1
+        while size < too_large and self._fits_everywhere(size):
+            fits, size = size, min(2 * size, MAX_BATCH_SIZE)
+            if fits == MAX_BATCH_SIZE:
+                return fits
+        too_large = size
+        # A few percent are not worth a dozen tries.
+        while too_large - fits > max(1, fits // 16):
+            middle = (fits + too_large) // 2
+            if self._fits_everywhere(middle):
+                fits = middle
+            else:
+                too_large = middle
+        return fits
+
+    def close(self) -> None:
+        """Gives back what the tries held."""
+        self._rehearsal = None
+        memory.free()
+
+    def _fits_everywhere(self, batch_size: int) -> bool:
+        told = exchange.gather(self._try(batch_size))
+        raise_together(self._failure)
+        why = next((f"rank {rank}: {t['why']}" for rank, t in enumerate(told) if t["why"]), "")
+        self.tried.append(
+            {
+                "batch_size": batch_size,
+                "fits": not why,
+                "peak_bytes": [t["peak_bytes"] for t in told],
+                "why": why,
+            }
+        )
+        return not why
+
+    def _try(self, batch_size: int) -> dict[str, Any]:
+        assert self._rehearsal is not None, "the search goes on"
+        memory_limit.tighten(memory.SPARE_BYTES)
+        memory.begin_peak(self._device)
+        why = ""
+        try:
+            for _ in range(_NUM_STEPS):
+                self._rehearsal.step(batch_size)
+        except Exception as error:  # noqa: BLE001 - all ranks must learn of it
+            with memory_limit.lifted():
+                if memory.is_exhausted(error):
+                    asked = memory.asked_bytes(str(error))
+                    why = (
+                        f"asked for {in_words(asked)}, which it did not get"
+                        if asked
+                        else "got no more memory"
+                    )
+                else:
+                    self._failure = error
+                memory.let_go(error)
+                self._rehearsal.forget_gradients()
+        peak_bytes = memory.peak_bytes(self._device)
+        memory.free()
+        memory_limit.tighten(memory.SPARE_BYTES)
+        return {"why": why, "peak_bytes": peak_bytes}
+
+
+def _bounded(device: torch.device) -> Any:
+    """In it a CPU rank that has no limit takes no more than its share of what the host has free."""
+    if device.type == "cuda" or memory_limit.left_bytes() is not None:
+        return nullcontext()
+    own_bytes = psutil.Process().memory_info().rss
+    num_ranks = len(exchange.gather(None))
+    return memory_limit.enforced_meanwhile(
+        own_bytes + int(_SHARE_OF_HOST * psutil.virtual_memory().available / num_ranks)
+    )

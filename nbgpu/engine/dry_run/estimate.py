@@ -1,0 +1,70 @@
+"""What a run would be: how much data there is, and what it will take of a rank's memory, without taking it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbgpu.config import TrainConfig, train_config
+from nbgpu.engine.dry_run import fake_steps
+from nbgpu.engine.dry_run.steps import import_trainer, rehearsed
+from nbgpu.engine.group import group, torch_settings
+from nbgpu.engine.memory import limit as memory_limit
+from nbgpu.engine.memory import usage as memory
+from nbgpu.engine.model import randomness
+from nbgpu.engine.workload import by_name
+from nbgpu.engine.workload.problem import Problem
+from nbgpu.errors import DataError
+
+
+@torch_settings.as_at_the_beginning()
+def of_run(settings: dict[str, Any]) -> dict[str, Any]:
+    """An estimate for one rank; every rank's is the same. No collective.
+
+    Args:
+        settings: all fields of a TrainConfig.
+
+    Returns:
+        `data`: `amount`, as the recipe gives it, or `unknown`, with what is wrong with the data. `memory`: in bytes
+        `parameters`, `gradients`, `optimizer`, `activations` (and all else that lives in a step), `before` (what the
+        process holds already) and `peak`; `unknown` says why where it cannot be told.
+    """
+    config = train_config(**settings)
+    recipe: Any = by_name.load(config)
+    if isinstance(recipe, Problem):
+        return _of_problem(recipe)
+    return {"data": _data(config), "memory": _memory(config)}
+
+
+def _of_problem(problem: Problem) -> dict[str, Any]:
+    """What is looked for stands in the place of the data, which are no samples."""
+    try:
+        problem.load()
+    except DataError as error:
+        return {"data": {"unknown": str(error)}, "memory": {"unknown": "the data cannot be used"}}
+    member = group.membership()
+    import_trainer()
+    parts = problem.memory_bytes(member.world_size)
+    parts["before"] = memory.Usage.of(member.device).used_bytes
+    return {"data": {"unknown": "\n".join(problem.told)}, "memory": {**parts, "peak": sum(parts.values())}}
+
+
+def _data(config: TrainConfig) -> dict[str, Any]:
+    try:
+        return {"amount": by_name.load(config).amount()}
+    except DataError as error:
+        return {"unknown": str(error)}
+
+
+def _memory(config: TrainConfig) -> dict[str, Any]:
+    member = group.membership()
+    config = rehearsed(config)
+    import_trainer()
+    with memory_limit.lifted(), randomness.of_run(config):
+        try:
+            parts = fake_steps.parts(config, member.device, member.world_size)
+        except Exception as error:  # noqa: BLE001 - a model that looks at numbers cannot do without them
+            return {"unknown": f"{type(error).__name__}: {error}".splitlines()[0]}
+        finally:
+            memory.free()
+    parts["before"] = memory.Usage.of(member.device).used_bytes
+    return {**parts, "peak": sum(parts.values())}

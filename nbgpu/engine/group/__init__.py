@@ -1,0 +1,1 @@
+"""The process group: forming it, cutting it, talking over it, and looking into it."""

@@ -1,0 +1,122 @@
+"""How all ranks come to the same decision at the same step, at no cost to it.
+
+Each step sends one small message around while loss and gradients are being computed: what the person asked for,
+and whether a rank's data failed. The answer is read before the weights move, where the exchange of gradients has
+brought all ranks together anyway. A rank whose data failed takes part until there, or it would leave the others
+waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from nbgpu.engine.group import exchange
+from nbgpu.errors import DataError, NbgpuError, RunError
+from nbgpu.protocol.records import Command
+from nbgpu.run_folder.telemetry import CommandWatch
+
+Result = TypeVar("Result")
+
+_CODES: tuple[Command | None, ...] = (None, "resume", "pause", "stop")
+
+
+class PeerFailed(RunError):
+    """This rank gave up because another one has failed, which says itself how."""
+
+
+class Consensus:
+    """The ranks' common decision, one for each step.
+
+    Args:
+        commands: what the person asks for; only rank 0 has it.
+    """
+
+    def __init__(self, commands: CommandWatch | None) -> None:
+        self._commands = commands
+        self._failure: Exception | None = None
+        # On the CPU, so that reading it does not wait for the GPU.
+        self._message = torch.zeros(3, dtype=torch.int32, device="cpu")
+        self._work: dist.Work | None = None
+        self._settings_are_there = False
+
+    def newest_command(self) -> Command | None:
+        """What the person asked for last, told by rank 0. A collective."""
+        command: Command | None = exchange.broadcast(self._newest(), source=0)
+        return command
+
+    def _newest(self) -> Command | None:
+        return self._commands.newest() if self._commands is not None else None
+
+    def begin(self, failure: Exception | None = None) -> None:
+        """Sends this rank's news; returns at once."""
+        command = self._newest()
+        self._failure = failure
+        self._message[0] = _CODES.index(command)
+        self._message[1] = failure is not None
+        self._message[2] = self._commands is not None and self._commands.has_settings
+        self._work = dist.all_reduce(self._message, dist.ReduceOp.MAX, async_op=True)
+
+    def finish(self) -> Command | None:
+        """The command that all ranks follow at this step.
+
+        Raises:
+            DataError, PeerFailed: a rank failed; every rank raises, and names the rank and the cause.
+        """
+        assert self._work is not None, "finish goes with begin"
+        self._work.wait()
+        if self._message[1]:
+            raise_together(self._failure)
+        self._settings_are_there |= bool(self._message[2])
+        return _CODES[int(self._message[0])]
+
+    def new_settings(self) -> dict[str, Any]:
+        """What the person set since the last call, the same on every rank; a collective only if there is any."""
+        if not self._settings_are_there:
+            return {}
+        self._settings_are_there = False
+        own = self._commands.take_settings() if self._commands is not None else {}
+        settings: dict[str, Any] = exchange.broadcast(own, source=0)
+        return settings
+
+
+def together(work: Callable[[], Result]) -> Result:
+    """Does this rank's share of some work, and raises on every rank if it failed on any.
+
+    A collective, so that the work itself must hold none: a rank that failed early would be missed in it.
+    Returns what the work returned on this rank; raises as `raise_together` does.
+    """
+    result, failure = None, None
+    try:
+        result = work()
+    except Exception as error:  # noqa: BLE001 - whatever it is, all ranks must learn of it
+        failure = error
+    raise_together(failure)
+    return cast(Result, result)
+
+
+def raise_together(failure: Exception | None) -> None:
+    """Raises on every rank if any rank has a failure. A collective: every rank must call it.
+
+    Raises:
+        DataError: every failure is one; all messages, each once.
+        PeerFailed: a rank failed otherwise; the rank itself raises what it met.
+    """
+    mine = (
+        None
+        if failure is None
+        else (isinstance(failure, DataError), f"{type(failure).__name__}: {failure}", str(failure))
+    )
+    failed = {rank: news for rank, news in enumerate(exchange.gather(mine)) if news is not None}
+    if not failed:
+        return
+    if all(is_data_error for is_data_error, _, _ in failed.values()):
+        raise DataError(
+            "\n".join(dict.fromkeys(line for _, _, text in failed.values() for line in text.splitlines()))
+        )
+    if failure is not None and not isinstance(failure, NbgpuError):
+        raise failure
+    raise PeerFailed("; ".join(f"rank {rank} failed: {named}" for rank, (_, named, _) in failed.items()))

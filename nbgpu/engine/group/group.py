@@ -1,0 +1,312 @@
+"""The process group of the ranks, and its generations.
+
+A generation is one forming of the group. Each has a rendezvous of its own, a file in the cluster's private
+folder, so that nothing left over from an earlier group can be mistaken for news of this one.
+
+After a failure `give_up` frees the ranks that wait in a collective, from a thread, and `form_again` makes the
+next generation; `replicas.py` moves the person's DistributedDataParallel objects to it. What is given up is named by
+its number, so that it does not matter how often, how late or how early that is said.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import DebugLevel, get_debug_level
+from torch.distributed import distributed_c10d
+
+from nbgpu.engine.group import flight_recorder, sockets, torch_settings
+from nbgpu.protocol.records import Device
+
+
+@dataclass(frozen=True)
+class Membership:
+    """This process's place in the group."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    backend: str
+    rung: str = ""
+    """The way to talk that was found to work, as `nbgpu.machine.transports` names it."""
+    timeout_s: float = 1800.0
+    """How long a collective may take."""
+    described: Device | None = None
+    """What the device is called, where the cluster has said so."""
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long a collective may take, for torch."""
+        return timedelta(seconds=self.timeout_s)
+
+
+_CONNECT_TIMEOUT_S = 4.0
+"""For gloo to connect ranks that are all there, which takes it a few milliseconds. It waits five times as long for a peer's
+connection (gloo/transport/tcp/pair.cc, waitUntil)."""
+_CONNECT_TIMEOUT_S_PER_RANK = 0.1
+_MAKING_PATIENCE_S = 0.1
+"""So long a rank that is to be freed may go on connecting to its peers: cut off in the middle, it would keep them waiting."""
+
+_membership: Membership | None = None
+_bytes_before_cell = 0
+_alone: Membership | None = None
+"""The place of a rank whose group has nobody else in it, until that ends."""
+
+_cutting = threading.Lock()
+"""Held while the connections of a generation are cut, and where what stands below changes."""
+_generation = -1
+"""The one that this process formed last, or is forming; -1 before the first."""
+_is_cut = True
+"""Whether the connections of that one were cut."""
+_given_up = -1
+"""The newest generation that was given up; all before it are."""
+_store_file: Path | None = None
+"""In which the ranks of that generation meet."""
+
+
+def membership() -> Membership:
+    """This process's place in the group that it formed last."""
+    assert _membership is not None, "no group was formed in this process"
+    return _membership
+
+
+def has_ended() -> bool:
+    """Whether this process had a group and has none now, as after torch's `destroy_process_group`."""
+    return _membership is not None and not dist.is_initialized()
+
+
+@torch_settings.as_at_the_beginning()
+def form(member: Membership, rendezvous: Path | None, generation: int = 0) -> None:
+    """Forms the default process group and proves it with a real all_reduce on the rank's device.
+
+    Args:
+        member: this process's place.
+        rendezvous: folder in which the ranks meet; only the user can enter it. A FileStore there is used and
+            not a TCPStore, which listens on every interface of the host. None: as torchrun's environment says.
+        generation: which forming of the group this is.
+
+    Raises:
+        RuntimeError: the all_reduce gave a wrong sum, a peer did not come within `member.timeout_s`, or the
+            generation was given up meanwhile (DistBackendError).
+        ConnectionError: a process of another user took a rank's place.
+    """
+    global _membership
+    store = None
+    store_file = None if rendezvous is None else rendezvous / f"group-generation-{generation}"
+    _begin(generation, store_file)
+    if store_file is not None:
+        stay_on_loopback()
+        flight_recorder.keep_nccl_from_ending_the_process()
+        store = dist.FileStore(str(store_file), member.world_size)  # type: ignore[attr-defined]
+    if member.device.type == "cuda":
+        torch.cuda.set_device(member.device)
+    # torch numbers its groups, and ranks meet under the number. It keeps that of a forming that failed on one rank
+    # only, which would never meet the others again.
+    distributed_c10d._world.group_count = 0
+    with sockets.group_in_the_making():
+        if store is not None:
+            _meet(store, member)
+        dist.init_process_group(
+            torch_backend(member.backend),
+            store=store,
+            rank=member.rank,
+            world_size=member.world_size,
+            timeout=member.timeout if store is None else _connect_timeout(member),
+        )
+    if store is not None:
+        _let_collectives_wait(member.timeout)
+    _refuse_given_up()
+    sockets.refuse_other_users()
+    prove(member.world_size, member.device)
+    if rendezvous is not None and member.rank == 0:
+        # torch removes a generation's file with its last group; the links that `give_up` puts in their place stay.
+        for left_over in rendezvous.glob("group-generation-*"):
+            if left_over.is_symlink() and left_over != store_file:
+                left_over.unlink(missing_ok=True)
+    _membership = member
+
+
+def _meet(store: dist.Store, member: Membership) -> None:  # type: ignore[name-defined]
+    """Wait until all ranks have come to this generation; DistStoreError where it is given up before they have.
+
+    This wait may take long, and `give_up` ends it. gloo's wait for the connection of a peer hears of nothing, so that it
+    must not begin before all are there. For the same reason a rank that was here goes on to connect when all are,
+    also where the generation was given up meanwhile: the others may be connecting already.
+    """
+    store.set(f"nbgpu/here/{member.rank}", "")
+    store.wait([f"nbgpu/here/{rank}" for rank in range(member.world_size)], member.timeout)
+
+
+def _connect_timeout(member: Membership) -> timedelta:
+    """How long gloo may wait for the connections of ranks that have met.
+
+    One of them may be freed, or die, just then. Nothing else ends the others' wait for it.
+    """
+    if not hasattr(distributed_c10d, "_set_pg_timeout") or get_debug_level() == DebugLevel.DETAIL:
+        return member.timeout  # it could not be made longer afterwards
+    connect_s = _CONNECT_TIMEOUT_S + _CONNECT_TIMEOUT_S_PER_RANK * member.world_size
+    return min(member.timeout, timedelta(seconds=connect_s))
+
+
+def _let_collectives_wait(timeout: timedelta) -> None:
+    """Give the default group the timeout of its collectives, once it is connected."""
+    if get_debug_level() != DebugLevel.DETAIL and hasattr(distributed_c10d, "_set_pg_timeout"):
+        distributed_c10d._set_pg_timeout(timeout)
+
+
+def prove(world_size: int, device: torch.device) -> None:
+    """One all_reduce of ones; RuntimeError unless every rank's one arrived exactly once."""
+    total = torch.ones(1, dtype=torch.float32, device=device)
+    dist.all_reduce(total)
+    if total.item() != world_size:
+        raise RuntimeError(f"all_reduce of ones gave {total.item()} with {world_size} ranks")
+
+
+def torch_backend(backend: str) -> str:
+    """The backend string for torch: with nccl, CPU tensors still go over gloo, which control messages need."""
+    return "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
+
+
+def stay_on_loopback() -> None:
+    """Keeps gloo's and NCCL's sockets on the loopback interface, unless the person named another, or there is none."""
+    if any(name == "lo" for _, name in socket.if_nameindex()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+
+
+def note_connections() -> None:
+    """From now on notes the connections of every group that is made.
+
+    Groups that a person makes (`new_group`, DeviceMesh, FSDP) all go through one private function of torch.
+    """
+    make_group = distributed_c10d._new_process_group_helper
+
+    @functools.wraps(make_group)
+    def make_group_and_note(*args: Any, **kwargs: Any) -> Any:
+        with sockets.noted_as_groups():
+            made = make_group(*args, **kwargs)
+        if dist.is_initialized():  # a group of the person's own; of the default one `form` has more to say
+            _refuse_given_up()
+            sockets.refuse_other_users()
+        return made
+
+    distributed_c10d._new_process_group_helper = make_group_and_note
+
+
+def note_traffic() -> None:
+    """Notes how much the groups of this process have sent and received so far."""
+    global _bytes_before_cell
+    _bytes_before_cell = sockets.moved_bytes()
+
+
+def untouched_by_cell() -> bool:
+    """Whether nothing went through the groups since the cell began, so that a failure cannot have upset them.
+
+    NCCL moves its data past the sockets, and is never taken for untouched.
+    """
+    return membership().backend == "gloo" and sockets.moved_bytes() == _bytes_before_cell
+
+
+def _begin(generation: int, store_file: Path | None) -> None:
+    """Enter a generation; DistBackendError where that was given up before this rank came to it.
+
+    A cut that is under way is waited for: late, it would hit the new connections.
+    """
+    global _generation, _store_file, _is_cut
+    with _cutting:
+        _require_wanted(generation)
+        _generation, _store_file, _is_cut = generation, store_file, False
+
+
+def give_up(generation: int) -> None:
+    """Free this rank from whatever collective it waits in, of this generation or one before. Call on a thread.
+
+    A rank that comes to form the generation later does not begin.
+    """
+    global _given_up
+    with _cutting:
+        _given_up = max(_given_up, generation)
+        if _is_given_up() and not _is_cut:
+            _cut()
+
+
+def _refuse_given_up() -> None:
+    """Raise DistBackendError where the generation was given up while a group was made: no cut knew its connections."""
+    with _cutting:
+        if _is_given_up():
+            _cut()
+            _require_wanted(_generation)
+
+
+def _is_given_up() -> bool:
+    return 0 <= _generation <= _given_up
+
+
+def _require_wanted(generation: int) -> None:
+    if generation <= _given_up:
+        # As torch says that a rank was freed from a collective.
+        raise dist.DistBackendError(
+            "the process group was given up while it was made, because another rank failed"
+        )
+
+
+def _cut() -> None:
+    """Cut this rank off from the others; no group of this generation is of any use after it."""
+    global _is_cut
+    _is_cut = True
+    sockets.wait_for_group_in_the_making(_MAKING_PATIENCE_S)
+    sockets.cut()
+    if _store_file is not None:
+        # A rank that makes a group reads this file again and again until the others have come, for half an hour and
+        # deaf to signals. A link to itself cannot be opened, which ends that.
+        with suppress(FileNotFoundError):  # the cluster's folder is gone when the cluster ends
+            link = _store_file.with_name(f"{_store_file.name}-{os.getpid()}")
+            link.symlink_to(_store_file)
+            link.rename(_store_file)
+    for group in list(distributed_c10d._world.pg_map):
+        # NCCL has no connections of its own to cut, and an abort that works. Only on GPUs is there such a backend.
+        with suppress(RuntimeError):
+            backend = group._get_backend(torch.device("cuda"))
+            if hasattr(backend, "abort"):
+                backend.abort()
+
+
+def form_alone(member: Membership) -> None:
+    """Forms a group in which this rank has its number, and every collective returns at once and does nothing."""
+    global _alone
+    _alone = member
+    # torch's own stand-in for a backend, which its tests and its memory estimates run on.
+    fake = import_module("torch.testing._internal.distributed.fake_pg")
+    dist.init_process_group("fake", rank=member.rank, world_size=member.world_size, store=fake.FakeStore())
+
+
+def prepare_cell() -> None:
+    """Call before each cell: it finds a group, and what goes through the groups in it is counted."""
+    if _alone is not None and not dist.is_initialized():
+        form_alone(_alone)  # the cell before, which runs again here, has ended it
+    note_traffic()
+
+
+def form_again(member: Membership, rendezvous: Path, generation: int) -> None:
+    """Forms the group anew, in place of the one that this process may have. Every rank calls it."""
+    global _alone
+    _alone = None
+    with _cutting:
+        if not _is_cut:
+            # Nobody is to wait in the old one for ever, such as a thread of the person's own.
+            _cut()
+    if dist.is_initialized():  # unless the person's own code has ended it
+        dist.destroy_process_group()
+    form(member, rendezvous, generation)

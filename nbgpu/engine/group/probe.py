@@ -1,0 +1,57 @@
+"""What torch is built with here, and whether processes on this host can reach one another through it.
+
+    python -m nbgpu.engine.group.probe about
+    python -m nbgpu.engine.group.probe reduce FOLDER RANK WORLD_SIZE BACKEND DEVICE
+
+Each in a process of its own, for `nbgpu doctor`: the doctor does not import torch, and what hangs or crashes here can be
+ended from outside. The answer is one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbgpu.engine.group import group
+from nbgpu.engine.group.group import Membership
+
+
+def about() -> dict[str, Any]:
+    """What this build of torch can do, and how many GPUs it sees. Touches no GPU."""
+    has_nccl = dist.is_nccl_available()
+    return {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
+        "gloo": dist.is_gloo_available(),
+        "num_gpus": torch.cuda.device_count(),
+        "architectures": torch.cuda.get_arch_list(),
+    }
+
+
+def reduce(folder: str, rank: str, world_size: str, backend: str, device: str) -> dict[str, Any]:
+    """Forms a group with the other processes that meet in the folder, which proves itself with an all_reduce."""
+    member = Membership(int(rank), int(world_size), int(rank), torch.device(device), backend)
+    began_s = time.perf_counter()
+    group.form(member, Path(folder))
+    formed_s = time.perf_counter() - began_s
+    # A megabyte, and not the first collective, which sets the connections up.
+    values = torch.ones(2**18, dtype=torch.float32, device=member.device)
+    began_s = time.perf_counter()
+    dist.all_reduce(values)
+    wrong = bool((values != member.world_size).any())
+    reduced_s = time.perf_counter() - began_s
+    dist.destroy_process_group()
+    return {"ok": not wrong, "form_s": formed_s, "all_reduce_s": reduced_s}
+
+
+if __name__ == "__main__":
+    question, *arguments = sys.argv[1:]
+    answer = about() if question == "about" else reduce(*arguments)
+    print(json.dumps(answer))  # noqa: T201 - the answer

@@ -1,0 +1,37 @@
+"""What the notebook tells a rank of a cell beside its code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbgpu.engine.ipykernel import input_requests, tracebacks
+from nbgpu.protocol.records import CellOptions
+
+
+def follow(kernel: Any) -> None:
+    """From now on the engine's cells have the notebook's numbers, and tracebacks as they are asked for."""
+    shell, do_execute = kernel.shell, kernel.do_execute
+    # The database of what was run, which is gone with the engine, takes each number once.
+    shell.history_manager.enabled = False
+
+    async def do_execute_with_options(*args: Any, **kwargs: Any) -> Any:
+        options = CellOptions(**kernel.get_parent("shell")["metadata"].get(CellOptions.METADATA, {}))
+        tracebacks.full = options.full
+        input_requests.are_answered = options.are_answered
+        if options.number:
+            _count_on_from(shell, options.number)
+        try:
+            return await do_execute(*args, **kwargs)
+        finally:
+            input_requests.are_answered = False
+
+    kernel.do_execute = do_execute_with_options
+
+
+def _count_on_from(shell: Any, number: int) -> None:
+    shell.execution_count = number
+    history = shell.history_manager
+    for typed in (history.input_hist_parsed, history.input_hist_raw):
+        typed += [""] * (number - len(typed))
+    # A notebook whose kernel was started anew counts from 1 again.
+    history.output_hist.pop(number, None)

@@ -1,0 +1,71 @@
+"""pdb on a rank: `breakpoint()` in a cell, and `%debug` after a cell that failed."""
+
+from __future__ import annotations
+
+import bdb
+import pdb
+import sys
+from typing import Any
+
+from IPython.core import debugger
+
+from nbgpu.engine.ipykernel import kept_failure
+from nbgpu.errors import OutOfMemoryError
+
+
+class _Debugger(debugger.InterruptiblePdb):
+    """IPython's, which Stop ends together with the cell."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        # With `continue` pdb would take SIGINT for itself, for good.
+        super().__init__(*args, **options, nosigint=True)
+        self._stopped = False
+
+    def cmdloop(self, intro: Any = None) -> Any:
+        try:
+            return super().cmdloop(intro)  # type: ignore[no-untyped-call]
+        except KeyboardInterrupt:
+            self._stopped = True
+            raise
+
+    def interaction(self, frame: Any, tb_or_exc: Any) -> None:
+        # It prints an interrupt, and would go on with the cell.
+        super().interaction(frame, tb_or_exc)  # type: ignore[no-untyped-call]
+        if self._stopped:
+            raise KeyboardInterrupt
+
+
+def install(shell: Any) -> None:
+    """Gives the engine's shell that debugger, as ipykernel gives its own to a notebook's kernel.
+
+    And from now on a failed cell's functions keep their variables for `%debug`, until the next cell.
+    """
+    debugger.Pdb = pdb.Pdb = _Debugger  # type: ignore[misc]
+    pdb.set_trace = debugger.set_trace
+    # debugpy, which ipykernel imports, makes it a call that does nothing without its own front end.
+    sys.breakpointhook = sys.__breakpointhook__
+    shell.InteractiveTB.debugger_cls = _Debugger
+    shell.events.register(
+        "pre_run_cell", lambda cell: kept_failure.make_last() if _is_debug(cell) else kept_failure.forget()
+    )
+    shell.events.register("post_run_cell", lambda result: _keep(shell, result))
+
+
+def _is_debug(cell: Any) -> bool:
+    return str(cell.raw_cell).lstrip().startswith("%debug")
+
+
+def _keep(shell: Any, result: Any) -> None:
+    if result is None:
+        return
+    error = result.error_in_exec
+    if isinstance(error, bdb.BdbQuit):
+        shell._last_traceback = [
+            "BdbQuit: the debugger was left with q, and the rest of the cell did not run"
+        ]
+    # When there is no more memory, variables of functions are the last thing to keep.
+    if isinstance(error, OutOfMemoryError | bdb.BdbQuit) or _is_debug(result.info):
+        return
+    if error is None or error.__traceback__ is None:
+        return
+    kept_failure.keep(error)

@@ -1,0 +1,52 @@
+"""How an engine runs a cell, and what it answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbgpu.engine.ipykernel import awaiting
+
+
+def answer_cells(kernel: Any) -> None:
+    """From now on the engine answers cells as ipykernel does, sooner, and also those with an `await` of their own.
+
+    ipykernel's `do_execute` takes as long as an empty cell itself: it translates the cell's syntax to ask whether it has to be
+    awaited, and then once more to run it, and it looks up parameters that never change. IPython asks that again.
+    """
+    shell = kernel.shell
+    should_run_async = shell.should_run_async
+    shell.should_run_async = lambda raw_cell, **options: (
+        awaiting.may_await(options.get("transformed_cell") or raw_cell)
+        and should_run_async(raw_cell, **options)
+    )
+
+    async def do_execute(
+        code: str,
+        silent: bool,
+        store_history: bool = True,
+        user_expressions: dict[str, str] | None = None,
+        *_: Any,
+        **__: Any,
+    ) -> dict[str, Any]:
+        if (result := await awaiting.run(shell, code, silent, store_history)) is None:
+            result = shell.run_cell(code, store_history=store_history, silent=silent)
+        # Of ipykernel from 7.3 on: the value of the last expression could not be shown.
+        failed_in_showing = getattr(shell, "_last_traceback_during_displayhook", False)
+        answer: dict[str, Any] = {"user_expressions": {}, "payload": []}
+        if result.success and not failed_in_showing:
+            answer["status"] = "ok"
+            if user_expressions:
+                answer["user_expressions"] = shell.user_expressions(user_expressions)
+        else:
+            before = result.error_before_exec
+            error = before if before is not None else result.error_in_exec
+            answer["status"] = "error"
+            answer["ename"], answer["evalue"] = type(error).__name__, str(error)
+            answer["traceback"] = shell._last_traceback or []
+            answer["engine_info"] = kernel.get_engine_info(method="execute")
+        answer["execution_count"] = shell.execution_count - 1
+        # What `?` and `%load` ask a page to do, and nobody here can.
+        shell.payload_manager.clear_payload()
+        return answer
+
+    kernel.do_execute = do_execute

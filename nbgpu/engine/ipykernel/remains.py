@@ -1,0 +1,36 @@
+"""What a cell or a call leaves behind that the next one must not find.
+
+It is sent with the answer, which costs no request of its own. The client forms a group again that was ended; the engine
+takes back the handlers of the signals that it needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from nbgpu.engine.group import group
+from nbgpu.engine.ipykernel import interrupts, stacks
+from nbgpu.protocol.records import Remains
+
+
+def clear_before_each_request(kernel: Any) -> None:
+    """Have the engine take its signals back before each request, and tell with each answer what is to be mended."""
+    finish_metadata = kernel.finish_metadata
+
+    def take_signals_back() -> None:
+        interrupts.take_back()
+        stacks.take_signal_back()
+
+    def finish_and_tell(request: Any, metadata: Any, answer: Any) -> Any:
+        metadata = finish_metadata(request, metadata, answer)
+        group_ended = group.has_ended()
+        taken = ["SIGINT"] if interrupts.is_taken() else []
+        if stacks.signal_is_taken():
+            taken.append(stacks.STACK_SIGNAL.name)
+        if group_ended or taken:
+            metadata[Remains.METADATA] = asdict(Remains(group_ended, tuple(taken)))
+        return metadata
+
+    kernel.pre_handler_hook = take_signals_back
+    kernel.finish_metadata = finish_and_tell

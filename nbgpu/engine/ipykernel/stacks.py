@@ -1,0 +1,256 @@
+"""Where this rank's main thread is, told without its help.
+
+A thread reads the main thread's Python frames and answers on a socket in the cluster's private folder. It needs
+the GIL for that, which a collective gives away while it waits. A rank that does not answer holds it in C code.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import linecache
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from nbgpu.engine.frames import RUNS_A_CALL, RUNS_A_CELL, called_collective, is_function, is_library
+from nbgpu.engine.group import activity
+from nbgpu.engine.ipykernel import awaiting, interrupts
+from nbgpu.machine.unix_sockets import short_path
+from nbgpu.protocol.records import Whereabouts
+
+_log = logging.getLogger("nbgpu.engine")
+
+_PACKAGE = str(Path(__file__).resolve().parents[2])
+_TRAIN = (("nbgpu/engine/training/trainer.py", "run"), ("nbgpu/engine/training/minimiser.py", "run"))
+_DDP = "torch/nn/parallel/distributed.py"
+_MAX_SOURCE_CHARS = 80
+
+STACK_SIGNAL = signal.SIGUSR2
+
+# The functions of `signal` make an Enum of each number and handler, which takes ten times as long as they themselves.
+_signal = import_module("_signal")
+
+_stack_file: TextIO | None = None
+
+
+def answer_from(folder: Path) -> None:
+    """Starts the thread that answers whoever may enter the folder. Call on the main thread.
+
+    And STACK_SIGNAL writes the main thread's stack into a file there, which even C code that holds the GIL cannot
+    hinder. It may cut that code's sleep short, so it is for ranks that are interrupted anyway.
+    """
+    global _stack_file  # kept open
+    _stack_file = (folder / Whereabouts.stack_name(os.getpid())).open("w")
+    take_signal_back()
+    listener = socket.socket(socket.AF_UNIX)
+    with short_path(folder) as short:
+        listener.bind(str(short / Whereabouts.socket_name(os.getpid())))
+    listener.listen()
+    os.register_at_fork(after_in_child=lambda: _leave(listener))
+    threading.Thread(target=_answer, args=(listener,), name="nbgpu-whereabouts", daemon=True).start()
+
+
+def signal_is_taken() -> bool:
+    """Whether other code has set a handler for STACK_SIGNAL, as far as Python knows."""
+    return _signal.getsignal(STACK_SIGNAL) is not _ignore
+
+
+def take_signal_back() -> None:
+    """Have STACK_SIGNAL write the stack, whatever other code did with it. Call on the main thread."""
+    _signal.pthread_sigmask(signal.SIG_UNBLOCK, (STACK_SIGNAL,))
+    if signal_is_taken():
+        # faulthandler does not know that another handler took its place, until it is told to forget its own. What it puts back
+        # then is this one: at no moment does the signal end the process.
+        _signal.signal(STACK_SIGNAL, _ignore)
+        faulthandler.unregister(STACK_SIGNAL)
+    assert _stack_file is not None, "the rank does not answer yet"
+    faulthandler.register(STACK_SIGNAL, _stack_file, all_threads=False)
+
+
+def _ignore(*_: Any) -> None:
+    pass
+
+
+def _leave(listener: socket.socket) -> None:
+    """Give the socket and the signal back in a child that code on the rank has forked: no thread answers there."""
+    listener.close()
+    if not signal_is_taken():
+        faulthandler.unregister(STACK_SIGNAL)
+        signal.signal(STACK_SIGNAL, signal.SIG_DFL)
+
+
+def _answer(listener: socket.socket) -> None:
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            try:
+                where = replace(find(), unheeded=interrupts.unheeded())
+                answer = json.dumps(asdict(where)).encode()
+            except Exception:  # noqa: BLE001 - it is logged
+                # Frames of a thread that runs on are read; one bad reading must not be the last.
+                _log.exception("where the main thread is could not be told")
+                continue
+            with suppress(OSError):  # who asked may be gone
+                connection.sendall(answer)
+
+
+def find() -> Whereabouts:
+    """What the main thread does now. Called on any thread."""
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    frames: list[FrameType] = []
+    frame = sys._current_frames().get(main_thread)
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    frames.reverse()  # the outermost first
+    if _first_below(frames, RUNS_A_CELL) is None and (awaited := awaiting.frames()):
+        frames = awaited
+    if (first := _first_below(frames, RUNS_A_CELL)) is not None:
+        return _in_person_code("cell", frames[first:], main_thread)
+    if (first := _first_below(frames, RUNS_A_CALL)) is not None:
+        return _with_activity(_in_call(frames, first, main_thread), main_thread)
+    return Whereabouts("idle")
+
+
+def _in_call(frames: Sequence[FrameType], first: int, main_thread: int) -> Whereabouts:
+    for trains in _TRAIN:
+        if (training := _first_below(frames, trains)) is not None:
+            return _in_run(frames[training - 1 :], main_thread)
+    return _in_person_code("call", frames[first:], main_thread)
+
+
+def _with_activity(where: Whereabouts, main_thread: int) -> Whereabouts:
+    """Adds what the rank is busy with, and a pulse of the processor time that this takes."""
+    busy_with = activity.current()
+    if not busy_with:
+        return where
+    cpu_s = time.clock_gettime(time.pthread_getcpuclockid(main_thread))
+    return replace(where, busy_with=busy_with, pulse=f"{where.pulse} {cpu_s:.1f}")
+
+
+def _first_below(frames: Sequence[FrameType], caller: tuple[str, str]) -> int | None:
+    """The index of the first frame that the function has called."""
+    for index, frame in enumerate(frames[:-1]):
+        if is_function(frame, caller):
+            return index + 1
+    return None
+
+
+def _in_person_code(doing: Any, frames: Sequence[FrameType], main_thread: int) -> Whereabouts:
+    own = [index for index, frame in enumerate(frames) if not is_library(frame.f_code.co_filename)]
+    if not own:  # such as a call of a library's function, or a run that begins
+        return Whereabouts(doing, collective=_collective(frames), pulse=_pulse("", main_thread))
+    cell_file = frames[own[0]].f_code.co_filename
+    in_cell = [index for index in own if frames[index].f_code.co_filename == cell_file]
+    innermost = frames[own[-1]]
+    elsewhere = doing == "call" or own[-1] != in_cell[-1]
+    collective = _collective(frames[own[-1] :])
+    return Whereabouts(
+        doing,
+        line=frames[in_cell[-1]].f_lineno if doing == "cell" else 0,
+        source=_source(innermost),
+        within=_described(innermost) if elsewhere else "",
+        collective=collective,
+        pulse=_pulse(collective, main_thread),
+    )
+
+
+def _in_run(frames: Sequence[FrameType], main_thread: int) -> Whereabouts:
+    """`frames` begins with the trainer's own, or the minimiser's."""
+    paths = [frame.f_code.co_filename for frame in frames]
+    ours_or_theirs = [i for i, path in enumerate(paths) if path.startswith(_PACKAGE) or not is_library(path)]
+    innermost = frames[ours_or_theirs[-1]]
+    collective = _collective(frames[ours_or_theirs[-1] :])
+    return Whereabouts(
+        "run",
+        source=_source(innermost),
+        within=_described(innermost),
+        collective=collective,
+        step=frames[0].f_locals["self"].step,
+        pulse=_pulse(collective, main_thread),
+    )
+
+
+def _described(frame: FrameType) -> str:
+    """'fit, model.py line 30'; of an earlier cell's function 'fit, an earlier cell's line 3'."""
+    path = Path(frame.f_code.co_filename)
+    # IPython compiles cells under this name.
+    is_cell = path.parent.name.startswith("ipykernel_") or path.name.startswith("<ipython")
+    return (
+        f"{frame.f_code.co_name}, {'line' if is_cell else f'{path.name} line'} {frame.f_lineno}"
+        f"{' of an earlier cell' if is_cell else ''}"
+    )
+
+
+def _source(frame: FrameType) -> str:
+    text = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals).strip()
+    return text if len(text) <= _MAX_SOURCE_CHARS else f"{text[: _MAX_SOURCE_CHARS - 3]}..."
+
+
+def _collective(frames: Sequence[FrameType]) -> str:
+    """What of torch.distributed the frames are in; the first is the person's innermost, or the trainer's."""
+    below = [(frame.f_code.co_filename, frame.f_code.co_name) for frame in frames[1:]]
+    if not below:
+        return _awaited_work(frames[0])
+    last_path, last_name = below[-1]
+    if last_name == "_engine_run_backward" and _has_ddp():
+        return "DDP backward"
+    if "/torch/distributed/" not in last_path and not last_path.endswith(_DDP):
+        return ""
+    ddp_methods = [name for path, name in below if path.endswith(_DDP)]
+    if ddp_methods:
+        return "DDP constructor" if "__init__" in ddp_methods else "DDP forward"
+    called = called_collective(frame.f_code for frame in frames[1:])
+    return called or ("FSDP" if "/fsdp/" in last_path else "torch.distributed")
+
+
+def _awaited_work(frame: FrameType) -> str:
+    """'work.wait()' where that is what the frame is in, and `work` is what an asynchronous collective gave."""
+    positions = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
+    if positions is None or None in positions or positions[0] != positions[1]:
+        return ""
+    line, _, start, end = positions
+    text = linecache.getline(frame.f_code.co_filename, line or 0, frame.f_globals)
+    # Columns count bytes.
+    called = re.match(r"([\w.]+)\.wait\(", text.encode()[start:end].decode(errors="replace"))
+    if called is None:
+        return ""
+    first, *attributes = called[1].split(".")
+    found = frame.f_locals.get(first, frame.f_globals.get(first))
+    for attribute in attributes:
+        found = getattr(found, "__dict__", {}).get(attribute)
+    return f"{called[1]}.wait()" if isinstance(found, sys.modules["torch"].distributed.Work) else ""
+
+
+def _has_ddp() -> bool:
+    ddp_objects = sys.modules.get("nbgpu.engine.group.ddp_objects")
+    return ddp_objects is not None and ddp_objects.are_there()
+
+
+def _pulse(collective: str, main_thread: int) -> str:
+    """Changes with every collective that begins and every byte that arrives."""
+    from nbgpu.engine.group import sockets
+
+    c10d = sys.modules["torch.distributed.distributed_c10d"]
+    begun = [group._get_sequence_number_for_group() for group in list(c10d._world.pg_map)]
+    pulse = f"{sum(begun)} {sockets.moved_bytes()}"
+    if collective == "DDP backward":
+        # The same function computes gradients and waits for them; only the computing takes CPU time.
+        cpu_s = time.clock_gettime(time.pthread_getcpuclockid(main_thread))
+        pulse += f" {cpu_s:.0f}"
+    return pulse

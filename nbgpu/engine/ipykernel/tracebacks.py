@@ -1,0 +1,127 @@
+"""Tracebacks of cells that show the person's own code, and not the libraries'.
+
+IPython reads and parses every source file of a traceback. In torch's these are tens of thousands of lines, and
+a rank that failed in a collective would take seconds to say so while all others wait for it. What the person
+can change is in their own lines anyway; the message below them is the library's.
+"""
+
+from __future__ import annotations
+
+import sys
+from asyncio import CancelledError
+from traceback import FrameSummary, extract_tb
+from types import TracebackType
+from typing import Any
+
+from IPython.core.error import UsageError
+
+from nbgpu.engine.frames import (
+    called_collective,
+    codes,
+    empty_library_frames,
+    is_library,
+    num_left_out_in_words,
+    own_part,
+)
+from nbgpu.engine.memory.undisturbed import undisturbed
+from nbgpu.machine import interpreter
+
+full = False
+"""Whether the running cell's tracebacks show libraries' frames too."""
+
+_UNKNOWN_ARGUMENTS = "(***failed resolving arguments***)"
+"""What IPython says of a function whose frame was emptied."""
+
+
+def install(shell: Any) -> None:
+    """Makes the engine's shell show tracebacks that way."""
+    shell.set_custom_exc((Exception, KeyboardInterrupt, CancelledError), _show)
+    show = shell.showtraceback
+
+    def show_persons_part(*args: Any, **options: Any) -> None:
+        """For functions that were sent, which ipyparallel shows with the frames of its own."""
+        _, error, traceback = sys.exc_info()
+        if (
+            not args
+            and not options
+            and isinstance(error, Exception)
+            and own_part(traceback)[0] is not traceback
+        ):
+            _show(shell, type(error), error, traceback, is_cell=False)
+        else:
+            show(*args, **options)
+
+    shell.showtraceback = show_persons_part
+    shell.events.register("post_run_cell", _make_presentable)
+
+
+def _make_presentable(result: Any) -> None:
+    if result is not None and result.error_in_exec is not None:
+        result.error_in_exec = _presentable(result.error_in_exec)
+
+
+def _presentable(error: BaseException) -> BaseException:
+    """The error, or one like it where it cannot say what it is: ipykernel would fail at it, and never answer."""
+    try:
+        str(error)
+    except Exception as failure:  # noqa: BLE001 - whatever the person's __str__ raises
+        like_it: type[Exception] = type(type(error).__name__, (Exception,), {})
+        told = f"(what it says cannot be shown: its __str__ raised {type(failure).__name__})"
+        return like_it(told).with_traceback(error.__traceback__)
+    return error
+
+
+def _show(
+    shell: Any,
+    kind: type[BaseException],
+    error: BaseException,
+    traceback: Any,
+    tb_offset: Any = None,
+    is_cell: bool = True,
+) -> Any:
+    with undisturbed():
+        error = _presentable(error)
+        interpreter.note_namesakes(error)
+        lines = [f"UsageError: {error}"] if kind is UsageError else _lines(shell, error, traceback, is_cell)
+        shell._showtraceback(type(error), error, lines)
+        return lines
+
+
+def _lines(shell: Any, error: BaseException, traceback: TracebackType, is_cell: bool) -> list[str]:
+    own, num_left_out = _part_to_show(traceback, full and is_cell)
+    collective = called_collective(codes(traceback))
+    empty_library_frames(traceback)
+    # IPython formats the error a second time, for its history.
+    error.__traceback__ = own
+    seen = {id(error)}
+    cause = error.__cause__ or error.__context__
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        empty_library_frames(cause.__traceback__)
+        cause.__traceback__, _ = _part_to_show(cause.__traceback__, full and is_cell)
+        cause = cause.__cause__ or cause.__context__
+    lines: list[str]
+    if isinstance(error, SyntaxError):
+        # One of the cell itself comes from no line of the person's: it says its own.
+        lines = shell.SyntaxTB.structured_traceback(type(error), error, _entries(own))
+    else:
+        lines = shell.InteractiveTB.structured_traceback(type(error), error, own, tb_offset=0)
+    lines = [line.replace(_UNKNOWN_ARGUMENTS, "(...)") for line in lines]
+    if num_left_out:
+        where = f"in {collective} of torch.distributed: " if collective else ""
+        how_to_see = "; %%distributed --full shows all" if is_cell else ""
+        lines.insert(-1, f"    ({where}{num_left_out_in_words(num_left_out)}{how_to_see})\n")
+    return lines
+
+
+def _part_to_show(traceback: TracebackType | None, whole: bool) -> tuple[TracebackType | None, int]:
+    if not whole:
+        return own_part(traceback)
+    from_first_own = traceback
+    while from_first_own is not None and is_library(from_first_own.tb_frame.f_code.co_filename):
+        from_first_own = from_first_own.tb_next
+    return from_first_own or traceback, 0
+
+
+def _entries(own: TracebackType | None) -> list[FrameSummary]:
+    return [entry for entry in extract_tb(own) if not is_library(entry.filename)]

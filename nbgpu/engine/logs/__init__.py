@@ -1,0 +1,1 @@
+"""What a run leaves behind to look at: metrics, profiles, timelines, TensorBoard and W&B."""

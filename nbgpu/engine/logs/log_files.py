@@ -1,0 +1,97 @@
+"""The thread on rank 0 that keeps a run's books: metrics.csv, epochs.jsonl, TensorBoard, W&B.
+
+It reads what the ranks have written to their files, so that no step does more than it would without. What goes wrong with a
+log is told once, and is no reason to lose the run.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import nn
+
+from nbgpu.config import TrainConfig
+from nbgpu.engine.logs.histograms import Histograms
+from nbgpu.engine.logs.wandb_log import WandBLog
+from nbgpu.run_folder.metrics_files import Logbook, Sink
+from nbgpu.run_folder.telemetry import Recorder
+
+_PERIOD_S = 1.0
+_POLL_PERIOD_S = 0.02
+_PATIENCE_S = 5.0
+_PATIENCE_AFTER_FAILURE_S = 1.0
+"""Some ranks may never say how they ended. The notebook makes the files of a failed run anew."""
+
+
+class Books:
+    """Follows the records of all ranks until the run is over.
+
+    Args:
+        config: the settings.
+        folder: the run's folder.
+        recorder: rank 0's; is told what goes wrong.
+    """
+
+    def __init__(self, config: TrainConfig, folder: Path, recorder: Recorder) -> None:
+        self._config = config
+        self._folder = folder
+        self._recorder = recorder
+        self._histograms = Histograms(config.histograms_every if config.tensorboard else 0)
+        self._closing = threading.Event()
+        self._patience_s = _PATIENCE_S
+        self._thread = threading.Thread(target=self._keep_safely, name="nbgpu-books", daemon=True)
+        self._thread.start()
+
+    def look_at(self, step: int, model: nn.Module) -> None:
+        """Takes histograms of weights and gradients at some steps; called when the gradients of a step are there."""
+        if self._histograms.due(step):
+            self._histograms.take(step, model)
+
+    def close(self, failed: bool) -> None:
+        """Writes all that is left, once every rank has said how it ended; the files are whole then."""
+        if failed:
+            self._patience_s = _PATIENCE_AFTER_FAILURE_S
+        self._closing.set()
+        self._thread.join()
+
+    def _keep_safely(self) -> None:
+        try:
+            self._keep()
+        except Exception as error:  # noqa: BLE001 - training goes on without it, and the person learns of it
+            self._recorder.event("note", f"the run's logs are not written any more: {error!r}")
+
+    def _keep(self) -> None:
+        logbook: Logbook | None = None
+        while not self._closing.wait(_PERIOD_S):
+            logbook = logbook or self._open()
+            if logbook is not None:
+                logbook.update()
+        logbook = logbook or self._open()
+        if logbook is None:
+            return
+        give_up_s = time.monotonic() + self._patience_s
+        logbook.update()
+        while not logbook.over and time.monotonic() < give_up_s:
+            time.sleep(_POLL_PERIOD_S)
+            logbook.update()
+        logbook.finish()
+
+    def _open(self) -> Logbook | None:
+        """None before the ranks have looked at the data, which is before the first step."""
+        if not (self._folder / "run_info.json").exists():
+            return None
+        more: dict[str, Callable[[int], Sink]] = {}
+        if self._config.tensorboard:
+            more["TensorBoard's log"] = self._tensorboard
+        if self._config.wandb != "off":
+            more["W&B's log"] = lambda known_step: WandBLog(self._folder)
+        return Logbook(self._folder, more, lambda text: self._recorder.event("note", text))
+
+    def _tensorboard(self, known_step: int) -> Sink:
+        # The package takes a second to import, and is not there everywhere.
+        from nbgpu.engine.logs.tensorboard_log import TensorBoardLog
+
+        return TensorBoardLog(self._folder, known_step, self._histograms)

@@ -1,0 +1,60 @@
+"""`run_info.json`: what a reader needs to know of a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from nbgpu.config import TrainConfig
+from nbgpu.engine.group.group import Membership
+from nbgpu.protocol.records import Device, RunInfo
+from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder import resume
+
+
+def write(
+    folder: Path,
+    config: TrainConfig,
+    member: Membership,
+    devices: Sequence[Device],
+    total_steps: int,
+    steps_per_epoch: int,
+    data: Sequence[str],
+    began: tuple[int, int] = (0, 0),
+) -> None:
+    """Writes it whole, or anew where a setting has changed it. One rank calls this.
+
+    Args:
+        folder: the run's.
+        config: the settings as they are now.
+        member: a rank's place in the group.
+        devices: of all ranks, in their order.
+        total_steps: optimizer steps of the run.
+        steps_per_epoch: of them, those of one pass over the data.
+        data: how the data come to the ranks, a sentence each.
+        began: (steps, epochs) that were done when an epoch got this number of steps.
+    """
+    path = folder / runs.INFO
+    earlier = runs.read_info(folder) if path.exists() else None
+    # A run that goes back to a checkpoint does later sections again.
+    sections = [section for section in earlier.epochs_from if section[0] < began[0]] if earlier else []
+    info = RunInfo(
+        run_id=folder.name,
+        recipe=config.title,
+        devices=tuple(devices),
+        backend=member.backend,
+        rung=member.rung,
+        total_steps=total_steps,
+        steps_per_epoch=steps_per_epoch,
+        batch_size=config.batch_size,
+        global_batch_size=config.samples_per_step(member.world_size),
+        started_s=earlier.started_s if earlier else time.time(),
+        resumed_from=resume.Beginning.read(folder).checkpoint,
+        data=tuple(data),
+        epochs_from=(*sections, (*began, steps_per_epoch)),
+    )
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(info.to_json(), indent=2) + "\n")
+    unfinished.rename(path)

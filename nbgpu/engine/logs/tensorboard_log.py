@@ -1,0 +1,57 @@
+"""A run's numbers as TensorBoard shows them: `tensorboard --logdir nbgpu_runs`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tensorboard.compat.proto.summary_pb2 import Summary
+from torch.utils.tensorboard import SummaryWriter
+
+from nbgpu.engine.logs.histograms import Histograms
+from nbgpu.engine.logs.step_values import epoch_values, step_values, steps_of
+from nbgpu.run_folder.metrics_table import Epoch, Row
+
+FOLDER = "tensorboard"
+NUM_BINS = 64
+"""Torch's default has more than a thousand edges, and writes each as eight bytes."""
+
+
+class TensorBoardLog:
+    """Writes scalars and histograms into `tensorboard/` in the run's folder.
+
+    Args:
+        folder: the run's folder.
+        known_step: the last step that an earlier log of this run has; what it has beyond that is not shown.
+        histograms: what the trainer takes of weights and gradients.
+    """
+
+    def __init__(self, folder: Path, known_step: int, histograms: Histograms) -> None:
+        self._histograms = histograms
+        self._writer = SummaryWriter(str(folder / FOLDER), purge_step=known_step + 1)
+        if not known_step:
+            # Four spaces make it a block of code in Markdown.
+            lines = (folder / "run.toml").read_text().splitlines()
+            self._writer.add_text("settings", "\n".join(f"    {line}" for line in lines))
+
+    def take(self, rows: Sequence[Row], epochs: Sequence[Epoch]) -> None:
+        for step, of_step in steps_of(rows):
+            self._add(step_values(of_step), step, of_step[0].time_s)
+        for epoch in epochs:
+            self._add(epoch_values(epoch), epoch.last_step)
+        for step, tensors in self._histograms.given():
+            for name, values in tensors.items():
+                if len(values):
+                    self._writer.add_histogram(name, values, step, bins=NUM_BINS)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self.take([], [])
+        self._writer.close()
+
+    def _add(self, values: dict[str, float], step: int, time_s: float | None = None) -> None:
+        # One event for all, which costs a tenth of an `add_scalar` for each.
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        files: Any = self._writer.file_writer
+        files.add_summary(summary, step, time_s)

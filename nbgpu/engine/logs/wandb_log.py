@@ -1,0 +1,75 @@
+"""A run's numbers in Weights & Biases."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from nbgpu.engine.logs.step_values import epoch_values, step_values, steps_of
+from nbgpu.errors import RunError
+from nbgpu.machine import interpreter
+from nbgpu.run_folder.metrics_table import Epoch, Row
+
+_PATIENCE_S = 60.0
+
+
+class WandBLog:
+    """Writes to `wandb/` in the run's folder; with wandb='online' W&B sends it on at once.
+
+    Args:
+        folder: the run's folder, whose name is the run's id in W&B, and whose settings W&B shows.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as the log
+        self._process = subprocess.Popen(
+            interpreter.command("nbgpu.engine.logs.wandb_process", str(folder)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            text=True,
+        )
+
+    def take(self, rows: Sequence[Row], epochs: Sequence[Epoch]) -> None:
+        # With the time at which it was measured; W&B would take the one at which it is told.
+        by_step = {
+            step: {**step_values(of_step), "_timestamp": of_step[0].time_s}
+            for step, of_step in steps_of(rows)
+        }
+        for epoch in epochs:
+            by_step.setdefault(epoch.last_step, {}).update(epoch_values(epoch))
+        lines = [
+            json.dumps({"step": step, "values": values}) + "\n" for step, values in sorted(by_step.items())
+        ]
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.writelines(lines)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self._process.wait()
+            raise RunError(self._last_words()) from None
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            failed = self._process.wait(_PATIENCE_S) != 0
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise RunError(
+                f"it did not end within {_PATIENCE_S:.0f} s; `wandb sync` sends what is in {self._folder / 'wandb'}"
+            ) from None
+        if failed:
+            raise RunError(self._last_words())
+        self._errors.close()
+
+    def _last_words(self) -> str:
+        with self._errors as file:
+            file.seek(0)
+            lines = [line.strip() for line in file if line.strip()]
+        return lines[-1] if lines else f"its process ended with {self._process.returncode}"

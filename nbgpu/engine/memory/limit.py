@@ -1,0 +1,171 @@
+"""A bound on what a rank may take, really enforced: an allocation beyond it is refused where it is asked for.
+
+On a GPU torch's caching allocator refuses. What does not go through it, such as CUDA's own context, NCCL's buffers and
+other libraries' memory, is not bounded. On the CPU the kernel refuses (RLIMIT_DATA): private memory that can be written,
+of torch, NumPy and Python alike. Memory that is shared with other processes and files that are mapped are not bounded.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from nbgpu.engine.memory import heap
+from nbgpu.errors import ConfigError
+from nbgpu.text.sizes import in_words
+
+_RESERVE_BYTES = 64 * 2**20
+
+_STACK_BYTES = 8 * 2**20
+
+_KEEP_PERIOD_S = 0.1
+
+_lock = threading.Lock()
+_keeper: threading.Thread | None = None
+_beyond_bytes: int | None = None
+_num_threads = 0
+_of_gpu_bytes: int | None = None
+_most_data_bytes: int | None = None
+"""What Linux may count as this process's data, where a CPU rank has a limit."""
+
+
+def of_gpu_bytes() -> int | None:
+    """The limit that was set for this process's GPU; None where there is none."""
+    return _of_gpu_bytes
+
+
+def bounds_cpu() -> bool:
+    """Whether this process is a CPU rank with a limit."""
+    return _most_data_bytes is not None
+
+
+def enforce(limit_bytes: int, device: torch.device) -> None:
+    """From now on this process gets no more on the device.
+
+    Args:
+        limit_bytes: of a CPU rank's resident memory, Python and its libraries included; of what torch allocates on a GPU.
+
+    Raises:
+        ConfigError: a CPU rank has more than that already.
+    """
+    if device.type == "cuda":
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
+        global _of_gpu_bytes
+        _of_gpu_bytes = limit_bytes
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
+        return
+    resident_bytes = _of_process("VmRSS")
+    if limit_bytes <= resident_bytes:
+        raise ConfigError(
+            f"memory_limit = {in_words(limit_bytes)} is less than a CPU rank has when it has just started, "
+            f"{in_words(resident_bytes)} for Python and torch. Give more"
+        )
+    # The kernel counts what is reserved, which is more than what is resident, such as the stacks of threads. What is
+    # reserved and not used now is not held against the rank.
+    global _most_data_bytes, _num_threads
+    # What is kept is counted on by the kernel.
+    heap.keep_little()
+    _most_data_bytes = _of_process("VmData") + limit_bytes - resident_bytes
+    _num_threads = _threads()
+    tighten()
+
+
+@contextmanager
+def enforced_meanwhile(limit_bytes: int) -> Iterator[None]:
+    """Bounds a CPU rank that has no limit of its own for a while."""
+    global _most_data_bytes
+    enforce(limit_bytes, torch.device("cpu"))
+    try:
+        yield
+    finally:
+        _follow(None)
+        _most_data_bytes = None
+
+
+def tighten(spare_bytes: int = 0) -> None:
+    """The limit holds again as it was given, or with so much to spare: called before a person's code runs."""
+    if _most_data_bytes is not None:
+        _follow(-spare_bytes)
+
+
+@contextmanager
+def lifted() -> Iterator[None]:
+    """No limit meanwhile, and a little beyond it until `tighten`: a failure has to be put into words, and reach the
+    client, while the rank still holds all that it may."""
+    if _most_data_bytes is None:
+        yield
+        return
+    _follow(None)
+    try:
+        yield
+    finally:
+        _follow(_RESERVE_BYTES)
+
+
+def _follow(beyond_bytes: int | None) -> None:
+    """Lets the process have so much beyond its limit from now on; None for all there is."""
+    global _beyond_bytes, _keeper
+    with _lock:
+        _beyond_bytes = beyond_bytes
+        _allow()
+        if _keeper is None:
+            _keeper = threading.Thread(target=_keep, name="nbgpu-memory-limit", daemon=True)
+            _keeper.start()
+
+
+def _keep() -> None:
+    """Gives threads that have come their stacks: each counts as a whole, and is hardly used."""
+    while True:
+        time.sleep(_KEEP_PERIOD_S)
+        with _lock:
+            if _most_data_bytes is not None and _beyond_bytes is not None:
+                _allow()
+
+
+def _allow() -> None:
+    most_bytes = resource.RLIM_INFINITY if _beyond_bytes is None else _most() + _beyond_bytes
+    _, hard_bytes = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard_bytes != resource.RLIM_INFINITY:
+        most_bytes = hard_bytes if most_bytes == resource.RLIM_INFINITY else min(most_bytes, hard_bytes)
+    resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, hard_bytes))
+
+
+def _most() -> int:
+    assert _most_data_bytes is not None, "there is a limit"
+    stack_bytes, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    if stack_bytes == resource.RLIM_INFINITY:
+        stack_bytes = _STACK_BYTES
+    return _most_data_bytes + max(0, _threads() - _num_threads) * stack_bytes
+
+
+def left_bytes() -> int | None:
+    """What this process would still get under its limit on the CPU; None where there is none."""
+    return None if _most_data_bytes is None else max(0, _most() - _of_process("VmData"))
+
+
+def peak_resident_bytes() -> int:
+    """The most that this process had resident since it began, or since its count was last begun anew."""
+    return _of_process("VmHWM")
+
+
+def _of_process(name: str) -> int:
+    """One of Linux's counts of this process's memory, in bytes."""
+    return _status(name) * 1024
+
+
+def _threads() -> int:
+    """The threads of this process, also those that Python does not know."""
+    return _status("Threads")
+
+
+def _status(name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None, f"Linux counts {name} of every process"
+    return int(found[1])

@@ -1,0 +1,520 @@
+"""What is said, and given back, when a rank can get no more memory.
+
+torch and numpy say how much was asked for. What the person needs to know is who holds the rest, and what would have
+fitted: for a training run parameters, gradients, optimizer state, activations and a batch size; for a cell the
+largest of their variables, by name.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import resource
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nbgpu.config import TrainConfig
+from nbgpu.engine.frames import is_library
+from nbgpu.engine.memory import heap
+from nbgpu.engine.memory import limit as memory_limit
+from nbgpu.engine.memory.undisturbed import undisturbed
+from nbgpu.errors import NbgpuError, OutOfMemoryError
+from nbgpu.text.sizes import UNITS, in_words
+
+_PACKAGE = str(Path(__file__).parents[2])
+
+_WORDS_OF_OTHER_TYPES = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "std::bad_alloc",
+    "CUDA error: out of memory",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "'out of memory'",  # NCCL's
+)
+"""In the message of a RuntimeError: neither the CPU's allocator nor CUDA's libraries have a type of their own for it."""
+
+_ONEDNN = "could not create a primitive"
+"""All that oneDNN says when it gets no memory for a kernel. With more words behind it the kernel does not exist."""
+
+_ASKED = re.compile(r"allocate (?P<number>[\d.]+) (?P<unit>bytes|[KMGTPE]iB)")
+
+SPARE_BYTES = 96 * 2**20
+"""Of what a CPU rank may have, for a run's loggers and checkpoints, and for the kernels that oneDNN makes and keeps for each
+shape: steps that were tried leave some behind."""
+_BESIDE_SHAPES = 0.3
+"""What a step takes beside the tensors that have a shape, as a share: the kernels' scratch memory, and what allocators
+keep. For the autoencoder on CPU ranks it was 0.1 to 0.2."""
+_NUM_VARIABLES_NAMED = 6
+_NUM_ITEMS_SEEN = 10_000
+"""Items of a container that are looked at: a list of a million numbers must not hold up the message."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What this process holds of a device's memory, in bytes.
+
+    On a GPU `used` is what torch has allocated, and `reserved` what it took from the driver for that. On the CPU
+    both are the process's resident memory.
+    """
+
+    used_bytes: int
+    peak_bytes: int
+    reserved_bytes: int
+    could_have_bytes: int
+    """The most that this process could hold while all others keep what they have."""
+    total_bytes: int
+
+    @classmethod
+    def of(cls, device: torch.device) -> Usage:
+        """What is held at this moment; the peak is since `before_run`, or that of the process; on the CPU it is this moment's."""
+        if device.type == "cuda":
+            free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+            could_have_bytes = torch.cuda.memory_reserved(device) + free_bytes
+            return cls(
+                used_bytes=torch.cuda.memory_allocated(device),
+                peak_bytes=torch.cuda.max_memory_allocated(device),
+                reserved_bytes=torch.cuda.max_memory_reserved(device),
+                could_have_bytes=min(could_have_bytes, memory_limit.of_gpu_bytes() or total_bytes),
+                total_bytes=total_bytes,
+            )
+        process, host = psutil.Process().memory_info(), psutil.virtual_memory()
+        left_bytes = host.available
+        address_space_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if address_space_bytes != resource.RLIM_INFINITY:
+            left_bytes = min(left_bytes, max(0, address_space_bytes - process.vms))
+        if (within_limit_bytes := memory_limit.left_bytes()) is not None:
+            left_bytes = min(left_bytes, within_limit_bytes)
+        return cls(process.rss, process.rss, process.rss, process.rss + left_bytes, host.total)
+
+
+def begin_peak(device: torch.device) -> None:
+    """From now on `peak_bytes` counts anew."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        # Not every container lets a process do that; the peak is then that of its whole life.
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most that this process held on the device since `begin_peak`."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return memory_limit.peak_resident_bytes()
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Whether an exception, or what it was raised from, says that there is no more memory."""
+    return _root(error) is not None
+
+
+def _root(error: BaseException | None) -> BaseException | None:
+    """The exception that says so, in a chain of `raise ... from`: MONAI, for one, wraps what a transform raises."""
+    # An error of nbgpu's own may quote another rank's.
+    while error is not None and not isinstance(error, NbgpuError):
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            return error
+        if isinstance(error, RuntimeError) and (
+            str(error) == _ONEDNN or any(words in str(error) for words in _WORDS_OF_OTHER_TYPES)
+        ):
+            return error
+        error = error.__cause__
+    return None
+
+
+def _is_of_gpu(root: BaseException) -> bool:
+    return "CUDA" in str(root).upper() or "CUDNN" in str(root) or "CUBLAS" in str(root)
+
+
+def asked_bytes(message: str) -> int:
+    """What was asked for, read off the message of torch or numpy; 0 where it does not say."""
+    found = _ASKED.search(message)
+    return round(float(found["number"]) * 1024 ** UNITS.index(found["unit"])) if found else 0
+
+
+# ---- a training run ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Static:
+    """What a run holds from step to step, in bytes, whatever the batch size."""
+
+    before_bytes: int
+    """What the process held before the run: the cells' variables; on the CPU also Python and its libraries."""
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    average_bytes: int = 0
+    """Of averaged weights (`ema_decay`)."""
+    discriminator_bytes: int = 0
+    """Of all that a discriminator holds."""
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        optimizer: Optimizer,
+        before_bytes: int,
+        average: Iterable[Tensor] = (),
+        discriminator: Iterable[Tensor] = (),
+    ) -> Static:
+        """As the tensors say it. Gradients stand in DDP's buckets from the start; the optimizer's state appears with
+        the first step. `before_bytes` is what `before_run` gave."""
+        state = (value for values in optimizer.state.values() for value in values.values())
+        return cls(
+            before_bytes=before_bytes,
+            parameters_bytes=_num_bytes([*model.parameters(), *model.buffers()]),
+            gradients_bytes=_num_bytes(p for p in model.parameters() if p.requires_grad),
+            optimizer_bytes=_num_bytes(value for value in state if isinstance(value, Tensor)),
+            average_bytes=_num_bytes(average),
+            discriminator_bytes=_num_bytes(discriminator),
+        )
+
+    @property
+    def total_bytes(self) -> int:
+        model_bytes = self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.average_bytes
+        return self.before_bytes + model_bytes + self.discriminator_bytes
+
+
+@dataclass(frozen=True)
+class Need:
+    """What the steps of a run take, in bytes, as far as shapes tell it."""
+
+    fixed_bytes: int
+    """Whatever the batch size."""
+    sample_bytes: int
+    """For each sample of a micro-batch."""
+
+    def batch_size_that_fits(self, usage: Usage, held_bytes: int) -> int:
+        """The largest beside what is held; 0 where not even one sample fits."""
+        left_bytes = usage.could_have_bytes - held_bytes - self.fixed_bytes
+        return max(0, int(left_bytes / (1 + _BESIDE_SHAPES)) // self.sample_bytes)
+
+
+def before_run(
+    device: torch.device,
+    model: nn.Module,
+    optimizer: Optimizer,
+    average: Iterable[Tensor] = (),
+    discriminator: Iterable[Tensor] = (),
+) -> int:
+    """What the process holds on the device beside a run that is about to step, in bytes; the peak begins anew."""
+    begin_peak(device)
+    static = Static.of(model, optimizer, 0, average, discriminator)
+    return max(0, Usage.of(device).used_bytes - static.total_bytes)
+
+
+def batch_size_that_fits(batch_size: int, asked: int, usage: Usage, static: Static, had_fitted: bool) -> int:
+    """An estimate: what a sample needs is (peak - static) / batch_size, and the rest of the memory is there for it.
+
+    Args:
+        had_fitted: whether an earlier step had come to its end with this batch size. Else a sample needs more than
+            was seen of it, and at most half of the batch size is named.
+
+    Returns:
+        0 where not even one sample would have fitted; never as many as did not fit.
+    """
+    most = batch_size - 1 if had_fitted else batch_size // 2
+    needed_bytes = max(usage.peak_bytes, usage.used_bytes + asked) - static.total_bytes
+    if needed_bytes <= 0:
+        return most
+    left_bytes = max(0, usage.could_have_bytes - static.total_bytes)
+    return min(most, left_bytes * batch_size // needed_bytes)
+
+
+def explain_run(
+    error: BaseException,
+    rank: int,
+    step: int,
+    shapes: Mapping[str, tuple[int, ...]],
+    config: TrainConfig,
+    device: torch.device,
+    static: Static | None,
+    need: Need | None = None,
+) -> OutOfMemoryError:
+    """What to tell the person of a training run that got no more memory.
+
+    Args:
+        error: what torch or numpy raised.
+        step: optimizer steps done.
+        shapes: of the batch that a step was being made of, by name; empty between two steps.
+        static: None where the run had not come to its first step.
+        need: what a step takes, where that is known. Else it is taken from the steps that were done.
+    """
+    root = _root(error)
+    assert root is not None, "the error is of another kind"
+    device = device if _is_of_gpu(root) else torch.device("cpu")
+    usage, asked = Usage.of(device), asked_bytes(str(root))
+    usage = replace(usage, peak_bytes=max(usage.peak_bytes, peak_bytes(device)))
+    when = f"in step {step + 1}" if shapes else f"after step {step}" if step else "before the first step"
+    batch = ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in shapes.items())
+    settings = f"batch_size={config.batch_size}, accumulate={config.accumulate}"
+    lines = [
+        f"rank {rank} ran out of memory {when}, with {settings}" + (f": a batch of {batch}" if batch else ""),
+        f"asked for: {_asked_in_words(asked)}{_place(error)}",
+        f"peak: {_usage_in_words(usage, device)}",
+    ]
+    if static is not None:
+        rest_bytes = max(0, usage.peak_bytes - static.total_bytes)
+        lines.append(
+            f"held by: parameters {in_words(static.parameters_bytes)}, gradients {in_words(static.gradients_bytes)}, "
+            f"optimizer state {in_words(static.optimizer_bytes)}, "
+            + (f"averaged weights {in_words(static.average_bytes)}, " if static.average_bytes else "")
+            + (
+                f"discriminator {in_words(static.discriminator_bytes)}, "
+                if static.discriminator_bytes
+                else ""
+            )
+            + f"activations and the rest {in_words(rest_bytes)}; "
+            f"before the run {in_words(static.before_bytes)}"
+        )
+        fits = batch_size_that_fits(config.batch_size, asked, usage, static, had_fitted=step > 0)
+        if need is not None:
+            spare_bytes = SPARE_BYTES if device.type == "cpu" else 0
+            fits = min(fits, need.batch_size_that_fits(usage, static.before_bytes + spare_bytes))
+        lines.append(_advice(config, fits, is_known=step > 0 or need is not None))
+    else:
+        lines.append("Give it a smaller model or less data, or free what the cells hold: del NAME")
+    lines.append("The run's memory was freed, and nothing was tried again")
+    return OutOfMemoryError("\n".join(lines))
+
+
+def _advice(config: TrainConfig, fits: int, is_known: bool) -> str:
+    others = [
+        *(["amp='bf16'"] if config.amp == "off" else []),
+        *(["a smaller patch_size"] if "patch_size" in type(config).model_fields else []),
+        "a smaller model",
+    ]
+    if fits < 1:
+        which = "batch_size=1" if config.batch_size > 1 else "less than batch_size=1"
+        return f"would have fitted: not even {which}, by an estimate. Try {', or '.join(others)}"
+    accumulate = -(-config.batch_size * config.accumulate // fits)
+    return (
+        f"would have fitted: batch_size={fits}, by an estimate from what a sample takes"
+        f"{'' if is_known else ' as far as the step had come'}; with accumulate={accumulate} about as many samples "
+        f"go into a step. Or try {', or '.join(others)}"
+    )
+
+
+# ---- a cell --------------------------------------------------------------------------------------------
+
+
+def explain_cell(
+    error: BaseException, rank: int, device: torch.device, variables: Mapping[str, Any]
+) -> OutOfMemoryError:
+    """What to tell the person of a cell that got no more memory.
+
+    Args:
+        error: what torch, numpy or Python raised, with its traceback: the variables of the functions that were
+            being run count too.
+        variables: the rank's own, by name.
+    """
+    root = _root(error)
+    assert root is not None, "the error is of another kind"
+    device = device if _is_of_gpu(root) else torch.device("cpu")
+    usage = Usage.of(device)
+    lines = [
+        f"rank {rank} ran out of memory",
+        f"asked for: {_asked_in_words(asked_bytes(str(root)))}",
+        f"peak: {_usage_in_words(usage, device)}",
+    ]
+    named = largest(_named_values(error, variables), device)
+    shown = named[:_NUM_VARIABLES_NAMED]
+    if shown:
+        lines.append("held by:")
+        lines += [f"  {what}, {in_words(num_bytes)}" for what, num_bytes in shown]
+        rest_bytes = usage.used_bytes - sum(num_bytes for _, num_bytes in shown)
+        unnamed = "what has no name, such as the activations that backward needs"
+        if device.type == "cpu":
+            unnamed += ", Python and its libraries"
+        lines.append(f"  the rest, {in_words(max(0, rest_bytes))}: smaller ones, and {unnamed}")
+    else:
+        lines.append("held by: nothing that has a name; no variable holds a tensor there")
+    lines.append(
+        "What the cell held beside the variables was freed. Free more with: %distributed del NAME; or take smaller pieces"
+    )
+    return OutOfMemoryError("\n".join(lines))
+
+
+def _named_values(error: BaseException, variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The rank's variables, and those of the functions that the cell was in."""
+    for name, value in variables.items():
+        if not name.startswith("_"):
+            yield name, value
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if not is_library(frame.f_code.co_filename) and frame.f_locals is not frame.f_globals:
+            for name, value in frame.f_locals.items():
+                yield f"{name} in {frame.f_code.co_name}()", value
+
+
+def largest(named: Iterable[tuple[str, Any]], device: torch.device) -> list[tuple[str, int]]:
+    """What holds memory on the device, largest first: (name, what it is, and its bytes).
+
+    Memory that two names share counts for the first of them.
+    """
+    seen: set[int] = set()
+    found = []
+    for name, value in named:
+        parts = [part for part in parts_in(value, depth=3) if _is_on(part, device)]
+        num_bytes = 0
+        for part in parts:
+            start, size = _memory_of(part)
+            if start not in seen:
+                seen.add(start)
+                num_bytes += size
+        if num_bytes:
+            found.append((f"{name}: {_described(value, len(parts))}", num_bytes))
+    return sorted(found, key=lambda entry: -entry[1])
+
+
+def parts_in(value: Any, depth: int) -> Iterator[Tensor | np.ndarray[Any, Any]]:
+    """The tensors and arrays that a value holds, with the gradients."""
+    if isinstance(value, Tensor):
+        yield value
+        # Asking a tensor that is not a leaf for its gradient is a warning.
+        if value.is_leaf and value.grad is not None:
+            yield value.grad
+    elif isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, nn.Module):
+        for tensor in [*value.parameters(), *value.buffers()]:
+            yield from parts_in(tensor, depth)
+    elif isinstance(value, Optimizer):
+        for values in value.state.values():
+            yield from parts_in(list(values.values()), depth)
+    elif depth and isinstance(value, list | tuple | set | Mapping):
+        for item in islice(value.values() if isinstance(value, Mapping) else value, _NUM_ITEMS_SEEN):
+            yield from parts_in(item, depth - 1)
+
+
+def _is_on(part: Tensor | np.ndarray[Any, Any], device: torch.device) -> bool:
+    if isinstance(part, np.ndarray):
+        return device.type == "cpu"
+    same_kind = part.device.type == device.type and part.layout is torch.strided
+    return same_kind and (device.index is None or part.device.index == device.index)
+
+
+def _memory_of(part: Tensor | np.ndarray[Any, Any]) -> tuple[int, int]:
+    """(address, bytes) of the whole memory that a tensor, or a view of one, keeps alive."""
+    if isinstance(part, Tensor):
+        storage = part.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+    while isinstance(part.base, np.ndarray):
+        part = part.base
+    return part.ctypes.data, part.nbytes
+
+
+def _described(value: Any, num_parts: int) -> str:
+    if isinstance(value, Tensor | np.ndarray):
+        kind = str(value.dtype).removeprefix("torch.")
+        shape = " x ".join(map(str, value.shape)) or "a single number"
+        return f"{shape}, {kind}" + (", with its gradient" if num_parts > 1 else "")
+    return f"{type(value).__name__} with {num_parts} tensor{'s' if num_parts > 1 else ''}"
+
+
+def watch_cells(shell: Any, rank: int, device: torch.device) -> None:
+    """From now on a cell of this shell that asks for too much memory says who has it, and gives back what its functions held.
+
+    Only the variables stay: a traceback keeps every frame, and a frame its tensors.
+    """
+
+    def give_back(result: Any) -> None:
+        error = result.error_in_exec if result is not None else None
+        if error is None:
+            return
+        with undisturbed():
+            if is_exhausted(error):
+                # What the client is told of a cell is read off these two.
+                result.error_in_exec = explain_cell(error, rank, device, shell.user_ns)
+                report = result.error_in_exec._render_traceback_()
+                shell._last_traceback = [*report, "", *(shell._last_traceback or [])]
+                let_go(error)
+                free()
+
+    shell.events.register("pre_run_cell", lambda _: memory_limit.tighten())
+    shell.events.register("post_run_cell", give_back)
+
+
+# ---- both ----------------------------------------------------------------------------------------------
+
+
+def let_go(error: BaseException | None) -> None:
+    """Gives up the tensors that an error holds: those of the functions in its traceback, and of a backward that it cut off.
+
+    Whoever keeps a traceback keeps its frames. Python keeps the last one in `sys.last_traceback`, and IPython a few more.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            # Those that are still at work cannot be emptied, and need not be.
+            with suppress(RuntimeError):
+                frame.clear()
+                # Up to Python 3.12 a frame keeps a copy for whoever asked for its locals, and renews it when asked.
+                _ = frame.f_locals
+        error = error.__cause__ or error.__context__
+    _empty_autograd_queue()
+
+
+def _empty_autograd_queue() -> None:
+    """Drops the nodes that a failed backward had yet to visit, and with them the activations that they have saved.
+
+    On the CPU autograd keeps them in a queue of the thread, and drops them when the next backward begins. A step that
+    has no room for them would fail in its forward, and so never come to that.
+    """
+    with torch.inference_mode(False):
+        torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True).backward()
+
+
+def free() -> None:
+    """Gives back what nobody holds any more: cycles, and what torch and the C library keep for the next who asks."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    # Freed blocks that the C library keeps add up.
+    heap.give_back()
+
+
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _asked_in_words(asked: int) -> str:
+    return in_words(asked) if asked else "an amount that Python does not say"
+
+
+def _usage_in_words(usage: Usage, device: torch.device) -> str:
+    left = in_words(max(0, usage.could_have_bytes - usage.reserved_bytes))
+    if device.type == "cuda":
+        return (
+            f"{in_words(usage.peak_bytes)} allocated, {in_words(usage.reserved_bytes)} reserved; {device} has "
+            f"{in_words(usage.total_bytes)}, of which {left} were left for this rank"
+        )
+    now = f", {in_words(usage.used_bytes)} at the end" if usage.used_bytes < usage.peak_bytes else ""
+    return (
+        f"{in_words(usage.peak_bytes)} resident{now}; the host has {in_words(usage.total_bytes)}, of which {left} were left "
+        "for this rank"
+    )
+
+
+def _place(error: BaseException) -> str:
+    """Where in the recipe, or in what it calls of the person's own, the memory was asked for."""
+    places = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [
+        f", in {code.co_name} ({Path(code.co_filename).name}, line {line})"
+        for code, line in places
+        if not is_library(code.co_filename) or code.co_filename.startswith(_PACKAGE)
+    ]
+    return own[-1] if own else ""

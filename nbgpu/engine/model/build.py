@@ -1,0 +1,33 @@
+"""The model of a run on its device, with what the settings change in it."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint as recomputed
+
+from nbgpu.config import TrainConfig
+from nbgpu.engine.model import batchnorm, precision
+from nbgpu.engine.workload.recipe import Recipe
+
+
+def build(config: TrainConfig, recipe: Recipe, device: torch.device) -> tuple[nn.Module, list[str]]:
+    """(the model, what a person is to know of it). Every rank draws the same weights."""
+    notes = []
+    torch.manual_seed(config.seed)
+    model = recipe.build_model()
+    if config.sync_batchnorm:
+        model, num_layers = batchnorm.synchronise(model, device)
+        notes.append(f"sync_batchnorm: {num_layers} BatchNorm layers were converted")
+    model = model.to(device, precision.dtype(config))
+    if config.channels_last:
+        model = model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+    if config.checkpoint_activations:
+        for block in recipe.blocks(model):
+            block.forward = functools.partial(recomputed, block.forward, use_reentrant=False)
+    if config.compile:
+        # Not `model.compile()`, which does nothing for a Sequential (seen with torch 2.13). Names stay as they are.
+        model.forward = torch.compile(model.forward)
+    return model, notes

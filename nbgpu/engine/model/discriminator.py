@@ -1,0 +1,131 @@
+"""The second network of an adversarial recipe: it learns beside the model, whole on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from nbgpu.config import TrainConfig
+from nbgpu.engine.model import optimizers, precision
+from nbgpu.engine.model.clipping import clip
+from nbgpu.engine.workload.recipe import Adversarial, Recipe
+
+
+class Discriminator:
+    """A discriminator with its optimizer, the same on every rank.
+
+    It is no DDP object: its gradient crosses the ranks once a step, in one piece, when all micro-batches have added to it.
+    A NaN on one rank comes to all with it, as with the model's.
+
+    Args:
+        config: the settings; optimizer and clipping are those of the model.
+        recipe: gives the network, its rate and its losses.
+        network: on the device, with the same weights on every rank.
+        device: the rank's.
+    """
+
+    def __init__(
+        self, config: TrainConfig, recipe: Adversarial, network: nn.Module, device: torch.device
+    ) -> None:
+        if any(True for _ in network.buffers()):
+            raise ValueError(
+                "a discriminator has no buffers: those of BatchNorm would differ between the ranks. Take InstanceNorm"
+            )
+        self.network = network
+        self.optimizer = optimizers.make(config, network.parameters())
+        self.follow(config, recipe)
+        self._device = device
+        self._seen: Any = None
+
+    @classmethod
+    def of(cls, config: TrainConfig, recipe: Recipe, device: torch.device) -> Discriminator | None:
+        """That of the recipe, as drawn; None where it has none. Every rank draws the same weights."""
+        if not isinstance(recipe, Adversarial):
+            return None
+        torch.manual_seed(config.seed)
+        network = recipe.build_discriminator()
+        if network is None:
+            return None
+        return cls(config, recipe, network.to(device, precision.dtype(config)), device)
+
+    def follow(self, config: TrainConfig, recipe: Adversarial) -> None:
+        """Goes on under other settings."""
+        self._config = config
+        self.recipe = recipe
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = config.weight_decay
+
+    @property
+    def first_step(self) -> int:
+        """The first step that it takes part in, counted from 0."""
+        return self.recipe.discriminator_first_step
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """All that it holds from step to step."""
+        moments = optimizers.state_of(self.optimizer)[0].values()
+        parameters = list(self.network.parameters())
+        return [*parameters, *(p.grad for p in parameters if p.grad is not None), *moments]
+
+    def loss_of_model(self, model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The terms of the model's loss for a micro-batch; `learn` goes on from it."""
+        # Of its weights the model's loss needs no gradient, which would add to their own.
+        self.network.requires_grad_(False)
+        try:
+            terms, self._seen = self.recipe.loss_against(self.network, model, batch)
+        finally:
+            self.network.requires_grad_(True)
+        return terms
+
+    def learn(self, scaler: torch.amp.GradScaler) -> Tensor:
+        """Adds the gradient of what it saw last to that of the step; returns its loss, a scalar."""
+        seen, self._seen = self._seen, None
+        with precision.autocast(self._config, self._device):
+            loss = self.recipe.discriminator_loss(self.network, seen)
+        # Of a bad loss the gradient may be finite.
+        start = 1 + 0 * loss.detach()
+        scaler.scale(loss / self._config.accumulate).backward(start)
+        return loss.detach()
+
+    def exchange(self, scaler: torch.amp.GradScaler) -> Tensor:
+        """Averages the step's gradient over the ranks and clips it; returns its norm before that. A collective."""
+        gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
+        if (world_size := dist.get_world_size()) > 1:
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            dist.all_reduce(flat)
+            flat /= world_size
+            parts = torch.split(flat, [gradient.numel() for gradient in gradients])
+            for gradient, part in zip(gradients, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+        scaler.unscale_(self.optimizer)
+        return clip(self.network.parameters(), self._config)
+
+    def set_lr(self, factor: float) -> None:
+        """Takes the rate of a step: its own, times what schedule and scaling make of the model's."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.discriminator_lr * factor
+
+    def forget_gradients(self) -> None:
+        """As after a step, also where one was cut off."""
+        self._seen = None
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def parts(self) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+        """(tensors by name, 'model.*' and 'optimizer.*'; the groups of its optimizer)."""
+        moments, groups = optimizers.state_of(self.optimizer)
+        tensors = {f"model.{name}": tensor for name, tensor in self.network.state_dict().items()}
+        return tensors | {f"optimizer.{name}": tensor for name, tensor in moments.items()}, groups
+
+    def load(self, tensors: Mapping[str, Tensor], groups: Sequence[Mapping[str, Any]]) -> None:
+        """Goes on from what `parts` gave on this or another rank."""
+        named: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(".")
+            named[part][rest] = tensor
+        self.network.load_state_dict(named["model"])
+        own = [{**group, "weight_decay": self._config.weight_decay} for group in groups]
+        optimizers.load_state(self.optimizer, named["optimizer"], own)

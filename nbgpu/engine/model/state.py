@@ -1,0 +1,123 @@
+"""What training goes on from: model, optimizer, average, discriminator, loss scaler and learning rate, on a rank and on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nbgpu.config import TrainConfig
+from nbgpu.engine.model import optimizers
+from nbgpu.engine.model.averaging import Average
+from nbgpu.engine.model.discriminator import Discriminator
+from nbgpu.engine.model.schedule import LearningRate
+from nbgpu.engine.model.strategy import gathered, shared_out
+
+
+class State:
+    """The parts that an optimizer step changes.
+
+    Args:
+        config: the settings.
+        model: on the device, and spread over the ranks where the strategy shares out its weights.
+        learning_rate: of each step.
+        device: the rank's.
+        discriminator: of an adversarial recipe.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: nn.Module,
+        learning_rate: LearningRate,
+        device: torch.device,
+        discriminator: Discriminator | None = None,
+    ) -> None:
+        self.model = model
+        self.discriminator = discriminator
+        self.optimizer = optimizers.make(config, model.parameters())
+        self.learning_rate = learning_rate
+        self._device = device
+        self.scaler = self._new_scaler(config)
+        self.average = Average(model, config.ema_decay) if config.ema_decay else None
+        self._weight_decay = config.weight_decay
+
+    def _new_scaler(self, config: TrainConfig) -> torch.amp.GradScaler:
+        return torch.amp.GradScaler(self._device.type, enabled=config.amp == "fp16")
+
+    def follow(self, config: TrainConfig, learning_rate: LearningRate) -> None:
+        """Goes on under other settings, with another rate."""
+        learning_rate.load_state(self.learning_rate.state())
+        self.learning_rate = learning_rate
+        self._weight_decay = config.weight_decay
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = config.weight_decay
+        if self.scaler.is_enabled() != (config.amp == "fp16"):
+            self.scaler = self._new_scaler(config)
+
+    @property
+    def averages(self) -> Sequence[Tensor]:
+        """The averaged weights; none without `ema_decay`."""
+        return self.average.tensors if self.average is not None else ()
+
+    @property
+    def beside(self) -> Sequence[Tensor]:
+        """What the discriminator holds; nothing where there is none."""
+        return self.discriminator.tensors if self.discriminator is not None else ()
+
+    def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors by name, 'model.*', 'optimizer.*' and, where there are some, 'average.*' and 'discriminator.*', each whole;
+        the rest as JSON).
+
+        A collective with fsdp.
+        """
+        moments, groups = optimizers.state_of(self.optimizer)
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors |= {f"optimizer.{name}": tensor for name, tensor in moments.items()}
+        if self.average is not None:
+            tensors |= {f"average.{name}": tensor for name, tensor in self.average.state_dict().items()}
+        about = {
+            "optimizer": groups,
+            "schedule": self.learning_rate.state(),
+            "scaler": self.scaler.state_dict(),
+        }
+        if self.discriminator is not None:
+            own, about["discriminator"] = self.discriminator.parts()
+            tensors |= {f"discriminator.{name}": tensor for name, tensor in own.items()}
+        return gathered(tensors), about
+
+    def load(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Goes on from what `parts` gave on this or another rank; every rank loads the same.
+
+        Rates and weight decay are the own settings': those of another run do not come with its state. An average that
+        it did not have begins with its weights, and a discriminator stays as it was drawn.
+        """
+        parts: dict[str, dict[str, Tensor]] = {
+            "model": {},
+            "optimizer": {},
+            "average": {},
+            "discriminator": {},
+        }
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(".")
+            parts[part][rest] = tensor
+        own = self.model.state_dict()
+        self.model.load_state_dict(
+            {name: shared_out(t, own[name]) if name in own else t for name, t in parts["model"].items()}
+        )
+        parameters = list(self.model.parameters())
+        moments = {
+            name: tensor if tensor.dim() == 0 else shared_out(tensor, parameters[int(name.split(".")[0])])
+            for name, tensor in parts["optimizer"].items()
+        }
+        groups = [{**group, "weight_decay": self._weight_decay} for group in about["optimizer"]]
+        optimizers.load_state(self.optimizer, moments, groups)
+        if self.average is not None:
+            self.average.load_state_dict(parts["average"] or parts["model"])
+        if self.discriminator is not None and parts["discriminator"]:
+            self.discriminator.load(parts["discriminator"], about["discriminator"])
+        self.learning_rate.load_state(about["schedule"])
+        # Empty where the other run had none: it keeps its own beginning.
+        self.scaler.load_state_dict(about["scaler"] or self.scaler.state_dict())

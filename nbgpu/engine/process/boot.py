@@ -1,0 +1,350 @@
+"""What a rank's process does before the first cell, and what it can do while its main thread is busy."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing.process
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from nbgpu.engine.ipykernel import interrupts, stacks
+from nbgpu.machine import descendants, interpreter
+from nbgpu.machine.devices import is_part
+from nbgpu.machine.lifetime import Vigil
+from nbgpu.machine.transports import NCCL_SAFE, SINGLE
+from nbgpu.machine.unix_sockets import MAX_PATH_BYTES, short_path
+from nbgpu.protocol.records import Device, GivenUp, engine_name
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from nbgpu.engine.group.group import Membership
+
+_log = logging.getLogger("nbgpu.engine")
+
+_NO_LIMIT_S = 3600
+_GRACE_S = 0.5
+
+
+class Sentinel:
+    """A thread that can act while the main thread sits in C++, which it may do for minutes.
+
+    When the vigil is over it ends this engine and what that has started. On a socket in the cluster's folder the client
+    tells it which generation of the group is given up, and it frees the rank from that one. No signal takes part in
+    this: the person's code may do with the handlers of signals what it likes.
+    """
+
+    def __init__(self, vigil: Vigil, cluster_folder: Path) -> None:
+        self._vigil = vigil
+        self._cluster_folder = cluster_folder
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        with short_path(cluster_folder) as folder:
+            self._socket.bind(str(folder / GivenUp.socket_name(os.getpid())))
+        self._nursery_pid = os.getppid()
+        os.register_at_fork(after_in_child=self._leave)
+        threading.Thread(target=self._watch, name="nbgpu-sentinel", daemon=True).start()
+
+    def _leave(self) -> None:
+        """Close the descriptors in a child that code on the rank has forked: it has no sentinel."""
+        self._socket.close()
+        for pidfd in self._vigil.fds:
+            with suppress(OSError):
+                os.close(pidfd)
+
+    def _watch(self) -> None:
+        try:
+            self._obey_to_the_end()
+        except (OSError, ValueError) as error:
+            # Code on the rank has closed descriptors that are not its own, and those of ipyparallel with them.
+            _log.error(
+                "the rank's process %d ends: its sentinel has lost its descriptors (%s)", os.getpid(), error
+            )
+        descendants.end_all(_GRACE_S)
+        # While the nursery lives, it removes the folder when all engines have ended.
+        if os.getppid() != self._nursery_pid:
+            shutil.rmtree(self._cluster_folder, ignore_errors=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _obey_to_the_end(self) -> None:
+        socket_fd = self._socket.fileno()
+        while not self._vigil.over(ready := select.select([*self._vigil.fds, socket_fd], [], [])[0]):
+            if socket_fd in ready:
+                generation = int(self._socket.recv(GivenUp.MAX_BYTES))
+                try:
+                    import_module("nbgpu.engine.group.group").give_up(generation)
+                except Exception:  # noqa: BLE001 - it is logged
+                    # Without this thread nothing could free the rank any more, nor end it.
+                    _log.exception("generation %d of the process group could not be given up", generation)
+
+
+_sentinel: Sentinel | None = None
+
+
+def begin(number: int, vigil: Vigil, cluster_folder: Path) -> NoReturn:
+    """Runs ipyparallel's engine in this process, under the eyes of a sentinel, until it is told to stop."""
+    global _sentinel
+    descendants.adopt_orphans()
+    _sentinel = Sentinel(vigil, cluster_folder)
+    stacks.answer_from(cluster_folder)
+    _keep_sockets_of_multiprocessing_in(cluster_folder)
+    from ipyparallel.engine.app import IPEngine
+
+    class Engine(IPEngine):  # type: ignore[misc]
+        """Looks for modules where a notebook's kernel does, and is ended by SIGTERM as any process."""
+
+        def init_signal(self) -> None:
+            """Leave SIGTERM as it is in any process, which it ends at once. ipyparallel's handler of it ends an engine when the
+            main thread comes to it, which may be a cell later, and forked children, which inherit it, not at all."""
+            super().init_signal()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+        def to_work_dir(self) -> None:
+            """Stay in this folder. ipyparallel would look there for modules, before the standard library."""
+
+        def init_engine(self) -> None:
+            super().init_engine()
+            # Again ipyparallel has put the working folder before the standard library.
+            sys.path.remove("")
+            interpreter.look_in([""])
+
+    Engine.launch_instance(
+        argv=[
+            "--IPEngine.enable_nanny=False",
+            f"--IPEngine.id={number}",
+            # Whoever starts the cluster gives up in time, and says why; on a busy host the 5 and 10 s that an engine
+            # waits by itself are too few.
+            f"--IPEngine.timeout={_NO_LIMIT_S}",
+            f"--IPEngine.wait_for_url_file={_NO_LIMIT_S}",
+            # A controller that is silent may have been stopped together with the host; of its end the sentinel knows.
+            "--IPEngine.max_heartbeat_misses=0",
+            f"--Session.session={engine_name(os.getpid())}",
+        ]
+    )
+    os._exit(0)
+
+
+def _keep_sockets_of_multiprocessing_in(folder: Path) -> None:
+    """Let multiprocessing have its temporary folder in the cluster's: one of its own stays when an engine is killed."""
+    temporary = tempfile.mkdtemp(prefix="pymp-", dir=folder)
+    if len(f"{temporary}/listener-12345678".encode()) > MAX_PATH_BYTES:
+        # For the engine's life, and by its number, because its worker processes use the folder as well.
+        descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
+        temporary = f"/proc/{os.getpid()}/fd/{descriptor}"
+    multiprocessing.process.current_process()._config["tempdir"] = temporary  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """An engine's place in the group, as the client assigns it."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    backend: str
+    rung: str
+    """The way to talk that the cluster took, as `nbgpu.machine.transports` names it."""
+    device: str
+    """'cuda:N' among the GPUs that the cluster chose, or 'cpu'."""
+    described: Mapping[str, Any]
+    """The fields of that device's `records.Device`."""
+    rendezvous: str
+    """Folder in which the ranks meet; only the user can enter it."""
+    threads: int
+    """CPU threads for torch's operators on this rank."""
+    collective_timeout_s: float
+    memory_limit_bytes: int | None
+    """The most that the rank may take on its device; None for no limit."""
+    cell_seed: int | None
+    """Of the random numbers that cells draw, as `ClusterConfig` has it."""
+
+
+def join(seat: Mapping[str, Any], generation: int) -> list[str]:
+    """Makes this engine a rank of the first group, and gives its cells their names.
+
+    Args:
+        seat: the rank's place.
+        generation: 0, or how many ways to talk were tried before in vain.
+
+    Returns:
+        The variables that were set for the way to talk, as 'NAME=value'.
+    """
+    from nbgpu.engine.group import group
+
+    taken = _take(Seat(**seat))
+    group.form(_membership(taken), Path(taken.rendezvous), generation)
+    return _settings_of_rung
+
+
+def rehearse(seat: Mapping[str, Any]) -> None:
+    """Gives an engine that takes over a rank its names, and a group in which every collective does nothing.
+
+    In it the cells that the rank had seen can run again with nobody at the other end; `join_again` ends it.
+    """
+    from nbgpu.engine.group import group
+
+    group.form_alone(_membership(_take(Seat(**seat))))
+
+
+def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int]) -> list[str]:
+    """Takes part in the next generation of the group; every rank calls it, also one that has just come.
+
+    Args:
+        seat: the rank's place.
+        generation: which forming of the group this is.
+        healthy: the ranks whose state is to be trusted where the ranks differ.
+
+    Returns:
+        A line for each variable that could not be moved to the new group, or whose state differed.
+    """
+    from nbgpu.engine.group import group
+    from nbgpu.engine.variables import replicas, user_groups
+
+    taken = _take(Seat(**seat))
+    variables = _shell().user_ns
+    lost = [
+        f"this belonged to the old process group; make it again: {line}"
+        for line in user_groups.how_to_make_again(variables)
+    ]
+    group.form_again(_membership(taken), Path(taken.rendezvous), generation)
+    global _last_cell_failed
+    _last_cell_failed = False
+    return lost + replicas.move(variables, healthy)
+
+
+_last_cell_failed = False
+
+
+def _note_end_of_cell(result: Any) -> None:
+    global _last_cell_failed
+    _last_cell_failed = not result.success
+
+
+def last_cell_failed() -> bool:
+    """Whether this rank's last cell raised, and the group was not formed anew since; for a client that has just come."""
+    return _last_cell_failed
+
+
+_taken: Seat | None = None
+_settings_of_rung: list[str] = []
+
+
+def _settle_variables(seat: Seat) -> None:
+    """Sets the environment of the way to talk, before CUDA, NCCL or gloo read it."""
+    from nbgpu.engine.group import safe_nccl
+
+    device = Device(**seat.described)
+    if is_part(device):
+        os.environ["CUDA_VISIBLE_DEVICES"] = device.uuid
+    if seat.rung == NCCL_SAFE:
+        _settings_of_rung[:] = safe_nccl.apply()
+    if seat.rung == SINGLE:
+        # It talks to nobody, so that it does not matter which interface the person named for that.
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)
+
+
+def _take(seat: Seat) -> Seat:
+    """Prepares this engine to be a rank, once."""
+    global _taken
+    if _taken is not None:
+        assert _taken == seat, f"this engine is rank {_taken.rank} already"
+        return seat
+    import torch
+    import torch.distributed as dist
+
+    from nbgpu.engine.group import ddp_objects, debug_mode, group, torch_settings
+    from nbgpu.engine.ipykernel import (
+        bars,
+        cell_options,
+        clear_output,
+        debugger,
+        defaults,
+        execution,
+        input_requests,
+        publishing,
+        remains,
+        tracebacks,
+    )
+    from nbgpu.engine.memory import limit as memory_limit
+    from nbgpu.engine.memory import usage as memory
+    from nbgpu.engine.model import randomness
+    from nbgpu.engine.variables import import_times
+
+    _taken = seat
+    _settle_variables(seat)
+    torch.set_num_threads(seat.threads)
+    torch_settings.note_beginning()
+    randomness.seed_cells(seat.cell_seed, seat.rank)
+    assert _sentinel is not None, "only engines that the nursery forked become ranks"
+    debug_mode.mend_ddp()
+    import_times.note()
+    group.note_connections()
+    ddp_objects.note()
+    shell = _shell()
+    tracebacks.install(shell)
+    defaults.take_over(shell)
+    clear_output.clear_only_own_displays(shell)
+    input_requests.go_to_the_notebook(shell, Path(seat.rendezvous), seat.rank)
+    execution.answer_cells(shell.kernel)  # type: ignore[attr-defined]
+    cell_options.follow(shell.kernel)  # type: ignore[attr-defined]
+    bars.draw_as_text()
+    interrupts.reach_only_the_persons_code(shell.kernel)  # type: ignore[attr-defined]
+    # After a cell that failed, ipykernel drops what comes before it has come to rest. The client sends the call that
+    # forms the group anew, and the next cell, as soon as it has the answer. (A private name, from 6.29 to 7.4.)
+    shell.kernel._abort_queues = lambda *_: None  # type: ignore[attr-defined]
+    publishing.say_only_what_is_heard(shell.kernel)  # type: ignore[attr-defined]
+    remains.clear_before_each_request(shell.kernel)  # type: ignore[attr-defined]
+    bars.keep_in_order_with_lines(shell)
+    memory.watch_cells(shell, seat.rank, torch.device(seat.device))
+    debugger.install(shell)
+    if seat.memory_limit_bytes is not None:
+        memory_limit.enforce(seat.memory_limit_bytes, torch.device(seat.device))
+    shell.events.register("pre_run_cell", lambda _: group.prepare_cell())
+    shell.events.register("post_run_cell", _note_end_of_cell)
+    given = {
+        "rank": seat.rank,
+        "local_rank": seat.local_rank,
+        "world_size": seat.world_size,
+        "device": torch.device(seat.device),
+        "torch": torch,
+        "dist": dist,
+    }
+    # Not the person's own: `%who` and `%nbgpu vars` leave them out.
+    shell.push(given, interactive=False)
+    return seat
+
+
+def _membership(seat: Seat) -> Membership:
+    import torch
+
+    from nbgpu.engine.group.group import Membership
+
+    return Membership(
+        seat.rank,
+        seat.world_size,
+        seat.local_rank,
+        torch.device(seat.device),
+        seat.backend,
+        rung=seat.rung,
+        timeout_s=seat.collective_timeout_s,
+        described=Device(**seat.described),
+    )
+
+
+def _shell() -> InteractiveShell:
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    assert shell is not None, "an engine has an IPython shell"
+    return shell

@@ -1,0 +1,226 @@
+"""The process that forks the engines.
+
+    python -m nbgpu.engine.process.fork_server N
+
+It imports torch and ipyparallel once and forks N engines. Importing once takes a fraction of the time that N
+imports on a busy host take, and runs while ipyparallel's controller starts. An engine that dies is replaced by
+a new fork, which is there in a moment.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import psutil
+
+from nbgpu.engine.process import boot
+from nbgpu.machine import descendants
+from nbgpu.machine.lifetime import Vigil
+from nbgpu.machine.unix_sockets import short_path
+from nbgpu.protocol.records import CLUSTER_FOLDER, CONTROLLER_PID, TAKEN
+
+OWNER_PID = "NBGPU_OWNER_PID"
+"""Environment variable: the process that started the cluster, usually the notebook's kernel."""
+
+_NEEDED_BY_EVERY_ENGINE = (
+    "ipykernel.ipkernel",
+    "ipykernel.zmqshell",
+    "ipyparallel.engine.app",
+    "nbgpu.engine.ipykernel.debugger",
+    "nbgpu.engine.group.group",
+    "nbgpu.engine.memory.usage",
+    "nbgpu.engine.ipykernel.input_requests",
+    "nbgpu.engine.variables.replicas",
+    "nbgpu.engine.model.randomness",
+    "nbgpu.engine.ipykernel.tracebacks",
+    "torch.nn.parallel",
+)
+_REQUEST_BYTES = 4096
+_STOP_GRACE_S = 1.0
+_ORPHANS_GRACE_S = 0.5
+_ORPHANS_PERIOD_S = 0.02
+
+
+class Nursery:
+    """Forks engines from a process that has imported all that they need, and sees how they end.
+
+    Each engine gets the next number as ipyparallel's id. The client asks for more of them, to replace one that
+    died, over a Unix socket in the cluster's folder, where only the user can go: a line of JSON each way, and a word that
+    the answer has come. An engine of which nobody took note is ended.
+
+    What an engine has started, and has not ended when it is gone, comes to this process and is ended here.
+    """
+
+    def __init__(self, owner: int, controller_pid: int, folder: Path) -> None:
+        self._owner = owner
+        self._controller_pid = controller_pid
+        self._folder = folder
+        self._num_forked = 0
+        self._pid_of: dict[int, int] = {}
+        """By pidfd."""
+        self._untaken: dict[socket.socket, int] = {}
+        """Engines whose numbers are on their way, by the connection that they took."""
+        self._orphans: descendants.Ending | None = None
+        """While an engine that is gone may have left processes."""
+        self._requests = socket.socket(socket.AF_UNIX)
+        with short_path(folder) as short:
+            self._requests.bind(str(short / "nursery.sock"))
+        self._requests.listen()
+
+    def fork_engine(self) -> tuple[int, int]:
+        """Forks one engine, which runs until it is told to stop; returns its number and its pid."""
+        number, nursery_pid = self._num_forked, os.getpid()
+        self._num_forked += 1
+        pid = os.fork()
+        if pid == 0:
+            self._requests.close()
+            for pidfd in self._pid_of:
+                os.close(pidfd)
+            for connection in self._untaken:
+                connection.close()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            vigil = Vigil(self._folder, self._owner, [nursery_pid, self._controller_pid])
+            boot.begin(number, vigil, self._folder)
+        self._pid_of[os.pidfd_open(pid)] = pid
+        return number, pid
+
+    def serve(self) -> None:
+        """Answers requests, and writes down how engines ended, until that is of no use any more."""
+        vigil = Vigil(self._folder, self._owner, [self._controller_pid])
+        while True:
+            requests = self._requests.fileno()
+            connections = {connection.fileno(): connection for connection in self._untaken}
+            watched = [*vigil.fds, requests, *self._pid_of, *connections]
+            ready = set(select.select(watched, [], [], self._end_orphans())[0])
+            for pidfd in ready & set(self._pid_of):
+                self._bury(pidfd)
+            for fd in ready & set(connections):
+                self._hand_over(connections[fd])
+            if vigil.over(ready):
+                return
+            if requests in ready:
+                self._answer(self._requests.accept()[0])
+
+    def end(self) -> None:
+        """Ends the engines and all that they have started: asks first, and kills what is still there after a moment."""
+        descendants.end_all(_STOP_GRACE_S)
+        for pidfd in select.select(list(self._pid_of), [], [], 0)[0]:
+            self._bury(pidfd)
+
+    def _end_orphans(self) -> float | None:
+        """Ends what engines that are gone have left; returns after how many seconds to look again, None for never."""
+        if self._orphans is None:
+            return None
+        engines = set(self._pid_of.values())
+        left = descendants.of_this_process(without=engines)
+        for child in psutil.Process().children():
+            if child.pid not in engines:
+                with suppress(ChildProcessError):  # it has ended, and another one was its parent
+                    os.waitpid(child.pid, os.WNOHANG)
+        if self._orphans.step(left):
+            return _ORPHANS_PERIOD_S
+        self._orphans = None
+        return None
+
+    def _bury(self, pidfd: int) -> None:
+        pid = self._pid_of.pop(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        self._orphans = self._orphans or descendants.Ending(_ORPHANS_GRACE_S)
+        # Only a parent is told how a process ended; the client reads it here, and never half of it.
+        with suppress(FileNotFoundError):
+            written = self._folder / f"ending-{pid}"
+            written.write_text(str(os.waitstatus_to_exitcode(status)))
+            written.rename(self._folder / f"ended-{pid}")
+
+    def _answer(self, request: socket.socket) -> None:
+        try:
+            asked = json.loads(request.recv(_REQUEST_BYTES))
+        except (OSError, ValueError):
+            request.close()
+            return  # who asked is gone, and the engines may be there for another one
+        if "train" in asked:
+            # For the engines that are forked from now on. Nobody waits for it.
+            import_module("nbgpu.engine.train").get_ready(asked["train"])
+            gc.freeze()
+        if "fork" in asked:
+            number, pid = self.fork_engine()
+            self._untaken[request] = pid
+            with suppress(OSError):  # then `_hand_over` finds that nobody is there
+                request.sendall(json.dumps({"engine": number, "pid": pid}).encode())
+        else:
+            request.close()
+
+    def _hand_over(self, connection: socket.socket) -> None:
+        """Ends a new engine unless the client has taken note of it: of one whose client was interrupted nobody would know."""
+        pid = self._untaken.pop(connection)
+        with connection:
+            try:
+                is_taken = connection.recv(_REQUEST_BYTES) == TAKEN
+            except OSError:
+                is_taken = False
+        if not is_taken and pid in self._pid_of.values():
+            os.kill(pid, signal.SIGKILL)
+
+
+def main() -> None:
+    """The nursery: forks the engines, and more when asked, until it is told to stop or its owner is gone."""
+    num_engines = int(sys.argv[1])
+    owner_pid = int(os.environ[OWNER_PID])
+    folder = Path(os.environ[CLUSTER_FOLDER])
+    # Everything that an engine needs anyway, before the fork, so that it is paid for once. torch starts no
+    # thread and does not touch a GPU when it is imported, which is what makes forking after it safe.
+    gc.disable()  # while modules are imported there is nothing to collect, and looking for it takes time
+    for module in _NEEDED_BY_EVERY_ENGINE:
+        import_module(module)
+    gc.enable()
+    gc.freeze()  # keeps the collector from copying the pages that the engines share
+    descendants.adopt_orphans()
+    controller_pid = _controller_pid(folder, owner_pid)
+    owner = os.pidfd_open(owner_pid) if os.getppid() == owner_pid else None
+    if (
+        owner is not None and controller_pid is not None
+    ):  # else the owner went while this process was importing
+        nursery = Nursery(owner, controller_pid, folder)
+
+        def stop(*_: int | FrameType | None) -> NoReturn:
+            nursery.end()
+            sys.exit(0)
+
+        signal.signal(signal.SIGTERM, stop)
+        for _ in range(num_engines):
+            nursery.fork_engine()
+        nursery.serve()
+        nursery.end()
+    # The last process of the cluster: what the others wrote while they ended goes with it.
+    with suppress(ProcessLookupError):
+        if controller_pid is not None:
+            select.select([os.pidfd_open(controller_pid)], [], [], _STOP_GRACE_S)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _controller_pid(folder: Path, owner_pid: int) -> int | None:
+    """The controller's process, once the owner has started it; None where the owner goes before that."""
+    while True:
+        with suppress(FileNotFoundError):
+            return int((folder / CONTROLLER_PID).read_text())
+        if os.getppid() != owner_pid:
+            return None
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The two loops, and what they do at each step."""

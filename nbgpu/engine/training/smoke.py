@@ -1,0 +1,169 @@
+"""`smoke_test`: two samples a rank, three steps, and everything looked at that can go wrong in a long run."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+
+from nbgpu.config import TrainConfig
+from nbgpu.engine.group import exchange
+from nbgpu.engine.model.strategy import own_part
+from nbgpu.engine.workload.recipe import Batch, Loaders
+
+_MAX_NAMES = 5
+
+
+@contextmanager
+def anomalies(config: TrainConfig) -> Iterator[None]:
+    """In it a backward pass that gives NaN names the operation, with the line of its forward pass."""
+    if not config.smoke_test:
+        yield
+        return
+    # The search for fp16's loss scale begins with overflows.
+    with torch.autograd.set_detect_anomaly(True, check_nan=config.amp != "fp16"):
+        yield
+
+
+class SmokeTest:
+    """Gathers what a smoke test saw, and says of it what is well and what is not.
+
+    Args:
+        config: the settings, which `smaller` has cut down (nbgpu/planning/suitability.py).
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+        self._batches: list[Batch] = []
+        self._before: dict[str, Tensor] = {}
+        self.validation: Mapping[str, float] = {}
+        """The values of the last validation, by name."""
+
+    def few_of(self, loaders: Loaders) -> Loaders:
+        """The batches of the first step, which come again in each step; of the held-out samples the first ones."""
+        num_samples = self._config.batch_size
+        held_out = [{name: v[:num_samples] for name, v in batch.items()} for batch in islice(loaders.val, 1)]
+        return replace(loaders, train=_Again(loaders.train, self._batches, self._config), val=held_out)
+
+    def begins(self, model: nn.Module) -> None:
+        """Takes note of the weights before the first step."""
+        self._before = {name: own_part(p.detach()).clone() for name, p in model.named_parameters()}
+
+    def verdict(
+        self, model: nn.Module, loaded: Mapping[str, Tensor], state: Mapping[str, Tensor], checkpoint: str
+    ) -> tuple[list[str], list[str]]:
+        """(what is well, what is not), in words, the same on every rank. A collective.
+
+        Args:
+            model: after the last step.
+            loaded: what the checkpoint gave.
+            state: what it should have given.
+            checkpoint: its name.
+        """
+        findings = [
+            self._of_batches(),
+            self._of_validation(),
+            self._of_movement(model),
+            self._of_weights(model),
+            _of_checkpoint(loaded, state, checkpoint),
+        ]
+        return [line for well, line in findings if well], [line for well, line in findings if not well]
+
+    def _of_batches(self) -> tuple[bool, str]:
+        described = {
+            name: f"{tuple(values.shape)} {str(values.dtype).removeprefix('torch.')}"
+            for name, values in self._batches[0].items()
+        }
+        bad = sorted({name for batch in self._batches for name, v in batch.items() if not v.isfinite().all()})
+        size = next(iter(self._batches[0].values())).shape[0]
+        by_rank = exchange.gather([described, bad, size])
+        if holders := [
+            f"rank {rank}: {', '.join(names)}" for rank, (_, names, _) in enumerate(by_rank) if names
+        ]:
+            return False, f"batches hold NaN or Inf ({'; '.join(holders)})"
+        if any(theirs != by_rank[0][0] for theirs, _, _ in by_rank):
+            different = "; ".join(f"rank {rank}: {theirs}" for rank, (theirs, _, _) in enumerate(by_rank))
+            return False, f"batches differ between the ranks ({different})"
+        if size != self._config.batch_size:
+            return False, f"batches have {size} samples, and batch_size is {self._config.batch_size}"
+        shapes = ", ".join(f"{name} {what}" for name, what in described.items())
+        return True, f"batches are {shapes} on every rank, with no NaN or Inf"
+
+    def _of_validation(self) -> tuple[bool, str]:
+        values = ", ".join(f"{name} {value:.4g}" for name, value in self.validation.items())
+        if not self.validation:
+            return True, "there was no validation, because val_every=0 or no sample is held out"
+        well = all(map(math.isfinite, self.validation.values()))
+        return well, f"validation gives {values}" if well else f"validation gives NaN or Inf: {values}"
+
+    def _of_movement(self, model: nn.Module) -> tuple[bool, str]:
+        """Parameters that no loss depends on are no failure: some networks have them."""
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        # Of a small parameter that is shared out, a rank may have nothing.
+        moved = exchange.gather(
+            [name for name, p in trained if not torch.equal(own_part(p.detach()), self._before[name])]
+        )
+        still = [name for name, _ in trained if not any(name in theirs for theirs in moved)]
+        if not still:
+            return True, f"each of the {len(trained)} parameters got a gradient without NaN or Inf, and moved"
+        more = f" and {len(still) - _MAX_NAMES} more" if len(still) > _MAX_NAMES else ""
+        return (
+            True,
+            f"NOTE: no step moved {', '.join(still[:_MAX_NAMES])}{more} ({len(still)} of {len(trained)} parameters)",
+        )
+
+    def _of_weights(self, model: nn.Module) -> tuple[bool, str]:
+        if self._config.strategy == "fsdp":
+            return True, "weights are shared out over the ranks: there is nothing to compare"
+        by_rank = exchange.gather({name: _fingerprint(p) for name, p in model.named_parameters()})
+        if len(by_rank) == 1:
+            return True, "one rank: there are no weights to compare"
+        different = [name for name in by_rank[0] if len({theirs[name] for theirs in by_rank}) > 1]
+        if different:
+            return False, f"weights differ between the ranks, in {', '.join(different[:_MAX_NAMES])}"
+        return True, f"weights are the same on all {len(by_rank)} ranks, to the last bit"
+
+
+def _of_checkpoint(
+    loaded: Mapping[str, Tensor], state: Mapping[str, Tensor], checkpoint: str
+) -> tuple[bool, str]:
+    wrong = sorted({*loaded} ^ {*state})
+    wrong += [n for n in sorted({*loaded} & {*state}) if not torch.equal(loaded[n], state[n].detach().cpu())]
+    ranks = [rank for rank, theirs in enumerate(exchange.gather(wrong)) if theirs]
+    if ranks:
+        named = ", ".join(wrong[:_MAX_NAMES]) or "see there"
+        return False, f"{checkpoint} gives back something else than was saved, on rank {ranks[0]}: {named}"
+    return True, f"{checkpoint} was written and read back, to the last bit"
+
+
+def _fingerprint(tensor: Tensor) -> str:
+    return hashlib.sha256(
+        tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    ).hexdigest()
+
+
+class _Again:
+    """The first batches of a loader, again and again."""
+
+    def __init__(self, source: Iterable[Batch], kept: list[Batch], config: TrainConfig) -> None:
+        self._source = source
+        self._kept = kept
+        self._num_batches = config.accumulate
+
+    def __iter__(self) -> Iterator[Batch]:
+        if not self._kept:
+            self._kept += islice(self._source, self._num_batches)
+        while True:
+            yield from self._kept
+
+
+def in_words(config: TrainConfig, world_size: int, well: Sequence[str]) -> list[str]:
+    """What to say of a smoke test that went well."""
+    done = f"{config.steps} steps of {config.batch_size * config.accumulate} samples on each of {world_size} ranks"
+    return [f"smoke test passed: {done}, strategy={config.strategy!r}, amp={config.amp!r}", *well]

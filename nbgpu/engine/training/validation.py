@@ -1,0 +1,116 @@
+"""What the model is worth on held-out samples: the recipe's values, averaged over the samples of all ranks or judged together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import islice
+
+import torch
+
+from nbgpu.config import TrainConfig
+from nbgpu.engine.data.batches import Feed
+from nbgpu.engine.group import exchange
+from nbgpu.engine.group.consensus import together
+from nbgpu.engine.model import precision
+from nbgpu.engine.model.state import State
+from nbgpu.engine.model.strategy import Strategy
+from nbgpu.engine.workload.recipe import Judge, Pictured, Recipe
+
+
+@contextmanager
+def evaluating(state: State, strategy: Strategy) -> Iterator[None]:
+    """In it each rank can use the whole model with no other, with the averaged weights if there are any."""
+    average = state.average
+    with nullcontext() if average is None else average.in_the_model(), strategy.whole():
+        state.model.eval()
+        try:
+            yield
+        finally:
+            state.model.train()
+
+
+def validate(
+    recipe: Recipe,
+    state: State,
+    strategy: Strategy,
+    feed: Feed,
+    config: TrainConfig,
+    device: torch.device,
+    show: Callable[[dict[str, str]], None] | None = None,
+) -> dict[str, float]:
+    """The means of what the recipe's `validate` gives, by name, or what its `judge` makes of all; the same on every rank. A
+    collective.
+
+    Empty where no rank has a held-out sample. Raises on every rank if a share failed on any, as `together` does.
+
+    Args:
+        show: on the rank that shows them, takes the pictures of a recipe that has some.
+    """
+    with evaluating(state, strategy):
+        if isinstance(recipe, Pictured):
+            together(lambda: None if show is None else _show(recipe, state, feed, config, device, show))
+        if isinstance(recipe, Judge):
+            return _judged(recipe, together(lambda: _own_values(recipe, state, feed, config, device)))
+        own = together(lambda: _own_share(recipe, state, feed, config, device))
+    # A rank may have had no sample, and so not know the names.
+    gathered: list[tuple[dict[str, float], int]] = exchange.gather(own)
+    num_samples = sum(count for _, count in gathered)
+    names = dict.fromkeys(name for sums, _ in gathered for name in sums)
+    return {name: sum(sums.get(name, 0.0) for sums, _ in gathered) / num_samples for name in names}
+
+
+@torch.no_grad()
+def _show(
+    recipe: Pictured,
+    state: State,
+    feed: Feed,
+    config: TrainConfig,
+    device: torch.device,
+    show: Callable[[dict[str, str]], None],
+) -> None:
+    """Shows what the recipe draws of this rank's first held-out batch: the same samples in each validation."""
+    for batch in islice(feed.loaders.val, 1):
+        with precision.autocast(config, device):
+            show(recipe.pictures(state.model, feed.to_device(batch)))
+
+
+def _own_share(
+    recipe: Recipe, state: State, feed: Feed, config: TrainConfig, device: torch.device
+) -> tuple[dict[str, float], int]:
+    """The sums of the recipe's values over this rank's held-out samples, and how many there are."""
+    sums: dict[str, float] = {}
+    num_samples = 0
+    for values in _batches(recipe, state, feed, config, device):
+        for name, value in values.items():
+            sums[name] = sums.get(name, 0.0) + float(value.double().sum())
+        num_samples += len(next(iter(values.values())))
+    return sums, num_samples
+
+
+def _own_values(
+    recipe: Recipe, state: State, feed: Feed, config: TrainConfig, device: torch.device
+) -> dict[str, list[float]]:
+    """The recipe's values of each of this rank's held-out samples."""
+    own: dict[str, list[float]] = {}
+    for values in _batches(recipe, state, feed, config, device):
+        for name, value in values.items():
+            own.setdefault(name, []).extend(value.double().tolist())
+    return own
+
+
+@torch.no_grad()
+def _batches(
+    recipe: Recipe, state: State, feed: Feed, config: TrainConfig, device: torch.device
+) -> Iterator[dict[str, torch.Tensor]]:
+    for batch in feed.loaders.val:
+        with precision.autocast(config, device):
+            values = recipe.validate(state.model, feed.to_device(batch))
+        yield values
+
+
+def _judged(recipe: Judge, own: dict[str, list[float]]) -> dict[str, float]:
+    everyone: list[dict[str, list[float]]] = exchange.gather(own)
+    names = dict.fromkeys(name for values in everyone for name in values)
+    gathered = {name: [value for values in everyone for value in values.get(name, [])] for name in names}
+    return recipe.judge(gathered) if gathered else {}

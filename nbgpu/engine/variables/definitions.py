@@ -1,0 +1,116 @@
+"""Functions and classes of the notebook, defined on this rank from their source."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dis
+import inspect
+import linecache
+from collections.abc import Iterator, Sequence
+from types import CodeType
+from typing import Any
+
+from nbgpu.engine.ipykernel import shell
+from nbgpu.protocol.records import Definition
+
+
+def check(definitions: Sequence[Definition]) -> list[tuple[str, str]]:
+    """(definition, name) for each name without which a definition would fail: a base class, a decorator, a default."""
+    coming = {name for d in definitions for name in (d.name, d.defines)}
+    return [
+        (definition.name, name)
+        for definition in definitions
+        for name in sorted(_needed_at_once(_code(definition, "<definition>")) - coming)
+        if not _is_there(name)
+    ]
+
+
+def define(definitions: Sequence[Definition]) -> None:
+    """Runs the definitions, each after those that it needs."""
+    variables = shell.current().user_ns
+    for definition in _in_order(definitions):
+        filename = shell.current().compile.cache(definition.cell, definition.cell_number)
+        # Into a dict of its own, so that a second name for it touches no variable of the first one's name.
+        made: dict[str, Any] = {}
+        exec(_code(definition, filename), variables, made)
+        variables[definition.name] = made[definition.defines]
+
+
+def lacking(definitions: Sequence[Definition], closures: Sequence[str]) -> list[tuple[str, str]]:
+    """(function or class, name) for each name that they use when they are called, and that is not there."""
+    variables = shell.current().user_ns
+    uses = {d.name: set(_used_later(_code(d, "<definition>"))) for d in definitions}
+    uses |= {name: set(_globals_in(variables[name].__code__)) for name in closures}
+    return [(user, name) for user, names in uses.items() for name in sorted(names) if not _is_there(name)]
+
+
+def remember_source(filename: str, text: str) -> None:
+    """Lets tracebacks and `inspect.getsource` show the lines of code that came as code."""
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+
+
+def _in_order(definitions: Sequence[Definition]) -> Iterator[Definition]:
+    """Those first that others need at once."""
+    left = list(definitions)
+    while left:
+        names = {d.defines for d in left} | {d.name for d in left}
+        ready = [
+            d for d in left if not _needed_at_once(_code(d, "<definition>")) & (names - {d.name, d.defines})
+        ]
+        for definition in ready or left:
+            yield definition
+            left.remove(definition)
+            if not ready:
+                break
+
+
+def _code(definition: Definition, filename: str) -> CodeType:
+    """The definition's statement, compiled so that its lines have the numbers that they have in the cell."""
+    flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    tree: Any = compile(definition.cell, filename, "exec", flags, dont_inherit=True)
+    (statement,) = [s for s in tree.body if _first_line(s) == definition.line]
+    module = ast.Module([statement], [])
+    code: CodeType = compile(module, filename, "exec", definition.flags, dont_inherit=True)
+    return code
+
+
+def _first_line(statement: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+def _needed_at_once(code: CodeType) -> set[str]:
+    """The names that are looked up while a statement runs, bodies of classes included, and bodies of functions not."""
+    own = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_NAME", "STORE_GLOBAL")}
+    needed = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_NAME", "LOAD_GLOBAL")} - own
+    for inner in _codes_in(code):
+        if not inner.co_flags & inspect.CO_OPTIMIZED:
+            needed |= _needed_at_once(inner) - own
+    return needed - {"__name__", "__module__", "__qualname__"}
+
+
+def _used_later(code: CodeType) -> Iterator[str]:
+    """The globals that the functions in a statement use when they are called."""
+    for inner in _codes_in(code):
+        if inner.co_flags & inspect.CO_OPTIMIZED:
+            yield from _globals_in(inner)
+        else:
+            yield from _used_later(inner)
+
+
+def _globals_in(code: CodeType) -> Iterator[str]:
+    instructions = list(dis.get_instructions(code))
+    # A name that the function itself makes global is there once it has run.
+    own = {i.argval for i in instructions if i.opname == "STORE_GLOBAL"}
+    yield from (i.argval for i in instructions if i.opname == "LOAD_GLOBAL" and i.argval not in own)
+    for inner in _codes_in(code):
+        yield from _globals_in(inner)
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    return (constant for constant in code.co_consts if isinstance(constant, CodeType))
+
+
+def _is_there(name: str) -> bool:
+    return name in shell.current().user_ns or hasattr(builtins, name)

@@ -1,0 +1,168 @@
+"""How the person's DistributedDataParallel objects move to the next generation of the group.
+
+`DistributedDataParallel._update_process_group` is not enough: ranks that failed before DDP first rebuilt its
+buckets disagree on the buckets' sizes, and gloo aborts the process. So every object is initialised anew, in
+place and with its own arguments. It is told apart from others by the name of its variable, or by how many were
+made before it.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from nbgpu.engine.group import ddp_objects, exchange, torch_settings
+from nbgpu.engine.ipykernel import kept_failure
+from nbgpu.engine.model import optimizers
+
+_told: set[tuple[str | int, ...]] = set()
+"""What some ranks do not have, which is said once: (key, the ranks without it)."""
+
+
+@torch_settings.as_at_the_beginning()
+def move(variables: Mapping[str, Any], healthy: Sequence[int]) -> list[str]:
+    """Starts every DDP object anew on the group, with the same parameters and optimizer state on all ranks.
+
+    A collective: every rank calls it, right after the group was formed.
+
+    Args:
+        variables: the person's own, by name.
+        healthy: the ranks whose state is to be trusted where the ranks differ; the lowest gives it.
+
+    Returns:
+        A line for each object that could not be moved, and for each whose state differed.
+    """
+    if ddp_objects.are_there():
+        gc.collect()  # so that no DDP object is taken for a living one that only waits for the collector
+        _forget_what_only_failed_functions_hold()
+    mine = _by_key(variables)
+    arguments_of = {ddp: arguments for ddp, (_, arguments) in ddp_objects.all_made().items()}
+    _agree_on_the_next_number()
+    source = min(healthy, default=0)
+    everywhere, lines = _on_every_rank(mine, source, "DistributedDataParallel object")
+    moved: list[DistributedDataParallel] = []
+    for key in everywhere:
+        ddp = mine[key]
+        arguments = arguments_of[ddp]
+        if arguments.get("process_group") is not None or arguments.get("device_mesh") is not None:
+            lines.append(f"{key}, a DistributedDataParallel object on a group of your own: make it again")
+            continue
+        differ = _differ(list(ddp.module.parameters()))
+        if differ == "in shape":
+            lines.append(f"{key}, whose parameters differ in shape between the ranks: make it again")
+            continue
+        if differ:
+            for parameter in ddp.module.parameters():
+                dist.broadcast(parameter.detach(), source)
+            lines.append(
+                f"the parameters of {key} differed between the ranks: all have those of rank {source} now"
+            )
+        was_training = ddp.training
+        # The ranks agree by now, and what DDP would copy at this point are rank 0's buffers.
+        ddp.__init__(ddp.module, **{**arguments, "init_sync": False})  # type: ignore[misc]
+        ddp.training = was_training
+        moved.append(ddp)
+    return lines + _share_optimizers(variables, moved, source)
+
+
+def _forget_what_only_failed_functions_hold() -> None:
+    """They are kept for the debugger, and nobody will go on with what is in them."""
+    frames = {id(frame) for frame in kept_failure.kept_frames()}
+    for ddp_ref in ddp_objects.references() if frames else ():
+        ddp = ddp_ref()
+        if ddp is not None and _is_held_by_frames_only(ddp, frames):
+            ddp_objects.forget(ddp)
+
+
+def _is_held_by_frames_only(ddp: DistributedDataParallel, frames: Collection[int]) -> bool:
+    holders = gc.get_referrers(ddp)
+    for holder in holders:
+        if id(holder) in frames:
+            continue
+        # A frame that was asked for its locals has them a second time, in a dict of its own.
+        others = gc.get_referrers(holder) if isinstance(holder, dict) else [None]
+        if not all(other is holders or id(other) in frames for other in others):
+            return False
+    return bool(holders)
+
+
+def _by_key(variables: Mapping[str, Any]) -> dict[str, DistributedDataParallel]:
+    """The DDP objects of this process in the order in which they were made."""
+    names = {
+        id(v): name for name, v in reversed(list(variables.items())) if isinstance(v, DistributedDataParallel)
+    }
+    made = ddp_objects.all_made()
+    return {names.get(id(ddp), f"DDP object {number}"): ddp for ddp, (number, _) in made.items()}
+
+
+def _agree_on_the_next_number() -> None:
+    """A rank that has just come begins where the others are, so that its numbers never mean their objects."""
+    ddp_objects.go_on_from(max(exchange.gather(ddp_objects.next_number())))
+
+
+def _on_every_rank(mine: Iterable[str], source: int, what: str) -> tuple[list[str], list[str]]:
+    """(what all ranks have, in the order of `source`; a line for each that only some have)."""
+    theirs = exchange.gather(list(mine))
+    everywhere = [key for key in theirs[source] if all(key in keys for keys in theirs)]
+    lines = []
+    for key in dict.fromkeys(itertools.chain.from_iterable(theirs)):
+        without = [rank for rank, keys in enumerate(theirs) if key not in keys]
+        if without and (key, *without) not in _told:
+            _told.add((key, *without))
+            named = ", ".join(map(str, without))
+            lines.append(f"{key}, a {what} that rank {named} does not have: make it again on all ranks")
+    return everywhere, lines
+
+
+def _differ(tensors: Sequence[Tensor]) -> str:
+    """'' where all ranks have equal tensors, 'in shape' or 'in value' where they do not. A collective."""
+    gathered = exchange.gather([[list(t.shape) for t in tensors], [_fingerprint(t) for t in tensors]])
+    if any(shapes != gathered[0][0] for shapes, _ in gathered):
+        return "in shape"
+    # As text, because NaN is equal to nothing.
+    return "in value" if len({str(values) for _, values in gathered}) > 1 else ""
+
+
+def _fingerprint(tensor: Tensor) -> tuple[float, float]:
+    """Sum and norm in float64, reduced with no copy of the tensor: memory may be short after a failure."""
+    values = tensor.detach()
+    total = float(values.sum(dtype=torch.float64))
+    if not values.is_floating_point():
+        return total, 0.0
+    return total, float(torch.linalg.vector_norm(values, dtype=torch.float64))
+
+
+def _share_optimizers(
+    variables: Mapping[str, Any], moved: Sequence[DistributedDataParallel], source: int
+) -> list[str]:
+    """Gives optimizers of moved objects the same state on all ranks; those of other parameters are left alone."""
+    shared = {id(parameter) for ddp in moved for parameter in ddp.parameters()}
+    mine = {
+        name: value
+        for name, value in variables.items()
+        if isinstance(value, Optimizer)
+        and all(id(p) in shared for group in value.param_groups for p in group["params"])
+    }
+    everywhere, lines = _on_every_rank(mine, source, "optimizer")
+    for name in everywhere:
+        tensors, groups = optimizers.state_of(mine[name])
+        settings = [{k: v for k, v in g.items() if isinstance(v, bool | float | int | str)} for g in groups]
+        in_order = sorted(tensors)
+        seen = exchange.gather([in_order, str(settings)])
+        if all(other == seen[0] for other in seen) and not _differ([tensors[key] for key in in_order]):
+            continue
+        tensors = dict(exchange.broadcast_tensors(tensors, source, moved[0].device))
+        theirs = exchange.broadcast(settings, source)
+        if dist.get_rank() != source:
+            load = [own | other for own, other in zip(groups, theirs, strict=True)]
+            optimizers.load_state(mine[name], tensors, load)
+        lines.append(f"the state of {name} differed between the ranks: all have that of rank {source} now")
+    return lines

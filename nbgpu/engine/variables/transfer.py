@@ -1,0 +1,59 @@
+"""A rank's side of `%pull` and `%push`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nbgpu.engine.ipykernel import shell
+from nbgpu.errors import TransferError
+from nbgpu.serialization import shared_memory, unpicklable
+from nbgpu.serialization.parcels import Packing, Parcel, from_bytes, from_descriptor, unpack
+from nbgpu.serialization.shared_memory import Address
+
+_WHERE_TO_DEFINE = "Send it first, with %push and its name"
+
+
+def send(names: Sequence[str], into: Address) -> tuple[Any, ...]:
+    """Variables of this rank for the notebook, which has opened memory for them.
+
+    Returns:
+        The parcel; its bytes where they are not in that memory, because they are few or because this process cannot
+        reach it; the names of functions and classes that were defined in a cell; these, one after the other, so that
+        ipyparallel sends each as code.
+
+    Raises:
+        TransferError: there is no variable of a name, or its value cannot travel; with a line for each.
+    """
+    variables = shell.current().user_ns
+    wrong = unpicklable.unknown(names, variables)
+    code, values = unpicklable.code_apart({name: variables[name] for name in names if name in variables})
+    try:
+        packing = Packing(values)
+    except TransferError as error:
+        wrong += str(error).splitlines()
+    if wrong:
+        raise TransferError("\n".join(wrong))
+    if not packing.is_small:
+        with shared_memory.opened(into) as descriptor:
+            if descriptor is not None:
+                packing.write(descriptor)
+                return packing.parcel, None, list(code), *code.values()
+    return packing.parcel, memoryview(packing.to_bytes()), list(code), *code.values()
+
+
+def receive(parcel: Parcel, source: Address | memoryview) -> bool:
+    """Gives this rank the notebook's values as variables, all or none; False where it cannot reach the memory they are in.
+
+    Raises:
+        TransferError: a value cannot be put together here.
+    """
+    variables = shell.current().user_ns
+    if not isinstance(source, Address):
+        variables.update(unpack(parcel, from_bytes(source), variables, _WHERE_TO_DEFINE))
+        return True
+    with shared_memory.opened(source) as descriptor:
+        if descriptor is None:
+            return False
+        variables.update(unpack(parcel, from_descriptor(descriptor), variables, _WHERE_TO_DEFINE))
+    return True

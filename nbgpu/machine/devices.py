@@ -1,0 +1,217 @@
+"""Which GPUs there are, by UUID, and how busy they are; the CPU where there is none.
+
+NVML is asked and not torch: the notebook's kernel never imports torch, and a question to CUDA would take
+memory on every GPU. A machine with no driver is not an error, it is a machine with no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pynvml
+
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import ConfigError
+from nbgpu.protocol.records import Device
+from nbgpu.text.sizes import in_words, parse_size
+
+DEFAULT_CPU_RANKS = 2
+
+
+def inventory() -> tuple[Device, ...]:
+    """Every NVIDIA GPU of the host, or part of one, that `CUDA_VISIBLE_DEVICES` leaves visible, in the driver's order."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        gpus = tuple(
+            device
+            for index in range(pynvml.nvmlDeviceGetCount())
+            for device in _parts(pynvml.nvmlDeviceGetHandleByIndex(index), index)
+        )
+    finally:
+        pynvml.nvmlShutdown()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return gpus if visible is None else _visible(gpus, visible)
+
+
+def _parts(handle: Any, index: int) -> Iterator[Device]:
+    """A GPU, or, where it is split (MIG), its parts: CUDA has no use for the whole of it then."""
+    num_slots = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle) if _is_split(handle) else 0
+    parts = []
+    for slot in range(num_slots):
+        with suppress(pynvml.NVMLError_NotFound):  # fewer parts than there could be
+            parts.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot))
+    for part in parts if num_slots else [handle]:
+        yield Device(
+            kind="cuda",
+            name=_text(pynvml.nvmlDeviceGetName(part)),
+            uuid=_text(pynvml.nvmlDeviceGetUUID(part)),
+            index=index,
+            memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(part).total),
+            compute_capability=_compute_capability(handle),
+        )
+
+
+def _is_split(handle: Any) -> bool:
+    try:
+        mode, _ = pynvml.nvmlDeviceGetMigMode(handle)
+    except pynvml.NVMLError_NotSupported:
+        return False
+    return bool(mode == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def choose(gpus: str, ranks: int | None) -> tuple[Device, ...]:
+    """The device of every rank, in order of rank.
+
+    Args:
+        gpus: 'auto', 'none', or GPUs by index or UUID (its beginning is enough), separated by commas.
+        ranks: how many; None is one for each GPU, or 2 on the CPU.
+
+    Raises:
+        ConfigError: a GPU is named that is not there, twice, or not clearly; the message lists those that are there.
+    """
+    if gpus == "none":
+        chosen: tuple[Device, ...] = ()
+    elif gpus == "auto":
+        chosen = inventory()
+    else:
+        chosen = _named(inventory(), gpus)
+    if not chosen:
+        return tuple(cpu(rank) for rank in range(ranks or DEFAULT_CPU_RANKS))
+    # More ranks than GPUs share them in turn: slow, but it lets one GPU show what two ranks do.
+    return tuple(chosen[rank % len(chosen)] for rank in range(ranks or len(chosen)))
+
+
+def is_part(device: Device) -> bool:
+    """Whether it is a part of a GPU that is split (MIG)."""
+    return device.uuid.startswith("MIG-")
+
+
+def torch_name(device: Device, chosen: Sequence[Device]) -> str:
+    """torch's name of a device in a process that sees the chosen GPUs only, in their order: 'cuda:1' or 'cpu'.
+
+    A process that has a part of a GPU (MIG) sees nothing else, because CUDA shows it one part at most.
+    """
+    if device.kind == "cpu":
+        return "cpu"
+    if is_part(device):
+        return "cuda:0"
+    return f"cuda:{list(dict.fromkeys(d.uuid for d in chosen)).index(device.uuid)}"
+
+
+def memory_limit_bytes(config: ClusterConfig, device: Device, chosen: Sequence[Device]) -> int | None:
+    """What each rank on a device may take, in bytes; None where `memory_limit` is empty.
+
+    A share of a device is divided among the ranks on it, a number of bytes is for each of them.
+
+    Raises:
+        ConfigError: that is more than the device has.
+    """
+    if not config.memory_limit:
+        return None
+    limit = parse_size(config.memory_limit)
+    if isinstance(limit, float):
+        num_sharing = sum(d.kind == device.kind and d.uuid == device.uuid for d in chosen)
+        return int(limit * device.memory_bytes / num_sharing)
+    if limit > device.memory_bytes:
+        raise ConfigError(
+            f"memory_limit = {config.memory_limit!r} is more than {device.label()} has, "
+            f"{in_words(device.memory_bytes)}. Give less, or leave it out"
+        )
+    return limit
+
+
+def cpu(rank: int) -> Device:
+    """The host's processor, as the device of one CPU rank."""
+    return Device("cpu", _cpu_name(), "", rank, psutil.virtual_memory().total)
+
+
+def utilization_probe(device: Device) -> Callable[[], Mapping[str, float]]:
+    """A function that returns `utilization_percent` of the device since it was last called.
+
+    For a GPU it is NVML's share of time in which a kernel ran. For a CPU it is this process's CPU time over
+    the time that passed, 100 for one whole core, so that two busy threads show as 200.
+    """
+    if device.kind == "cpu":
+        process = psutil.Process()
+        process.cpu_percent()
+        return lambda: {
+            "utilization_percent": process.cpu_percent(),
+            "memory_rss_bytes": float(process.memory_info().rss),
+        }
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)
+    if is_part(device):
+        return lambda: {}  # NVML does not say it of parts of a GPU
+    return lambda: {"utilization_percent": float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)}
+
+
+def _visible(gpus: Sequence[Device], names: str) -> tuple[Device, ...]:
+    """What `CUDA_VISIBLE_DEVICES` leaves: CUDA ignores it from the first name on that it does not know."""
+    chosen: list[Device] = []
+    for name in names.split(","):
+        found = _found(gpus, name.strip())
+        if len(found) != 1:
+            break
+        chosen += found
+    return tuple(chosen)
+
+
+def _compute_capability(handle: Any) -> float:
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return float(f"{major}.{minor}")
+
+
+def _named(gpus: Sequence[Device], names: str) -> tuple[Device, ...]:
+    """The GPUs that a person names; ConfigError with a line for each name that is wrong."""
+    chosen: list[Device] = []
+    wrong = []
+    for name in (part.strip() for part in names.split(",")):
+        found = _found(gpus, name)
+        if not name:
+            wrong.append("a name is empty; 'none' takes CPU ranks")
+        elif not found:
+            wrong.append(f"there is no GPU {name}")
+        elif len(found) > 1:
+            wrong.append(f"{name} may be {' or '.join(d.uuid for d in found)}: say which by its UUID")
+        elif found[0] in chosen:
+            wrong.append(f"{name} is named twice; for two ranks on one GPU name it once and give ranks=2")
+        else:
+            chosen += found
+    if not wrong:
+        return tuple(chosen)
+    there = "; ".join(f"{g.index} = {g.name} {g.uuid}" for g in gpus) or "none on this machine"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = (
+        f". CUDA_VISIBLE_DEVICES={visible} hides all others; the numbers are nvidia-smi's" if visible else ""
+    )
+    raise ConfigError("\n".join(f"gpus = {names!r}: {what}" for what in wrong) + f". GPUs: {there}{hidden}")
+
+
+def _found(gpus: Sequence[Device], name: str) -> list[Device]:
+    """The GPUs of a number, or whose UUID begins so."""
+    if name.isdigit():
+        return [gpu for gpu in gpus if gpu.index == int(name)]
+    return [gpu for gpu in gpus if len(name) > 4 and gpu.uuid.startswith(name)]
+
+
+def _text(value: str | bytes) -> str:
+    # Older bindings of NVML answer in bytes.
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

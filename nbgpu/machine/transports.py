@@ -1,0 +1,71 @@
+"""The ways in which the ranks of a cluster may talk, best first: what a cluster steps down where one does not work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import ConfigError
+from nbgpu.machine.devices import is_part
+from nbgpu.protocol.records import Device
+
+NCCL_SAFE: Final = "nccl in safe mode"
+SINGLE: Final = "single"
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One way to talk."""
+
+    name: Literal["nccl", "nccl in safe mode", "gloo", "single"]
+    backend: Literal["nccl", "gloo"]
+    """torch.distributed's."""
+
+
+@dataclass(frozen=True)
+class Climb:
+    """How the ranks came to talk."""
+
+    rung: Rung
+    settings: tuple[str, ...] = ()
+    """Variables that were set for it, as 'NAME=value'."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """What was tried before, and why it did not work."""
+
+    def describe(self) -> str:
+        """'gloo', or 'gloo (nccl and nccl in safe mode failed)', or with the variables that were set."""
+        notes = [
+            *([f"{' and '.join(self.failed)} failed"] if self.failed else []),
+            *([f"with {' '.join(self.settings)}"] if self.settings else []),
+        ]
+        return f"{self.rung.name} ({'; '.join(notes)})" if notes else self.rung.name
+
+
+_NCCL = Rung("nccl", "nccl")
+_NCCL_SAFE = Rung(NCCL_SAFE, "nccl")
+_GLOO = Rung("gloo", "gloo")
+_SINGLE = Rung(SINGLE, "gloo")
+
+
+def rungs(config: ClusterConfig, chosen: Sequence[Device]) -> tuple[Rung, ...]:
+    """What is tried, in this order, until one works. A backend that is named is the only one.
+
+    Raises:
+        ConfigError: NCCL is asked for, and a rank has no GPU of its own.
+    """
+    gpus = [d.uuid for d in chosen if d.kind == "cuda"]
+    # NCCL takes no two ranks on one GPU, and no part of a GPU that is split (MIG).
+    own_gpu_each = bool(gpus) and len(set(gpus)) == len(gpus) and not any(map(is_part, chosen))
+    nccl = (_NCCL_SAFE,) if config.nccl_safe else (_NCCL, _NCCL_SAFE)
+    if config.backend == "nccl":
+        if not own_gpu_each:
+            raise ConfigError(
+                f"backend = 'nccl' needs a whole GPU for each rank, and {len(chosen)} rank(s) have {len(set(gpus))} "
+                "GPU(s). Give backend='gloo', or fewer ranks"
+            )
+        return nccl[:1]
+    if config.backend in ("gloo", "hierarchical_copy"):
+        return (_GLOO,)
+    return (*(nccl if own_gpu_each else ()), _GLOO, _SINGLE)

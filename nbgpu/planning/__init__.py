@@ -1,0 +1,1 @@
+"""What follows from the settings before anything starts, worked out without torch."""

@@ -1,0 +1,97 @@
+"""Whether a run's settings go with the ranks that are to train it; looked at before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from nbgpu.config import TrainConfig
+from nbgpu.errors import ConfigError
+from nbgpu.protocol.records import Device
+
+
+def settled(config: TrainConfig, devices: Sequence[Device]) -> TrainConfig:
+    """The settings for these ranks: `batch_size` follows from `global_batch_size` where that is given, and all that makes
+    a run long is cut down for a smoke test.
+
+    Args:
+        config: as the person gave it.
+        devices: each rank's.
+
+    Raises:
+        ConfigError: the ranks cannot do it; one line for each reason.
+    """
+    problems = list(_problems(config, devices))
+    if (unreadable := wrong_with_data(config)) is not None:
+        problems.append(unreadable)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    if config.smoke_test:
+        return _smaller(config)
+    if config.global_batch_size is None:
+        return config
+    return config.changed(batch_size=config.global_batch_size // (len(devices) * config.accumulate))
+
+
+def wrong_with_data(config: TrainConfig) -> str | None:
+    """Why what `data` names cannot be read, where that is seen without opening it; None where it may be."""
+    path = Path(config.data)
+    if config.data in type(config).WITHOUT_FILES or not path.exists() or path.is_file() or path.is_dir():
+        return None
+    return f"data = {config.data!r} is neither a file nor a folder, but a pipe or a device, which might be waited for without end"
+
+
+def _smaller(config: TrainConfig) -> TrainConfig:
+    accumulate = min(config.accumulate, 2)
+    return config.changed(
+        steps=3,
+        epochs=None,
+        warmup_steps=0,
+        batch_size=2 // accumulate,
+        accumulate=accumulate,
+        global_batch_size=None,
+        val_every=3 if config.val_every else 0,
+        on_nonfinite="stop",
+        resume="",
+        profile="",
+        # Volumes are read when they are needed: few are.
+        dataset="plain",
+        cache_rate=0.0,
+        replace_rate=0.0,
+    )
+
+
+def _problems(config: TrainConfig, devices: Sequence[Device]) -> Iterator[str]:
+    num_ranks = len(devices)
+    if config.strategy in ("single", "dp") and num_ranks > 1:
+        yield (
+            f"strategy={config.strategy!r} trains on one rank, and there are {num_ranks}. Take strategy='ddp', or start "
+            "a cluster with ranks=1"
+        )
+    if config.global_batch_size is not None:
+        shares = num_ranks * config.accumulate
+        if config.global_batch_size % shares:
+            below = config.global_batch_size // shares * shares
+            near = " or ".join(str(n) for n in (below, below + shares) if n)
+            yield (
+                f"global_batch_size={config.global_batch_size} must be a multiple of {shares}, which is {num_ranks} ranks "
+                f"x accumulate={config.accumulate}. Near it: {near}"
+            )
+    gpus = [device for device in devices if device.kind == "cuda"]
+    if config.cpu_offload and not gpus:
+        yield "cpu_offload moves what is on a GPU to the host, and these are CPU ranks. Leave it out"
+    if config.cpu_offload and config.amp == "fp16":
+        yield "cpu_offload does not go with amp='fp16'. Take 'bf16'"
+    if config.comm_hook == "bf16" and not gpus:
+        yield "comm_hook='bf16' needs NCCL, and these are CPU ranks. Take 'fp16' or 'none'"
+    for device in gpus:
+        if config.amp == "bf16" and device.compute_capability < 8.0:
+            yield _too_old("amp='bf16'", device, "Take amp='fp16'")
+        if config.amp == "fp16" and device.compute_capability < 7.0:
+            yield _too_old("amp='fp16'", device, "Take amp='off': it would be slower, not faster", needs=7.0)
+        if config.tf32 and device.compute_capability < 8.0:
+            yield _too_old("tf32", device, "Leave it out")
+
+
+def _too_old(setting: str, device: Device, advice: str, needs: float = 8.0) -> str:
+    return f"{setting} needs compute capability {needs}, and {device.label()} has {device.compute_capability}. {advice}"

@@ -1,0 +1,384 @@
+"""Which trials a sweep has: the values that a person asks for, every combination of them checked, and sweep.toml."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import re
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import tomli_w
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
+from nbgpu.config import ClusterConfig, TrainConfig, read_tables, settings_of, train_config
+from nbgpu.config.settings import Settings
+from nbgpu.errors import ConfigError
+from nbgpu.machine import extras
+from nbgpu.planning.suitability import settled
+from nbgpu.protocol.records import Device
+
+FILE = "sweep.toml"
+MAX_TRIALS = 10_000
+
+_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_RANGE = re.compile(rf"\s*({_NUMBER})\s*\.\.\s*({_NUMBER})\s*(?:[:\s]\s*(log))?\s*")
+_DRAWN_DIGITS = 4
+_MAX_DRAWS_FOR_EACH = 100
+_NOT_SWEPT = {
+    "recipe": "a sweep has one recipe",
+    "runs_dir": "it is the folder that gets the sweep's own",
+    "resume": "every trial goes on by itself from what it has",
+}
+
+
+class SweepConfig(Settings):
+    """How a sweep goes through its trials."""
+
+    random: int = Field(
+        0,
+        ge=0,
+        le=MAX_TRIALS,
+        description="number of trials with values drawn at random; 0 for the grid: every combination",
+    )
+    random_seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of what is drawn for the trials")
+    parallel: int | None = Field(
+        None,
+        ge=1,
+        le=256,
+        description="trials that train side by side; left out: as many as the GPUs allow, or 2 CPU ranks in all",
+    )
+    sort_by: str = Field(
+        "val_loss", min_length=1, description="the recorded number by which the trials are compared"
+    )
+    goal: Literal["min", "max"] = Field("min", description="whether the lowest or the highest is the best")
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers between two ends, both included: '1e-5..1e-2' evenly, '1e-5..1e-2:log' evenly in the logarithm."""
+
+    low: float
+    high: float
+    log: bool
+    whole: bool
+    """Whole numbers only."""
+
+    def __str__(self) -> str:
+        ends = [str(int(end)) if self.whole else repr(end) for end in (self.low, self.high)]
+        return f"{'..'.join(ends)}{':log' if self.log else ''}"
+
+    def draw(self, source: random.Random) -> float | int:
+        if self.whole and not self.log:
+            return source.randint(int(self.low), int(self.high))
+        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        value = source.uniform(low, high)
+        value = math.exp(value) if self.log else value
+        # Nobody wants to read or type more of it.
+        rounded = round(value) if self.whole else float(f"{value:.{_DRAWN_DIGITS}g}")
+        return min(max(rounded, self.low), self.high) if not self.whole else int(rounded)
+
+
+Varied = Mapping[str, Sequence[Any] | Range]
+"""By field, what a sweep goes through: its values, or the numbers of a range."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole sweep, as `sweep.toml` says it."""
+
+    recipe: str
+    config: SweepConfig
+    cluster: ClusterConfig
+    shared: Mapping[str, Any]
+    """The settings that all trials have in common."""
+    varied: Varied
+    trials: Sequence[Mapping[str, Any]]
+    """What each trial has of its own, by field."""
+
+    def settings(self, number: int) -> TrainConfig:
+        """The checked settings of one trial."""
+        return train_config(self.recipe, **{**self.shared, **self.trials[number]})
+
+    def write(self, folder: Path) -> None:
+        varied = {
+            name: str(values) if isinstance(values, Range) else [_as_toml(value) for value in values]
+            for name, values in self.varied.items()
+        }
+        tables = {
+            "sweep": {"recipe": self.recipe, **self.config.model_dump(mode="json", exclude_none=True)},
+            "cluster": self.cluster.model_dump(mode="json", exclude_none=True),
+            "train": {name: _as_toml(v) for name, v in self.shared.items() if v is not None},
+            "vary": varied,
+            "trials": [{name: _as_toml(v) for name, v in trial.items()} for trial in self.trials],
+        }
+        unfinished = folder / f"{FILE}.tmp"
+        unfinished.write_text(tomli_w.dumps(tables))
+        unfinished.rename(folder / FILE)
+
+    @classmethod
+    def read(cls, folder: Path, **overrides: Any) -> Plan:
+        """What `write` has written; `overrides` are settings of the sweep or the cluster.
+
+        Raises:
+            ConfigError: the folder is no sweep's, or what stands there cannot be used.
+        """
+        path = folder / FILE
+        if not path.exists():
+            raise ConfigError(f"{folder} is no sweep's folder: it has no {FILE}")
+        tables = read_tables(path)
+        try:
+            told = dict(tables["sweep"])
+            recipe = str(told.pop("recipe"))
+            split = split_settings(recipe, overrides)
+            if split.train:
+                raise ConfigError(
+                    f"{', '.join(split.train)} cannot be changed: the trials of {folder.name} are decided. "
+                    "Start a new sweep for other ones"
+                )
+            fields = _fields(recipe)
+            return cls(
+                recipe,
+                SweepConfig.checked(**{**told, **split.sweep}),
+                ClusterConfig.checked(**{**tables["cluster"], **split.cluster}),
+                tables["train"],
+                {name: _varied(fields[name], values) for name, values in tables["vary"].items()},
+                [{name: _item(v, fields[name]) for name, v in trial.items()} for trial in tables["trials"]],
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path} is not what nbgpu writes: {error!r}") from None
+
+
+@dataclass(frozen=True)
+class Split:
+    """A person's settings, sorted by whose they are."""
+
+    sweep: Mapping[str, Any]
+    cluster: Mapping[str, Any]
+    train: Mapping[str, Any]
+
+
+def split_settings(recipe: str, settings: Mapping[str, Any]) -> Split:
+    """Sorts settings by whose they are; ConfigError names all that are nobody's."""
+    homes = (SweepConfig.model_fields, ClusterConfig.model_fields, _fields(recipe))
+    if unknown := [name for name in settings if not any(name in home for home in homes)]:
+        known = ", ".join(itertools.chain(*homes))
+        raise ConfigError(
+            "\n".join(
+                f"{name} is not a setting of a sweep over {recipe}. Settings: {known}" for name in unknown
+            )
+        )
+    return Split(*({name: v for name, v in settings.items() if name in home} for home in homes))
+
+
+def plan(recipe: str, settings: Mapping[str, Any]) -> Plan:
+    """The sweep that a person asks for.
+
+    Args:
+        recipe: what is trained.
+        settings: fields of SweepConfig, ClusterConfig and the recipe's settings. A list is gone through, and so is
+            a text such as '1e-5..1e-2:log' where a number belongs; everything else is the same for all trials.
+
+    Raises:
+        ConfigError: something does not go; the message has all that is known of it. Trials are not checked yet.
+    """
+    split = split_settings(recipe, settings)
+    config = SweepConfig.checked(**split.sweep)
+    cluster = ClusterConfig.checked(**{"ranks": 1, **split.cluster})
+    fields = _fields(recipe)
+    shared: dict[str, Any] = {}
+    varied: dict[str, Sequence[Any] | Range] = {}
+    problems: list[str] = []
+    for name, given in split.train.items():
+        try:
+            values = _varied(fields[name], given)
+        except ConfigError as error:
+            problems.append(f"{name} = {given!r}: {error}")
+            continue
+        if isinstance(values, Range) or isinstance(given, list):
+            varied[name] = values
+        else:
+            shared[name] = values[0]
+    problems += _problems(config, cluster, shared, varied)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    trials = _drawn(config, varied) if config.random else _grid(varied)
+    return Plan(recipe, config, cluster, shared, varied, trials)
+
+
+def checked(plan: Plan, ranks: Sequence[Sequence[Device]]) -> Plan:
+    """The plan with the settings of every trial whole and checked.
+
+    Args:
+        plan: as `plan` has made it.
+        ranks: the devices of the ranks that a trial may get, for each place where one may train.
+
+    Raises:
+        ConfigError: trials that cannot run, each with the reason.
+    """
+    wrong: dict[str, list[int]] = {}
+    for number in range(len(plan.trials)):
+        for line in _wrong_with(plan, number, ranks):
+            wrong.setdefault(line, []).append(number)
+    if wrong:
+        num_bad = len(set(itertools.chain(*wrong.values())))
+        lines = [_told(plan, line, numbers) for line, numbers in wrong.items()]
+        raise ConfigError(
+            f"{num_bad} of {len(plan.trials)} trials cannot run, and none was started:\n" + "\n".join(lines)
+        )
+    configs = [plan.settings(number).model_dump() for number in range(len(plan.trials))]
+    trials = [{name: config[name] for name in plan.varied} for config in configs]
+    shared = {n: value for n, value in configs[0].items() if n not in (*plan.varied, "recipe")}
+    return Plan(plan.recipe, plan.config, plan.cluster, shared, plan.varied, trials)
+
+
+def create_folder(plan: Plan) -> Path:
+    """Makes the folder of a new sweep, which only the user can enter, with sweep.toml in it."""
+    started = time.strftime("%Y%m%d-%H%M%S")
+    runs_dir = Path(plan.settings(0).runs_dir).absolute()
+    folder = runs_dir / f"{started}-sweep-{plan.settings(0).title}-{secrets.token_hex(2)}"
+    folder.mkdir(parents=True, mode=0o700)
+    plan.write(folder)
+    return folder
+
+
+def from_text(text: str) -> str | list[str]:
+    """What stands behind a flag: a list where there are commas, else one value or a range."""
+    parts = [part.strip() for part in text.split(",")]
+    return parts if len(parts) > 1 else text.strip()
+
+
+def label(values: Mapping[str, Any]) -> str:
+    """Some settings in words: 'lr=0.001, seed=0'."""
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _fields(recipe: str) -> Mapping[str, FieldInfo]:
+    return settings_of(recipe).model_fields
+
+
+def _problems(
+    config: SweepConfig, cluster: ClusterConfig, shared: Mapping[str, Any], varied: Varied
+) -> Iterator[str]:
+    """What is wrong with the sweep as a whole."""
+    for name in varied.keys() & _NOT_SWEPT.keys():
+        yield f"{name} cannot be swept: {_NOT_SWEPT[name]}"
+    if not varied:
+        yield "nothing is varied. Give a field several values: lr=[1e-4, 1e-3], on the command line --lr 1e-4,1e-3"
+    if cluster.keep:
+        yield "keep does not go with a sweep: it ends with its process, and goes on with --resume FOLDER"
+    if not shared.get("telemetry", True) or "telemetry" in varied:
+        yield "telemetry=False records nothing by which trials could be compared; leave it out"
+    if config.sort_by.startswith("val_") and str(shared.get("val_every", "")) == "0":
+        yield f"sort_by={config.sort_by!r} comes from validation, and val_every=0 makes none. Take sort_by='loss'"
+    for name, values in varied.items():
+        if isinstance(values, Range):
+            if not config.random:
+                yield f"{name}={values} is a range, to draw from: give random=N, or a list of values for the grid"
+        elif not values:
+            yield f"{name}=[] has no value"
+        elif len(set(map(repr, values))) < len(values):
+            yield f"{name}={list(values)} has a value twice"
+    grid_size = math.prod(len(values) for values in varied.values() if not isinstance(values, Range))
+    if not config.random and grid_size > MAX_TRIALS:
+        yield f"the grid has {grid_size} trials, at most {MAX_TRIALS} go. Give fewer values, or random=N"
+    if not any(isinstance(v, Range) for v in varied.values()) and config.random > grid_size > 0:
+        yield f"random={config.random} is more than the {grid_size} combinations that there are. Leave it out for all"
+
+
+def _grid(varied: Varied) -> list[dict[str, Any]]:
+    """Every combination; the field that was given last changes first."""
+    lists = [values for values in varied.values() if not isinstance(values, Range)]
+    return [dict(zip(varied, values, strict=True)) for values in itertools.product(*lists)]
+
+
+def _drawn(config: SweepConfig, varied: Varied) -> list[dict[str, Any]]:
+    """Combinations drawn at random, no two alike."""
+    source = random.Random(config.random_seed)
+    if not any(isinstance(values, Range) for values in varied.values()):
+        return source.sample(_grid(varied), config.random)
+    found: dict[str, dict[str, Any]] = {}
+    for _ in range(_MAX_DRAWS_FOR_EACH * config.random):
+        drawn = {
+            name: values.draw(source) if isinstance(values, Range) else source.choice(values)
+            for name, values in varied.items()
+        }
+        found.setdefault(repr(drawn), drawn)
+        if len(found) == config.random:
+            return list(found.values())
+    raise ConfigError(f"random={config.random} is more than the combinations that there are ({len(found)})")
+
+
+def _varied(info: FieldInfo, given: Any) -> Sequence[Any] | Range:
+    """What a field goes through: the items of a list, a range, or one value."""
+    if isinstance(given, list):
+        return [_item(value, info) for value in given]
+    if isinstance(given, str) and (number := _number_type(info)) and (match := _RANGE.fullmatch(given)):
+        found = Range(float(match[1]), float(match[2]), match[3] is not None, number is int)
+        if not found.low < found.high:
+            raise ConfigError("the first end of a range must be below the second")
+        if found.log and found.low <= 0:
+            raise ConfigError("a range with :log must begin above 0")
+        if found.whole and not (found.low.is_integer() and found.high.is_integer()):
+            raise ConfigError("the ends of this range must be whole numbers")
+        return found
+    return [_item(given, info)]
+
+
+def _item(value: Any, info: FieldInfo) -> Any:
+    """One value; as text where it comes from the command line or from sweep.toml."""
+    if not isinstance(value, str):
+        return value
+    types = _types(info)
+    if value == "none" and type(None) in types:
+        return None
+    return tuple(value.split()) if tuple in types else value
+
+
+def _as_toml(value: Any) -> Any:
+    """A value as TOML has it; `_item` reads it back."""
+    return "none" if value is None else list(value) if isinstance(value, tuple) else value
+
+
+def _types(info: FieldInfo) -> set[Any]:
+    """The types that a field may have, without what stands in their brackets."""
+    annotation = info.annotation
+    if get_origin(annotation) in (Literal, tuple):
+        return {get_origin(annotation)}
+    return {get_origin(part) or part for part in (get_args(annotation) or (annotation,))}
+
+
+def _number_type(info: FieldInfo) -> type | None:
+    return next((kind for kind in (int, float) if kind in _types(info)), None)
+
+
+def _wrong_with(plan: Plan, number: int, ranks: Iterable[Sequence[Device]]) -> list[str]:
+    """Why one trial cannot run, in lines; the same line once."""
+    try:
+        config = plan.settings(number)
+        extras.require(config)
+        for devices in ranks:
+            settled(config, devices)
+    except ConfigError as error:
+        return list(dict.fromkeys(str(error).splitlines()))
+    return []
+
+
+def _told(plan: Plan, line: str, numbers: Sequence[int]) -> str:
+    """One reason, and the combinations that it keeps from running, in as few words as say it."""
+    if len(numbers) == len(plan.trials):
+        return f"all trials: {line}"
+    first = plan.trials[numbers[0]]
+    differing = [name for name in first if any(trial[name] != first[name] for trial in plan.trials)]
+    common = {n: first[n] for n in differing if all(plan.trials[i][n] == first[n] for i in numbers)}
+    alike = [i for i, trial in enumerate(plan.trials) if all(trial[n] == v for n, v in common.items())]
+    if common and alike == list(numbers):
+        count = f" ({len(numbers)} trials)" if len(numbers) > 1 else ""
+        return f"{label(common)}{count}: {line}"
+    return f"{'; '.join(label(plan.trials[i]) for i in numbers)}: {line}"

@@ -1,0 +1,262 @@
+"""A recipe of one's own: a dataset, a model and a loss in a file, trained under all of the machinery.
+
+    nbgpu new my_recipe                writes such a file
+    nbgpu train my_recipe.py           or cluster.train("my_recipe.py") in a notebook
+
+Class attributes with a type are settings: flags, fields of the controls and of run.toml, values of a sweep.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import linecache
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
+
+from nbgpu.config import OwnConfig
+from nbgpu.engine.model import randomness
+from nbgpu.engine.workload.recipe import CPU, Batch, Identity, Loaders
+from nbgpu.errors import ConfigError, DataError
+from nbgpu.machine import interpreter
+from nbgpu.recipes.own import checks
+from nbgpu.recipes.own.data import HeldOut, Reader, as_given, identity_of, named
+
+_search_path: list[str] = []
+"""What was put into sys.path for the newest recipe: files beside it can be imported."""
+_imported: list[str] = []
+"""Modules beside the newest recipe that it has imported: they may have been edited when the next one is run."""
+_sources: dict[str, Path] = {}
+"""By recipe, the file that was run for it last: the Trainer makes a recipe anew where a setting changes."""
+
+
+class OwnRecipe(ABC):
+    """What a person writes: `dataset`, `model` and `loss`; the rest has a default.
+
+    Attributes:
+        config: all settings, nbgpu's and those of the class. The latter are attributes, too.
+    """
+
+    def __init__(self, config: OwnConfig) -> None:
+        self.config = config
+        for name in config.OWN:
+            setattr(self, name, getattr(config, name))
+
+    @abstractmethod
+    def dataset(self) -> Dataset[Any]:
+        """What is trained on: samples by number, each a dict or a tuple of tensors, arrays or numbers.
+
+        Every rank makes it, and reads its own share. Where `val_dataset` is left out, the share `val_fraction` of it is
+        held out. Random changes of a sample may draw from torch's, NumPy's or Python's generators, or be MONAI's
+        transforms: their random numbers are set for each sample and epoch.
+        """
+
+    def val_dataset(self) -> Dataset[Any] | None:
+        """Held-out samples, where there is a set of its own for them."""
+        return None
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """The network. Every rank draws the same weights."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any) -> Tensor | Mapping[str, Tensor]:
+        """The mean loss of a batch; or a dict with `loss` and others that are shown beside it.
+
+        Args:
+            model: what `model` made, spread over the ranks: call it, and nothing of it.
+            batch: samples stacked and on the device, a dict or a tuple as they are.
+        """
+
+    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+        """Means over a held-out batch, shown beside `loss`; for instance an accuracy."""
+        return {}
+
+    def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
+        """What to say of the trained model at the end, as JSON. Rank 0 alone calls this."""
+        return {}
+
+
+class Own:
+    """The Recipe that the Trainer sees: the person's, whose samples and losses get names.
+
+    Args:
+        config: its `recipe` is the file.
+        source: the file that is run; a run keeps a copy of its own, so that a rank that comes later computes the same.
+            None for the one that was run last.
+    """
+
+    def __init__(self, config: OwnConfig, source: Path | None = None) -> None:
+        self.config = config
+        original = Path(config.recipe)
+        _sources[config.recipe] = source = source or _sources.get(config.recipe, original)
+        with randomness.seeded(config.seed):
+            self._own: OwnRecipe = _load(original, source, config.CLASS_NAME)(config)
+        self._code = _Code(original, source, config.seed)
+        self._whole: Dataset[Any] | None = None
+        self._own_val: Dataset[Any] | None = None
+        self._sets: tuple[Dataset[Any], Dataset[Any] | None] | None = None
+        self._shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] | None = None
+
+    def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
+        train, val = self._split()
+        reader = Reader(train, self.config, rank, world_size, device, self._code)
+        what = "dataset" if self._own_val is None else "val_dataset"
+        held_out = HeldOut(val, self.config, rank, world_size, what) if val is not None else ()
+        return Loaders(
+            train=reader,
+            val=held_out,
+            steps_per_epoch=reader.steps_per_epoch,
+            seek=reader.seek,
+            close=reader.close,
+            told=reader.told,
+            identity=self._identity,
+        )
+
+    def amount(self) -> tuple[int, int]:
+        """The samples that are trained on, each of which is one."""
+        return len(self._split()[0]), 1  # type: ignore[arg-type]
+
+    def build_model(self) -> nn.Module:
+        model = self._own.model()
+        if not isinstance(model, nn.Module):
+            raise ConfigError(
+                f"{self.config.recipe}: `model` must return an nn.Module, not {type(model).__name__}"
+            )
+        return model
+
+    def example(self, batch_size: int) -> Batch:
+        """Random numbers, or zeros where they are whole, in the shapes of the first sample."""
+        if self._shapes is None:
+            first = named(self._split()[0][0])
+            self._shapes = {name: (tuple(part.shape), part.dtype) for name, part in first.items()}
+        return {
+            name: (torch.rand if dtype.is_floating_point else torch.zeros)((batch_size, *shape), dtype=dtype)
+            for name, (shape, dtype) in self._shapes.items()
+        }
+
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        """The model's own parts, as far as they have weights."""
+        return [part for part in model.children() if next(part.parameters(), None) is not None]
+
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return checks.losses(self._own.loss(model, as_given(batch)), self._own.loss)
+
+    def validate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """The batch's means, once for each of its samples."""
+        values = {**self.loss(model, batch), **self._own.metrics(model, as_given(batch))}
+        num_samples = len(next(iter(batch.values())))
+        return {name: torch.as_tensor(value).detach().expand(num_samples) for name, value in values.items()}
+
+    def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
+        return self._own.result(model, device)
+
+    def _identity(self) -> dict[str, Identity]:
+        self._split()
+        sets = {"dataset": self._whole, "val_dataset": self._own_val}
+        return {
+            f"`{what}`": identity_of(made, self.config, what)
+            for what, made in sets.items()
+            if made is not None
+        }
+
+    def _split(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
+        """(trained on, held out)."""
+        if self._sets is None:
+            # One that is shuffled, or drawn, is the same on all ranks, also on one that comes later.
+            with randomness.seeded(self.config.seed):
+                self._whole = dataset = checks.dataset(self._own.dataset(), self._own.dataset)
+                own = self._own.val_dataset()
+            if own is not None:
+                self._own_val = own = checks.dataset(own, self._own.val_dataset)
+            num_samples = len(dataset)  # type: ignore[arg-type]
+            if num_samples == 0:
+                raise DataError(f"{self.config.recipe}: the dataset has no samples")
+            num_held_out = round(self.config.val_fraction * num_samples) if own is None else 0
+            if num_held_out == 0 or num_samples < 2:
+                self._sets = dataset, own
+            else:
+                generator = torch.Generator().manual_seed(self.config.seed)
+                order = torch.randperm(num_samples, generator=generator).tolist()
+                held_out = sorted(order[: min(num_held_out, num_samples - 1)])
+                self._sets = Subset(dataset, sorted(order[len(held_out) :])), Subset(dataset, held_out)
+        return self._sets
+
+
+class _Code:
+    """A recipe's file, on its way to a worker process: it is run there as the rank has run it.
+
+    A worker would else import the copy in the run's folder, and name that in tracebacks.
+    """
+
+    def __init__(self, original: Path, source: Path, seed: int) -> None:
+        self._original = original
+        self._source = source
+        self._seed = seed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (self._original, self._source, self._seed)
+
+
+def _arrived(original: Path, source: Path, seed: int) -> _Code:
+    if original.stem not in sys.modules:
+        with randomness.seeded(seed):
+            _run(original.stem, original, source)
+    return _Code(original, source, seed)
+
+
+def _load(original: Path, source: Path, class_name: str) -> type[OwnRecipe]:
+    """Runs a recipe's file and gives its class."""
+    name = original.stem
+    there = sys.modules.get(name)
+    if there is not None and Path(getattr(there, "__file__", None) or "").name != original.name:
+        raise ConfigError(f"{original}: a module {name!r} is there already. Give the file another name")
+    for path in _search_path:
+        if path in sys.path:
+            sys.path.remove(path)
+    for imported in _imported:
+        sys.modules.pop(imported, None)
+    _search_path[:] = dict.fromkeys([str(source.parent), str(original.parent)])
+    interpreter.look_in(_search_path)
+    before = set(sys.modules)
+    module = _run(name, original, source)
+    _imported[:] = [new for new in set(sys.modules) - before if _stands_in(original.parent, sys.modules[new])]
+    found = getattr(module, class_name, None)
+    if not (isinstance(found, type) and issubclass(found, OwnRecipe)):
+        raise ConfigError(f"{source}: {class_name} is not there any more once the file has been run")
+    return found
+
+
+def _stands_in(folder: Path, module: ModuleType) -> bool:
+    """Whether a module is a file of this folder, and not one of an environment in it."""
+    file = Path(getattr(module, "__file__", None) or "/")
+    return file.is_relative_to(folder) and not {"site-packages", "nbgpu"} & set(
+        file.relative_to(folder).parts
+    )
+
+
+def _run(name: str, original: Path, source: Path) -> ModuleType:
+    """Runs the text of `source` as if it stood in the person's own file: tracebacks, the debugger and `__file__` name
+    that one, and show the lines that were run, also where the file was edited since."""
+    shown_as = str(original.absolute())
+    text = source.read_bytes()
+    lines = importlib.util.decode_source(text).splitlines(keepends=True)
+    # With no time of change, the entry is never compared with the file.
+    linecache.cache[shown_as] = (len(text), None, lines, shown_as)
+    spec = importlib.util.spec_from_file_location(name, shown_as)
+    assert spec is not None, "the name ends with .py"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        exec(compile(text, shown_as, "exec", dont_inherit=True), module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,225 @@
+"""Samples of any torch dataset, shared out over the ranks: every one once an epoch, in an order that the seed decides."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from monai.transforms import Randomizable
+from torch import Tensor
+from torch.utils.data import Dataset, Subset, default_collate
+
+from nbgpu.config import TrainConfig
+from nbgpu.engine.data import workers as data_workers
+from nbgpu.engine.data.identity import digest
+from nbgpu.engine.data.sampling import Sample
+from nbgpu.engine.data.workers import WorkerProcesses
+from nbgpu.engine.workload.recipe import Batch, Identity
+from nbgpu.planning import epochs, workers
+
+_log = logging.getLogger("nbgpu.own_data")
+_ADVICE = (
+    "Every rank makes the whole dataset, and nbgpu shares it out: `dataset` and `val_dataset` must give the same on all ranks. "
+    "Take no share by rank there, sort what a folder or a set holds, and give random.Random, np.random.default_rng and "
+    "torch.Generator a seed"
+)
+_PART = "part {}"
+"""The name that the Trainer knows a part of a sample by which comes as a tuple."""
+
+
+def named(sample: Any) -> Sample:
+    """A sample's parts as tensors by name; TypeError where a part is something else."""
+    if not isinstance(sample, Mapping):
+        parts = sample if isinstance(sample, tuple | list) else (sample,)
+        sample = {_PART.format(i): part for i, part in enumerate(parts)}
+    return {str(name): _tensor(str(name), part) for name, part in sample.items()}
+
+
+def _tensor(name: str, part: Any) -> Tensor:
+    try:
+        return torch.as_tensor(part).as_subclass(Tensor)
+    except (TypeError, ValueError, RuntimeError):
+        kind = type(part).__name__
+        raise TypeError(f"{name!r} is a {kind}; a sample has tensors, arrays and numbers") from None
+
+
+def as_given(batch: Batch) -> Any:
+    """A batch of what `named` made, as dict or tuple again; a single part is itself."""
+    if not all(name.startswith("part ") for name in batch):
+        return dict(batch)
+    parts = tuple(batch.values())
+    return parts if len(parts) > 1 else parts[0]
+
+
+class _Place(NamedTuple):
+    """A sample in an epoch."""
+
+    epoch: int
+    sample: int
+
+
+def identity_of(dataset: Dataset[Any], config: TrainConfig, what: str) -> Identity:
+    """How many samples a dataset has, and what the first, the middle and the last one are.
+
+    Args:
+        dataset: as the recipe's file makes it.
+        config: `seed`, and whether worker processes read the samples.
+        what: 'dataset' or 'val_dataset'.
+    """
+    length = len(dataset)  # type: ignore[arg-type]
+    # A file that a sample opens stays open, and what is open cannot be sent to worker processes.
+    samples = _Samples(copy(dataset) if config.num_workers else dataset, config.seed, what)
+    digests = {}
+    for index in sorted({0, length // 2, length - 1}) if length else ():
+        try:
+            digests[f"sample {index}"] = digest(samples[_Place(0, index)][0])
+        except Exception as error:  # noqa: BLE001 - it is raised with the person's line in the step that takes the sample
+            _log.info("sample %d of %s is not compared: %r", index, what, error)
+            digests[f"sample {index}"] = ""
+    return {"length": length, "samples": digests, "advice": _ADVICE}
+
+
+class Reader:
+    """A rank's batches, one epoch each time that it is iterated.
+
+    All ranks together take the samples of a step from one order, which depends on the seed and the epoch alone, so that a
+    step has the same samples however many ranks share it.
+
+    Args:
+        dataset: what is trained on.
+        config: `batch_size`, `accumulate`, `shards`, `seed`, `num_workers` and how workers are kept.
+        rank, world_size: which share.
+        device: the rank's; batches stay on the CPU, in pinned memory where it is a GPU.
+        code: brings the dataset's classes to a worker process when it is unpickled there.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        config: TrainConfig,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        code: object = None,
+    ) -> None:
+        self._config = config
+        self._rank = rank
+        self._world_size = world_size
+        self._num_samples = len(dataset)  # type: ignore[arg-type]
+        self.steps_per_epoch, words = epochs.epoch_of_samples(config, self._num_samples, world_size)
+        self._num_workers = config.num_workers or 0
+        self.told = (*words, workers.workers_for_own(config).in_words())
+        self._epoch = 0
+        self._num_batches_to_skip = 0
+        self._samples = _Samples(dataset, config.seed, code=code)
+        self._pool: WorkerProcesses | None = None
+        self._pinned = device.type == "cuda" and config.pin_memory != "off"
+
+    def __iter__(self) -> Iterator[Batch]:
+        batches = self._plan(self._epoch)[self._num_batches_to_skip :]
+        self._epoch += 1
+        self._num_batches_to_skip = 0
+        samples = self._read([place for batch in batches for place in batch])
+        for batch in batches:
+            stacked = default_collate([next(samples)[0] for _ in batch])
+            yield {name: part.pin_memory() for name, part in stacked.items()} if self._pinned else stacked
+
+    def seek(self, step: int) -> None:
+        """The next iteration begins with the batches of this optimizer step, counted from 0 over all epochs."""
+        self._epoch, steps = divmod(step, self.steps_per_epoch)
+        self._num_batches_to_skip = steps * self._config.accumulate
+
+    def close(self) -> None:
+        """Ends worker processes; may be called more than once."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def _read(self, places: Sequence[_Place]) -> Iterator[list[Sample]]:
+        if not self._num_workers:
+            return (self._samples[place] for place in places)
+        if self._pool is None:
+            self._pool = WorkerProcesses(
+                self._samples,
+                data_workers.prepare({__name__}),
+                num_workers=self._num_workers,
+                prefetch=self._config.prefetch * self._config.batch_size,
+                stay=self._config.persistent_workers != "off",
+                rank=self._rank,
+            )
+        return self._pool.samples_of(places)
+
+    def _plan(self, epoch: int) -> list[list[_Place]]:
+        """The rank's batches of an epoch."""
+        config = self._config
+        rng = np.random.RandomState(np.random.SeedSequence([config.seed, epoch]).generate_state(1))
+        num_wanted = self.steps_per_epoch * config.samples_per_step(self._world_size)
+        # What is lacking for the last step comes from the beginning again.
+        order = np.resize(rng.permutation(self._num_samples), num_wanted)
+        shares = order.reshape(-1, self._world_size, config.batch_size)[:, self._rank]
+        return [[_Place(epoch, int(index)) for index in batch] for batch in shares]
+
+
+class HeldOut:
+    """A rank's share of the held-out samples: every one of them on one rank, in their order."""
+
+    def __init__(
+        self, dataset: Dataset[Any], config: TrainConfig, rank: int, world_size: int, what: str = "dataset"
+    ) -> None:
+        own = range(rank, len(dataset), world_size)  # type: ignore[arg-type]
+        self._samples = _Samples(dataset, config.seed, what)
+        self._batches = [
+            [_Place(0, index) for index in own[first : first + config.batch_size]]
+            for first in range(0, len(own), config.batch_size)
+        ]
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._batches:
+            yield default_collate([self._samples[place][0] for place in batch])
+
+
+class _Samples(Dataset[list[Sample]]):
+    """One sample at each place. Its random changes come from (seed, epoch, number of the sample), wherever it is made.
+
+    The generators are the process's own. In a rank that is of no harm: the Trainer sets them anew for each step.
+    """
+
+    def __init__(self, dataset: Dataset[Any], seed: int, what: str = "dataset", code: object = None) -> None:
+        self._code = code  # before the dataset: pickle keeps the order
+        self._dataset = dataset
+        self._seed = seed
+        self._what = what
+
+    def __getitem__(self, place: _Place) -> list[Sample]:
+        seeds = np.random.SeedSequence([self._seed, place.epoch, place.sample]).generate_state(4)
+        torch_seed, numpy_seed, python_seed, transform_seed = (int(seed) for seed in seeds)
+        torch.default_generator.manual_seed(torch_seed)
+        np.random.seed(numpy_seed)
+        random.seed(python_seed)
+        if (transform := _transform(self._dataset)) is not None:
+            transform.set_random_state(transform_seed)
+        try:
+            return [named(self._dataset[place.sample])]
+        except Exception as error:
+            error.add_note(f"in sample {_index_in_own(self._dataset, place.sample)} of the {self._what}")
+            raise
+
+
+def _index_in_own(dataset: Any, index: int) -> int:
+    """The number with which the person's own `__getitem__` is called: a Subset counts its samples from 0 again."""
+    while isinstance(dataset, Subset):
+        dataset, index = dataset.dataset, int(dataset.indices[index])
+    return index
+
+
+def _transform(dataset: Dataset[Any]) -> Randomizable | None:
+    """MONAI's transforms draw from generators of their own."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    transform = getattr(dataset, "transform", None)
+    return transform if isinstance(transform, Randomizable) else None

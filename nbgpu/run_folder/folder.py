@@ -1,0 +1,250 @@
+"""The folder of a training run: where it is, and what it says about how the run came to be."""
+
+from __future__ import annotations
+
+import grp
+import json
+import logging
+import os
+import platform
+import pwd
+import secrets
+import shutil
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from nbgpu.config import ClusterConfig, TrainConfig, own_file, write_toml
+from nbgpu.errors import ConfigError, RunError
+from nbgpu.machine import extras
+from nbgpu.machine.devices import inventory
+from nbgpu.protocol.records import FINAL_STATES, RankFailure, RunInfo, RunState
+from nbgpu.run_folder import lines, resume
+
+_log = logging.getLogger("nbgpu.runs")
+
+INFO = "run_info.json"
+CHANGES = "changes.jsonl"
+
+_PACKAGES = ("nbgpu", "torch", "monai", "ipyparallel", "ipykernel", "plotly", "numpy")
+
+
+def create(config: TrainConfig, cluster: ClusterConfig) -> Path:
+    """Makes the folder of a new run, which only the user can enter, with run.toml and env.json in it.
+
+    Where the run goes on from a checkpoint, resume.json says from which one. Nothing is made where there is no
+    such checkpoint, or none that fits: raises as `resume.find` does. ConfigError where a log is asked for whose package is
+    not installed; RunError where the folder cannot be made, and nothing is left of it then.
+    """
+    extras.require(config)
+    beginning = resume.find(config)
+    for note in beginning.notes:
+        _log.warning(note)
+    started = time.strftime("%Y%m%d-%H%M%S")
+    runs_dir = Path(config.runs_dir).absolute()
+    folder = runs_dir / f"{started}-{config.title}-{secrets.token_hex(2)}"
+    missing = [path for path in (runs_dir, *runs_dir.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, mode=0o700)
+        write_toml(folder / "run.toml", cluster, config)
+        if own_file.is_file(config.recipe):
+            # A rank that comes in the middle of the run computes what the others do, also where the file was edited meanwhile.
+            shutil.copy(config.recipe, folder)
+        if config.resume:
+            beginning.write(folder)
+        (folder / "env.json").write_text(json.dumps(_environment(), indent=2) + "\n")
+    except BaseException as error:
+        # Half of a run's folder is of no use.
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # it was not made, or somebody else has put something into it
+            for path in missing:
+                path.rmdir()
+        if isinstance(error, OSError):
+            raise RunError(
+                f"the run's folder cannot be made in {runs_dir}: {error.strerror}. Nothing was started; runs_dir names another "
+                "place"
+            ) from None
+        raise
+    if who := who_may_rename(runs_dir):
+        _log.warning(
+            "%s may rename what is in runs_dir = %s, and so put something else in the place of a run's folder. What is not your own "
+            "is not loaded from there; take a folder that only you can write to",
+            who,
+            runs_dir,
+        )
+    return folder
+
+
+def who_may_rename(folder: Path) -> str:
+    """Who else may rename or replace what is in a folder, or the folder itself, in words; empty where nobody may."""
+    for path in (folder.resolve(), *folder.resolve().parents):
+        status = path.stat()
+        if status.st_uid not in (0, os.geteuid()):
+            return f"the owner of {path} (uid {status.st_uid})"
+        # In a folder with the sticky bit, such as /tmp, everybody renames what is theirs.
+        if status.st_mode & stat.S_ISVTX:
+            continue
+        if status.st_mode & stat.S_IWOTH:
+            return f"every user of this host ({path} has mode {stat.filemode(status.st_mode)})"
+        if status.st_mode & stat.S_IWGRP and not _is_alone_in(status.st_gid):
+            return f"the group with gid {status.st_gid} ({path} has mode {stat.filemode(status.st_mode)})"
+    return ""
+
+
+def _is_alone_in(gid: int) -> bool:
+    """Whether nobody else is in a group, as in the one that many systems make for each user."""
+    try:
+        members = set(grp.getgrgid(gid).gr_mem) | {
+            user.pw_name for user in pwd.getpwall() if user.pw_gid == gid
+        }
+        return members <= {"root", pwd.getpwuid(os.geteuid()).pw_name}
+    except KeyError:  # a number without a name
+        return False
+
+
+def require_own(path: Path) -> None:
+    """Refuses a run's folder or file that somebody else has put there: it may say what is executed, and what is deleted.
+
+    Raises:
+        RunError: it is another user's, or a link.
+    """
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        raise RunError(f"{path} is a link, and not what the run has made. Nothing in it is used")
+    if status.st_uid != os.geteuid():
+        raise RunError(f"{path} belongs to another user (uid {status.st_uid}). Nothing in it is used")
+
+
+def leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | None) -> None:
+    """Notes how the training of a rank ended, for whoever asks after the client that started it is gone.
+
+    Args:
+        outcome: None while it goes on.
+    """
+    path = _outcome_path(folder, rank)
+    if outcome is None:
+        path.unlink(missing_ok=True)
+        return
+    told = {"failure": asdict(outcome)} if isinstance(outcome, RankFailure) else {"state": outcome}
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(told))
+    unfinished.rename(path)
+
+
+def outcome(folder: Path, rank: int) -> RunState | RankFailure | None:
+    """How the training of a rank ended; None while it goes on, or where the rank was killed.
+
+    Raises:
+        RunError: the file about it cannot be read.
+    """
+    path = _outcome_path(folder, rank)
+    try:
+        left = lines.load(path)
+    except FileNotFoundError:
+        return None
+    try:
+        if "failure" in left:
+            return TypeAdapter(RankFailure).validate_python(left["failure"])
+        if (state := left["state"]) in FINAL_STATES:
+            ended: RunState = state
+            return ended
+    except (KeyError, TypeError, ValidationError):
+        pass  # the sentence below covers every other content
+    raise RunError(
+        f"{path} is not what nbgpu writes. Take it away, and what the rank recorded in rank{rank}.jsonl counts"
+    )
+
+
+def read_info(folder: Path) -> RunInfo:
+    """What `run_info.json` in a run's folder says.
+
+    Raises:
+        FileNotFoundError: it is not there; the ranks have not looked at their data.
+        RunError: it cannot be read.
+    """
+    fields = lines.load(folder / INFO)
+    try:
+        return RunInfo.from_json(fields)
+    except ValueError as error:
+        raise RunError(
+            f"{folder}: {error}. Nothing can be shown of the run without it: put a copy of it back"
+        ) from None
+
+
+@contextmanager
+def telling_what_is_not_written(tell: Callable[[str], None]) -> Iterator[None]:
+    """Keeps a run alive where a file about it cannot be written meanwhile: calls `tell` with the reason, as a sentence."""
+    try:
+        yield
+    except OSError as error:
+        tell(f"{error.filename or 'a file about the run'} cannot be written: {error.strerror}")
+
+
+def note_change(folder: Path, step: int, settings: Mapping[str, Any]) -> None:
+    """Notes in `changes.jsonl` that a run goes on with other settings after a step. `run.toml` stays as it began."""
+    line = json.dumps({"time_s": time.time(), "step": step, "set": dict(settings)})
+    with (folder / CHANGES).open("a") as file:
+        file.write(line + "\n")
+
+
+def with_changes(config: TrainConfig, folder: Path) -> TrainConfig:
+    """The settings that a run of these settings goes on with now.
+
+    A line of `changes.jsonl` that cannot be read is passed over with a warning, because the run can be controlled all the
+    same.
+
+    Raises:
+        ConfigError: a change is of no setting of this run, or its value is not valid.
+        RunError: the file cannot be opened.
+    """
+    path = folder / CHANGES
+    try:
+        read = lines.load_lines(path)
+    except FileNotFoundError:
+        return config
+    changes: dict[str, Any] = {}
+    damaged = []
+    for number, fields in enumerate(read, 1):
+        if fields is not None and isinstance(fields.get("set"), dict):
+            changes |= fields["set"]
+        else:
+            damaged.append(number)
+    if damaged:
+        _log.warning(
+            "%s: settings that were changed there are shown as before", lines.passed_over(path, damaged)
+        )
+    try:
+        return config.changed(**changes)
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(
+            f"{path} holds a change that does not fit the run: {error}. Take its line out"
+        ) from None
+
+
+def _outcome_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.outcome.json"
+
+
+def _environment() -> dict[str, Any]:
+    """What a person needs to know to repeat the run: versions, devices, the state of the working tree."""
+    git = shutil.which("git")
+    described = (
+        subprocess.run([git, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+        if git
+        else None
+    )
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "gpus": [{"name": d.name, "uuid": d.uuid} for d in inventory()],
+        "git": described.stdout.strip() if described is not None and described.returncode == 0 else None,
+    }

@@ -1,0 +1,288 @@
+"""Keeps `metrics.csv` and `epochs.jsonl` in a run's folder, and feeds whatever else shows a run's numbers.
+
+All of it follows the records that the ranks write anyway, so that no rank waits for it. Rank 0 does it while it trains; the
+notebook completes the files of a run whose rank 0 is gone. Files that are there already are carried on.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder import lines
+from nbgpu.run_folder.metrics_table import Epoch, Epochs, Ledger, Row
+from nbgpu.run_folder.telemetry import Tail
+
+_log = logging.getLogger("nbgpu.logbook")
+
+METRICS = "metrics.csv"
+EPOCHS = "epochs.jsonl"
+_KEYS = ("step", "epoch", "rank", "time_s")
+_LAST_LINES_BYTES = 2**20
+"""More than the rows of one step."""
+_LAST_LINE_BYTES = 2**14
+_MAX_DIGITS = 18
+"""A step has no more digits."""
+
+
+class Sink(Protocol):
+    """What takes a run's numbers. An exception ends it, and nothing else."""
+
+    def take(self, rows: Sequence[Row], epochs: Sequence[Epoch]) -> None:
+        """The next rows, whole steps in their order, and the epochs that are over with them."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        ...
+
+
+class MetricsFile:
+    """`metrics.csv`: one row for each step and rank, one column for each series.
+
+    A series that appears later gets a column at the end, and nothing in the rows before it.
+
+    Attributes:
+        last_step: the last step of the file as it was found; its rows are written again.
+    """
+
+    def __init__(self, folder: Path, epoch_of: Callable[[int], int]) -> None:
+        self._path = folder / METRICS
+        self._epoch_of = epoch_of
+        self._columns: list[str] = []
+        self.last_step = 0
+        if self._path.exists():
+            self._carry_on()
+
+    def take(self, rows: Sequence[Row], epochs: Sequence[Epoch]) -> None:
+        new = dict.fromkeys(name for row in rows for name in row.values if name not in self._columns)
+        if new:
+            self._add_columns(list(new))
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        for row in rows:
+            values = [row.values.get(name, "") for name in self._columns]
+            writer.writerow([row.step, self._epoch_of(row.step), row.rank, f"{row.time_s:.3f}", *values])
+        with self._path.open("a") as file:
+            file.write(text.getvalue())
+
+    def close(self) -> None:
+        pass
+
+    def _carry_on(self) -> None:
+        """Ends the file before its last step, which may be half written."""
+        with self._path.open("rb+") as file:
+            self._columns = file.readline().decode().strip().split(",")[len(_KEYS) :]
+            begin = file.tell()
+            size = file.seek(0, io.SEEK_END)
+            end = max(begin, size - _LAST_LINES_BYTES)
+            file.seek(end)
+            if end > begin:
+                end += len(file.readline())
+            read = file.read().splitlines(keepends=True)
+            whole = [line for line in read if line.endswith(b"\n")]
+            try:
+                steps = [int(line.split(b",")[0]) for line in whole]
+            except ValueError:
+                raise ValueError(
+                    "its last lines are not what nbgpu writes. Take it away: `nbgpu report` makes it again when the run is over"
+                ) from None
+            if whole:
+                self.last_step = steps[-1]
+            for line, step in zip(whole, steps, strict=True):
+                if step == self.last_step:
+                    break
+                end += len(line)
+            file.truncate(end)
+
+    def _add_columns(self, names: Sequence[str]) -> None:
+        """Writes the file anew, with more columns; seldom, because all steps have the same series."""
+        self._columns += names
+        unfinished = self._path.with_suffix(".tmp")
+        with unfinished.open("w") as new:
+            new.write(",".join([*_KEYS, *self._columns]) + "\n")
+            if self._path.exists():
+                with self._path.open() as old:
+                    next(old, None)
+                    new.writelines(line.rstrip("\n") + "," * len(names) + "\n" for line in old)
+        unfinished.rename(self._path)
+
+
+class EpochsFile:
+    """`epochs.jsonl`: one JSON object for each epoch, with the fields of `ledger.Epoch`.
+
+    Attributes:
+        last_step: the last step of the file as it was found; what began later is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / EPOCHS
+        self.last_step = 0
+        if self._path.exists():
+            kept = []
+            for fields in lines.load_lines(self._path):
+                last_step = None if fields is None else fields.get("last_step")
+                # The records of the ranks give again what stands behind a line that cannot be read.
+                if fields is None or type(last_step) is not int or last_step <= self.last_step:
+                    break
+                # An epoch that was not complete is written again when it is.
+                if fields.get("complete") is True:
+                    kept.append(json.dumps(fields) + "\n")
+                    self.last_step = last_step
+            self._path.write_text("".join(kept))
+
+    def take(self, rows: Sequence[Row], epochs: Sequence[Epoch]) -> None:
+        new = [epoch for epoch in epochs if epoch.first_step > self.last_step]
+        if new:
+            with self._path.open("a") as file:
+                file.writelines(json.dumps(epoch.to_json()) + "\n" for epoch in new)
+
+    def close(self) -> None:
+        pass
+
+
+class Logbook:
+    """Follows the records of a run and feeds its files, and other sinks, with what is new.
+
+    Args:
+        folder: the run's folder; its `run_info.json` is there.
+        more: other sinks, by what to call them; each is made with the step before the first one that it gets.
+        tell: is told, in words, of a sink that failed; it gets nothing any more.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        more: Mapping[str, Callable[[int], Sink]] | None = None,
+        tell: Callable[[str], None] = _log.warning,
+    ) -> None:
+        self._folder = folder
+        self._tell = tell
+        self._sinks: dict[str, Sink] = {}
+        self._known_steps: dict[str, int] = {}
+        """The last step that each sink has had before; rows up to it are not passed on again."""
+        self._newest_step = 0
+        """The last step that was passed on."""
+        self._read_from_the_beginning()
+        try:
+            metrics = MetricsFile(folder, self._epoch_of)
+        except (OSError, ValueError) as error:
+            self._give_up(METRICS, error)
+        else:
+            self._sinks[METRICS] = metrics
+            # The last step of the file was perhaps not written whole.
+            self._known_steps[METRICS] = max(metrics.last_step - 1, 0)
+        makers: dict[str, Callable[[int], Sink]] = {EPOCHS: lambda step: EpochsFile(folder), **(more or {})}
+        for name, make in makers.items():
+            # EpochsFile itself passes over the epochs that its file has.
+            self._make(name, make, 0 if name == EPOCHS else self._known_steps.get(METRICS, 0))
+
+    @property
+    def over(self) -> bool:
+        """Whether every rank has said how it ended."""
+        return self._ledger.over
+
+    def update(self) -> None:
+        """Passes on what the ranks have written since the last call, as far as steps are complete."""
+        rows = self._new_rows()
+        if self._ledger.went_back:
+            self._begin_the_files_again()
+            rows = self._new_rows()
+        self._pass_on(rows, self._epochs.add(rows))
+
+    def finish(self) -> None:
+        """Passes on all that is left and closes the sinks; nothing more will come."""
+        self.update()
+        rows = self._ledger.rest()
+        epochs = self._epochs.add(rows) + self._epochs.rest()
+        self._pass_on(rows, epochs)
+        for name, sink in list(self._sinks.items()):
+            try:
+                sink.close()
+            except Exception as error:  # noqa: BLE001 - see above
+                self._give_up(name, error)
+
+    def _read_from_the_beginning(self) -> None:
+        self._info = runs.read_info(self._folder)
+        self._tails = [Tail(self._folder, rank) for rank in range(self._info.world_size)]
+        self._ledger = Ledger(self._info.world_size)
+        self._epochs = Epochs(lambda step: self._info.epoch_at(step))
+
+    def _epoch_of(self, step: int) -> int:
+        return self._info.epoch_at(step).epoch
+
+    def _new_rows(self) -> list[Row]:
+        records = [record for tail in self._tails for record in tail.new()]
+        # After the records: a setting that changes the steps of an epoch stands here before the first step under it.
+        self._info = runs.read_info(self._folder)
+        return self._ledger.add(records)
+
+    def _make(self, name: str, make: Callable[[int], Sink], known_step: int) -> None:
+        self._known_steps[name] = known_step
+        try:
+            self._sinks[name] = make(known_step)
+        except Exception as error:  # noqa: BLE001 - training goes on without it, and the person learns of it
+            self._give_up(name, error)
+
+    def _begin_the_files_again(self) -> None:
+        """Writes the files of steps again, because the ranks went back and do later steps a second time. The other sinks keep
+        what they have of the first time."""
+        self._read_from_the_beginning()
+        self._known_steps = {name: max(step, self._newest_step) for name, step in self._known_steps.items()}
+        files: dict[str, Callable[[int], Sink]] = {
+            METRICS: lambda step: MetricsFile(self._folder, self._epoch_of),
+            EPOCHS: lambda step: EpochsFile(self._folder),
+        }
+        for name in files.keys() & self._sinks.keys():
+            (self._folder / name).unlink(missing_ok=True)
+            self._make(name, files[name], known_step=0)
+
+    def _pass_on(self, rows: Sequence[Row], epochs: Sequence[Epoch]) -> None:
+        if rows:
+            self._newest_step = max(self._newest_step, rows[-1].step)
+        # The file comes last, because it tells what the others have had already.
+        for name, sink in sorted(self._sinks.items(), key=lambda named: named[0] == METRICS):
+            new = [row for row in rows if row.step > self._known_steps[name]]
+            over = [epoch for epoch in epochs if epoch.last_step > self._known_steps[name]]
+            if not new and not over:
+                continue
+            try:
+                sink.take(new, over)
+            except Exception as error:  # noqa: BLE001 - see above
+                self._give_up(name, error)
+
+    def _give_up(self, name: str, error: Exception) -> None:
+        self._sinks.pop(name, None)
+        cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or repr(error)
+        self._tell(f"{name} is not written any more: {cause}")
+
+
+def complete(folder: Path, last_step: int, surely: bool = False) -> None:
+    """Makes the files of a run that is over anew, where they do not reach its last step.
+
+    Args:
+        last_step: the last one that any rank has recorded.
+        surely: make them anew in any case, because their last steps may lack a rank's rows.
+    """
+    if not (folder / runs.INFO).exists():
+        return
+    if surely or _last_step(folder / METRICS) < last_step:
+        for name in (METRICS, EPOCHS):
+            (folder / name).unlink(missing_ok=True)
+        Logbook(folder).finish()
+
+
+def _last_step(path: Path) -> int:
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, io.SEEK_END) - _LAST_LINE_BYTES))
+        *_, last = file.read().splitlines(keepends=True) or [b""]
+    key = last.split(b",")[0]
+    return int(key) if last.endswith(b"\n") and key.isdigit() and len(key) <= _MAX_DIGITS else 0

@@ -1,0 +1,247 @@
+"""What the ranks recorded, as one table in order of the steps, and as one line for each epoch.
+
+Ranks write at their own pace, and what belongs to a step comes in pieces: its numbers, a validation after it, memory as it
+was measured now and then. A step is complete when every rank has gone beyond it. The same records always give the same
+table, so that it can be made anew, or carried on by another process, with no gap and no double.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nbgpu.protocol.records import FINAL_STATES, STATES_OF_NO_STEP, EpochSpan, Event, RunInfo, Sample
+
+STEP_SERIES = "step_s"
+"""Only the numbers of a step itself have it."""
+VALIDATION = "val_"
+"""How the names of held-out values begin."""
+
+_OF_RANK = frozenset({"step_s", "data_s", "compute_s", "samples_per_s"})
+"""What is measured of each step on each rank."""
+
+
+def is_of_rank(name: str) -> bool:
+    """Whether a series says something of the rank, and not of the model: times, memory, utilization."""
+    return name in _OF_RANK or name.startswith(("memory_", "utilization_"))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The numbers of one step on one rank."""
+
+    step: int
+    rank: int
+    time_s: float
+    """When the step ended."""
+    values: dict[str, float]
+    """By series. Memory and utilization are those that were measured last."""
+
+
+class Ledger:
+    """Puts the records of all ranks in order of their steps.
+
+    Args:
+        world_size: how many ranks record.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._open: dict[int, dict[int, Row]] = {}
+        self._reached: list[float] = [-1] * world_size
+        """The last step that each rank has recorded; infinity where there will be none any more."""
+        self._closed_step = 0
+        self.went_back = False
+        """Whether a rank has gone back to a step before those that were given out: their rows are of a state that was
+        lost. All records in one new ledger give the rows of the steps as they were done in the end."""
+        self._measured: list[dict[str, float]] = [{} for _ in range(world_size)]
+
+    @property
+    def over(self) -> bool:
+        """Whether every rank has said how it ended."""
+        return min(self._reached) == math.inf
+
+    def add(self, records: Iterable[Sample | Event]) -> list[Row]:
+        """Takes new records, each rank's in their order; returns the rows of the steps that are complete now."""
+        for record in records:
+            if isinstance(record, Sample):
+                self._take(record)
+            elif record.kind == "state":
+                if record.text in FINAL_STATES:
+                    self._reached[record.rank] = math.inf
+                elif record.text in STATES_OF_NO_STEP:
+                    # The rank is not over, and its next state says where it goes on.
+                    self._reached[record.rank] = min(self._reached[record.rank], self._closed_step)
+                else:
+                    self._is_at(record.rank, record.step)
+        return self._close(min(self._reached))
+
+    def rest(self) -> list[Row]:
+        """The rows of the steps that are left, when nothing more will come."""
+        return self._close(math.inf)
+
+    def _is_at(self, rank: int, step: int) -> None:
+        """Notes that a rank goes on after a step, even where it had ended or was further before."""
+        self._reached[rank] = min(self._reached[rank], step)
+        self.went_back = self.went_back or step < self._closed_step
+        for undone in [undone for undone in self._open if undone > step]:
+            self._open[undone].pop(rank, None)
+            if not self._open[undone]:
+                del self._open[undone]
+
+    def _take(self, sample: Sample) -> None:
+        if STEP_SERIES in sample.values:
+            if sample.step > self._closed_step:
+                values = {**sample.values, **self._measured[sample.rank]}
+                row = Row(sample.step, sample.rank, sample.time_s, values)
+                self._open.setdefault(sample.step, {})[sample.rank] = row
+            self._reached[sample.rank] = sample.step
+            return
+        row_of_step = self._open.get(sample.step, {}).get(sample.rank)
+        if row_of_step is not None:
+            row_of_step.values.update(sample.values)
+        measured = {name: v for name, v in sample.values.items() if not name.startswith(VALIDATION)}
+        self._measured[sample.rank].update(measured)
+
+    def _close(self, beyond: float) -> list[Row]:
+        done = sorted(step for step in self._open if step < beyond)
+        if done:
+            self._closed_step = done[-1]
+        return [row for step in done for _, row in sorted(self._open.pop(step).items())]
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One pass over the data, or the part of it that the run did."""
+
+    epoch: int
+    """Counted from 1."""
+    first_step: int
+    last_step: int
+    complete: bool
+    """Whether all of the epoch's steps are in it; a run may begin, or end, in the middle."""
+    train_s: float
+    """Time in its steps, of the slowest rank in each."""
+    samples: int
+    """Over all ranks."""
+    samples_per_s: float
+    lr: float
+    """At the last step."""
+    means: dict[str, float]
+    """Loss, its terms and the gradient's norm, over steps and ranks; what was not finite is left out."""
+    validation: dict[str, float]
+    """The last held-out values, without 'val_'."""
+    samples_per_s_by_rank: list[float]
+    own_s_by_rank: list[float]
+    """Each rank's own work in a mean step: until it first waits for the others where that was measured (on a CPU), else
+    the whole step."""
+    slowest_rank: int
+    straggler_ratio: float
+    """The slowest rank's own work over the fastest one's."""
+    peak_memory_bytes: float
+    """The most that was measured on any rank; 0 where nothing was."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Epochs:
+    """Sums up rows, in order of their steps, into epochs.
+
+    Args:
+        span_of: gives the epoch that a step belongs to, as `RunInfo.epoch_at`.
+    """
+
+    def __init__(self, span_of: Callable[[int], EpochSpan]) -> None:
+        self._span_of = span_of
+        self._rows: list[Row] = []
+
+    def add(self, rows: Iterable[Row]) -> list[Epoch]:
+        """Takes the next rows, whole steps; returns the epochs that are over with them."""
+        over: list[Epoch] = []
+        for row in rows:
+            if self._rows and self._span_of(row.step) != self._span_of(self._rows[0].step):
+                over += self.rest()
+            self._rows.append(row)
+        if self._rows and self._rows[-1].step == self._span_of(self._rows[-1].step).last_step:
+            over += self.rest()
+        return over
+
+    def rest(self) -> list[Epoch]:
+        """The epoch that is under way, as far as it got, when nothing more will come."""
+        rows, self._rows = self._rows, []
+        if not rows:
+            return []
+        first, last = rows[0].step, rows[-1].step
+        span = self._span_of(first)
+        by_rank: dict[int, list[Row]] = {}
+        for row in rows:
+            by_rank.setdefault(row.rank, []).append(row)
+        own_s = {rank: _own_s(own) for rank, own in sorted(by_rank.items())}
+        slowest = max(own_s, key=own_s.__getitem__)
+        longest_s: dict[int, float] = {}
+        for row in rows:
+            longest_s[row.step] = max(longest_s.get(row.step, 0.0), row.values["step_s"])
+        train_s = sum(longest_s.values())
+        samples = round(sum(row.values["samples_per_s"] * row.values["step_s"] for row in rows))
+        validation = {
+            name.removeprefix(VALIDATION): value
+            for row in rows
+            for name, value in row.values.items()
+            if name.startswith(VALIDATION)
+        }
+        complete = (first, last) == (span.first_step, span.last_step)
+        return [
+            Epoch(
+                epoch=span.epoch,
+                first_step=first,
+                last_step=last,
+                complete=complete,
+                train_s=train_s,
+                samples=samples,
+                samples_per_s=samples / train_s if train_s else 0.0,
+                lr=rows[-1].values.get("lr", 0.0),
+                means=_means(rows),
+                validation=validation,
+                samples_per_s_by_rank=[_mean(own, "samples_per_s") for _, own in sorted(by_rank.items())],
+                own_s_by_rank=list(own_s.values()),
+                slowest_rank=slowest,
+                straggler_ratio=own_s[slowest] / max(min(own_s.values()), 1e-9),
+                peak_memory_bytes=max(_memory_bytes(row.values) for row in rows),
+            )
+        ]
+
+
+def _own_s(rows: Sequence[Row]) -> float:
+    name = "compute_s" if all("compute_s" in row.values for row in rows) else "step_s"
+    return _mean(rows, name)
+
+
+def _mean(rows: Sequence[Row], name: str) -> float:
+    return sum(row.values[name] for row in rows) / len(rows)
+
+
+def _means(rows: Sequence[Row]) -> dict[str, float]:
+    finite: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.values.items():
+            if is_of_rank(name) or name == "lr" or name.startswith(VALIDATION):
+                continue
+            known = finite.setdefault(name, [])
+            if math.isfinite(value):
+                known.append(value)
+    return {name: sum(known) / len(known) for name, known in finite.items() if known}
+
+
+def _memory_bytes(values: Mapping[str, float]) -> float:
+    return values.get("memory_reserved_bytes", values.get("memory_rss_bytes", 0.0))
+
+
+def epochs_of(records: Iterable[Sample | Event], info: RunInfo) -> list[Epoch]:
+    """The epochs of a run, from all of its records."""
+    if info.steps_per_epoch < 1:
+        return []
+    ledger, epochs = Ledger(info.world_size), Epochs(info.epoch_at)
+    rows = [*ledger.add(records), *ledger.rest()]
+    return [*epochs.add(rows), *epochs.rest()]

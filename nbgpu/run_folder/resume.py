@@ -1,0 +1,195 @@
+"""Where a run begins: at its first step, or where a checkpoint of an earlier run ends."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nbgpu.config import TrainConfig, read_tables
+from nbgpu.config.settings import shapes_the_model
+from nbgpu.errors import ConfigError, RunError
+from nbgpu.run_folder import checkpoint_files, lines
+
+AUTO = "auto"
+BEST = "best"
+"""Behind a run's folder: not its newest checkpoint, but the one with the best validation."""
+
+_FILE = "resume.json"
+_CHANGE_NO_RESULT = frozenset(
+    {
+        "resume",
+        "runs_dir",
+        "checkpoint_every",
+        "checkpoint_every_epochs",
+        "keep_checkpoints",
+        "best_metric",
+        "best_mode",
+        "telemetry",
+        "val_every",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Where a run begins; `resume.json` in its folder."""
+
+    checkpoint: str = ""
+    """The folder of a checkpoint; empty for the first step."""
+    step: int = 0
+    """Optimizer steps that are done already."""
+    notes: tuple[str, ...] = ()
+    """What a person should know of how it was chosen."""
+
+    def write(self, run_folder: Path) -> None:
+        (run_folder / _FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def read(cls, run_folder: Path) -> Beginning:
+        """What was written into a run's folder; the first step where nothing was."""
+        path = run_folder / _FILE
+        try:
+            fields = lines.load(path)
+            return cls(str(fields["checkpoint"]), int(fields["step"]), tuple(map(str, fields["notes"])))
+        except FileNotFoundError:
+            return cls()
+        except (ValueError, KeyError, TypeError, OverflowError):
+            raise RunError(f"{path} is not what nbgpu writes") from None
+
+
+def find(config: TrainConfig, contents: bool = True) -> Beginning:
+    """Where a run with these settings begins, by their `resume`.
+
+    Args:
+        config: the settings.
+        contents: compare every byte of a checkpoint with its sha256; False compares sizes only.
+
+    Raises:
+        ConfigError: there is no such folder, or its checkpoint does not fit the settings; all that differs is named.
+        RunError: every checkpoint that is asked for is damaged; each is named with what is wrong.
+    """
+    if not config.resume:
+        return Beginning()
+    if config.resume == AUTO:
+        candidates = _all_of(Path(config.runs_dir).absolute(), config.recipe)
+        if not candidates:
+            text = f"resume='auto' found no checkpoint of {config.title} in {config.runs_dir}"
+            return Beginning(notes=(f"{text}: training starts from the beginning",))
+    else:
+        candidates = _in_folder(Path(config.resume).absolute())
+    newest = checkpoint_files.first_whole(candidates, contents)
+    damaged = [_damaged(path, what) for path, what in newest.damaged]
+    if newest.checkpoint is None:
+        if config.resume == AUTO:
+            return Beginning(notes=tuple(f"{text}; training starts from the beginning" for text in damaged))
+        raise RunError("\n".join([*damaged, _way_out(candidates)]))
+    about = checkpoint_files.state(newest.checkpoint)
+    _refuse_what_does_not_fit(newest.checkpoint, about, config)
+    place = f"{newest.checkpoint.name} of {_run_of(newest.checkpoint).name}"
+    notes = [f"{text}; going on from {place}" for text in damaged] or [f"going on from {place}"]
+    notes += _changed_settings(about, config)
+    return Beginning(str(newest.checkpoint), int(about["step"]), tuple(notes))
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    """The checkpoints that a path stands for: one, or those of a run, the newest first."""
+    if folder.name == BEST and not folder.exists() and folder.parent.is_dir():
+        return [_best_of(folder.parent)]
+    if not folder.is_dir():
+        raise ConfigError(
+            f"resume = {str(folder)!r}: there is no such folder. Give a run's folder or a checkpoint's, "
+            "or 'auto' for the newest run's"
+        )
+    if (folder / checkpoint_files.MANIFEST).exists() or folder.parent.name == "checkpoints":
+        return [folder]
+    found = checkpoint_files.checkpoints(folder)
+    if not found:
+        raise ConfigError(f"resume = {str(folder)!r}: there is no checkpoint in this folder")
+    return found
+
+
+def _best_of(run_folder: Path) -> Path:
+    try:
+        best = checkpoint_files.best(run_folder)
+    except ValueError as error:
+        raise RunError(str(error)) from None
+    if best is None:
+        raise ConfigError(
+            f"resume = {str(run_folder / BEST)!r}: this run has no best checkpoint. One is kept where best_metric is set"
+        )
+    return best.checkpoint
+
+
+def _all_of(runs_dir: Path, recipe: str) -> list[Path]:
+    """Every checkpoint of every run of a recipe, the newest first."""
+    # Another user's run is taken only where its folder is named.
+    mine = [path for path in runs_dir.glob("*/run.toml") if path.parent.lstat().st_uid == os.geteuid()]
+    folders = [path.parent for path in mine if _recipe_of(path) == recipe]
+    return sorted(
+        (c for folder in folders for c in checkpoint_files.checkpoints(folder)), key=_age, reverse=True
+    )
+
+
+def _recipe_of(run_toml: Path) -> str:
+    try:
+        return str(read_tables(run_toml)["train"]["recipe"])
+    except (ConfigError, KeyError, TypeError):
+        # Not a run's folder, or one whose making was cut off: it has no checkpoint either.
+        return ""
+
+
+def _age(checkpoint: Path) -> tuple[float, int]:
+    """What sorts checkpoints by when they were written; for a damaged one its folder's time stands for it."""
+    step = int(checkpoint.name.removeprefix("step-"))
+    try:
+        return checkpoint_files.read(checkpoint).time_s, step
+    except (OSError, ValueError):
+        return checkpoint.stat().st_mtime, step
+
+
+def _run_of(checkpoint: Path) -> Path:
+    return checkpoint.parents[1]
+
+
+def _damaged(checkpoint: Path, what: str) -> str:
+    return f"checkpoint {checkpoint.name} of {_run_of(checkpoint).name} is damaged ({what})"
+
+
+def _way_out(candidates: list[Path]) -> str:
+    run_folder = _run_of(candidates[0])
+    whole = checkpoint_files.newest_whole(run_folder).checkpoint
+    if whole is not None:
+        return f"The newest whole one of this run: resume={str(whole)!r}"
+    return "There is no whole one in this run. Resume from another, or leave resume out"
+
+
+def _refuse_what_does_not_fit(checkpoint: Path, about: dict[str, Any], config: TrainConfig) -> None:
+    then, now = about.get("config", {}), config.model_dump(mode="json")
+    fixed = ["recipe", *shapes_the_model(type(config))]
+    wrong = [
+        f"{name} is {then.get(name)!r} there, and {now[name]!r} in the settings"
+        for name in fixed
+        if then.get(name) != now[name]
+    ]
+    if config.epochs is None and about["step"] >= config.steps:
+        wrong.append(
+            f"all {about['step']} steps are done there, and steps is {config.steps}: give more, or leave resume out"
+        )
+    if wrong:
+        raise ConfigError("\n".join([f"resume: {checkpoint} does not fit:", *wrong]))
+
+
+def _changed_settings(about: dict[str, Any], config: TrainConfig) -> list[str]:
+    """A note if the settings are others than the checkpoint's: the run is then no exact continuation."""
+    # A setting that an older version did not know was what its default does.
+    then = type(config)().model_dump(mode="json") | about.get("config", {})
+    now = config.model_dump(mode="json")
+    changed = [
+        f"{name} was {then.get(name)!r}, is {value!r}"
+        for name, value in now.items()
+        if name not in _CHANGE_NO_RESULT and then.get(name) != value
+    ]
+    return [f"goes on with other settings: {'; '.join(changed)}"] if changed else []

@@ -1,0 +1,332 @@
+"""Values on their way between the notebook and a rank: a pickle, and beside it the bytes of arrays and tensors.
+
+The bytes are copied once, from where they lie into memory that both sides share, and are used there by who gets them;
+the pickle says how the values are built on them. What cannot travel is named before anything is sent, with its path.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, reduce
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from nbgpu.errors import TransferError
+from nbgpu.serialization import shared_memory, unpicklable
+
+if TYPE_CHECKING:
+    from nbgpu.serialization.tensors import Source, TensorForm
+
+LARGE_BYTES = 128 * 1024
+"""Blocks from this size on get a mapping of their own, and so are given back by themselves, as malloc's are."""
+_MAX_MAPPINGS = 4096
+"""Of one parcel; the blocks that come after these are copied. A process may have 65530 mappings."""
+_ALIGNMENT_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where a block lies among a parcel's bytes."""
+
+    offset: int
+    size: int
+    is_mapped: bool = False
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What the receiver must know beside the bytes."""
+
+    names: tuple[str, ...]
+    pickle: Span
+    blocks: tuple[Span, ...]
+    buffers: tuple[int, ...]
+    """Numbers of the blocks that the pickle takes one after the other, beside those that it names."""
+    tensors: tuple[TensorForm, ...]
+    own: Mapping[str, str]
+    """Classes and functions that the sender has defined in a cell: by name, the path to a value that needs it."""
+    size_bytes: int
+
+
+class Packing:
+    """Values that are ready to be sent.
+
+    Args:
+        values: by name. They must not change before they were written.
+
+    Raises:
+        TransferError: some cannot travel, with a line for each, or there is not enough memory for them.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        stream, contents = io.BytesIO(), _Contents()
+        try:
+            _Pickler(stream, contents).dump(dict(values))
+        except Exception as error:  # noqa: BLE001 - whatever an object does when it is pickled
+            found = unpicklable.described(values, refusal)
+            raise TransferError("\n".join(found or [f"{', '.join(values)}: {error}"])) from None
+        sources = contents.blocks
+        forms: list[TensorForm] = []
+        if contents.tensors:
+            from nbgpu.serialization import tensors
+
+            forms, tensor_blocks = tensors.take_apart(contents.tensors, len(sources))
+            sources = sources + tensor_blocks
+        self._sources: list[Source] = [stream.getbuffer(), *(source for _, source in sources)]
+        first, *blocks = _laid_out([stream.tell(), *(size for size, _ in sources)])
+        self.parcel = Parcel(
+            tuple(values),
+            first,
+            tuple(blocks),
+            tuple(contents.buffers),
+            tuple(forms),
+            {name: unpicklable.path_to(name, values) for name in contents.own},
+            max(span.offset + span.size for span in (first, *blocks)),
+        )
+        free_bytes = psutil.virtual_memory().available
+        if self.parcel.size_bytes > free_bytes:
+            raise TransferError(
+                f"{', '.join(values)}: {self.parcel.size_bytes:,} bytes would travel, and {free_bytes:,} bytes of "
+                "memory are free"
+            )
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a message may as well carry the bytes."""
+        return self.parcel.size_bytes <= LARGE_BYTES
+
+    def write(self, descriptor: int) -> None:
+        """Writes all bytes into shared memory."""
+        os.ftruncate(descriptor, self.parcel.size_bytes)
+        for span, source in self._parts():
+            if isinstance(source, memoryview):
+                shared_memory.write(descriptor, source, span.offset)
+            else:
+                start = span.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+                size_bytes = span.offset + span.size - start
+                source(memoryview(mmap.mmap(descriptor, size_bytes, offset=start))[span.offset - start :])
+
+    def to_bytes(self) -> bytearray:
+        """All bytes, for a message."""
+        everything = bytearray(self.parcel.size_bytes)
+        for span, source in self._parts():
+            part = memoryview(everything)[span.offset : span.offset + span.size]
+            if isinstance(source, memoryview):
+                part[:] = source
+            else:
+                source(part)
+        return everything
+
+    def _parts(self) -> list[tuple[Span, Source]]:
+        return list(zip([self.parcel.pickle, *self.parcel.blocks], self._sources, strict=True))
+
+
+def refusal(value: Any) -> Exception | None:
+    """Why a value cannot travel; None where it can."""
+    try:
+        _Pickler(_Nowhere(), _Contents()).dump(value)
+    except Exception as error:  # noqa: BLE001 - whatever an object does when it is pickled
+        return error
+    return None
+
+
+def unpack(
+    parcel: Parcel, read: Callable[[Span], Any], variables: Mapping[str, Any], where_to_define: str
+) -> dict[str, Any]:
+    """The values of a parcel, by name, in memory of their own.
+
+    Args:
+        parcel: as it came.
+        read: gives a writable buffer with the bytes of a span.
+        variables: where classes and functions are looked up that the sender has defined in a cell.
+        where_to_define: says in an error message how such a class would be found here.
+
+    Raises:
+        TransferError: a class is missing, or a value does not let itself be put together.
+    """
+    missing = [(path, name) for name, path in parcel.own.items() if _found(name, variables) is None]
+    if missing:
+        raise TransferError(
+            "\n".join(
+                f"{path}: {name} is defined in a cell there and not here. {where_to_define}"
+                for path, name in missing
+            )
+        )
+    try:
+        values: dict[str, Any] = _Unpickler(parcel, read, variables).load()
+    except Exception as error:
+        raise TransferError(
+            f"{', '.join(parcel.names)}: cannot be put together here: {type(error).__name__}: {error}"
+        ) from error
+    return values
+
+
+def from_descriptor(descriptor: int) -> Callable[[Span], Any]:
+    """Reads from shared memory, which may be closed afterwards."""
+
+    def read(span: Span) -> Any:
+        if span.is_mapped:
+            return shared_memory.mapped(descriptor, span.offset, span.size)
+        return shared_memory.read(descriptor, span.offset, span.size)
+
+    return read
+
+
+def from_bytes(everything: bytes | bytearray | memoryview) -> Callable[[Span], Any]:
+    """Reads from what a message carried."""
+    return lambda span: bytearray(memoryview(everything)[span.offset : span.offset + span.size])
+
+
+class _Contents:
+    """What is sent beside the pickle. Apart from the pickler, which must not hold the values in a cycle of references."""
+
+    def __init__(self) -> None:
+        self.blocks: list[tuple[int, Source]] = []
+        self.buffers: list[int] = []
+        self.tensors: list[Any] = []
+        self.own: list[str] = []
+
+    def lay_buffer_aside(self, buffer: pickle.PickleBuffer) -> bool:
+        """Whether the pickle is to have the bytes itself."""
+        raw = buffer.raw()
+        if len(raw) < LARGE_BYTES:
+            return True
+        self.buffers.append(self.lay_aside(len(raw), raw))
+        return False
+
+    def lay_aside(self, size_bytes: int, source: Source) -> int:
+        """The number of a new block."""
+        self.blocks.append((size_bytes, source))
+        return len(self.blocks) - 1
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles values, and lays the bytes of arrays and tensors aside."""
+
+    def __init__(self, file: Any, contents: _Contents) -> None:
+        super().__init__(file, protocol=5, buffer_callback=contents.lay_buffer_aside)
+        self._contents = contents
+        # What is not loaded here, no value is of.
+        self._numpy = sys.modules.get("numpy")
+        self._torch = sys.modules.get("torch")
+        if self._torch is not None:
+            from nbgpu.serialization import tensors
+
+            self._is_plain = tensors.is_plain
+
+    def reducer_override(self, value: Any) -> Any:
+        if self._numpy is not None and type(value) is self._numpy.ndarray:
+            return NotImplemented if value.dtype.hasobject or not value.itemsize else self._array(value)
+        if self._torch is not None and isinstance(value, self._torch.Tensor) and self._is_plain(value):
+            self._contents.tensors.append(value)
+            return _tensor, (len(self._contents.tensors) - 1, vars(value) or None)
+        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+            if "<" in value.__qualname__:
+                return NotImplemented  # pickle says that it has no name
+            self._contents.own.append(value.__qualname__)
+            return _own, (value.__qualname__,)
+        if unpicklable.must_stay(value):
+            raise pickle.PicklingError
+        return NotImplemented
+
+    def _array(self, array: Any) -> Any:
+        order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+        source: Source
+        if array.flags.forc:
+            source = memoryview(array.reshape(-1, order=order).view("uint8"))
+        else:
+            new_array = type(array)
+
+            def source(buffer: memoryview) -> None:
+                new_array(array.shape, array.dtype, buffer)[...] = array
+
+        return _array, (self._contents.lay_aside(array.nbytes, source), array.shape, array.dtype, order)
+
+
+class _Builder:
+    """Builds what the pickle names by these methods. Apart from the unpickler, which would hold the values in a cycle."""
+
+    def __init__(self, parcel: Parcel, read: Callable[[Span], Any], variables: Mapping[str, Any]) -> None:
+        self.block = cache(lambda number: read(parcel.blocks[number]))
+        self._forms = parcel.tensors
+        self._variables = variables
+
+    def _array(self, number: int, shape: tuple[int, ...], dtype: Any, order: Any) -> Any:
+        import numpy as np
+
+        return np.ndarray(shape, dtype, self.block(number), order=order)
+
+    def _tensor(self, number: int, attributes: Mapping[str, Any] | None) -> Any:
+        from nbgpu.serialization import tensors
+
+        form = self._forms[number]
+        tensor = tensors.put_together(form, self.block(form.block) if form.block >= 0 else None)
+        if attributes:
+            vars(tensor).update(attributes)
+        return tensor
+
+    def _own(self, name: str) -> Any:
+        return _found(name, self._variables)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, parcel: Parcel, read: Callable[[Span], Any], variables: Mapping[str, Any]) -> None:
+        self._builder = builder = _Builder(parcel, read, variables)
+        super().__init__(
+            io.BytesIO(read(parcel.pickle)), buffers=(builder.block(number) for number in parcel.buffers)
+        )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == __name__ and name in _BUILT_BY_THE_UNPICKLER:
+            return getattr(self._builder, name)
+        return super().find_class(module, name)
+
+
+def _stands_for(name: str) -> Callable[..., Any]:
+    """What the pickle names where the unpickler has a method of this name."""
+
+    def built_by_the_unpickler(*_: Any) -> Any:
+        raise pickle.UnpicklingError("a parcel is opened with unpack")
+
+    built_by_the_unpickler.__qualname__ = built_by_the_unpickler.__name__ = name
+    return built_by_the_unpickler
+
+
+_array, _tensor, _own = map(_stands_for, _BUILT_BY_THE_UNPICKLER := ("_array", "_tensor", "_own"))
+
+
+class _Nowhere:
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def _found(name: str, variables: Mapping[str, Any]) -> Any:
+    first, *rest = name.split(".")
+    return reduce(lambda found, inner: getattr(found, inner, None), rest, variables.get(first))
+
+
+def _laid_out(sizes: Sequence[int]) -> list[Span]:
+    """A place for each block: first the small ones, which are copied, then those that are mapped, each on a page."""
+    mapped = [number for number, size in enumerate(sizes) if number and size >= LARGE_BYTES][:_MAX_MAPPINGS]
+    spans: dict[int, Span] = {}
+    end = 0
+    for number in [n for n in range(len(sizes)) if n not in set(mapped)]:
+        spans[number] = Span(end, sizes[number])
+        end = _rounded_up(end + sizes[number], _ALIGNMENT_BYTES)
+    for number in mapped:
+        end = _rounded_up(end, mmap.ALLOCATIONGRANULARITY)
+        spans[number] = Span(end, sizes[number], is_mapped=True)
+        end += sizes[number]
+    return [spans[number] for number in range(len(sizes))]
+
+
+def _rounded_up(number: int, step: int) -> int:
+    return -(-number // step) * step

@@ -1,0 +1,1 @@
+"""What a person sees of a distributed cell: its text as it comes, and the button that stops it."""

@@ -1,0 +1,162 @@
+"""The text of a cell while the cell runs: a small widget that gets only what is new.
+
+What the page and the kernel say to each other (custom messages):
+
+    page -> kernel   {type: 'ready'}                    a page has loaded the widget
+                     {type: 'chosen', value}            whose text is seen: 'all', or a rank's number
+                     {type: 'bundle'}                   the text did not reach my notebook: send it
+                     {type: 'stored'}                   the notebook has the text: the widget can go
+    kernel -> page   {type: 'snapshot', html}           all that there is; sent again to every page that is ready
+                     {type: 'more', tail, html, rows, differs}
+                                                        lines that go on with the last block, blocks behind it, and what
+                                                        stands below now
+                     {type: 'end'}, {type: 'bundle', data, metadata}
+
+Nothing here waits for a page's answer. A page that has not loaded the widget after a while, because it knows no widgets
+or may not fetch what it needs for them, gets the text in the notebook's own streams.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import anywidget
+import traitlets
+from IPython.display import display, update_display
+
+from nbgpu.client.cells.merging import Block
+from nbgpu.client.cells.outputs import Streams
+from nbgpu.client.ipykernel.joining import RunningCell
+from nbgpu.client.ipykernel.page import answer_while_busy
+from nbgpu.ui.cell.text_html import ALL, STATIC, block_html, bundle, differs, joins, lines_html, page
+from nbgpu.ui.slot import display_in, new_slot, slot_metadata
+
+_PAGE_PATIENCE_S = 5.0
+_LONGEST_ROW = 500
+
+
+class HtmlWidget(anywidget.AnyWidget):
+    """Shows HTML that the kernel makes, and is replaced in the notebook at the end."""
+
+    _esm = STATIC / "text.js"
+    key = traitlets.Unicode("").tag(sync=True)
+    """Tells this widget from all others of a page."""
+    slot = traitlets.Unicode("").tag(sync=True)
+
+
+class LiveText:
+    """A view of text that goes on. The cell calls it on the main thread, the page on another one.
+
+    Args:
+        ranks: who runs the cell.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._ranks = ranks
+        self._lock = threading.RLock()
+        self._blocks: list[Block] = []
+        self._rows = ""
+        self._tail: list[str] = []
+        self._new: list[Block] = []
+        self._chosen = ALL
+        self._page_is_ready = False
+        self._ended = False
+        self._streams: Streams | None = None
+        """Where the text goes if the page does not know the widget."""
+        self._slot = new_slot()
+        self._widget = HtmlWidget(key=uuid.uuid4().hex, slot=self._slot)
+        answer_while_busy(self._widget)
+        self._widget.on_msg(self._on_page_message)
+        self._cell = RunningCell()
+        self._shown_mono_s = time.monotonic()
+        display_in(self._slot, self._widget, text="")
+
+    def add(self, blocks: Sequence[Block]) -> None:
+        """Appends lines; the page gets them with the next rows."""
+        if self._streams is not None:
+            self._streams.add(blocks)
+            return
+        with self._lock:
+            for block in blocks:
+                if self._blocks and joins(self._blocks[-1], block):
+                    # The page has the block's beginning, or gets it now.
+                    (self._new[-1].texts if self._new else self._tail).extend(block.texts)
+                    self._blocks[-1].texts.extend(block.texts)
+                else:
+                    self._new.append(Block(block.ranks, block.kind, list(block.texts)))
+                    self._blocks.append(Block(block.ranks, block.kind, list(block.texts)))
+
+    def show_rows(self, rows: Sequence[Block]) -> None:
+        """Sends what is new, in one message."""
+        if self._streams is not None:
+            return
+        with self._lock:
+            shortened = [Block(row.ranks, row.kind, [t[-_LONGEST_ROW:] for t in row.texts]) for row in rows]
+            rows_before, self._rows = self._rows, "".join(map(block_html, shortened))
+            if self._page_is_ready and (self._tail or self._new or self._rows != rows_before):
+                more = {
+                    "type": "more",
+                    "tail": f"\n{lines_html(self._tail)}" if self._tail else "",
+                    "html": "".join(map(block_html, self._new)),
+                    "rows": self._rows,
+                    "differs": differs(self._blocks),
+                }
+                self._widget.send(more)
+            self._tail, self._new = [], []
+            if not self._page_is_ready and time.monotonic() - self._shown_mono_s > _PAGE_PATIENCE_S:
+                self._go_on_in_streams()
+
+    def close(self) -> None:
+        """Leaves the text in the notebook in the widget's place."""
+        self._cell.over()
+        if self._streams is not None:
+            return
+        with self._lock:
+            self._ended = True
+            self._rows = ""
+            if self._page_is_ready:
+                data, metadata = self._left()
+                update_display(data, metadata=metadata, raw=True, display_id=self._slot)
+                # A page that was reloaded does not know the display any more and asks for the text itself.
+                self._widget.send({"type": "end"})
+            else:
+                # Whether this page can change a display is not known either.
+                self._take_widget_away()
+                display(bundle(self._ranks, self._blocks), raw=True)
+
+    def _left(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return bundle(self._ranks, self._blocks, self._chosen), slot_metadata(self._slot, self._slot)
+
+    def _go_on_in_streams(self) -> None:
+        self._take_widget_away()
+        self._streams = Streams()
+        self._streams.add(self._blocks)
+
+    def _take_widget_away(self) -> None:
+        update_display({}, raw=True, display_id=self._slot)
+        self._widget.close()
+
+    def _on_page_message(self, _: Any, content: dict[str, Any], buffers: list[bytes]) -> None:
+        with self._lock:
+            match content.get("type"):
+                case "ready":
+                    self._page_is_ready = True
+                    html = page(self._ranks, self._blocks, self._rows, self._chosen)
+                    self._widget.send({"type": "snapshot", "html": html})
+                    # The snapshot has what was to be sent next.
+                    self._tail, self._new = [], []
+                    if self._ended:
+                        self._widget.send({"type": "end"})
+                    else:
+                        self._cell.say_busy()
+                case "chosen":
+                    self._chosen = str(content.get("value"))
+                case "bundle":
+                    data, metadata = self._left()
+                    self._widget.send({"type": "bundle", "data": data, "metadata": metadata})
+                case "stored":
+                    self._widget.close()

@@ -1,0 +1,146 @@
+"""The text of several ranks as HTML: blocks with their ranks, and a choice of whose text is seen.
+
+The choice is made of radio buttons and CSS alone, so that it works in a reopened notebook with no kernel, in VS Code and
+in what nbconvert writes. Where styles are not allowed, as on GitHub, the text stands there with all its labels.
+"""
+
+from __future__ import annotations
+
+import html
+import uuid
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from IPython.display import display
+
+from nbgpu.client.cells.merging import Block
+from nbgpu.client.cells.outputs import FILE, NOTE
+from nbgpu.text.palette import rank_color
+from nbgpu.text.ranks import rank_ranges
+from nbgpu.ui.cell.ansi import to_html
+
+STATIC = Path(__file__).resolve().parents[2] / "static"
+ALL = "all"
+
+
+class StillText:
+    """A view of text that is complete: shows it when it is closed.
+
+    Args:
+        ranks: who runs the cell.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._ranks = ranks
+        self._blocks: list[Block] = []
+
+    def add(self, blocks: Sequence[Block]) -> None:
+        self._blocks += blocks
+
+    def show_rows(self, rows: Sequence[Block]) -> None:
+        """Nothing: there are no rows any more."""
+
+    def close(self) -> None:
+        display(bundle(self._ranks, self._blocks), raw=True)
+
+
+def bundle(ranks: Sequence[int], blocks: Sequence[Block], chosen: str = ALL) -> dict[str, Any]:
+    """What stays in the notebook: the text with its choice, and as plain text."""
+    return {
+        "text/html": page(ranks, blocks, chosen=chosen),
+        "text/plain": "".join(_plain(block) for block in blocks).rstrip("\n"),
+    }
+
+
+def differs(blocks: Iterable[Block]) -> bool:
+    """Whether not all ranks have said the same."""
+    return len({block.ranks for block in blocks if block.kind not in (NOTE, FILE)}) > 1
+
+
+def page(ranks: Sequence[int], blocks: Sequence[Block], rows: str = "", chosen: str = ALL) -> str:
+    """The whole view.
+
+    Args:
+        ranks: whom one can choose.
+        blocks: what was said.
+        rows: what stands below, as HTML.
+        chosen: a rank's number, or 'all'.
+    """
+    hidden = "" if differs(blocks) else " hidden"
+    name = f"nbgpu-{uuid.uuid4().hex}"
+    choices = "".join(_choice(name, value, chosen) for value in (ALL, *map(str, ranks)))
+    lines = "".join(map(block_html, _joined(blocks)))
+    return (
+        f'<div class="nbgpu-text" style="--nbgpu-label:{len(rank_ranges(ranks)) + 3.75}ch"><style>{_css()}{"".join(map(_only, ranks))}</style>'
+        f'<div class="nbgpu-whose" role="radiogroup" aria-label="Output of"{hidden}>{choices}</div>'
+        f'<div class="nbgpu-lines">{lines}</div><div class="nbgpu-rows">{rows}</div></div>'
+    )
+
+
+def block_html(block: Block) -> str:
+    """One block: its label, once, and its lines."""
+    if block.kind == NOTE:
+        return f'<div class="nbgpu-note">{html.escape(" ".join(block.texts))}</div>'
+    if block.kind == FILE:
+        paths = "".join(f'<a href="{html.escape(path)}">{html.escape(path)}</a>' for path in block.texts)
+        return f'<div class="nbgpu-note">{paths}</div>'
+    classes = " ".join(f"nbgpu-r{rank}" for rank in block.ranks)
+    color = f' style="--nbgpu-rank:{rank_color(block.ranks[0])}"' if len(block.ranks) == 1 else ""
+    of = "error output of" if block.kind == "stderr" else "output of"
+    named = f"{of} rank{'s' if len(block.ranks) > 1 else ''} {rank_ranges(block.ranks)}"
+    return (
+        f'<div class="nbgpu-said nbgpu-{block.kind} {classes}"{color} role="group" aria-label="{named}">'
+        f'<b class="nbgpu-ranks">[{rank_ranges(block.ranks)}]</b><pre>{lines_html(block.texts)}</pre></div>'
+    )
+
+
+def lines_html(texts: Sequence[str]) -> str:
+    return to_html("\n".join(texts))
+
+
+def _joined(blocks: Iterable[Block]) -> list[Block]:
+    """Blocks of the same ranks and kind that follow one another, as one."""
+    joined: list[Block] = []
+    for block in blocks:
+        if joined and joins(joined[-1], block):
+            joined[-1].texts.extend(block.texts)
+        else:
+            joined.append(Block(block.ranks, block.kind, list(block.texts)))
+    return joined
+
+
+def joins(before: Block, block: Block) -> bool:
+    """Whether a block goes on with the one before."""
+    return (before.ranks, before.kind) == (block.ranks, block.kind)
+
+
+def _choice(name: str, value: str, chosen: str) -> str:
+    color = "" if value == ALL else f' style="--nbgpu-rank:{rank_color(int(value))}"'
+    named = "all ranks" if value == ALL else f"rank {value}"
+    checked = " checked" if value == chosen else ""
+    # JupyterLab would take the arrow keys for a step from cell to cell.
+    keep_keys = 'data-lm-suppress-shortcuts="true"'
+    return (
+        f'<label{color}><input type="radio" name="{name}" value="{value}" aria-label="{named}" {keep_keys}{checked}>'
+        f"<span>{value}</span></label>"
+    )
+
+
+def _only(rank: int) -> str:
+    """The style that leaves one rank's text where that is chosen."""
+    return (
+        f'.nbgpu-text:has(.nbgpu-whose input[value="{rank}"]:checked) .nbgpu-said:not(.nbgpu-r{rank})'
+        "{display:none}"
+    )
+
+
+def _plain(block: Block) -> str:
+    label = "" if block.kind == NOTE else f"[{rank_ranges(block.ranks)}] "
+    return "".join(f"{label}{text}\n" for text in block.texts)
+
+
+@cache
+def _css() -> str:
+    return (STATIC / "text.css").read_text().strip()

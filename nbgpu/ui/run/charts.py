@@ -1,0 +1,303 @@
+"""A run's curves as still pictures: a Plotly figure as plain JSON, and the same as SVG.
+
+Backgrounds are transparent and text is a grey that can be read on white and on JupyterLab's dark page, because
+a picture that is stored in a notebook does not know on what it will be shown.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from nbgpu.protocol.records import Event, RunInfo
+from nbgpu.text.palette import rank_color
+from nbgpu.ui.run.history import History, Series
+
+TEXT_COLOR = "#7b7b7b"
+GRID_COLOR = "rgba(128, 128, 128, 0.25)"
+MAX_POINTS = 1200
+"""Points of each curve in a picture: the lowest and the highest of as many stretches as its chart has pixels, about."""
+MAX_SMOOTHED_POINTS = 400
+"""Points of a smoothed curve, which has no spikes."""
+
+GIB = 2.0**30
+
+_SYMBOLS = {"checkpoint": "◆", "paused": "‖", "failure": "✕", "failed": "✕", "nonfinite": "▲", "note": "●"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart; `rank` is None for a number that all ranks share."""
+
+    rank: int | None
+    label: str
+    x: list[float]
+    y: list[float]
+    style: str
+    """'raw' (faint), 'bold', 'solid', 'dashed' or 'dotted'."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart: a title that says the unit, and its curves."""
+
+    title: str
+    curves: list[Curve]
+
+
+def smoothed(values: list[float], span: int = 15) -> list[float]:
+    """An exponential moving average over about `span` points, unbiased at the start; NaN is stepped over."""
+    keep = 1 - 2 / (span + 1)
+    total = weight = 0.0
+    out: list[float] = []
+    for value in values:
+        if math.isfinite(value):
+            total = keep * total + (1 - keep) * value
+            weight = keep * weight + (1 - keep)
+        out.append(total / weight if weight else math.nan)
+    return out
+
+
+def _curve(rank: int | None, label: str, series: Series, style: str, scale: float = 1.0) -> Curve:
+    thin = series.thinned(MAX_SMOOTHED_POINTS if style == "bold" else MAX_POINTS, over_time=False)
+    return Curve(rank, label, [float(s) for s in thin.steps], [v * scale for v in thin.values], style)
+
+
+def _loss(history: History) -> Chart:
+    curves: list[Curve] = []
+    for rank, series in history.ranks_of("loss").items():
+        average = Series(series.times_s, series.steps, smoothed(series.values))
+        curves.append(_curve(rank, f"rank {rank}", series, "raw"))
+        curves.append(_curve(rank, f"rank {rank}, smoothed", average, "bold"))
+    validation = list(history.ranks_of("val_loss").values())[:1]
+    curves += [_curve(None, "validation", series, "dotted") for series in validation]
+    return Chart("Loss", curves)
+
+
+def _memory(history: History) -> Chart:
+    curves: list[Curve] = []
+    for name, label, style in (
+        ("memory_reserved_bytes", "reserved", "solid"),
+        ("memory_allocated_bytes", "allocated", "dashed"),
+        ("memory_rss_bytes", "resident", "solid"),
+    ):
+        for rank, series in history.ranks_of(name).items():
+            curves.append(_curve(rank, f"rank {rank}, {label}", series, style, 1 / GIB))
+    return Chart("Memory (GiB)", curves)
+
+
+def _plain(title: str, name: str) -> Callable[[History], Chart]:
+    def chart(history: History) -> Chart:
+        by_rank = history.ranks_of(name)
+        return Chart(title, [_curve(rank, f"rank {rank}", s, "solid") for rank, s in by_rank.items()])
+
+    return chart
+
+
+_CHARTS = (
+    _loss,
+    _memory,
+    _plain("Utilization (%)", "utilization_percent"),
+    _plain("Throughput (samples/s)", "samples_per_s"),
+)
+
+
+def charts(history: History) -> list[Chart]:
+    """The charts that have something to show, over the optimizer steps."""
+    drawn = [make(history) for make in _CHARTS]
+    return [chart for chart in drawn if chart.curves]
+
+
+_PLOTLY_DASH = {"raw": "solid", "bold": "solid", "solid": "solid", "dashed": "dash", "dotted": "dot"}
+_WIDTH = {"raw": 1.0, "bold": 2.5, "solid": 1.8, "dashed": 1.5, "dotted": 2.0}
+
+
+def _rounded(values: list[float]) -> list[float | None]:
+    """Five digits are more than a screen shows; JSON has no NaN, and Plotly leaves a gap at null."""
+    return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values]
+
+
+def plotly_figure(info: RunInfo, history: History) -> dict[str, Any]:
+    """The charts as the dict that `application/vnd.plotly.v1+json` holds."""
+    drawn = charts(history)
+    num_rows = max(math.ceil(len(drawn) / 2), 1)
+    gap = 0.16 if num_rows > 1 else 0.0
+    height = (1 - gap * (num_rows - 1)) / num_rows
+    layout: dict[str, Any] = {
+        "height": 80 + 250 * num_rows,
+        "autosize": True,
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"color": TEXT_COLOR, "size": 12},
+        "margin": {"l": 60, "r": 20, "t": 60, "b": 45},
+        "legend": {"orientation": "h", "x": 0, "y": 1.08, "yanchor": "bottom"},
+        "hovermode": "x",
+        "annotations": [],
+        "shapes": [],
+    }
+    data: list[dict[str, Any]] = []
+    in_legend: set[int | None] = set()
+    for i, chart in enumerate(drawn):
+        suffix = str(i + 1) if i else ""
+        column, row = i % 2, i // 2
+        alone = len(drawn) == 1
+        left, right = (0.0, 1.0) if alone else ((0.0, 0.46), (0.54, 1.0))[column]
+        top = 1 - row * (height + gap)
+        axis = {"gridcolor": GRID_COLOR, "zeroline": False, "linecolor": GRID_COLOR, "automargin": True}
+        layout[f"xaxis{suffix}"] = {
+            **axis,
+            "domain": [left, right],
+            "anchor": f"y{suffix}",
+            "title": {"text": "step", "standoff": 4, "font": {"size": 11}},
+        }
+        layout[f"yaxis{suffix}"] = {**axis, "domain": [max(top - height, 0.0), top], "anchor": f"x{suffix}"}
+        if chart.title != "Loss":
+            layout[f"yaxis{suffix}"]["rangemode"] = "tozero"
+        layout["annotations"].append(
+            {
+                "text": f"<b>{chart.title}</b>",
+                "x": left,
+                "y": top,
+                "xref": "paper",
+                "yref": "paper",
+                "xanchor": "left",
+                "yanchor": "bottom",
+                "showarrow": False,
+                "font": {"size": 13},
+            }
+        )
+        for mark in history.marks:
+            layout["shapes"].append(_mark_line(mark, suffix))
+            layout["annotations"].append(_mark_symbol(mark, suffix))
+        for curve in chart.curves:
+            shown = curve.style != "raw" and curve.rank not in in_legend
+            if shown:
+                in_legend.add(curve.rank)
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines+markers" if len(curve.x) == 1 or curve.style == "dotted" else "lines",
+                    "name": "validation" if curve.rank is None else f"rank {curve.rank}",
+                    "legendgroup": "validation" if curve.rank is None else f"rank {curve.rank}",
+                    "showlegend": shown,
+                    "hovertemplate": f"{curve.label}: %{{y:.4g}}<extra></extra>",
+                    "hoverinfo": "skip" if curve.style == "raw" else "all",
+                    "opacity": 0.3 if curve.style == "raw" else 1.0,
+                    "x": curve.x,
+                    "y": _rounded(curve.y),
+                    "xaxis": f"x{suffix}",
+                    "yaxis": f"y{suffix}",
+                    "marker": {"size": 5},
+                    "line": {
+                        "color": TEXT_COLOR if curve.rank is None else rank_color(curve.rank),
+                        "width": _WIDTH[curve.style],
+                        "dash": _PLOTLY_DASH[curve.style],
+                    },
+                }
+            )
+    layout["meta"] = {"run_id": info.run_id, "recipe": info.recipe}
+    return {"data": data, "layout": layout, "config": {"responsive": True, "displaylogo": False}}
+
+
+def _mark_color(mark: Event) -> str:
+    return "#d1521f" if mark.kind in ("failure", "nonfinite") or mark.text == "failed" else TEXT_COLOR
+
+
+def _mark_line(mark: Event, suffix: str) -> dict[str, Any]:
+    return {
+        "type": "line",
+        "xref": f"x{suffix}",
+        "yref": f"y{suffix} domain",
+        "x0": mark.step,
+        "x1": mark.step,
+        "y0": 0,
+        "y1": 1,
+        "line": {"color": _mark_color(mark), "width": 1, "dash": "dot"},
+    }
+
+
+def _mark_symbol(mark: Event, suffix: str) -> dict[str, Any]:
+    name = mark.text if mark.kind == "state" else mark.kind
+    return {
+        "text": _SYMBOLS.get(name, "●"),
+        "hovertext": f"{name}: {mark.text}",
+        "x": mark.step,
+        "y": 1,
+        "xref": f"x{suffix}",
+        "yref": f"y{suffix} domain",
+        "yanchor": "top",
+        "showarrow": False,
+        "font": {"size": 10, "color": _mark_color(mark)},
+    }
+
+
+_MPL_STYLE = {"raw": "-", "bold": "-", "solid": "-", "dashed": "--", "dotted": ":"}
+
+
+def svg(info: RunInfo, history: History) -> str:
+    """The charts as an SVG picture, with its text as text (it can be searched and read aloud)."""
+    drawn = charts(history)
+    num_rows = max(math.ceil(len(drawn) / 2), 1)
+    figure = Figure(figsize=(10, 0.6 + 2.7 * num_rows), layout="constrained")
+    figure.patch.set_alpha(0)
+    ranks: dict[int | None, Any] = {}
+    for i, chart in enumerate(drawn):
+        axes: Axes = figure.add_subplot(num_rows, 1 if len(drawn) == 1 else 2, i + 1)
+        for curve in chart.curves:
+            (line,) = axes.plot(
+                curve.x,
+                curve.y,
+                _MPL_STYLE[curve.style],
+                color=TEXT_COLOR if curve.rank is None else rank_color(curve.rank),
+                alpha=0.3 if curve.style == "raw" else 1.0,
+                linewidth=_WIDTH[curve.style] * 0.8,
+                marker="." if len(curve.x) == 1 or curve.style == "dotted" else None,
+            )
+            if curve.style != "raw":
+                ranks.setdefault(curve.rank, line)
+        for mark in history.marks:
+            axes.axvline(mark.step, color=TEXT_COLOR, linewidth=0.8, linestyle=":")
+        style_axes(axes, chart.title)
+    if ranks:
+        names = ["validation" if rank is None else f"rank {rank}" for rank in ranks]
+        legend = figure.legend(list(ranks.values()), names, loc="outside upper left", ncols=8, frameon=False)
+        for text in legend.get_texts():
+            text.set_color(TEXT_COLOR)
+    return render_svg(figure, title=f"{info.recipe}, run {info.run_id}")
+
+
+def style_axes(axes: Axes, title: str) -> None:
+    """Gives a chart the look of all others."""
+    axes.patch.set_alpha(0)
+    axes.set_title(title, loc="left", color=TEXT_COLOR, fontsize=11)
+    axes.set_xlabel("step", color=TEXT_COLOR, fontsize=9)
+    axes.tick_params(colors=TEXT_COLOR, labelsize=9)
+    axes.grid(visible=True, color="#808080", alpha=0.25, linewidth=0.6)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(TEXT_COLOR)
+    if title != "Loss":
+        axes.set_ylim(bottom=0)
+
+
+def render_svg(figure: Figure, title: str) -> str:
+    """A matplotlib figure as SVG, with its text as text."""
+    FigureCanvasSVG(figure)
+    # matplotlib has this only as a global setting. One key is put back, not all of them, because this may
+    # run in a thread while a cell changes others.
+    fonttype = mpl.rcParams["svg.fonttype"]
+    mpl.rcParams["svg.fonttype"] = "none"
+    try:
+        picture = io.StringIO()
+        figure.savefig(picture, format="svg", transparent=True, metadata={"Title": title, "Date": None})
+    finally:
+        mpl.rcParams["svg.fonttype"] = fonttype
+    return picture.getvalue()

@@ -1,0 +1,392 @@
+"""The live panel, kernel side: follows a run, feeds the page five times a second, and leaves a picture behind.
+
+What the page and the kernel say to each other (custom messages of one widget):
+
+    page -> kernel   {type: 'ready', plotly: bool}      a page has loaded the panel; does it have Plotly already?
+                     {type: 'command', command: 'pause' | 'resume' | 'stop'}
+                     {type: 'bundle'}                   the end's picture did not reach my notebook: send it
+                     {type: 'stored'}                   the notebook has the picture: the widget can go
+    kernel -> page   {type: 'snapshot', ...} + points   all that is known; sent again to every page that is ready
+                     {type: 'delta', ...} + points      what is new
+                     {type: 'plotly'} + one buffer      the gzipped Plotly bundle
+                     {type: 'refused', text}            why a command could not be carried out
+                     {type: 'end'}, {type: 'bundle', data, metadata}
+
+The buffers of points are described in `wire.py`. Nothing here ever waits for a page's answer.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import anywidget
+import traitlets
+from IPython.display import DisplayHandle, display, update_display
+
+from nbgpu.client.ipykernel.page import answer_while_busy, has_frontend, has_subshells
+from nbgpu.errors import NbgpuError
+from nbgpu.protocol.records import FINAL_STATES, Event
+from nbgpu.run_folder.telemetry import START
+from nbgpu.text.palette import rank_color
+from nbgpu.ui.run import wording
+from nbgpu.ui.run.comm_protocol import SeriesIds, encode
+from nbgpu.ui.run.history import CAPACITY, History, Series, SeriesKey
+from nbgpu.ui.run.snapshot import PLOTLY_GZ, STATIC, bundle, summary
+from nbgpu.ui.slot import display_in, new_slot, require_notebook, slot_metadata
+
+if TYPE_CHECKING:
+    from nbgpu.client.runs.run import Run
+
+TICK_S = 0.2
+STATUS_PERIOD_S = 0.6
+"""How often steps, memory and warnings are sent; a change of state is sent with the next tick."""
+
+SUMMARY_PERIOD_S = 3.0
+POINTS_PER_TICK = 4
+"""Points of each series that every message may have."""
+
+MAX_POINTS_IN_MESSAGE = 200_000
+"""Points of all series together, which take about 4 MB."""
+MIN_POINTS_OF_WHOLE = 500
+"""Points of each series that stand for a whole run, of however many ranks."""
+
+Feed = Callable[[dict[SeriesKey, Series], list[Event], bool], None]
+
+
+class Follower:
+    """Calls back on a thread of its own with what is new of a run, until the run is over.
+
+    Args:
+        run: what is followed.
+        period_s: the time between two calls.
+        feed: gets the new points, the new marks, and whether these are the last; called with `lock` held.
+        after: called after each `feed`, without the lock.
+    """
+
+    def __init__(
+        self, run: Run, period_s: float, feed: Feed, after: Callable[[], None] = lambda: None
+    ) -> None:
+        self.history = History()
+        self.lock = threading.RLock()
+        """Held while the history grows and what is new is passed on: another thread that sends the history would send a
+        part of it twice."""
+        self._after = after
+        self._run = run
+        self._feed = feed
+        self._period_s = period_s
+        self._cursor = START
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="nbgpu-panel", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._run.on_end(self._end)
+
+    def _follow(self) -> None:
+        while not self._ended.wait(self._period_s):
+            self._take(last=False)
+
+    def _take(self, last: bool) -> None:
+        with self.lock:
+            news, marks = self._catch_up()
+            self._feed(news, marks, last)
+        self._after()
+
+    def _catch_up(self) -> tuple[dict[SeriesKey, Series], list[Event]]:
+        """What is new; of a long run's past, at first, as much as the history keeps of it."""
+        news: dict[SeriesKey, Series] = {}
+        marks: list[Event] = []
+        for records, cursor in self._run.reader.batches(self._cursor):
+            self._cursor = cursor
+            series, marked = self.history.add(records)
+            for key, points in series.items():
+                news.setdefault(key, Series()).extend(points)
+            marks += marked
+        return news, marks
+
+    def _end(self, run: Run) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._take(last=True)
+
+
+class Panel(anywidget.AnyWidget):
+    """The widget that draws a run while it goes on. Use `show` to display one.
+
+    Args:
+        run: what is drawn.
+        slot: the display_id of the output that gets the picture at the end.
+        show_buttons: whether the panel has Pause and Stop of its own.
+        buttons: ids of widgets elsewhere that act on the run.
+        on_state: called with the run's state, on the panel's thread, whenever it has changed.
+        on_gone: called when the notebook has the picture and the widget is closed.
+    """
+
+    _esm = STATIC / "panel.js"
+    _css = STATIC / "panel.css"
+    key = traitlets.Unicode("").tag(sync=True)
+    """Tells this panel from all others of a page."""
+    slot = traitlets.Unicode("").tag(sync=True)
+    show_buttons = traitlets.Bool(True).tag(sync=True)
+    buttons = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    """Widgets elsewhere that act on the run, by id: the page disables them when the kernel is gone."""
+    plotly_gz = traitlets.Bytes(b"").tag(sync=True)
+    """The bundle, only for kernels that cannot be asked for it while a cell is running."""
+
+    def __init__(
+        self,
+        run: Run,
+        slot: str,
+        show_buttons: bool = True,
+        buttons: Sequence[str] = (),
+        on_state: Callable[[str], None] = lambda state: None,
+        on_gone: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._run = run
+        self._on_state = on_state
+        self._on_gone = on_gone
+        self._ids = SeriesIds()
+        self._page_was_ready = False
+        self._ticks = 0
+        self._send_all_at_tick = round(1 / TICK_S)
+        self._last_state = ""
+        self._told_state = ""
+        self._gone = False
+        self._follower = Follower(run, TICK_S, self._tell, after=self._tell_state)
+        self._lock = self._follower.lock
+        can_be_asked = has_subshells()
+        super().__init__(
+            key=uuid.uuid4().hex,
+            slot=slot,
+            show_buttons=show_buttons,
+            buttons=list(buttons),
+            plotly_gz=b"" if can_be_asked else PLOTLY_GZ.read_bytes(),
+        )
+        self._can_be_asked = can_be_asked
+        answer_while_busy(self)
+        self.on_msg(self._on_page_message)
+
+    def follow(self) -> None:
+        """Starts to feed the page. The output named `slot` must be displayed by then, or the picture is lost."""
+        self._follower.start()
+
+    def text(self) -> str:
+        """The run in one line."""
+        with self._lock:
+            return summary(self._run, self._follower.history)
+
+    # What the kernel tells.
+
+    def _tell(self, new: dict[SeriesKey, Series], marks: list[Event], last: bool) -> None:
+        if self._gone:
+            return
+        self._ticks += 1
+        state = self._run.status
+        state_changed, self._last_state = state != self._last_state, state
+        if self._should_send_all():
+            self._send_snapshot()
+        else:
+            status_due = last or state_changed or self._ticks % round(STATUS_PERIOD_S / TICK_S) == 0
+            self._send_delta(new, marks, status_due)
+        if last:
+            self._leave_picture()
+
+    def _tell_state(self) -> None:
+        """Calls `on_state` where the state has changed."""
+        if self._told_state != self._last_state:
+            self._told_state = self._last_state
+            self._on_state(self._last_state)
+
+    def _should_send_all(self) -> bool:
+        """Where the page's 'ready' cannot be heard during a cell, all is sent unasked: after 1, 3, 9 ... seconds."""
+        if self._can_be_asked or self._page_was_ready or self._ticks < self._send_all_at_tick:
+            return False
+        self._send_all_at_tick *= 3
+        return True
+
+    def _send_delta(self, new: dict[SeriesKey, Series], marks: list[Event], status_due: bool) -> None:
+        num_known = len(self._ids)
+        buffers = encode(new, self._ids, self._points_for(new))
+        content: dict[str, Any] = {"type": "delta"}
+        if len(self._ids) > num_known:
+            content["series"] = self._ids.announce(num_known)
+        if marks:
+            content["marks"] = [_mark(m) for m in marks]
+        if status_due:
+            content["status"] = self._status()
+        if new or len(content) > 1:
+            self.send(content, buffers)
+
+    def _points_of_whole(self) -> int:
+        """How many points of each series stand for the whole run."""
+        fair = MAX_POINTS_IN_MESSAGE // max(1, len(self._follower.history.series))
+        return min(CAPACITY, max(MIN_POINTS_OF_WHOLE, fair))
+
+    def _points_for(self, new: dict[SeriesKey, Series]) -> int:
+        """How many points of each series show what is new as finely as the chart can.
+
+        In the middle of a long run a moment is less than a pixel wide, and a run of 1000 steps a second costs no more
+        than one of 20. But what is new may also be all of a past, as after attach, or a minute in which Python stood still.
+        """
+        whole = self._follower.history.series
+        share = 0.0
+        for key, series in new.items():
+            for mine, all_of_it in (
+                (series.steps, whole[key].steps),
+                (series.times_s, whole[key].times_s),
+            ):
+                span = all_of_it[-1] - all_of_it[0]
+                share = max(share, (mine[-1] - mine[0]) / span if span else 1.0)
+        return max(POINTS_PER_TICK, math.ceil(self._points_of_whole() * min(share, 1.0)))
+
+    def _send_snapshot(self) -> None:
+        info = self._run.info
+        buffers = encode(self._follower.history.series, self._ids, self._points_of_whole())
+        self.send(
+            {
+                "type": "snapshot",
+                "run": {
+                    "id": info.run_id,
+                    "recipe": info.recipe,
+                    "total_steps": info.total_steps,
+                    "started_s": info.started_s,
+                    "kept": self._run.outlives_kernel,
+                },
+                "ranks": [
+                    {
+                        "color": rank_color(rank),
+                        "label": device.label() if device.kind == "cuda" else f"CPU, {device.name}",
+                        "kind": device.kind,
+                        "memory_bytes": device.memory_bytes,
+                    }
+                    for rank, device in enumerate(info.devices)
+                ],
+                "series": self._ids.announce(),
+                "marks": [_mark(m) for m in self._follower.history.marks],
+                "status": self._status(),
+            },
+            buffers,
+        )
+
+    def _status(self) -> dict[str, Any]:
+        state = self._run.status
+        info = self._run.info
+        statuses = self._run.statuses()
+        now = wording.progress(info, state, statuses)
+        return {
+            "state": state,
+            "step": now.step,
+            "epoch": now.epoch,
+            "num_epochs": now.num_epochs,
+            "samples_per_s": now.samples_per_s,
+            "eta": wording.duration(now.eta_s) if now.eta_s is not None else "",
+            "pace": wording.pace(self._follower.history),
+            "hang": self._run.hang,
+            "ranks": [
+                {
+                    "state": s.state,
+                    "step": s.step,
+                    "memory_bytes": wording.memory_bytes(s),
+                    "warning": wording.warning(s),
+                }
+                for s in statuses
+            ],
+        }
+
+    def _leave_picture(self) -> None:
+        """Puts the still picture into the notebook in the widget's place."""
+        data, metadata = self._final_output()
+        update_display(data, metadata=metadata, raw=True, display_id=self.slot)
+        # A page that was reloaded does not know the display any more and asks for the picture itself.
+        self.send({"type": "end"})
+
+    def _final_output(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        data = bundle(self._run, self._follower.history)
+        return data, slot_metadata(self.slot, self._run.info.run_id)
+
+    # What the page tells. ipywidgets calls this on the thread of a subshell while a cell is running.
+
+    def _on_page_message(self, _: Any, content: dict[str, Any], buffers: list[bytes]) -> None:
+        match content.get("type"):
+            case "ready":
+                with self._lock:
+                    self._page_was_ready = True
+                    self._send_snapshot()
+                    if not content.get("plotly"):
+                        self.send({"type": "plotly"}, [PLOTLY_GZ.read_bytes()])
+                    if self._run.status in FINAL_STATES:
+                        self.send({"type": "end"})
+            case "command":
+                self._obey(str(content.get("command")))
+            case "bundle":
+                with self._lock:
+                    data, metadata = self._final_output()
+                    self.send({"type": "bundle", "data": data, "metadata": metadata})
+            case "stored":
+                with self._lock:
+                    self._gone = True
+                self.close()
+                self._on_gone()
+
+    def _obey(self, command: str) -> None:
+        asked = {"pause": self._run.pause, "resume": self._run.resume, "stop": self._run.stop}
+        try:
+            asked[command]()
+        except NbgpuError as error:
+            self.send({"type": "refused", "text": str(error)})
+
+
+def _mark(event: Event) -> dict[str, Any]:
+    return {
+        "rank": event.rank,
+        "time_s": event.time_s,
+        "step": event.step,
+        "kind": event.kind,
+        "text": event.text,
+    }
+
+
+class _TextLine:
+    """Follows a run where there is no page: a few lines of text every few seconds, then the picture."""
+
+    def __init__(self, run: Run, handle: DisplayHandle, on_state: Callable[[str], None]) -> None:
+        self._run = run
+        self._handle = handle
+        self._on_state = on_state
+        self._follower = Follower(run, SUMMARY_PERIOD_S, self._tell)
+        self._follower.start()
+
+    def _tell(self, new: dict[SeriesKey, Series], marks: list[Event], last: bool) -> None:
+        history = self._follower.history
+        self._on_state(self._run.status)
+        if last:
+            self._handle.update(bundle(self._run, history), raw=True)
+            return
+        lines = [summary(self._run, history), *wording.recent(history), self._run.hang]
+        self._handle.update({"text/plain": "\n".join(filter(None, lines))}, raw=True)
+
+
+def show(run: Run, on_state: Callable[[str], None] = lambda state: None) -> None:
+    """Displays the live panel of a run; of a run that is over, its curves.
+
+    Args:
+        on_state: called with the run's state, on another thread, whenever it may have changed.
+
+    Raises:
+        RunError: there is no IPython to display anything.
+    """
+    require_notebook("run.status and run.metrics()")
+    slot = new_slot()
+    if run.status in FINAL_STATES:
+        display(bundle(run), raw=True)
+    elif has_frontend():
+        panel = Panel(run, slot, on_state=on_state)
+        display_in(slot, panel, text=panel.text())
+        panel.follow()
+    else:
+        handle = display({"text/plain": "starting"}, raw=True, display_id=slot)
+        _TextLine(run, handle, on_state)

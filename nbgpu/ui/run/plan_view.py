@@ -1,0 +1,48 @@
+"""What a run does and takes, folded, above its live panel."""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING, Any
+
+from IPython.display import display, update_display
+
+from nbgpu.ui.slot import new_slot
+
+if TYPE_CHECKING:
+    from nbgpu.client.runs.run import Run
+
+
+def page(run: Run) -> str:
+    """The plan of a run as HTML that opens by a click or a key, with no script."""
+    plan = run.plan
+    per_step = plan.config.samples_per_step(len(plan.devices))
+    devices = f"{len(plan.devices)} rank{'s' if len(plan.devices) > 1 else ''}"
+    head = f"Plan: {plan.config.strategy} on {devices} over {plan.climb.rung.name}, {per_step} samples a step"
+    if "batch_size" in plan.config.UNUSED:
+        head = f"Plan: {plan.config.recipe} on {devices} over {plan.climb.rung.name}"
+    style = "white-space:pre-wrap;font-family:monospace;margin:4px 0 8px 16px"
+    return (
+        f'<details style="line-height:1.4"><summary style="cursor:pointer">{html.escape(head)}</summary>'
+        f'<div style="{style}">{html.escape(str(plan))}</div></details>'
+    )
+
+
+class PlanView:
+    """Displays the plan of a run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._slot = new_slot()
+        self._shown = page(run)
+        display(self._bundle(), raw=True, display_id=self._slot)
+
+    def refresh(self, _: str) -> None:
+        """Shows what has become known: how the data come to the ranks."""
+        shown = page(self._run)
+        if shown != self._shown:
+            self._shown = shown
+            update_display(self._bundle(), raw=True, display_id=self._slot)
+
+    def _bundle(self) -> dict[str, Any]:
+        return {"text/html": self._shown, "text/plain": str(self._run.plan)}

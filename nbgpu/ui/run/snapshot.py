@@ -1,0 +1,323 @@
+"""A run as it is kept: the bundle that stays in the saved notebook, and the report in the run's folder."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from nbgpu.config import TrainConfig
+from nbgpu.errors import RunError
+from nbgpu.protocol.records import (
+    FINAL_STATES,
+    PROFILE_PARTS,
+    Device,
+    Event,
+    RankFailure,
+    RankStatus,
+    RunInfo,
+    RunState,
+)
+from nbgpu.run_folder import lines
+from nbgpu.run_folder.metrics_table import Epoch, epochs_of
+from nbgpu.run_folder.telemetry import Reader
+from nbgpu.ui.cell.ansi import to_html
+from nbgpu.ui.run import wording
+from nbgpu.ui.run.charts import charts, plotly_figure, svg
+from nbgpu.ui.run.history import History
+
+
+class Told(Protocol):
+    """What is shown of a run, whether it goes on in this process or is read from its folder."""
+
+    folder: Path
+    config: TrainConfig
+    reader: Reader
+
+    @property
+    def failures(self) -> Sequence[RankFailure]: ...
+
+    @property
+    def info(self) -> RunInfo: ...
+
+    @property
+    def status(self) -> RunState: ...
+
+    def statuses(self) -> list[RankStatus]: ...
+
+
+STATIC = Path(__file__).resolve().parents[2] / "static"
+PLOTLY_GZ = STATIC / "plotly-basic.min.js.gz"
+MAX_EPOCHS = 200
+"""Rows of the report's table; epochs.jsonl has them all."""
+
+
+def history_of(run: Told) -> History:
+    """Everything that was recorded of a run so far."""
+    history = History()
+    for records, _ in run.reader.batches():
+        history.add(records)
+    return history
+
+
+def summary(run: Told, history: History) -> str:
+    """One line on where a run is; see `words.summary`."""
+    return wording.summary(run.info, run.status, run.statuses(), history)
+
+
+def bundle(run: Told, history: History | None = None) -> dict[str, Any]:
+    """The MIME bundle that shows a run's curves with no kernel: Plotly where it is known, else SVG, else text.
+
+    Text alone where nothing was recorded, as of a run that failed while its packages were loaded.
+    """
+    history = history or history_of(run)
+    if not charts(history):
+        return {"text/plain": summary(run, history)}
+    return {
+        "application/vnd.plotly.v1+json": plotly_figure(run.info, history),
+        "image/svg+xml": svg(run.info, history),
+        "text/plain": summary(run, history),
+    }
+
+
+def write_report(run: Told) -> Path:
+    """Writes `report.html` into the run's folder: one file that opens anywhere, with no network.
+
+    Returns:
+        the path of the file.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    path = run.folder / "report.html"
+    unfinished = path.with_suffix(".tmp")
+    # A path in an error's message may hold bytes that are no UTF-8.
+    unfinished.write_text(report_html(run), encoding="utf-8", errors="backslashreplace")
+    unfinished.rename(path)
+    return path
+
+
+def report_html(run: Told) -> str:
+    """The report's page."""
+    history = history_of(run)
+    info = run.info
+    headline = summary(run, history)
+    epochs = epochs_of(run.reader.records(), info)
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.started_s))
+    sections = [
+        _section("Result", _result(history.result)) if history.result else "",
+        _section("Failures", _failures(run)) if run.failures else "",
+        _section("Curves", '<div id="charts" role="img" aria-label="' + _escape(headline) + '"></div>'),
+        _section("Pace", f"<p>{_escape(wording.pace(history))}</p>") if wording.pace(history) else "",
+        _section("Epochs", _epochs(epochs)) if epochs else "",
+        _section("Where the time went", _profiles(history)) if history.profiles else "",
+        _section("Settings", _settings(run)),
+        _section("Devices", _devices(info.devices)),
+        _section("Versions", _versions(run.folder)),
+        _section("Events", _events(history.marks, info)) if history.marks else "",
+    ]
+    unsure = (
+        ""
+        if run.status in FINAL_STATES
+        else "<p>No rank has said how it ended: the run goes on, or was killed.</p>"
+    )
+    damage = "".join(f"<p>{_escape(sentence)}.</p>" for sentence in run.reader.damage())
+    return page(
+        title=f"{info.recipe} {info.run_id}",
+        heading=f"{_escape(info.recipe)} <small>{_escape(info.run_id)}</small>",
+        headline=headline,
+        body=f"<p>Started {started} on {info.world_size} rank{'s' if info.world_size > 1 else ''} "
+        f"({_escape(info.backend)}).</p>{unsure}{damage}{''.join(sections)}",
+        figure=plotly_figure(info, history),
+    )
+
+
+def page(title: str, heading: str, headline: str, body: str, figure: Mapping[str, Any]) -> str:
+    """A report's page, which opens with no network.
+
+    Args:
+        title: the page's.
+        heading: as HTML.
+        headline: one line on where it is.
+        body: as HTML; in it an element with the id `charts`.
+        figure: what Plotly draws there.
+    """
+    # A name with '</script' would end the script element in the middle of a string, and after '<!--<script' it would not
+    # end at all.
+    drawn = json.dumps(figure).replace("<", "\\u003c")
+    plotly = gzip.decompress(PLOTLY_GZ.read_bytes()).decode().replace("</script", "<\\/script")
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{_escape(title)}</title>
+<style>{_CSS}</style>
+</head>
+<body>
+<main>
+<h1>{heading}</h1>
+<p class="headline">{_escape(headline)}</p>
+{body}
+</main>
+<script>{plotly}</script>
+<script>
+const figure = {drawn};
+Plotly.newPlot("charts", figure.data, figure.layout, figure.config);
+</script>
+</body>
+</html>
+"""
+
+
+_CSS = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 0; background: light-dark(#fff, #161616); color: light-dark(#222, #ddd); }
+main { max-width: 1080px; margin: 0 auto; padding: 24px; }
+h1 { margin: 0; } h1 small { font-weight: normal; font-size: 0.6em; color: #808080; }
+h2 { margin: 32px 0 8px; font-size: 1.15em; }
+.headline { font-size: 1.1em; font-weight: 600; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: 4px 16px 4px 0; border-bottom: 1px solid rgba(128,128,128,.3); vertical-align: top; }
+td.number { text-align: right; }
+pre { overflow-x: auto; padding: 12px; background: rgba(128,128,128,.12); }
+figure { display: inline-block; margin: 0 16px 16px 0; } figcaption { color: #808080; }
+img { max-width: 100%; image-rendering: pixelated; }
+"""
+
+
+def _escape(text: object) -> str:
+    return html.escape(str(text))
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{title}</h2>{body}</section>"
+
+
+def _table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    head = "".join(f'<th scope="col">{_escape(cell)}</th>' for cell in header)
+    body = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f'<td class="number">{value:.4g}</td>' if math.isfinite(value) else f"<td>{value}</td>"
+    return f"<td>{_escape(value)}</td>"
+
+
+def _settings(run: Told) -> str:
+    fields = type(run.config).model_fields
+    rows = [(name, value, fields[name].description or "") for name, value in run.config.model_dump().items()]
+    return _table(("setting", "value", "meaning"), rows)
+
+
+def _devices(devices: Iterable[Device]) -> str:
+    rows = [
+        (f"rank {rank}", device.name, device.uuid or "-", f"{device.memory_bytes / 2**30:.1f} GiB")
+        for rank, device in enumerate(devices)
+    ]
+    return _table(("rank", "device", "UUID", "memory"), rows)
+
+
+def _versions(folder: Path) -> str:
+    """What the run's `env.json` says of packages, GPUs and the working tree."""
+    try:
+        told = lines.load(folder / "env.json")
+        rows = [
+            ("Python", told["python"]),
+            ("host", told["platform"]),
+            ("git", told["git"] or "no repository"),
+        ]
+        return _table(("what", "version"), [*rows, *told["packages"].items()])
+    except FileNotFoundError:
+        return "<p>There is no env.json in the run's folder.</p>"
+    except (RunError, KeyError, TypeError, AttributeError):
+        return "<p>The env.json in the run's folder is not what nbgpu writes.</p>"
+
+
+def _events(events: Iterable[Event], info: RunInfo) -> str:
+    rows = [
+        (wording.duration(max(e.time_s - info.started_s, 0.0)), e.step, f"rank {e.rank}", e.kind, e.text)
+        for e in events
+    ]
+    return _table(("after", "step", "rank", "what", "in words"), rows)
+
+
+def _epochs(epochs: Sequence[Epoch]) -> str:
+    """One row for each epoch; of a long run the last ones."""
+    shown = epochs[-MAX_EPOCHS:]
+    names = list(dict.fromkeys(name for epoch in shown for name in epoch.means))
+    held_out = list(dict.fromkeys(name for epoch in shown for name in epoch.validation))
+    rows = [
+        [
+            f"{epoch.epoch}" if epoch.complete else f"{epoch.epoch} (a part)",
+            f"{epoch.first_step} to {epoch.last_step}",
+            wording.duration(epoch.train_s),
+            epoch.samples_per_s,
+            *(epoch.means.get(name, "") for name in names),
+            *(epoch.validation.get(name, "") for name in held_out),
+            f"rank {epoch.slowest_rank}, {epoch.straggler_ratio:.2f} x the fastest",
+        ]
+        for epoch in shown
+    ]
+    header = ["epoch", "steps", "took", "samples/s", *names, *(f"val {name}" for name in held_out), "slowest"]
+    left_out = f"<p>The last {MAX_EPOCHS} of {len(epochs)}.</p>" if len(epochs) > MAX_EPOCHS else ""
+    return left_out + _table(header, rows)
+
+
+def _profiles(history: History) -> str:
+    """One row for each rank that profiled some steps; the shares add up to its step."""
+    rows = []
+    for rank, event in sorted(history.profiles.items()):
+        seconds = event.detail
+        shares = [f"{100 * seconds[f'{part}_s'] / seconds['step_s']:.1f} %" for part in PROFILE_PARTS]
+        rows.append([f"rank {rank}", wording.duration(seconds["step_s"]), *shares])
+    first, last = next(iter(history.profiles.values())).detail["steps"]
+    header = ["rank", "a step", *PROFILE_PARTS[:-1], "hidden communication"]
+    about = (
+        f"<p>Steps {first} to {last}. Communication is the time in which a rank does nothing but wait for others; "
+        "what is hidden goes on beside the other parts.</p>"
+    )
+    return about + _table(header, rows)
+
+
+def _failures(run: Told) -> str:
+    return "".join(
+        f"<p>rank {f.rank}: {_escape(f.error_type)}: {_escape(f.message)}</p><pre>{to_html(f.traceback)}</pre>"
+        for f in run.failures
+    )
+
+
+def _result(event: Event) -> str:
+    """A recipe's result: dicts of dicts become tables, `images` pictures, all else a line."""
+    parts = [f"<p>{_escape(event.text)}</p>"] if event.text else []
+    for name, value in event.detail.items():
+        if name == "images" and isinstance(value, Mapping):
+            parts += [picture(str(caption), source) for caption, source in value.items()]
+        elif isinstance(value, Mapping) and value and all(isinstance(v, Mapping) for v in value.values()):
+            columns = list(dict.fromkeys(column for row in value.values() for column in row))
+            rows = [[key, *(row.get(column, "") for column in columns)] for key, row in value.items()]
+            parts.append(_table(["", *columns], rows))
+        else:
+            parts.append(f"<p>{_escape(name)}: {_escape(value)}</p>")
+    return "".join(parts)
+
+
+def picture(caption: str, source: object) -> str:
+    """A PNG data URI as a figure with its caption; anything else is told and not shown."""
+    prefix = "data:image/png;base64,"
+    try:
+        if not (isinstance(source, str) and source.startswith(prefix)):
+            raise ValueError(source)
+        # Decoding and encoding again leaves nothing in the page but base64.
+        clean = base64.b64encode(base64.b64decode(source.removeprefix(prefix))).decode()
+    except ValueError:
+        return f"<p>{_escape(caption)}: this picture is not a PNG as a data URL.</p>"
+    return f'<figure><img src="{prefix}{clean}" alt="{_escape(caption)}"><figcaption>{_escape(caption)}</figcaption></figure>'

@@ -1,0 +1,203 @@
+"""A run as a terminal shows it: a table of the ranks that is drawn anew, and above it what happened.
+
+Where the output is no terminal (a file, a pipe, a job's log) there is one line every few seconds instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from nbgpu.protocol.records import Event, RankStatus
+from nbgpu.run_folder import resume
+from nbgpu.run_folder.telemetry import START
+from nbgpu.text.palette import rank_color
+from nbgpu.ui.run import wording
+from nbgpu.ui.run.history import History
+
+if TYPE_CHECKING:
+    from nbgpu.client.runs.run import Run
+
+_REFRESH_PERIOD_S = 0.25
+LINE_PERIOD_S = 10.0
+MAX_ROWS = 16
+_BAR_WIDTH = 30
+_GIB = 2.0**30
+
+
+def follow(run: Run, console: Console, known: Sequence[str] = ()) -> None:
+    """Shows a run until it is over. Ctrl-C stops the run, a second one leaves at once.
+
+    Args:
+        known: what the person was told of the data before.
+    """
+    screen = _Screen(run, console, known)
+    if not console.is_terminal:
+        _wait(run, screen, lambda: None)
+        console.print(screen.summary(), highlight=False)
+        return
+    # Drawn by this thread alone: rich's own would draw while the run's state changes.
+    with Live(screen.drawn(), console=console, auto_refresh=False, transient=False) as live:
+        _wait(run, screen, lambda: live.update(screen.drawn(), refresh=True))
+
+
+def _wait(run: Run, screen: _Screen, draw: Any) -> None:
+    is_stopping = False
+    next_line_s = time.monotonic() + LINE_PERIOD_S
+    while True:
+        try:
+            over = run.over
+            screen.tell_news()
+            draw()
+            if over:
+                return
+            if not screen.console.is_terminal and time.monotonic() >= next_line_s:
+                next_line_s += LINE_PERIOD_S
+                screen.console.print(screen.summary(), highlight=False)
+            time.sleep(_REFRESH_PERIOD_S)
+        except KeyboardInterrupt:
+            if is_stopping or run.over:
+                raise
+            is_stopping = True
+            run.stop()
+            screen.console.print("stopping after this step, with a checkpoint; Ctrl-C again leaves at once")
+
+
+class _Screen:
+    """What is known of a run, and what of it has been printed."""
+
+    def __init__(self, run: Run, console: Console, known: Sequence[str]) -> None:
+        self.console = console
+        self._run = run
+        self._known_of_data = set(known)
+        self._history = History()
+        self._cursor = START
+        # These were told when the run was made.
+        self._known = set(resume.Beginning.read(run.folder).notes)
+        self._result_is_told = False
+        self._hung = False
+        self._profiled: set[int] = set()
+
+    def tell_news(self) -> None:
+        """Prints what happened since the last call."""
+        for sentence in self._run.info.data:
+            if sentence not in self._known_of_data:
+                self._known_of_data.add(sentence)
+                self.console.print(f"data: {sentence}", highlight=False, soft_wrap=True)
+        marks: list[Event] = []
+        for records, cursor in self._run.reader.batches(self._cursor):
+            self._cursor = cursor
+            marks += self._history.add(records)[1]
+        # A rank that was cut off may say that it has failed before the one that was the cause says why.
+        for event in sorted(marks, key=lambda mark: mark.text == "failed"):
+            if event.text not in self._known:
+                self.console.print(_in_words(event), highlight=False, soft_wrap=True)
+        for text in self._run.untold_heals():
+            # What the ranks record says so too, and after which step.
+            if not self._run.config.telemetry:
+                self.console.print(text, style="red", highlight=False, soft_wrap=True)
+        hangs = bool(self._run.hang)
+        if hangs and not self._hung and not self.console.is_terminal:
+            self.console.print(self._run.hang, highlight=False, soft_wrap=True)
+        self._hung = hangs
+        for rank, event in self._history.profiles.items():
+            if rank not in self._profiled:
+                self._profiled.add(rank)
+                self.console.print(f"rank {rank}: {event.text}", highlight=False, soft_wrap=True)
+        if self._history.result is not None and not self._result_is_told:
+            self._result_is_told = True
+            if weights := self._history.result.detail.get("weights"):
+                self.console.print(f"result of the weights {weights}", highlight=False, soft_wrap=True)
+            for table in _tables(self._history.result.detail):
+                self.console.print(table)
+
+    def summary(self) -> str:
+        """One line on where the run is."""
+        return wording.summary(self._run.info, self._run.status, self._run.statuses(), self._history)
+
+    def drawn(self) -> RenderableType:
+        """The bar and the table of the ranks."""
+        run, info = self._run, self._run.info
+        statuses = run.statuses()
+        now = wording.progress(info, run.status, statuses)
+        head = Table.grid(padding=(0, 2))
+        left = f", {wording.duration(now.eta_s)} left" if now.eta_s is not None else ""
+        parts = []
+        if now.num_epochs > 1:
+            parts.append(f"epoch {now.epoch} of {now.num_epochs}")
+        if now.samples_per_s > 0:
+            parts.append(f"{now.samples_per_s:.3g} samples/s")
+        if validated := self._history.ranks_of("val_loss"):
+            parts.append(f"validation loss {next(iter(validated.values())).values[-1]:.4g}")
+        bar = ProgressBar(total=max(now.total_steps, 1), completed=now.step, width=_BAR_WIDTH)
+        head.add_row(Text(run.status, style="bold"), bar, f"step {now.step} of {now.total_steps}{left}")
+        table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
+        table.add_column("rank", no_wrap=True)
+        # The one column that gives way in a narrow window.
+        table.add_column("device", max_width=28)
+        table.add_column("state", no_wrap=True)
+        for name in ("step", "loss", "samples/s", "lr", "memory", "use"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("")
+        for status in statuses[:MAX_ROWS]:
+            table.add_row(*_row(status))
+        below = (
+            [] if len(statuses) <= MAX_ROWS else [Text(f"and {len(statuses) - MAX_ROWS} more", style="dim")]
+        )
+        pace = [Text(wording.pace(self._history), style="dim")] if wording.pace(self._history) else []
+        hang = [Text(run.hang, style="bold red")] if run.hang else []
+        return Group(head, *([Text(", ".join(parts))] if parts else []), table, *below, *pace, *hang)
+
+
+def _row(status: RankStatus) -> list[RenderableType]:
+    values = status.values
+    use = values.get("utilization_percent")
+    memory = wording.memory_bytes(status)
+    total = status.device.memory_bytes
+    return [
+        Text(f"{status.rank}", style=rank_color(status.rank)),
+        Text(status.device.label(), no_wrap=True, overflow="ellipsis"),
+        status.state,
+        f"{status.step}",
+        _number(values, "loss"),
+        _number(values, "samples_per_s", ".1f"),
+        _number(values, "lr", ".3g"),
+        f"{memory / _GIB:.1f}/{total / _GIB:.0f} GiB" if memory is not None and total else "",
+        f"{use:.0f} %" if use is not None else "",
+        Text(wording.warning(status), style="bold red"),
+    ]
+
+
+def _number(values: Mapping[str, float], name: str, form: str = ".4g") -> str:
+    return f"{values[name]:{form}}" if name in values else ""
+
+
+def _in_words(event: Event) -> Text:
+    is_bad = event.kind in ("failure", "nonfinite") or event.text == "failed"
+    kind = "" if event.kind in ("note", "state") else f"{event.kind}: "
+    return Text(f"step {event.step}: {kind}{event.text}", style="red" if is_bad else "")
+
+
+def _tables(detail: Mapping[str, Any]) -> list[Table]:
+    """The tables of a recipe's result: dicts of dicts."""
+    found = []
+    for value in detail.values():
+        if not (isinstance(value, Mapping) and value and all(isinstance(v, Mapping) for v in value.values())):
+            continue
+        columns = list(dict.fromkeys(column for row in value.values() for column in row))
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        table.add_column("")
+        for column in columns:
+            table.add_column(column, justify="right")
+        for name, row in value.items():
+            cells = (row.get(column, "") for column in columns)
+            table.add_row(name, *(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells))
+        found.append(table)
+    return found

@@ -1,0 +1,141 @@
+"""What a run is doing, in words and in a few numbers: for the panel, for a line of text, for a screen reader."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nbgpu.protocol.records import FINAL_STATES, RankStatus, RunInfo
+from nbgpu.ui.run.history import History
+
+SILENCE_WORTH_SAYING_S = 3.0
+SILENCE_OF_IMPORTS_S = 60.0
+"""The same before a rank trains: some packages hold the GIL for long while they are loaded."""
+MEMORY_WORTH_SAYING = 0.9
+"""Share of a device's memory from which on the panel warns."""
+
+_RECENT_STEPS = 20
+_PACE_TOLERANCE = 0.05
+"""Ranks whose times differ by less than this share keep the same pace."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is. `eta_s` is None where it cannot be said; epochs are 0 until the data was looked at."""
+
+    step: int
+    total_steps: int
+    epoch: int
+    num_epochs: int
+    samples_per_s: float
+    """Over all ranks; 0 until it is known."""
+    eta_s: float | None
+
+
+def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> Progress:
+    """How far the slowest rank of a run is, and how long the rest will take at the present pace."""
+    step = min((s.step for s in statuses), default=0)
+    rates = [s.values.get("samples_per_s", 0.0) for s in statuses]
+    samples_per_s = sum(rate for rate in rates if math.isfinite(rate))
+    samples_left = (info.total_steps - step) * info.global_batch_size
+    # The pace of the steps says nothing of what comes after the last one.
+    moving = samples_per_s > 0 and samples_left > 0 and state not in FINAL_STATES and state != "paused"
+    return Progress(
+        step=step,
+        total_steps=info.total_steps,
+        epoch=info.epoch_at(max(1, min(step + 1, info.total_steps))).epoch if info.steps_per_epoch else 0,
+        num_epochs=info.epoch_at(max(1, info.total_steps)).epoch if info.steps_per_epoch else 0,
+        samples_per_s=samples_per_s,
+        eta_s=samples_left / samples_per_s if moving else None,
+    )
+
+
+def memory_bytes(status: RankStatus) -> float | None:
+    """What the rank holds of its device: CUDA memory reserved by torch, or the process's resident memory; None before
+    the first sample."""
+    return status.values.get("memory_reserved_bytes", status.values.get("memory_rss_bytes"))
+
+
+def warning(status: RankStatus) -> str:
+    """What a person should know about a rank, in words; empty where all is well.
+
+    A rank that is not heard may sit in C code that holds the GIL, so this never says that it is dead.
+    """
+    before_training = status.state in ("starting", "loading packages")
+    worth_saying_s = SILENCE_OF_IMPORTS_S if before_training else SILENCE_WORTH_SAYING_S
+    if status.state not in FINAL_STATES and status.silent_s >= worth_saying_s:
+        return f"no heartbeat for {status.silent_s:.0f} s"
+    used = memory_bytes(status)
+    share = used / status.device.memory_bytes if used is not None and status.device.memory_bytes else 0.0
+    return f"memory {share:.0%}".replace("%", " %") if share >= MEMORY_WORTH_SAYING else ""
+
+
+def pace(history: History) -> str:
+    """One sentence that names the slowest rank and says by how much; empty until it can be said.
+
+    Under DDP all ranks end a step together, so equal steps can hide a rank that keeps the others waiting. Its own
+    share of the work shows in `compute_s` or `data_s`, where they were measured.
+    """
+    for name, what in (
+        ("compute_s", "spends {more} longer on each step's own work than rank {fast}"),
+        ("data_s", "waits {more} longer for data than rank {fast}"),
+        ("step_s", "takes {more} longer for a step than rank {fast}"),
+    ):
+        by_rank = history.ranks_of(name)
+        if len(by_rank) < 2:
+            continue
+        means = {rank: series.recent_mean(_RECENT_STEPS) for rank, series in by_rank.items()}
+        slow, fast = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
+        step_means = [s.recent_mean(_RECENT_STEPS) for s in history.ranks_of("step_s").values()]
+        reference_s = max([*step_means, means[slow]])
+        difference_s = means[slow] - means[fast]
+        if reference_s > 0 and difference_s / reference_s > _PACE_TOLERANCE:
+            more = f"{duration(difference_s)} ({difference_s / reference_s:.0%} of a step)".replace("%", " %")
+            return f"Rank {slow} is the slowest: it {what.format(more=more, fast=fast)}."
+    if len(history.ranks_of("step_s")) < 2:
+        return ""
+    return f"All ranks keep the same pace: their times differ by less than {_PACE_TOLERANCE:.0%} of a step.".replace(
+        "%", " %"
+    )
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it: '12 ms', '4.2 s', '3 min 20 s', '2 h 5 min'."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest_s = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest_s} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def recent(history: History, num_marks: int = 3) -> list[str]:
+    """The last things that happened, a line each."""
+    return [
+        f"step {mark.step}: {mark.text if mark.kind == 'note' else f'{mark.kind} {mark.text}'}"
+        for mark in history.marks[-num_marks:]
+    ]
+
+
+def summary(info: RunInfo, state: str, statuses: Sequence[RankStatus], history: History) -> str:
+    """One line that says where a run is, for a notebook with no front end and for the saved output."""
+    now = progress(info, state, statuses)
+    parts = [f"{info.recipe}: {state}", f"step {now.step} of {now.total_steps}"]
+    if now.num_epochs > 1:
+        parts.append(f"epoch {now.epoch} of {now.num_epochs}")
+    for name, label in (("loss", "loss"), ("val_loss", "validation loss")):
+        by_rank = history.ranks_of(name)
+        if by_rank:
+            newest = [series.values[-1] for series in by_rank.values()]
+            parts.append(f"{label} {sum(newest) / len(newest):.4g}")
+    num_ranks = info.world_size
+    if now.samples_per_s > 0:
+        parts.append(f"{now.samples_per_s:.3g} samples/s on {num_ranks} rank{'s' if num_ranks > 1 else ''}")
+    if now.eta_s is not None:
+        parts.append(f"{duration(now.eta_s)} left")
+    return ", ".join(parts)

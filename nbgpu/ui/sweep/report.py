@@ -1,0 +1,60 @@
+"""A sweep's page: `report.html` in its folder, which opens with no network."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nbgpu.ui.cell.ansi import to_html
+from nbgpu.ui.run.snapshot import page
+from nbgpu.ui.sweep.rows import columns, rows
+from nbgpu.ui.sweep.view import plotly_figure, table_html
+
+if TYPE_CHECKING:
+    from nbgpu.client.sweeps.sweep import Sweep
+
+_CSS = ".nbgpu-sweep-error { background: rgba(255,0,0,.13); white-space: pre-wrap; }"
+
+
+def write_report(sweep: Sweep) -> Path:
+    """Writes the page; OSError where the folder cannot be written to."""
+    path = sweep.folder / "report.html"
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(report_html(sweep), encoding="utf-8")
+    unfinished.rename(path)
+    return path
+
+
+def report_html(sweep: Sweep) -> str:
+    headline = sweep.describe()
+    table = table_html(columns(sweep), rows(sweep, sweep.ranking()))
+    shared = "".join(
+        f"<tr><td>{html.escape(name)}</td><td>{html.escape(str(value))}</td></tr>"
+        for name, value in sweep.plan.shared.items()
+    )
+    body = [
+        f"<style>{_CSS}</style>",
+        f"<section><h2>Trials, the best first</h2>{table}</section>",
+        f'<section><h2>Curves</h2><div id="charts" role="img" aria-label="{html.escape(headline)}"></div></section>',
+        _failures(sweep),
+        f"<section><h2>Settings that all trials share</h2><table><tbody>{shared}</tbody></table></section>",
+    ]
+    return page(
+        title=f"{sweep.plan.recipe} {sweep.folder.name}",
+        heading=f"{html.escape(sweep.plan.recipe)} <small>{html.escape(sweep.folder.name)}</small>",
+        headline=headline,
+        body="".join(body),
+        figure=plotly_figure(sweep),
+    )
+
+
+def _failures(sweep: Sweep) -> str:
+    """The ranks' own tracebacks."""
+    parts = [
+        f"<p>trial {trial.number} ({html.escape(trial.label)}), rank {f.rank}: {html.escape(f.error_type)}: "
+        f"{html.escape(f.message)}</p><pre>{to_html(f.traceback)}</pre>"
+        for trial in sweep.trials
+        for f in trial.failures()
+    ]
+    return f"<section><h2>Failures</h2>{''.join(parts)}</section>" if parts else ""

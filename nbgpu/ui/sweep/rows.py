@@ -1,0 +1,50 @@
+"""The table of a sweep, cell by cell as text: for a page, a terminal and a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nbgpu.client.sweeps.trial import Trial
+from nbgpu.text.palette import rank_color
+
+if TYPE_CHECKING:
+    from nbgpu.client.sweeps.sweep import Sweep
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trial in the table; every cell is text."""
+
+    number: int
+    color: str
+    cells: Sequence[str]
+    error: str
+    """Why it failed; empty where it did not."""
+    is_best: bool
+
+
+def columns(sweep: Sweep) -> list[str]:
+    """The table's header."""
+    return ["trial", *sweep.plan.varied, "state", "step", "loss", f"best {sweep.plan.config.sort_by}"]
+
+
+def rows(sweep: Sweep, trials: Sequence[Trial]) -> list[Row]:
+    """The table's rows, in the order of `trials`."""
+    best = sweep.best
+    return [_row(trial, trial is best) for trial in trials]
+
+
+def _row(trial: Trial, is_best: bool) -> Row:
+    step, total, loss, best = trial.step, trial.total_steps, trial.loss, trial.best
+    cells = [
+        str(trial.number),
+        *map(str, trial.settings.values()),
+        trial.state,
+        f"{step} of {total}" if total else str(step),
+        "" if loss is None else f"{loss:.4g}",
+        "" if best is None else f"{best[1]:.4g} (step {best[0]})",
+    ]
+    error = "" if trial.error is None else f"{type(trial.error).__name__}: {trial.error}"
+    return Row(trial.number, rank_color(trial.number), cells, error, is_best)

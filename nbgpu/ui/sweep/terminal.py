@@ -1,0 +1,92 @@
+"""A sweep in a terminal: a table that changes while it goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from nbgpu.ui.run.terminal import LINE_PERIOD_S
+from nbgpu.ui.sweep.rows import columns, rows
+
+if TYPE_CHECKING:
+    from nbgpu.client.sweeps.sweep import Sweep
+
+_PERIOD_S = 0.5
+_MAX_ROWS = 20
+"""Of a table that changes: more would not fit on a screen."""
+
+
+def follow(sweep: Sweep, console: Console) -> None:
+    """Shows the trials until the sweep is over. Ctrl-C stops all runs with a checkpoint, a second one leaves at once.
+
+    Where the output is no terminal there is one line every few seconds instead, and the table at the end.
+    """
+    if console.is_terminal:
+        with Live(_view(sweep), console=console, auto_refresh=False, transient=True) as live:
+            _wait(sweep, console, lambda: live.update(_view(sweep), refresh=True))
+    else:
+        _wait(sweep, console, _every(LINE_PERIOD_S, lambda: _print(console, sweep.describe())))
+    console.print(_table(sweep, len(sweep.trials)))
+    for trial in sweep.trials:
+        if trial.error is not None:
+            _print(console, f"\ntrial {trial.number} ({trial.label}) failed:")
+            # As a notebook shows it: the rank's own traceback.
+            console.print(Text.from_ansi("\n".join(trial.error._render_traceback_())))
+    _print(console, f"{sweep.describe()}\n{sweep.folder}")
+
+
+def _wait(sweep: Sweep, console: Console, show: Callable[[], None]) -> None:
+    is_stopping = False
+    while not sweep.over:
+        try:
+            show()
+            time.sleep(_PERIOD_S)
+        except KeyboardInterrupt:
+            if is_stopping:
+                raise
+            is_stopping = True
+            sweep.stop()
+            _print(console, "stopping all runs after the step they are in, with a checkpoint")
+
+
+def _every(period_s: float, show: Callable[[], None]) -> Callable[[], None]:
+    due_s = time.monotonic() + period_s
+
+    def show_when_due() -> None:
+        nonlocal due_s
+        if time.monotonic() >= due_s:
+            due_s += period_s
+            show()
+
+    return show_when_due
+
+
+def _print(console: Console, text: str) -> None:
+    """Prints a line as it is: a path that is cut in two cannot be copied."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _view(sweep: Sweep) -> Group:
+    return Group(_table(sweep, _MAX_ROWS), Text(sweep.describe()))
+
+
+def _table(sweep: Sweep, max_rows: int) -> Table:
+    """Those at work first while there are too many, then the best."""
+    ranking = sweep.ranking()
+    if len(ranking) > max_rows:
+        idle = ("waiting", "finished", "failed", "stopped")
+        ranking = sorted(ranking, key=lambda trial: trial.state in idle)
+    table = Table(*map(escape, columns(sweep)), "error", box=None, header_style="bold", pad_edge=False)
+    for row in rows(sweep, ranking[:max_rows]):
+        style = "bold" if row.is_best else "red" if row.error else None
+        table.add_row(*map(escape, row.cells), escape(row.error.partition("\n")[0]), style=style)
+    if len(ranking) > max_rows:
+        table.add_row(f"and {len(ranking) - max_rows} more")
+    return table

@@ -1,0 +1,176 @@
+"""A sweep as a person sees it: a table of its trials, and a chart with a line for each."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.figure import Figure
+
+from nbgpu.client.sweeps.trial import LOSS, Curve
+from nbgpu.text.palette import RANK_COLORS, rank_color
+from nbgpu.ui.run.charts import GRID_COLOR, TEXT_COLOR, render_svg, smoothed, style_axes
+from nbgpu.ui.sweep.rows import Row, columns, rows
+
+if TYPE_CHECKING:
+    from nbgpu.client.sweeps.sweep import Sweep
+
+MAX_IN_LEGEND = 12
+
+_DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))
+"""matplotlib's and Plotly's names: trials of one colour differ by these."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One trial in the chart."""
+
+    number: int
+    label: str
+    curve: Curve
+    is_best: bool
+
+    @property
+    def color(self) -> str:
+        return rank_color(self.number)
+
+    @property
+    def dash(self) -> tuple[str, str]:
+        return _DASHES[self.number // len(RANK_COLORS) % len(_DASHES)]
+
+
+def chart(sweep: Sweep) -> tuple[str, list[Line]]:
+    """The chart's title and lines: the number that the trials are sorted by, and the loss as long as no trial has it."""
+    sort_by, best = sweep.plan.config.sort_by, sweep.best
+    title = sort_by
+    curves = {trial: trial.curve(sort_by) for trial in sweep.trials}
+    if not any(curve.values for curve in curves.values()):
+        title = f"{LOSS}, smoothed; there is no {sort_by} yet"
+        loss = {trial: trial.curve(LOSS) for trial in sweep.trials}
+        curves = {t: Curve(c.goal, c.steps, smoothed(c.values)) for t, c in loss.items()}
+    return title, [
+        Line(trial.number, f"trial {trial.number}: {trial.label}", curve, trial is best)
+        for trial, curve in curves.items()
+        if curve.values
+    ]
+
+
+def svg(sweep: Sweep) -> str:
+    """The chart as an element of a page; empty where there is nothing to draw."""
+    title, lines = chart(sweep)
+    if not lines:
+        return ""
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    figure.patch.set_alpha(0)
+    axes: Any = figure.add_subplot()
+    for line in lines:
+        axes.plot(
+            line.curve.steps,
+            line.curve.values,
+            line.dash[0],
+            color=line.color,
+            linewidth=2.6 if line.is_best else 1.2,
+            marker="." if len(line.curve.steps) < 30 else None,
+            label=f"trial {line.number}{', the best' if line.is_best else ''}",
+        )
+    style_axes(axes, title)
+    axes.autoscale(axis="y")
+    if len(lines) <= MAX_IN_LEGEND:
+        legend = axes.legend(frameon=False, fontsize=8, ncols=math.ceil(len(lines) / 6))
+        for text in legend.get_texts():
+            text.set_color(TEXT_COLOR)
+    picture = render_svg(figure, title=f"{sweep.folder.name}: {title}")
+    # What stands before the element is for a file of its own.
+    picture = picture[picture.index("<svg") :]
+    return re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', r'<svg \1width="100%"', picture, count=1)
+
+
+def plotly_figure(sweep: Sweep) -> dict[str, Any]:
+    """The chart as Plotly draws it."""
+    title, lines = chart(sweep)
+    axis = {"gridcolor": GRID_COLOR, "zeroline": False, "linecolor": GRID_COLOR, "automargin": True}
+    return {
+        "data": [
+            {
+                "type": "scatter",
+                "mode": "lines+markers" if len(line.curve.steps) < 30 else "lines",
+                "name": line.label,
+                "x": line.curve.steps,
+                "y": [value if math.isfinite(value) else None for value in line.curve.values],
+                "marker": {"size": 5},
+                "line": {"color": line.color, "width": 3 if line.is_best else 1.5, "dash": line.dash[1]},
+            }
+            for line in lines
+        ],
+        "layout": {
+            "height": 460,
+            "autosize": True,
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"color": TEXT_COLOR, "size": 12},
+            "margin": {"l": 60, "r": 20, "t": 40, "b": 45},
+            "title": {"text": title, "x": 0, "font": {"size": 14}},
+            "xaxis": {**axis, "title": {"text": "step"}},
+            "yaxis": axis,
+            "hovermode": "closest",
+        },
+        "config": {"responsive": True, "displaylogo": False},
+    }
+
+
+def page(sweep: Sweep, picture: str) -> str:
+    """The whole view as HTML: a line on where the sweep is, the chart, the table.
+
+    Args:
+        sweep: what is shown.
+        picture: the chart, as `svg` has made it.
+    """
+    trials = sweep.ranking() if sweep.status in ("finished", "stopped", "failed") else sweep.trials
+    drawn = f'<div role="img" aria-label="Chart of the trials">{picture}</div>' if picture else ""
+    return (
+        f'<div class="nbgpu-sweep"><style>{_CSS}</style><p class="nbgpu-sweep-line">{html.escape(sweep.describe())}</p>'
+        f'{drawn}<div class="nbgpu-sweep-rows">{table_html(columns(sweep), rows(sweep, trials))}</div>'
+        f'<p class="nbgpu-sweep-place">{html.escape(str(sweep.folder))}</p></div>'
+    )
+
+
+def table_html(header: Sequence[str], shown: Sequence[Row]) -> str:
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in header)
+    body = []
+    for row in shown:
+        number, *others = (html.escape(cell) for cell in row.cells)
+        chip = f'<span style="color:{row.color}" aria-hidden="true">■</span> '
+        best = " (best)" if row.is_best else ""
+        cells = "".join(f"<td>{cell}</td>" for cell in others)
+        body.append(f'<tr><th scope="row">{chip}{number}{best}</th>{cells}</tr>')
+        if row.error:
+            body.append(
+                f'<tr><td></td><td class="nbgpu-sweep-error" colspan="{len(header) - 1}">{html.escape(row.error)}</td></tr>'
+            )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def text(sweep: Sweep) -> str:
+    """The same as plain text."""
+    shown = rows(sweep, sweep.ranking())
+    lines = [columns(sweep), *(row.cells for row in shown)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    table = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+    errors = [f"trial {row.number}: {row.error}" for row in shown if row.error]
+    return "\n".join([sweep.describe(), *table, *errors, str(sweep.folder)])
+
+
+_CSS = """
+.nbgpu-sweep { font-size: 13px; }
+.nbgpu-sweep .nbgpu-sweep-line { font-weight: 600; margin: 0 0 6px; }
+.nbgpu-sweep .nbgpu-sweep-rows { max-height: 420px; overflow: auto; }
+.nbgpu-sweep table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+.nbgpu-sweep th, .nbgpu-sweep td { text-align: left; padding: 3px 14px 3px 0; border-bottom: 1px solid rgba(128,128,128,.3); }
+.nbgpu-sweep tbody th { font-weight: normal; }
+.nbgpu-sweep .nbgpu-sweep-error { background: rgba(255,0,0,.13); white-space: pre-wrap; }
+.nbgpu-sweep .nbgpu-sweep-place { color: #7b7b7b; margin: 6px 0 0; }
+""".strip()
