@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +91,14 @@ def test_folders_that_a_cluster_left_are_told(monkeypatch: pytest.MonkeyPatch, t
     assert [f.verdict for f in doctor._leftovers()] == ["ok"]
     (tmp_path / "nbgpu-0123456789ab" / "profile").mkdir(parents=True)
     assert [f.verdict for f in doctor._leftovers()] == ["ok", "warn"]
+
+
+def test_a_library_newer_than_those_that_were_tried_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "7.99.0" if name == "ipykernel" else version(name))
+    (newer,) = [finding for finding in doctor._versions() if "newer" in finding.told]
+    assert newer.verdict == "warn"
+    assert newer.told.startswith("ipykernel 7.99.0 is newer than nbgpu was tried with, ")
 
 
 def test_a_report_tells_neither_home_nor_user(monkeypatch: pytest.MonkeyPatch) -> None:

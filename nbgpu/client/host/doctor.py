@@ -22,6 +22,7 @@ from nbgpu.client.host import gpu_checks, host_checks, probes, registry
 from nbgpu.client.host.findings import Finding, Verdict, fail, ok, warn
 from nbgpu.errors import ClusterError
 from nbgpu.machine import devices
+from nbgpu.machine.tried_versions import newer_than_tried
 
 _EXIT_CODES: dict[Verdict, int] = {"ok": 0, "warn": 0, "fail": 1}
 _PANELS_DURING_A_CELL = (7, 1)
@@ -76,6 +77,12 @@ def _versions() -> Iterator[Finding]:
     yield ok("packages", ", ".join(told))
     if wrong:
         yield fail("packages", "; ".join(wrong), "pip install --upgrade nbgpu")
+    for name, installed, tried in newer_than_tried():
+        yield warn(
+            "packages",
+            f"{name} {installed} is newer than nbgpu was tried with, {tried}",
+            f"nothing as long as cells and runs are as ever; else pip install '{name}=={tried}.*'",
+        )
     ipykernel = metadata.version("ipykernel")
     if tuple(int(part) for part in ipykernel.split(".")[:2]) < _PANELS_DURING_A_CELL:
         yield warn(
