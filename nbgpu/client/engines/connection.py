@@ -26,6 +26,7 @@ from tornado.ioloop import IOLoop
 from tornado.platform.asyncio import AsyncIOLoop
 
 from nbgpu.client.engines.cell_socket import CellSocket
+from nbgpu.protocol.plain_cells import are_plain
 from nbgpu.protocol.records import CellOptions, CellOutputs, Remains
 
 _POLL_PERIOD_S = 0.1
@@ -233,7 +234,8 @@ class Client(ipp.Client):  # type: ignore[misc]
             By rank, what will hold its end.
         """
         # What was sent before by ipyparallel's thread, and is still on its way, must not be overtaken.
-        socket = self._socket_of_this_loop() if is_awaited and not self.outstanding else None
+        takes_own_way = is_awaited and not self.outstanding and not are_plain()
+        socket = self._socket_of_this_loop() if takes_own_way else None
         metadata = {CellOptions.METADATA: asdict(options)}
         idents, _ = self._build_targets(list(engines.values()))
         answers = {}

@@ -16,6 +16,7 @@ from typing import Any
 
 from ipykernel.iostream import OutStream
 
+from nbgpu.protocol.plain_cells import are_plain
 from nbgpu.protocol.streams import flush_only_what_was_written
 
 _SLEEP = "_execute_sleep"
@@ -26,7 +27,7 @@ _give_back: list[Callable[[], None]] = []
 
 def arrange(shell: Any) -> None:
     """Called by a cell that is about to go to the ranks; holds until another cell begins."""
-    if _give_back:
+    if _give_back or are_plain():
         return
     kernel = shell.kernel
     sleep_s = getattr(kernel, _SLEEP, None)

@@ -15,6 +15,7 @@ from typing import Any
 from nbgpu.client.cells.cell import DistributedCell
 from nbgpu.errors import NbgpuError
 from nbgpu.machine.signals import Note, noted
+from nbgpu.protocol.plain_cells import are_plain
 
 _log = logging.getLogger("nbgpu.cluster")
 
@@ -113,7 +114,7 @@ def install(
     do_execute = kernel.do_execute
 
     async def send_and_execute(code: str, silent: bool, *args: Any, **options: Any) -> Mapping[str, Any]:
-        if magic in code and not silent:
+        if magic in code and not silent and not are_plain():
             # Before ipykernel waits for the cell, which hears of interrupts then, and after that, one would be raised in the
             # kernel's own loop, and the notebook would get no answer.
             with noted() as interrupt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nbgpu.engine.ipykernel import awaiting
+from nbgpu.protocol.plain_cells import are_plain
 
 
 def answer_cells(kernel: Any) -> None:
@@ -14,21 +15,28 @@ def answer_cells(kernel: Any) -> None:
     awaited, and then once more to run it, and it looks up parameters that never change. IPython asks that again.
     """
     shell = kernel.shell
+    by_ipykernel = kernel.do_execute
     should_run_async = shell.should_run_async
-    shell.should_run_async = lambda raw_cell, **options: (
-        awaiting.may_await(options.get("transformed_cell") or raw_cell)
-        and should_run_async(raw_cell, **options)
-    )
+    if not are_plain():
+        shell.should_run_async = lambda raw_cell, **options: (
+            awaiting.may_await(options.get("transformed_cell") or raw_cell)
+            and should_run_async(raw_cell, **options)
+        )
 
     async def do_execute(
         code: str,
         silent: bool,
         store_history: bool = True,
         user_expressions: dict[str, str] | None = None,
-        *_: Any,
-        **__: Any,
+        *rest: Any,
+        **options: Any,
     ) -> dict[str, Any]:
         if (result := await awaiting.run(shell, code, silent, store_history)) is None:
+            if are_plain():
+                plain: dict[str, Any] = await by_ipykernel(
+                    code, silent, store_history, user_expressions, *rest, **options
+                )
+                return plain
             result = shell.run_cell(code, store_history=store_history, silent=silent)
         # Of ipykernel from 7.3 on: the value of the last expression could not be shown.
         failed_in_showing = getattr(shell, "_last_traceback_during_displayhook", False)

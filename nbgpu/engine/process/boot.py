@@ -25,6 +25,7 @@ from nbgpu.machine.devices import is_part
 from nbgpu.machine.lifetime import Vigil
 from nbgpu.machine.transports import NCCL_SAFE, SINGLE
 from nbgpu.machine.unix_sockets import MAX_PATH_BYTES, short_path
+from nbgpu.protocol.plain_cells import are_plain
 from nbgpu.protocol.records import Device, GivenUp, engine_name
 
 if TYPE_CHECKING:
@@ -303,7 +304,8 @@ def _take(seat: Seat) -> Seat:
     # After a cell that failed, ipykernel drops what comes before it has come to rest. The client sends the call that
     # forms the group anew, and the next cell, as soon as it has the answer. (A private name, from 6.29 to 7.4.)
     shell.kernel._abort_queues = lambda *_: None  # type: ignore[attr-defined]
-    publishing.say_only_what_is_heard(shell.kernel)  # type: ignore[attr-defined]
+    if not are_plain():
+        publishing.say_only_what_is_heard(shell.kernel)  # type: ignore[attr-defined]
     remains.clear_before_each_request(shell.kernel)  # type: ignore[attr-defined]
     bars.keep_in_order_with_lines(shell)
     memory.watch_cells(shell, seat.rank, torch.device(seat.device))

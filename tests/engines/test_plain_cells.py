@@ -1,0 +1,75 @@
+"""NBGPU_PLAIN_CELLS=1: cells do the same without what makes them quick."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kernel import kernel
+
+TESTS = Path(__file__).resolve().parents[1]
+
+ON_THE_RANKS = """%%distributed --ranks 0
+import sys
+own = get_ipython().kernel
+print('_publish_status' in vars(own), 'flush' in vars(sys.stdout), 'should_run_async' in vars(get_ipython()))"""
+
+IN_THE_NOTEBOOK = """
+import sys
+from nbgpu.client.notebook import head_start
+sent_ahead, sockets = [], nbgpu.current().ranks._client._cell_sockets
+begin = head_start._Begun.__init__
+def note(self, *args):
+    sent_ahead.append(args)
+    begin(self, *args)
+head_start._Begun.__init__ = note
+"""
+
+
+@pytest.mark.parametrize("switch", ["", "1"])
+def test_the_switch_leaves_all_of_it_out(switch: str) -> None:
+    is_quick = not switch
+    with kernel(environment={"NBGPU_PLAIN_CELLS": switch}) as notebook:
+        notebook.run("import nbgpu\n%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2")
+        assert notebook.run(IN_THE_NOTEBOOK).status == "ok"
+        assert notebook.run(ON_THE_RANKS).stdout == f"[0] {is_quick} {is_quick} {is_quick}\n"
+        told = notebook.run("print(len(sent_ahead), len(sockets))").stdout
+        assert told == ("1 1\n" if is_quick else "0 0\n")
+        notebook.run("%nbgpu stop")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "file",
+    [
+        "engines/test_cells.py",
+        "engines/test_output.py",
+        "engines/test_await.py",
+        "engines/test_magics_around.py",
+        "engines/test_questions.py",
+        "faults/test_interrupts.py",
+    ],
+)
+def test_the_tests_of_cells_pass_with_it(file: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"--basetemp={tmp_path / 'inner'}",
+            file,
+        ],
+        cwd=TESTS,
+        env={**os.environ, "NBGPU_PLAIN_CELLS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
