@@ -21,6 +21,7 @@ from nbgpu.config import ClusterConfig, TrainConfig, read_tables, settings_of, t
 from nbgpu.config.settings import Settings
 from nbgpu.errors import ConfigError
 from nbgpu.machine import extras
+from nbgpu.machine.files import write_whole
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import Device
 
@@ -118,9 +119,7 @@ class Plan:
             "vary": varied,
             "trials": [{name: _as_toml(v) for name, v in trial.items()} for trial in self.trials],
         }
-        unfinished = folder / f"{FILE}.tmp"
-        unfinished.write_text(tomli_w.dumps(tables))
-        unfinished.rename(folder / FILE)
+        write_whole(folder / FILE, tomli_w.dumps(tables))
 
     @classmethod
     def read(cls, folder: Path, **overrides: Any) -> Plan:

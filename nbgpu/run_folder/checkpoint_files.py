@@ -23,6 +23,7 @@ from typing import Any
 import safetensors
 
 from nbgpu.errors import RunError
+from nbgpu.machine.files import write_whole
 
 MODEL, OPTIMIZER, AVERAGE, DISCRIMINATOR, STATE, MANIFEST = (
     "model.safetensors",
@@ -203,12 +204,7 @@ def best(run_folder: Path) -> Best | None:
 def point_to_best(run_folder: Path, checkpoint: Path, score: Score) -> None:
     """Writes `best.json`, whole or not at all. The path in it is relative: runs may be moved together."""
     fields = {"checkpoint": os.path.relpath(checkpoint, run_folder), **asdict(score)}
-    unfinished = run_folder / (BEST + UNFINISHED)
-    with unfinished.open("w") as file:
-        file.write(json.dumps(fields, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.rename(run_folder / BEST)
+    write_whole(run_folder / BEST, json.dumps(fields, indent=2) + "\n", outlasts_power_cut=True)
 
 
 def state(checkpoint: Path) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from nbgpu.config import ClusterConfig, TrainConfig, own_file, write_toml
 from nbgpu.errors import ConfigError, RunError
 from nbgpu.machine import extras
 from nbgpu.machine.devices import inventory
+from nbgpu.machine.files import write_whole
 from nbgpu.protocol.records import FINAL_STATES, RankFailure, RunInfo, RunState
 from nbgpu.run_folder import lines, resume
 
@@ -134,9 +135,7 @@ def leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | Non
         path.unlink(missing_ok=True)
         return
     told = {"failure": asdict(outcome)} if isinstance(outcome, RankFailure) else {"state": outcome}
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(told))
-    unfinished.rename(path)
+    write_whole(path, json.dumps(told))
 
 
 def outcome(folder: Path, rank: int) -> RunState | RankFailure | None:

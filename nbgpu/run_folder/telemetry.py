@@ -25,6 +25,7 @@ from typing import Any, cast, get_args
 import zmq
 
 from nbgpu.errors import RunError
+from nbgpu.machine.files import write_whole
 from nbgpu.protocol.bounds import MAX_NUMBER, is_time
 from nbgpu.protocol.records import (
     DAMAGE,
@@ -125,11 +126,8 @@ class Recorder:
         port = self._socket.bind_to_random_port("tcp://127.0.0.1")
         endpoint = {"address": f"tcp://127.0.0.1:{port}", "public_key": public_key.decode()}
         path = _endpoint_path(folder, rank)
-        unfinished = path.with_suffix(".tmp")
         try:
-            unfinished.touch(mode=0o600)
-            unfinished.write_text(json.dumps(endpoint))
-            unfinished.rename(path)
+            write_whole(path, json.dumps(endpoint), mode=0o600)
         except OSError as error:
             # Whoever reads finds the records in the file, and later.
             self.event("note", f"{path} cannot be written, so that curves come late: {error.strerror}")

@@ -491,11 +491,11 @@ def test_the_command_reports_a_damaged_run_without_a_traceback(tmp_path: Path) -
     assert (done.returncode, done.stdout) == (0, f"{folder / 'report.html'}\n")
     assert done.stderr.startswith(f"line 6 of {folder / 'rank0.jsonl'} is not what nbgpu writes")
     (folder / "report.html").unlink()
-    (folder / "report.tmp").mkdir()
+    (folder / "report.html").mkdir()
     done = _nbgpu("report", str(folder), cwd=tmp_path)
     assert done.returncode == 1
     assert "RunError: " in done.stderr
-    assert "report.tmp: Is a directory" in done.stderr
+    assert "report.html: Is a directory" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -28,6 +28,7 @@ from traitlets.log import get_logger
 from nbgpu.client.engines.connection import Client
 from nbgpu.errors import ClusterError
 from nbgpu.machine import interpreter, processes
+from nbgpu.machine.files import write_whole
 from nbgpu.machine.processes import ProcessId
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.machine.unix_sockets import short_path
@@ -167,9 +168,7 @@ class Processes:
         (nursery,) = self._cluster.engines.values()
         self._cluster.start_controller_sync()
         controller = self._cluster.controller
-        unfinished = self.folder / f"{CONTROLLER_PID}.tmp"
-        unfinished.write_text(str(controller.pid))
-        unfinished.rename(self.folder / CONTROLLER_PID)
+        write_whole(self.folder / CONTROLLER_PID, str(controller.pid))
         self._launchers = {"engines' parent": nursery, "controller": controller}
         for name, launcher in self._launchers.items():
             try:

@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nbgpu.client.engines.seating import Seating
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, NoClusterError
+from nbgpu.machine.files import write_whole
 from nbgpu.machine.processes import ProcessId
 from nbgpu.machine.transports import Climb
 from nbgpu.protocol.records import Device
@@ -358,12 +359,7 @@ def _parsed(text: bytes) -> AnyEntry:
 
 
 def _write(entry: Entry) -> None:
-    path = _path(entry)
-    unfinished = path.with_name(f"{entry.id}.{secrets.token_hex(4)}.tmp")
-    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(entry.model_dump_json())
-    unfinished.rename(path)
+    write_whole(_path(entry), entry.model_dump_json(), mode=0o600)
 
 
 def _path(entry: Footprint) -> Path:

@@ -24,6 +24,7 @@ from nbgpu.client.sweeps.trial import Trial
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError, NbgpuError, RunError
 from nbgpu.machine import devices
+from nbgpu.machine.files import write_whole
 from nbgpu.planning import trials
 from nbgpu.protocol.records import Device
 from nbgpu.run_folder import resume
@@ -277,11 +278,9 @@ class Sweep:
 
     def _leave_table(self) -> None:
         """Writes the table as it is now, so that it is there whatever happens next."""
-        unfinished = self.folder / f"{TABLE}.tmp"
         try:
             with self._table_lock:
-                self.table().to_csv(unfinished, index=False)
-                unfinished.rename(self.folder / TABLE)
+                write_whole(self.folder / TABLE, self.table().to_csv(index=False))
         except Exception as error:  # noqa: BLE001
             # The trials count for more than a table of them, which can be made at any time.
             known = isinstance(error, OSError)

@@ -15,6 +15,7 @@ from pathlib import Path
 from torch._C import _distributed_c10d
 
 from nbgpu.errors import NbgpuError
+from nbgpu.machine.files import write_whole
 from nbgpu.run_folder import folder as runs
 
 _log = logging.getLogger("nbgpu.run")
@@ -46,9 +47,7 @@ def kept_in(folder: Path, rank: int) -> Iterator[None]:
         if dump is not None:  # torch before 2.9 has none without NCCL
             # In place of the failure nobody wants to read that this could not be written.
             with runs.telling_what_is_not_written(_log.warning):
-                unfinished = path(folder, rank).with_suffix(".tmp")
-                unfinished.write_bytes(dump())
-                unfinished.rename(path(folder, rank))
+                write_whole(path(folder, rank), dump())
         raise
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.group.group import Membership
+from nbgpu.machine.files import write_whole
 from nbgpu.protocol.records import Device, RunInfo
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import resume
@@ -55,6 +56,4 @@ def write(
         data=tuple(data),
         epochs_from=(*sections, (*began, steps_per_epoch)),
     )
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(info.to_json(), indent=2) + "\n")
-    unfinished.rename(path)
+    write_whole(path, json.dumps(info.to_json(), indent=2) + "\n")

@@ -28,6 +28,7 @@ import psutil
 
 from nbgpu.engine.process import boot
 from nbgpu.machine import descendants
+from nbgpu.machine.files import write_whole
 from nbgpu.machine.lifetime import Vigil
 from nbgpu.machine.unix_sockets import short_path
 from nbgpu.protocol.records import CLUSTER_FOLDER, CONTROLLER_PID, TAKEN
@@ -142,9 +143,7 @@ class Nursery:
         self._orphans = self._orphans or descendants.Ending(_ORPHANS_GRACE_S)
         # Only a parent is told how a process ended; the client reads it here, and never half of it.
         with suppress(FileNotFoundError):
-            written = self._folder / f"ending-{pid}"
-            written.write_text(str(os.waitstatus_to_exitcode(status)))
-            written.rename(self._folder / f"ended-{pid}")
+            write_whole(self._folder / f"ended-{pid}", str(os.waitstatus_to_exitcode(status)))
 
     def _answer(self, request: socket.socket) -> None:
         try:

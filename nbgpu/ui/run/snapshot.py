@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from nbgpu.config import TrainConfig
 from nbgpu.errors import RunError
+from nbgpu.machine.files import write_whole
 from nbgpu.protocol.records import (
     FINAL_STATES,
     PROFILE_PARTS,
@@ -96,10 +97,7 @@ def write_report(run: Told) -> Path:
         OSError: the folder cannot be written to.
     """
     path = run.folder / "report.html"
-    unfinished = path.with_suffix(".tmp")
-    # A path in an error's message may hold bytes that are no UTF-8.
-    unfinished.write_text(report_html(run), encoding="utf-8", errors="backslashreplace")
-    unfinished.rename(path)
+    write_whole(path, report_html(run))
     return path
 
 

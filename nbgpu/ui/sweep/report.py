@@ -6,6 +6,7 @@ import html
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nbgpu.machine.files import write_whole
 from nbgpu.ui.cell.ansi import to_html
 from nbgpu.ui.run.snapshot import page
 from nbgpu.ui.sweep.rows import columns, rows
@@ -20,9 +21,7 @@ _CSS = ".nbgpu-sweep-error { background: rgba(255,0,0,.13); white-space: pre-wra
 def write_report(sweep: Sweep) -> Path:
     """Writes the page; OSError where the folder cannot be written to."""
     path = sweep.folder / "report.html"
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(report_html(sweep), encoding="utf-8")
-    unfinished.rename(path)
+    write_whole(path, report_html(sweep))
     return path
 
 
