@@ -60,8 +60,9 @@ bench-peers: $(FOR_PEERS) ## measure against other notebook tools, in an environ
 bench-mcrpy: $(FOR_MCRPY) ## measure microstructures against MCRpy, which takes 2 GB in an environment of its own
 	@$(RUN) tests/bench mcrpy
 
-docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md anew from the settings
+docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md from the settings, and draw docs/map.svg from the sources
 	@$(RUN) docs/generate.py
+	@$(RUN) docs/generate_map.py
 
 faults: $(FOR_DEVELOPMENT) ## bring every fault about, and write what was measured to docs/faults.md
 	@rm -f tests/_artifacts/faults.json

@@ -1,4 +1,4 @@
-"""What shows runs and cells to a person: controls, live panels, the curves that stay, and the report."""
+"""What shows runs, sweeps and cells to a person, and the controls."""
 
 from __future__ import annotations
 
