@@ -26,7 +26,7 @@ WITH_COMMANDS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test quality test-oldest lint bench bench-peers bench-mcrpy docs faults soak clean
+.PHONY: help demo lab test test-long quality test-oldest lint bench bench-peers bench-mcrpy docs faults soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## (.*)/make \1\t\2/' | expand -t 18
@@ -37,8 +37,11 @@ demo: $(FOR_USE) ## run the first notebook on all GPUs, or on two CPU ranks; lea
 lab: $(FOR_USE) ## open the first notebook in JupyterLab
 	@$(WITH_COMMANDS) $(RUN) -m jupyter lab $(AS_ROOT) $(NOTEBOOK)
 
-test: $(FOR_DEVELOPMENT) ## run every check and test: Python, front end, browser
+test: $(FOR_DEVELOPMENT) ## run every check, and the tests of Python, front end and browser that do not take long
 	@bash tests/all.sh
+
+test-long: $(FOR_DEVELOPMENT) ## run the tests that take long; three quarters of an hour or so on two cores
+	@bash tests/all.sh long
 
 quality: $(FOR_DEVELOPMENT) ## train every recipe in full with three seeds, and hold what it learns to a floor; twenty minutes or so
 	@$(RUN) -m pytest -m quality --timeout=1200 --durations=0

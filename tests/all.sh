@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Every check and test there is. Goes on past a failure, and closes with one line for each part.
+# Every check, and the tests: all.sh those that take a quarter of an hour together, all.sh long the others.
+# Goes on past a failure, and closes with one line for each part.
 #
 # A part that needs what this machine lacks is skipped with the reason; with CI=true that is a failure, so
 # that CI never passes on tests that it did not run.
@@ -7,6 +8,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 bin=.venv/bin
+chosen=$([ "${1:-}" = long ] && echo "long and not quality" || echo "not long and not quality")
 summary=()
 failed=0
 
@@ -54,21 +56,23 @@ built_front_end() (
 # Each run says where its time went. What failed beside others is tried once more alone: a failure that does not come
 # again is shown with its reason, and is to be mended, but does not hide what all the other tests say.
 python_tests() {
-    "$bin/python" -m pytest -m "not quality" -n logical --maxprocesses 4 --dist loadfile \
+    "$bin/python" -m pytest -m "$chosen" -n logical --maxprocesses 4 --dist loadfile \
         --durations=40 --durations-min=2 && return
     [ $? -eq 1 ] || return 1
     printf '\n--- what failed above, alone\n'
-    "$bin/python" -m pytest -m "not quality" --last-failed --last-failed-no-failures none
+    "$bin/python" -m pytest -m "$chosen" --last-failed --last-failed-no-failures none
 }
 
-part "style" "$bin/ruff" check .
-part "format" "$bin/ruff" format --check .
-part "types" "$bin/mypy"
-if command -v npm >/dev/null && command -v node >/dev/null; then
-    part "front end" front_end
-    part "front end, as committed" built_front_end
-else
-    skip "front end" "there is no node or npm here (apt-get install nodejs npm)"
+if [ "${1:-}" != long ]; then
+    part "style" "$bin/ruff" check .
+    part "format" "$bin/ruff" format --check .
+    part "types" "$bin/mypy"
+    if command -v npm >/dev/null && command -v node >/dev/null; then
+        part "front end" front_end
+        part "front end, as committed" built_front_end
+    else
+        skip "front end" "there is no node or npm here (apt-get install nodejs npm)"
+    fi
 fi
 if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null && ! command -v google-chrome >/dev/null; then
     skip "browser tests" "there is no Chromium here (apt-get install chromium)"

@@ -149,6 +149,7 @@ def test_real_volumes_of_different_size_go_together(shared_data: Path) -> None:
     loaders.close()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_bad_volume_ends_the_run_on_every_rank_by_name(
@@ -312,6 +313,7 @@ def trained(cluster: nbgpu.Cluster, folder: Path, **values: Any) -> tuple[dict[s
     return dict(result["table"]), on_the_way
 
 
+@pytest.mark.long
 def test_it_learns_from_the_beginning_on(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     table, on_the_way = trained(cluster2, tmp_path, steps=120, val_every=40)
     assert len(on_the_way) == 3
@@ -321,6 +323,7 @@ def test_it_learns_from_the_beginning_on(cluster2: nbgpu.Cluster, tmp_path: Path
     assert table["autoencoder"]["psnr_db"] == pytest.approx(on_the_way[-1], abs=0.01)
 
 
+@pytest.mark.long
 def test_it_learns_against_a_discriminator_too(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     contest = {"adversarial_weight": 0.01, "adversarial_after": 40}
     table, on_the_way = trained(cluster2, tmp_path, steps=120, val_every=40, **contest)

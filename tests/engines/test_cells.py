@@ -153,6 +153,7 @@ def test_without_a_cluster_the_cell_says_how_to_start_one() -> None:
         assert notebook.run("import sys; 'torch' in sys.modules").value == "False"
 
 
+@pytest.mark.long
 def test_a_cell_does_not_overtake_what_was_sent_before_it(notebook: Kernel) -> None:
     long = "nbgpu.current().submit(f'order = [1]; long = {20_000_000 * \"x\"!r}')"
     short = "await nbgpu.run_cell('', 'order.append(2)')"

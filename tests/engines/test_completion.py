@@ -206,6 +206,7 @@ def test_ranks_that_are_busy_are_not_waited_for(notebook: Kernel) -> None:
     assert "shape" in matches(notebook, "%%distributed\nx.sh")
 
 
+@pytest.mark.long
 def test_where_no_rank_can_answer() -> None:
     with kernel() as notebook:
         notebook.run("%load_ext nbgpu\nimport nbgpu\nhere = 1")

@@ -33,6 +33,7 @@ def _refused(done: subprocess.CompletedProcess[str], *wrong: str) -> None:
     assert "CPU ranks" not in done.stdout
 
 
+@pytest.mark.long
 def test_rows_of_a_table(tmp_path: Path) -> None:
     for index in range(4):
         image = nibabel.Nifti1Image(np.random.default_rng(index).normal(size=(8, 8, 8)), np.eye(4))
@@ -43,6 +44,7 @@ def test_rows_of_a_table(tmp_path: Path) -> None:
     _refused(done, "time is -4", "gone.nii.gz: there is no such file", "event is 'perhaps'")
 
 
+@pytest.mark.long
 def test_files_of_a_folder(tmp_path: Path) -> None:
     for case in ("a", "b"):
         (tmp_path / "brats" / case).mkdir(parents=True)
@@ -55,6 +57,7 @@ def test_files_of_a_folder(tmp_path: Path) -> None:
     _refused(_train(tmp_path, "diffusion", "--data", "brats"), "a-t2f.nii.gz", "has no t1c")
 
 
+@pytest.mark.long
 def test_a_missing_microstructure(tmp_path: Path) -> None:
     _refused(_train(tmp_path, "microstructure", "--data", "gone.npy"), "gone.npy")
 
@@ -66,6 +69,7 @@ def _volumes(folder: Path, count: int) -> None:
         nibabel.save(nibabel.Nifti1Image(image, np.eye(4)), folder / f"{index}.nii.gz")
 
 
+@pytest.mark.long
 def test_what_only_voxels_tell(tmp_path: Path) -> None:
     _volumes(tmp_path / "volumes", 4)
     for index, value in ((1, np.nan), (3, 7)):
@@ -84,6 +88,7 @@ def test_what_only_voxels_tell(tmp_path: Path) -> None:
     assert "0.nii.gz" not in done.stderr
 
 
+@pytest.mark.long
 def test_labels_and_empty_modalities(tmp_path: Path) -> None:
     for case in "ab":
         (tmp_path / "brats" / case).mkdir(parents=True)
@@ -100,6 +105,7 @@ def test_labels_and_empty_modalities(tmp_path: Path) -> None:
     _refused(done, "a-t2w.nii.gz: is empty", "b-seg.nii.gz: has the label(s) 9")
 
 
+@pytest.mark.long
 def test_good_files_are_read_to_their_end_once(tmp_path: Path) -> None:
     _volumes(tmp_path / "volumes", 2)
     config = train_config("autoencoder", data=str(tmp_path / "volumes"), patch_size=16)

@@ -37,6 +37,7 @@ def on_each(ranks: nbgpu.Cluster, code: str) -> dict[int, Any]:
     return ranks.pull("found", ranks="all")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "settings",
@@ -105,6 +106,7 @@ def wait_until_gone(processes: list[psutil.Process]) -> None:
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_run_ends_its_workers_and_is_ended_by_one_that_is_killed(
     ranks: nbgpu.Cluster, tmp_path: Path

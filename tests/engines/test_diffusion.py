@@ -32,6 +32,7 @@ def _train(cluster: nbgpu.Cluster, tmp_path: Path, **settings: Any) -> tuple[dic
     return dict(result), Path(run.folder)
 
 
+@pytest.mark.long
 def test_a_short_run_beats_both_baselines_and_ranks_share_its_cases(
     cluster2: nbgpu.Cluster, tmp_path: Path
 ) -> None:

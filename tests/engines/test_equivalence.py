@@ -121,6 +121,7 @@ def test_one_rank_needs_no_group(on_one_rank: dict[str, list[float]], strategy: 
     assert on_one_rank[strategy] == pytest.approx(on_one_rank["group"], rel=0, abs=1e-10)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_other_ranks_and_strategies_as_if_it_were_one(tmp_path: Path) -> None:
     """2 ranks with ddp, with fsdp, with ddp; 1 rank alone; 2 ranks with fsdp: 4 steps each."""
     common = {"schedule": "constant", "warmup_steps": 0, "ema_decay": 0.8}
@@ -195,6 +196,7 @@ def test_a_discriminator_counts_from_its_first_step_on(on_one_rank: dict[str, li
     assert on_one_rank["contest"][2:] != on_one_rank["clipped by value"][2:]
 
 
+@pytest.mark.long
 def test_a_compiled_model_loses_the_same(on_one_rank: dict[str, list[float]], tmp_path: Path) -> None:
     runs = {"compiled": ({"batch_size": 8, "compile": True}, "group")}
     losses = _losses(1, runs, TMPDIR=str(tmp_path), TORCHINDUCTOR_CACHE_DIR=str(tmp_path))

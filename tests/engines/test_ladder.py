@@ -48,6 +48,7 @@ def test_an_interface_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPat
     assert not cluster.running
 
 
+@pytest.mark.long
 def test_down_to_a_rank_alone_and_up_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     interface_that_goes(monkeypatch)
     cluster = nbgpu.Cluster(gpus="none", ranks=2, memory_limit="4GiB")
@@ -78,6 +79,7 @@ def test_a_backend_that_is_named_is_taken_at_its_word(monkeypatch: pytest.Monkey
     assert not cluster.running
 
 
+@pytest.mark.long
 @pytest.mark.skipif(dist.is_nccl_available(), reason="this torch has NCCL, which CPU ranks would not use")
 def test_two_ways_that_fail_and_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engines of a way that failed are gone: what it left in them is nobody's concern."""

@@ -83,6 +83,7 @@ def test_ranks_share_a_process_window(cluster2: nbgpu.Cluster) -> None:
     assert told == {(focus, dose) for focus in (0.0, 100.0) for dose in (0.9, 1.0, 1.1)}
 
 
+@pytest.mark.long
 def test_a_survey_on_two_ranks_writes_what_one_writes(tmp_path: Path) -> None:
     asked = ["--size", "32", "--source-cells", "7", "--mask", "8", "--doses", "0.9", "1.0", "1.1"]
     asked += ["--defocuses-nm", "-80", "0", "80", "--out"]
@@ -116,6 +117,7 @@ def _train(cluster: nbgpu.Cluster, tmp_path: Path, **settings: Any) -> dict[str,
     return dict(result)
 
 
+@pytest.mark.long
 def test_a_short_run_beats_the_blur(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     result = _train(cluster2, tmp_path, num_masks=96, size=32, steps=120, val_every=60, kernel_nm=475)
     network, blur = result["table"].values()

@@ -238,6 +238,7 @@ def test_autoreload_loads_what_was_edited_before_it_was_switched_on(notebook: Ke
     notebook.run("%nbgpu autoreload off")
 
 
+@pytest.mark.long
 def test_without_imports_sync_says_so() -> None:
     with kernel() as notebook:
         notebook.run("%load_ext nbgpu\n%nbgpu start --gpus none --ranks 1")

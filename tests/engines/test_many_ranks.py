@@ -12,7 +12,7 @@ import pytest
 
 import nbgpu
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 NUM_RANKS = 16
 TOTAL = "total = torch.ones(1); dist.all_reduce(total); print(int(total), kept)"

@@ -108,6 +108,7 @@ def _wait_for_steps(run: Run, num_steps: int) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_a_run_finds_what_one_process_finds_and_leaves_files(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     settings = _settings(
         tmp_path, steps=40, multigrid_reconstruction=True, val_every=20, best_metric="s2_error"

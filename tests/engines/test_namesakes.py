@@ -38,6 +38,7 @@ def beside_namesakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kerne
             started.run("%nbgpu stop")
 
 
+@pytest.mark.long
 @row(
     "beside the notebook are files named like the modules of the standard library: random.py, logging.py, queue.py, ...",
     "the cluster starts and trains, also a recipe in that folder, with worker processes",
@@ -79,6 +80,7 @@ def test_the_hidden_file_is_named(beside_namesakes: Kernel, use: str) -> None:
     assert Path(hidden.splitlines()[0]).parent.name.startswith("namesakes")
 
 
+@pytest.mark.long
 def test_the_last_words_of_a_parent_that_ends_at_once(tmp_path: Path) -> None:
     """ipyparallel would take its log away as soon as the kernel's event loop turns."""
     (tmp_path / "dataclasses.py").write_text("raise RuntimeError('the last words')")

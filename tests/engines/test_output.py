@@ -130,6 +130,7 @@ def slow_lines(notebook: Kernel, num_lines: int) -> tuple[int, int, float]:
     return sum(sizes), len(sizes), time.monotonic() - started_s
 
 
+@pytest.mark.long
 def test_bytes_grow_with_what_is_printed_and_updates_with_time(notebook: Kernel) -> None:
     measured = [slow_lines(notebook, num_lines) for num_lines in (250, 500, 1000)]
     num_bytes = [m[0] for m in measured]

@@ -121,6 +121,7 @@ def test_training_goes_on_in_the_middle_with_the_same_random_samples(counting: s
     assert not torch.equal(first[0]["drawn"], second[0]["drawn"])
 
 
+@pytest.mark.long
 def test_worker_processes_change_nothing(cluster2: nbgpu.Cluster, counting: str, tmp_path: Path) -> None:
     settings = {"steps": 8, "val_every": 0, "runs_dir": str(tmp_path / "runs")}
     losses = [
@@ -289,6 +290,7 @@ def test_a_worker_process_names_the_persons_line_too(
     assert told.count("File ") == 1
 
 
+@pytest.mark.long
 def test_the_command_line_shows_the_persons_lines(wrong_shape: Path, tmp_path: Path) -> None:
     wrong_import = tmp_path / "wrong_import.py"
     wrong_import.write_text(f"import torch_vision\n{COUNTING}")
@@ -323,6 +325,7 @@ def test_the_command_line_shows_the_persons_lines(wrong_shape: Path, tmp_path: P
     assert "cut off" not in told.stdout + told.stderr
 
 
+@pytest.mark.long
 def test_under_torchrun_too(wrong_shape: Path, tmp_path: Path) -> None:
     settings = (
         f'[train]\nrecipe = "{wrong_shape}"\nsteps = 2\nval_every = 0\nruns_dir = "{tmp_path / "runs"}"\n'

@@ -41,7 +41,7 @@ def test_the_switch_leaves_all_of_it_out(switch: str) -> None:
         notebook.run("%nbgpu stop")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "file",
     [

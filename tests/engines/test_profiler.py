@@ -32,6 +32,7 @@ def profiles(run: Run) -> dict[int, Event]:
     return {r.rank: r for r in records if isinstance(r, Event) and r.kind == "profile"}
 
 
+@pytest.mark.long
 def test_every_rank_writes_a_trace_and_says_where_its_time_went(
     cluster2: nbgpu.Cluster, tmp_path: Path
 ) -> None:
@@ -54,6 +55,7 @@ def test_every_rank_writes_a_trace_and_says_where_its_time_went(
         assert names.count("gloo:all_reduce") >= 8
 
 
+@pytest.mark.long
 def test_a_rank_that_waits_for_a_slow_one_spends_its_time_in_communication(
     cluster2: nbgpu.Cluster, tmp_path: Path
 ) -> None:
@@ -62,7 +64,7 @@ def test_a_rank_that_waits_for_a_slow_one_spends_its_time_in_communication(
         "from nbgpu.recipes.autoencoder.recipe import Autoencoder\n"
         "_loss = Autoencoder.loss\n"
         "def slow(self, model, batch):\n"
-        "    time.sleep(0.3 * rank)\n"
+        "    time.sleep(1.0 * rank)\n"
         "    return _loss(self, model, batch)\n"
         "Autoencoder.loss = slow"
     )
@@ -71,11 +73,12 @@ def test_a_rank_that_waits_for_a_slow_one_spends_its_time_in_communication(
     finally:
         cluster2.execute("Autoencoder.loss = _loss")
     told = profiles(run)
-    assert told[0].detail["communication_s"] > 0.15
-    assert told[1].detail["forward_s"] > 0.3
+    assert told[0].detail["communication_s"] > 0.5
+    assert told[1].detail["forward_s"] > 1.0
     assert told[1].detail["communication_s"] < told[0].detail["communication_s"] / 2
 
 
+@pytest.mark.long
 def test_a_window_that_a_failure_cuts_off_is_dropped_and_the_next_run_profiles(
     cluster2: nbgpu.Cluster, tmp_path: Path
 ) -> None:

@@ -65,6 +65,7 @@ def wait_for_the_end_of(processes: Iterable[ProcessId]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_a_cluster_is_listed_from_anywhere_and_ended_alone(cluster2: nbgpu.Cluster) -> None:
     with other_notebook("/home/ada/scans/train.ipynb") as owner:
         own, other = registry.entries()
@@ -98,6 +99,7 @@ def test_a_cluster_is_listed_from_anywhere_and_ended_alone(cluster2: nbgpu.Clust
     assert cluster2.execute("print(rank)") == {0: "0\n", 1: "1\n"}
 
 
+@pytest.mark.long
 def test_what_is_left_over_is_named_and_ended() -> None:
     """Engines that are stopped by the terminal, say, cannot notice that their notebook is gone."""
     with other_notebook("train.ipynb") as owner:
@@ -113,6 +115,7 @@ def test_what_is_left_over_is_named_and_ended() -> None:
     assert entry.id not in nbgpu_command("ps").stdout
 
 
+@pytest.mark.long
 def test_a_process_that_got_a_number_is_never_touched() -> None:
     with other_notebook("train.ipynb"):
         entry = registry.entries()[-1]

@@ -25,6 +25,7 @@ def drawn(cluster: nbgpu.Cluster) -> list[Drawn]:
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
+@pytest.mark.long
 def test_each_rank_draws_its_own_numbers_and_a_seed_repeats_them(tmp_path: Path) -> None:
     with nbgpu.Cluster(gpus="none", ranks=2, cell_seed=5, spare=1) as cluster:
         first, second = drawn(cluster)

@@ -42,6 +42,7 @@ def wait_until_it_is_gone() -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_it_ends_when_nobody_uses_it_and_not_before(notebook: Kernel, tmp_path: Path) -> None:
     start(notebook, f"--release-after-s {AFTER_S}")
@@ -77,6 +78,7 @@ def test_it_ends_when_nobody_uses_it_and_not_before(notebook: Kernel, tmp_path: 
     assert notebook.run("%nbgpu stop").status == "ok"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_who_types_uses_it(notebook: Kernel) -> None:
     # The first answer takes as long as IPython needs to load its completer.

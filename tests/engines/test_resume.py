@@ -47,6 +47,7 @@ def same_tensors(a: Path, b: Path) -> bool:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [
@@ -77,6 +78,7 @@ def test_five_steps_and_five_more_equal_ten_to_the_last_bit(
     assert resumed.result() == straight.result()
 
 
+@pytest.mark.long
 @row(
     "all processes of a run are ended by SIGKILL",
     "resume='auto' goes on from its newest checkpoint; the model at the end is that of an unhurt run, to the last bit",
@@ -163,6 +165,7 @@ def test_auto_passes_over_a_damaged_checkpoint_loudly(
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.long
 def test_new_settings_and_another_number_of_ranks_count_after_a_resume_and_are_said(
     cluster2: nbgpu.Cluster, tmp_path: Path
 ) -> None:

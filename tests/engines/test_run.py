@@ -59,6 +59,7 @@ def wait_for(run: Run, status: str, timeout_s: float = 90) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_the_three_ways_give_the_same_losses_to_the_last_bit(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     cluster2.execute("torch.manual_seed(123); torch.rand(7)")  # the cells' generators must not matter
     from_notebook = cluster2.train("autoencoder", runs_dir=str(tmp_path / "notebook"), **SMALL).wait(120)
@@ -162,6 +163,7 @@ def test_accumulation_equals_one_large_batch(cluster2: nbgpu.Cluster, tmp_path: 
     assert norms[0].iloc[0] == pytest.approx(norms[1].iloc[0], rel=0.2)  # the reparametrization noise differs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("amp", ["bf16", "fp16"])
 def test_mixed_precision_trains(cluster2: nbgpu.Cluster, tmp_path: Path, amp: str) -> None:
     run = cluster2.train("autoencoder", runs_dir=str(tmp_path), **{**SMALL, "amp": amp}).wait(180)

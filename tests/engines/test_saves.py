@@ -38,6 +38,7 @@ def best_step(run: Run, up_to: int) -> int:
     return int(values[values.index <= up_to].idxmax())
 
 
+@pytest.mark.long
 def test_the_best_checkpoint_is_kept_found_and_gone_on_from(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     # The wrong way round, so that the best one is not the newest.
     settings = {**SMALL, "runs_dir": str(tmp_path), "best_mode": "min"}
@@ -68,6 +69,7 @@ def test_the_best_checkpoint_is_kept_found_and_gone_on_from(cluster2: nbgpu.Clus
     assert of_last["table"]["autoencoder"]["psnr_db"] == pytest.approx(values[12], abs=1e-2)
 
 
+@pytest.mark.long
 def test_a_run_that_gets_no_better_ends_early_on_all_ranks_and_says_so(
     cluster2: nbgpu.Cluster, tmp_path: Path
 ) -> None:
@@ -100,6 +102,7 @@ def test_a_run_without_a_best_checkpoint_says_why(cluster2: nbgpu.Cluster, tmp_p
         run.checkpoint("best")
 
 
+@pytest.mark.long
 def test_validation_is_of_the_average_which_is_a_plain_file_for_the_model(
     cluster2: nbgpu.Cluster, tmp_path: Path
 ) -> None:

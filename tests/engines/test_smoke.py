@@ -47,6 +47,7 @@ def patched(cluster2: nbgpu.Cluster) -> Iterator[Any]:
     cluster2.execute("Autoencoder.loss, Autoencoder.validate = _good")
 
 
+@pytest.mark.long
 def test_it_is_short_and_says_what_it_looked_at(
     cluster2: nbgpu.Cluster, patched: Any, tmp_path: Path
 ) -> None:
@@ -67,6 +68,7 @@ def test_it_is_short_and_says_what_it_looked_at(
     assert cluster2.execute("print(torch.is_anomaly_enabled())")[1] == "False\n"
 
 
+@pytest.mark.long
 def test_it_goes_with_shared_out_weights_too(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     settings = {**LONG, "strategy": "fsdp", "val_every": 0, "amp": "bf16"}
     notes = cluster2.train("autoencoder", **settings, runs_dir=str(tmp_path)).wait(120).notes()
@@ -75,6 +77,7 @@ def test_it_goes_with_shared_out_weights_too(cluster2: nbgpu.Cluster, tmp_path: 
     assert "weights are shared out over the ranks: there is nothing to compare" in notes
 
 
+@pytest.mark.long
 def test_what_it_finds_fails_it(cluster2: nbgpu.Cluster, patched: Any, tmp_path: Path) -> None:
     patched(in_loss=DRIFT, times="float('nan') if rank == 1 else 1")
     with pytest.raises(nbgpu.RankError) as caught:

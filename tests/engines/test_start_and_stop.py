@@ -31,6 +31,7 @@ def test_start_returns_after_a_real_all_reduce_and_says_what_it_got() -> None:
         current()
 
 
+@pytest.mark.long
 def test_a_collective_takes_no_longer_than_it_may() -> None:
     with nbgpu.Cluster(gpus="none", ranks=2, collective_timeout_s=2) as cluster:
         with pytest.raises(nbgpu.RankError, match=r"(?i)timed out waiting 2000"):
@@ -94,6 +95,7 @@ def test_a_killed_rank_is_named_and_the_cell_ends() -> None:
         assert "gone" in cluster.status()
 
 
+@pytest.mark.long
 def test_stop_can_be_repeated_and_start_again() -> None:
     cluster = nbgpu.Cluster(gpus="none", ranks=1).start()
     cluster.execute("kept = 1")
@@ -103,6 +105,7 @@ def test_stop_can_be_repeated_and_start_again() -> None:
         cluster.execute("kept")
 
 
+@pytest.mark.long
 def test_stopping_the_cluster_ends_its_run(tmp_path: Path) -> None:
     cluster = nbgpu.Cluster(gpus="none", ranks=2).start()
     run = cluster.train(
@@ -135,6 +138,7 @@ def test_an_owner_killed_in_the_middle_of_the_start_leaves_nothing(after_s: floa
         os.kill(owner.pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_controller_that_ended_before_it_answered_is_noticed(tmp_path: Path) -> None:
     with nbgpu.Cluster(gpus="none", ranks=1) as cluster:
         connection = cluster.connection_file.read_bytes()

@@ -57,6 +57,7 @@ def go_on(run: Run, num_steps: int) -> None:
     wait_until(lambda: min(s.step for s in run.statuses()) >= target, run)
 
 
+@pytest.mark.long
 def test_what_belongs_to_a_step_lands_at_the_same_step_on_all_ranks(run: Run) -> None:
     run.set(lr=0.5, clip_norm=1e-6, amp="bf16")
     wait_until(lambda: len(changes(run)) == 1, run)
@@ -79,6 +80,7 @@ def test_what_belongs_to_a_step_lands_at_the_same_step_on_all_ranks(run: Run) ->
     assert (saved["lr"], saved["amp"]) == (0.5, "bf16")
 
 
+@pytest.mark.long
 def test_what_belongs_to_the_data_lands_between_two_epochs(run: Run) -> None:
     run.set(batch_size=4, cache_rate=0.5)
     wait_until(lambda: len(changes(run)) == 1, run)
@@ -94,6 +96,7 @@ def test_what_belongs_to_the_data_lands_between_two_epochs(run: Run) -> None:
     assert run.info.global_batch_size == 2
 
 
+@pytest.mark.long
 def test_the_steps_between_two_records_can_be_changed(run: Run) -> None:
     run.set(log_every=5)
     wait_until(lambda: len(changes(run)) == 1, run)
@@ -105,6 +108,7 @@ def test_the_steps_between_two_records_can_be_changed(run: Run) -> None:
     assert all(step % 5 == 0 for step in later)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -123,6 +127,7 @@ def test_a_bad_one_changes_nothing(run: Run, settings: dict[str, Any], said: str
     assert not (run.folder / "commands.jsonl").exists()
 
 
+@pytest.mark.long
 def test_a_run_that_is_over_says_so(run: Run) -> None:
     run.stop()
     run.wait(60)

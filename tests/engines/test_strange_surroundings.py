@@ -42,6 +42,7 @@ def test_a_limit_is_refused_in_a_sentence(tmp_path: Path, limit: str) -> None:
     assert f"{limit[:9]} " in done.stderr, "what to do"
 
 
+@pytest.mark.long
 @row("`PYTHONWARNINGS=error`", "the cluster starts and trains; a warning in a cell is an error", bound_s=None)
 def test_warnings_that_are_errors(tmp_path: Path) -> None:
     script = """
@@ -60,6 +61,7 @@ with nbgpu.Cluster(gpus="none", ranks=1) as cluster:
     assert "UserWarning: of the person" in done.stdout
 
 
+@pytest.mark.long
 def test_without_docstrings_and_asserts(tmp_path: Path) -> None:
     """`python -OO` leaves both out."""
     for arguments in (("recipes",), ("train", "autoencoder", "--help"), ("new", "my_recipe")):
@@ -67,6 +69,7 @@ def test_without_docstrings_and_asserts(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 @row(
     "`TMPDIR` is a path of more than 107 characters",
     "the cluster starts, frees its ranks and trains",

@@ -108,6 +108,7 @@ def losses(run: nbgpu.Run) -> dict[tuple[int, int], float]:
     return {(row["rank"], row.step): row.loss for _, row in rows.iterrows()}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_stranger_gets_nothing_and_upsets_nothing(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     undisturbed = losses(cluster2.train("autoencoder", **RUN, runs_dir=str(tmp_path)).wait(120))

@@ -194,6 +194,7 @@ def _train(cluster: nbgpu.Cluster, tmp_path: Path, **settings: Any) -> tuple[nbg
     return run, dict(result)
 
 
+@pytest.mark.long
 def test_a_short_run_on_files_with_folds_and_features(
     cluster2: nbgpu.Cluster, tmp_path: Path, cohort: Path
 ) -> None:
@@ -219,6 +220,7 @@ def test_a_short_run_on_files_with_folds_and_features(
     assert (losses[0] == losses[1]).all()
 
 
+@pytest.mark.long
 def test_a_short_run_learns_the_generated_cohort(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     """The full form is `test_the_quality_gate`."""
     _, result = _train(cluster2, tmp_path, num_patients=700, steps=150, val_every=0)

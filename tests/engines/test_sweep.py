@@ -78,6 +78,7 @@ def engine_of(run_folder: Path) -> int:
     return entry.engines[0].pid
 
 
+@pytest.mark.long
 def test_a_failed_trial_takes_no_other_with_it_and_is_tried_again(tmp_path: Path) -> None:
     volumes = tmp_path / "volumes"
     write_volumes(volumes, whole=False)
@@ -160,6 +161,7 @@ def steps_saved(folder: Path) -> list[int]:
     return [int(found[0].name.removeprefix("step-")) if found else 0 for found in newest]
 
 
+@pytest.mark.long
 def test_a_sweep_goes_on_after_ctrl_c_and_after_it_was_killed(tmp_path: Path) -> None:
     with start_sweep("autoencoder", *_FLAGS, "--lr", "1e-3,1e-2", "--runs-dir", str(tmp_path)) as process:
         (folder,) = wait_until(lambda: list(tmp_path.glob("*-sweep-autoencoder-*")), of=process)

@@ -233,6 +233,7 @@ def check_measured(run: Run, ledger: Ledger) -> None:
         assert abs(sample.step - step) <= 1 or sample.step == first_step - 1 == step
 
 
+@pytest.mark.long
 @row(
     "rank 1, and later rank 0, is killed in a run whose lr and batch size were changed, and which is resumed from its end",
     "charts, report, metrics.csv and epochs.jsonl agree with what the ranks themselves noted of every step",

@@ -102,6 +102,7 @@ def _of_cells(*sources: str) -> Any:
     return v4.new_notebook(cells=[v4.new_code_cell(source) for source in sources])
 
 
+@pytest.mark.long
 def test_nbclient_stops_at_a_failed_cell(tmp_path: Path) -> None:
     content = _of_cells(START, "%distributed rank", FAILS_ON_RANK_1, "%distributed 'never'")
     with pytest.raises(CellExecutionError, match="on purpose"):
@@ -111,6 +112,7 @@ def test_nbclient_stops_at_a_failed_cell(tmp_path: Path) -> None:
     assert content.cells[3].outputs == []
 
 
+@pytest.mark.long
 def test_nbconvert_executes_and_keeps_plain_text(tmp_path: Path) -> None:
     tells = "%%distributed\nfor i in range(30):\n    print('line', i, 'of', rank)"
     long = "%%distributed\nimport time\nprint('begun')\ntime.sleep(3)\nprint('done')"
@@ -186,6 +188,7 @@ def _terminal() -> Iterator[Terminal]:
         os.close(ours)
 
 
+@pytest.mark.long
 def test_a_terminal_without_a_kernel(tmp_path: Path) -> None:
     collective = "%%distributed\ntotal = torch.ones(1)\ndist.all_reduce(total)\n(kept, int(total))"
     with _terminal() as terminal:

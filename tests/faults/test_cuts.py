@@ -65,6 +65,7 @@ def heeded() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.long
 @row(
     "Stop comes at the moment at which a rank raises, or while the group is formed again after that",
     "the cell ends, all are back, the sum of the next cell is right, variables are kept",

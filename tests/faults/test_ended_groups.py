@@ -85,6 +85,7 @@ def test_a_failure_beside_the_end_of_the_group(notebook: Kernel, bad: int, where
     assert "ValueError: on purpose" in done.error
 
 
+@pytest.mark.long
 def test_a_run_begins_where_the_group_was_ended(notebook: Kernel, tmp_path: Path) -> None:
     notebook.run("%%distributed\ndist.destroy_process_group()")
     settings = {**faults.ENDLESS, "steps": 2, "threads": 1, "runs_dir": str(tmp_path)}

@@ -163,6 +163,7 @@ def test_a_cell_that_is_sent_after_stop_runs_and_one_that_waited_does_not(
     assert status == {stopped: "error", next_one: "aborted" if sent_before_stop else "ok"}
 
 
+@pytest.mark.long
 @row("Stop in C code that holds the GIL", "the cell ends, says so, and how to give the rank up", bound_s=2)
 def test_stop_in_c_code_says_so_and_the_rank_comes_back(notebook: Kernel, measured: Measured) -> None:
     def stop() -> None:

@@ -13,6 +13,7 @@ import faults
 import leaks
 import pandas as pd
 import psutil
+import pytest
 
 import nbgpu
 
@@ -30,6 +31,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 def test_logs_go_on_where_the_rank_that_died_had_got_to(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -79,6 +79,7 @@ def check_sum(notebook: Kernel) -> None:
     assert set(said) == {"True"}
 
 
+@pytest.mark.long
 @row("one rank raises, the others wait in {waits}", PROMISE, bound_s=1)
 @pytest.mark.parametrize("waits", WAITS)
 def test_in_what_the_person_made(notebook: Kernel, measured: Measured, waits: str) -> None:

@@ -105,6 +105,7 @@ def test_other_allocators(cluster2: nbgpu.Cluster, code: str, asked: str) -> Non
     assert all(asked in f.message for f in error.failures)
 
 
+@pytest.mark.long
 @row(
     "out of memory on one rank, in a step of a run",
     "the report names rank, step and batch, what holds the memory, and what would have fitted; the next run trains",
@@ -146,6 +147,7 @@ def test_a_run(cluster2: nbgpu.Cluster, measured: Measured, tmp_path: Path) -> N
     assert cluster2.train("autoencoder", **SETTINGS, runs_dir=str(tmp_path)).wait(90).status == "finished"
 
 
+@pytest.mark.long
 def test_a_batch_that_would_have_fitted_is_named(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     """Both ranks may take 400 MiB more than they have, and the first step takes more."""
     settings = {**SETTINGS, "patch_size": 32, "patches_per_volume": 64, "runs_dir": str(tmp_path)}

@@ -46,6 +46,7 @@ def train(cluster: nbgpu.Cluster, tmp_path: Path, **settings: Any) -> Any:
     return cluster.train("autoencoder", **{**ENDLESS, **settings}, runs_dir=str(tmp_path))
 
 
+@pytest.mark.long
 @row(
     "a rank does not come to the end of a step of a run",
     "a notice names who waits and where the other is; Stop ends the run with a checkpoint of the step before, the sum is right, "
@@ -84,6 +85,7 @@ def test_a_notice_names_who_waits_and_stop_ends_the_run(
     assert notebook.run(f"%%distributed\n{SUM_AND_VARIABLE}").stdout == "[0] 2 3\n[1] 2 4\n"
 
 
+@pytest.mark.long
 def test_nothing_is_said_of_a_hang_that_is_over(notebook: Kernel, tmp_path: Path) -> None:
     """The rank that others waited for is killed and replaced."""
     notebook.run(f"%%distributed\n{faults.in_training(1, step=4, action='sleep')}")
@@ -226,6 +228,7 @@ def test_a_run_that_pauses_does_not_hang(notebook: Kernel, tmp_path: Path) -> No
     assert done.value == "'stopped'", done.error
 
 
+@pytest.mark.long
 def test_stop_pressed_again_interrupts_a_step_in_which_nobody_waits(
     cluster2: nbgpu.Cluster, tmp_path: Path
 ) -> None:
@@ -269,6 +272,7 @@ def test_a_run_that_hangs_while_it_loads_is_stopped_and_leaves_nothing(
     assert train(cluster2, tmp_path, steps=3).wait(BOUND_S).status == "finished"
 
 
+@pytest.mark.long
 def test_with_fsdp_it_takes_a_second_stop_and_the_newest_checkpoint_is_what_is_left(
     cluster2: nbgpu.Cluster, tmp_path: Path
 ) -> None:
@@ -287,6 +291,7 @@ def test_with_fsdp_it_takes_a_second_stop_and_the_newest_checkpoint_is_what_is_l
     assert cluster2.execute(SUM_AND_VARIABLE) == {0: "2 3\n", 1: "2 4\n"}
 
 
+@pytest.mark.long
 def test_a_rank_in_c_code_is_told_with_the_way_out(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     cluster2.execute(f"kept = 3 + rank\n{faults.in_training(1, step=4, action='hold_gil_for_ever')}")
     run = train(cluster2, tmp_path)

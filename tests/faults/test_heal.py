@@ -71,6 +71,7 @@ def wait_until(run: Run, status: str, after_step: int = 0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cluster", [0], indirect=True, ids=["no spare"])
 def test_a_new_rank_goes_on_with_the_settings_that_were_changed(
     cluster: nbgpu.Cluster, tmp_path: Path
@@ -146,6 +147,7 @@ def kill_in_a_run(
     return kill_and_check
 
 
+@pytest.mark.long
 @row("rank {dies} is killed in a step of a run", NOTHING_HAPPENED, bound_s=6)
 @pytest.mark.parametrize("cluster", [0], indirect=True, ids=["no spare"])
 @pytest.mark.parametrize("dies", [0, 1])
@@ -153,6 +155,7 @@ def test_training_goes_on_as_if_nothing_had_happened(kill_in_a_run: Callable[[in
     kill_in_a_run(dies)
 
 
+@pytest.mark.long
 @row("rank {dies} is killed in a step of a run, with --spare 1", NOTHING_HAPPENED, bound_s=1.5)
 @pytest.mark.parametrize("cluster", [1], indirect=True, ids=["one spare"])
 @pytest.mark.parametrize("dies", [0, 1])
@@ -160,6 +163,7 @@ def test_a_spare_takes_the_place_of_a_rank_that_dies(kill_in_a_run: Callable[[in
     kill_in_a_run(dies)
 
 
+@pytest.mark.long
 @row(
     "a rank is killed in a step of a run, after cells changed torch's default dtype, device, grad mode and more",
     "neither the run nor the group has these settings: losses and weights are those of a fresh cluster, to the last bit; the "
@@ -199,6 +203,7 @@ def test_whoever_takes_another_rank_s_place_need_not_import_what_training_needs(
     cluster.news.clear()
 
 
+@pytest.mark.long
 @row(
     "rank 0, and later rank 1, is killed in a step of a run with fsdp",
     "it is replaced; the run goes back to the first step, or to its newest checkpoint, and says so; the end is that of a run "

@@ -48,6 +48,7 @@ def heeded() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("heeded")
 # An interrupt may come between psutil's opening of a file and its closing.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -99,6 +100,7 @@ def test_a_stop_during_an_import_leaves_the_package_whole(
     assert said == {0: "7\n", 1: "7\n"}
 
 
+@pytest.mark.long
 def test_a_stop_during_the_import_of_torchs_compiler_waits_for_its_end(cluster2: nbgpu.Cluster) -> None:
     """It cannot be imported twice, and no optimizer works without it."""
     assert cluster2.execute("import sys; print('torch._dynamo' in sys.modules)") == {

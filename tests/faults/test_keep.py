@@ -77,6 +77,7 @@ def processes_of(entry: Entry) -> list[psutil.Process]:
     return leaders + [child for leader in leaders for child in leader.children(recursive=True)]
 
 
+@pytest.mark.long
 def test_a_start_beside_a_kept_cluster_of_the_notebook_says_that_it_is_there() -> None:
     with kernel() as first:
         entry = start(first, "--keep")
@@ -92,6 +93,7 @@ def test_a_start_beside_a_kept_cluster_of_the_notebook_says_that_it_is_there() -
         assert second.run("%nbgpu stop").status == "ok"
 
 
+@pytest.mark.long
 @row(
     "The kernel is killed; the cluster was started with --keep",
     "The run goes on, and is back after attach",
@@ -128,6 +130,7 @@ def test_a_kept_run_goes_on_and_is_rejoined_with_no_gap(tmp_path: Path) -> None:
     assert not entry.folder.exists()
 
 
+@pytest.mark.long
 @row(
     "A rank raises in a kept run while no kernel is there",
     "Told after attach; the others are freed then",
@@ -160,6 +163,7 @@ def test_a_run_that_failed_while_nobody_watched_is_told_and_the_ranks_are_freed(
         assert done.value == "{0: '2\\n', 1: '2\\n'}", done.error
 
 
+@pytest.mark.long
 def test_what_failed_before_the_kernel_went_is_told_with_its_cause(tmp_path: Path) -> None:
     """The first kernel has freed rank 0, which is no failure to the second one either."""
     with kernel() as first:
@@ -181,6 +185,7 @@ def test_what_failed_before_the_kernel_went_is_told_with_its_cause(tmp_path: Pat
         assert "on rank 0" not in done.error
 
 
+@pytest.mark.long
 def test_only_one_notebook_has_a_cluster(tmp_path: Path) -> None:
     with kernel() as first, kernel() as second:
         entry = start(first, "--keep")
@@ -200,6 +205,7 @@ def test_only_one_notebook_has_a_cluster(tmp_path: Path) -> None:
         assert "a cluster is already running" in second.run("nbgpu.attach()").error
 
 
+@pytest.mark.long
 def test_a_cell_that_was_left_behind_can_be_stopped() -> None:
     with kernel() as first:
         start(first, "--keep")
@@ -224,6 +230,7 @@ def test_a_cell_that_was_left_behind_can_be_stopped() -> None:
         assert third.run("cluster.pull('kept', rank=0)").value == "5"
 
 
+@pytest.mark.long
 @row(
     "The kernel is killed while the process group is formed again, and only one rank was asked to come",
     "Whoever attaches has the group, and all variables",
@@ -261,6 +268,7 @@ ranks.regroup()
     assert entry.alive()
 
 
+@pytest.mark.long
 @row("The {leader} is killed", "The cell or run ends and says so; no process is left", bound_s=2)
 @pytest.mark.parametrize("leader", ["controller", "engines' parent"])
 def test_a_controller_or_parent_that_is_killed_ends_the_cell_and_all_others(

@@ -105,6 +105,7 @@ step()
     assert well(limited)
 
 
+@pytest.mark.long
 def test_a_run_that_needs_more_ends_and_one_that_needs_less_trains(
     limited: nbgpu.Cluster, tmp_path: Path
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_run_that_needs_more_ends_and_one_that_needs_less_trains(
     )
 
 
+@pytest.mark.long
 def test_the_largest_batch_that_fits_is_found_and_trains(limited: nbgpu.Cluster, tmp_path: Path) -> None:
     limited.execute("kept = torch.ones(2**24); generator = torch.random.get_rng_state()")
     settings = {**SETTINGS, "runs_dir": str(tmp_path)}
@@ -171,6 +173,7 @@ def resident_peak_mib(cluster: nbgpu.Cluster) -> float:
     return max(int(text) / 1024 for text in cluster.execute(code).values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_the_plan_is_what_the_run_then_does_and_takes(
     limited: nbgpu.Cluster, tmp_path: Path, strategy: str
@@ -192,6 +195,7 @@ def test_the_plan_is_what_the_run_then_does_and_takes(
     assert 0.7 < taken_mib / estimated_mib < 1.5
 
 
+@pytest.mark.long
 def test_a_search_that_is_stopped_and_one_in_vain(limited: nbgpu.Cluster) -> None:
     with pytest.raises(nbgpu.ConfigError, match="each rank has the whole model in its tries"):
         limited.find_batch_size("autoencoder", strategy="fsdp", **SETTINGS)

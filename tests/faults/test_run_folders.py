@@ -112,6 +112,7 @@ def mounts() -> list[str]:
 LOSSES = {"deleted": delete, "on a full disk": fill_up, "read-only": make_read_only}
 
 
+@pytest.mark.long
 @row(
     "a run's folder is {lost} while it trains, and it is stopped",
     "it ends, and says that its checkpoint could not be written; the sum is right, the next run trains",
@@ -130,6 +131,7 @@ def test_stop_stops_a_run_without_its_folder(
     measured.ended(str(raised.value))
 
 
+@pytest.mark.long
 @row(
     "a rank raises in a run whose folder is {lost}",
     "its own error is shown; the sum is right, the next run trains",

@@ -154,6 +154,7 @@ def test_whoever_asks_for_a_variable_is_told_of_a_rank_that_stands_still(noteboo
     assert "KeyboardInterrupt" in done.error
 
 
+@pytest.mark.long
 @row(
     "the whole host stands still for 5 s: kernel, controller, engines",
     "nothing is lost, and the cell goes on",
@@ -210,6 +211,7 @@ def run_in_which_rank_1_is_stopped(notebook: Kernel, runs_dir: Path) -> Iterator
         yield pid
 
 
+@pytest.mark.long
 @row(
     "a rank is stopped by SIGSTOP for 5 s, in a step of a run",
     "the run waits, and says for whom; it goes on when the rank does, and nothing has to be healed",
@@ -226,6 +228,7 @@ def test_a_run_waits_for_a_rank_that_stands_still(notebook: Kernel, tmp_path: Pa
     assert "heal" not in (next(tmp_path.iterdir()) / "rank0.jsonl").read_text()
 
 
+@pytest.mark.long
 @row(
     "Stop of a run in which a rank stands still",
     "it ends; the rank, how it goes on and how to give it up are named; when it goes on, the next cell and run are right",

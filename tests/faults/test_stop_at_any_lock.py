@@ -66,6 +66,7 @@ def notebook() -> Iterator[Kernel]:
         started.run("threading.Condition.__enter__ = enter\n%nbgpu stop")
 
 
+@pytest.mark.long
 @row(
     "Stop while the notebook's thread has a lock that another thread needs",
     "as at any other moment",
@@ -130,6 +131,7 @@ shell.kernel.do_execute = traced
 """
 
 
+@pytest.mark.long
 def test_a_stop_while_a_cell_is_sent(notebook: Kernel) -> None:
     """The ranks have the cell while IPython is still about to run it. The notebook gets an answer all the same."""
     assert notebook.run(IN_THE_HEAD_START).status == "ok"

@@ -104,6 +104,7 @@ def _held(notebook: Kernel, at_most: tuple[int, int] | None) -> tuple[int, int]:
         time.sleep(0.2)
 
 
+@pytest.mark.long
 def test_a_start_and_a_stop_leave_neither_descriptors_nor_threads(notebook: Kernel) -> None:
     held = []
     for _ in range(3):
@@ -134,6 +135,7 @@ def test_a_stop_while_a_cluster_stops(running: Kernel) -> None:
     nothing_is_left(running)
 
 
+@pytest.mark.long
 @row(
     "Stop while a rank is replaced",
     "the next cell says whose variables are lost, the sum is right, no process is left over",
@@ -190,6 +192,7 @@ if rank == 1:
 """Once, one rank announces itself to the others, and looks for them so late that a Stop comes while they wait for it."""
 
 
+@pytest.mark.long
 @row(
     "Stop while the process group is formed, and one rank has not connected to the others",
     "the next cell forms it: the sum is right, variables are kept",

@@ -141,6 +141,7 @@ def _told(owner: subprocess.Popen[str]) -> str:
     return owner.stdout.readline()
 
 
+@pytest.mark.long
 @row(
     "{what_ends} while programs run that cells have started",
     "they end too, also those that have detached themselves, and leave nothing",
@@ -165,6 +166,7 @@ def test_what_cells_have_started_ends_with_the_cluster(what_ends: str, measured:
             owner.communicate("\n\n")
 
 
+@pytest.mark.long
 def test_what_cells_have_started_goes_on_with_a_kept_cluster() -> None:
     with _owner("keep") as owner:
         pids = ast.literal_eval(_told(owner))

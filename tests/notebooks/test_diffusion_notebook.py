@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from notebook_run import executed
+import pytest
 
 
+@pytest.mark.long
 def test_the_notebook_trains_and_samples_on_all_ranks(tmp_path: Path) -> None:
     content = executed(
         "11_diffusion.ipynb", tmp_path, {"steps=200": "steps=40, num_phantoms=64, val_cases=4"}

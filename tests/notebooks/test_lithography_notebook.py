@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from notebook_run import executed
+import pytest
 
 
+@pytest.mark.long
 def test_the_notebook_learns_images_and_draws_a_process_window(tmp_path: Path) -> None:
     content = executed("15_lithography.ipynb", tmp_path, {"steps=256": "steps=64, num_masks=96"})
     outputs = [output for cell in content.cells if cell.cell_type == "code" for output in cell.outputs]

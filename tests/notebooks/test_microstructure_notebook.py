@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from notebook_run import executed
+import pytest
 
 
+@pytest.mark.long
 def test_the_notebook_finds_a_volume_and_draws_it(tmp_path: Path) -> None:
     content = executed("14_microstructure.ipynb", tmp_path, {"steps=200": "steps=60"})
     cells = {cell.source: cell.outputs for cell in content.cells if cell.cell_type == "code"}

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 from notebook_run import executed
+import pytest
 
 
+@pytest.mark.long
 def test_the_notebook_trains_and_sweeps_a_recipe_of_its_own(tmp_path: Path) -> None:
     changes = {"!nbgpu": f"!{sys.executable} -m nbgpu.cli", "steps=200": "steps=60, gpus='none'"}
     content = executed("02_your_own_recipe.ipynb", tmp_path, changes)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from notebook_run import executed
+import pytest
 
 
+@pytest.mark.long
 def test_the_notebook_learns_hazards_and_draws_risk_groups(tmp_path: Path) -> None:
     changes = {'train("survival")': 'train("survival", steps=10, num_patients=80, val_every=5)'}
     content = executed("13_survival.ipynb", tmp_path, changes)

@@ -12,7 +12,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from nbgpu.config import own_file
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.subshells]
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.subshells]
 
 START = "%load_ext nbgpu\nimport nbgpu\n%nbgpu start --gpus none --ranks 2"
 PATIENCE_MS = 90_000

@@ -217,6 +217,7 @@ def _wait_until_free(panel: _Controls) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_plan_and_search_speak_below_the_buttons(cluster2: nbgpu.Cluster) -> None:
     # What a Stop in the middle of this import does is test_interrupts's.
     cluster2.execute("import torch._dynamo")

@@ -175,6 +175,7 @@ def test_a_kernel_that_cannot_be_asked_sends_all_unasked(
     wait_for(kernel, comm_id, lambda c: c.get("type") == "snapshot", timeout_s=WHILE_THE_CELL_RUNS_S)
 
 
+@pytest.mark.long
 def test_with_nobody_in_front_there_is_no_widget_and_the_curves_stay(tmp_path: Path) -> None:
     notebook = nbformat.v4.new_notebook()
     cells = [start_code(tmp_path, steps=100), "run.wait()", "import nbgpu\nnbgpu.controls('autoencoder')"]
@@ -188,6 +189,7 @@ def test_with_nobody_in_front_there_is_no_widget_and_the_curves_stay(tmp_path: P
     assert set(controls.data) == {"text/plain"}
 
 
+@pytest.mark.long
 def test_with_nobody_in_front_a_line_tells_how_far_the_run_is(tmp_path: Path) -> None:
     notebook = nbformat.v4.new_notebook()
     cells = [start_code(tmp_path), "import time; time.sleep(4)", "run.stop(); run.wait()"]
@@ -202,6 +204,7 @@ def test_with_nobody_in_front_a_line_tells_how_far_the_run_is(tmp_path: Path) ->
     assert lines[2].startswith("autoencoder: stopped")
 
 
+@pytest.mark.long
 def test_the_plan_stands_above_the_curves_of_a_run(tmp_path: Path) -> None:
     settings = {"data": "phantoms", "num_phantoms": 10, "patch_size": 8, "batch_size": 2, "steps": 2}
     cells = [

@@ -16,7 +16,7 @@ from rows import Measured, row
 
 from nbgpu.client.host import ps
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.subshells]
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.subshells]
 
 RECIPE = """
 import time

@@ -14,7 +14,7 @@ ASKS = "%%distributed\nname = input('name? ')\ntotal = torch.ones(1)\ndist.all_r
 
 
 @pytest.mark.browser
-@pytest.mark.slow
+@pytest.mark.long
 def test_typed_into_a_page(tmp_path: Path) -> None:
     path = chromium()
     assert path is not None, "the marker 'browser' skips where there is none"

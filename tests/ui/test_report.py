@@ -74,6 +74,7 @@ def run_folder(folder: Path) -> Path:
     return run
 
 
+@pytest.mark.long
 @pytest.mark.browser
 def test_a_run_without_a_notebook_has_a_report_for_the_asking(page: Page, tmp_path: Path) -> None:
     done = subprocess.run(
@@ -116,6 +117,7 @@ def test_a_run_without_a_notebook_has_a_report_for_the_asking(page: Page, tmp_pa
     assert {"Loss", "Memory (GiB)", "Throughput (samples/s)"} <= set(titles)
 
 
+@pytest.mark.long
 @pytest.mark.browser
 def test_a_run_that_was_killed_has_a_report_too(page: Page, tmp_path: Path) -> None:
     with (tmp_path / "told").open("w") as told:

@@ -88,7 +88,7 @@ def test_a_short_cell_gets_none(notebook: Kernel) -> None:
 
 @pytest.mark.subshells
 @pytest.mark.browser
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_button_in_a_page(tmp_path: Path) -> None:
     path = chromium()
     assert path is not None, "the marker 'browser' skips where there is none"

@@ -18,6 +18,7 @@ sweep
 """
 
 
+@pytest.mark.long
 @pytest.mark.subshells
 def test_the_panel_of_a_sweep_is_live_and_leaves_table_and_chart(tmp_path: Path) -> None:
     with start_kernel() as started:

@@ -181,7 +181,7 @@ def said(page: Page, cell: int) -> list[str]:
 
 @pytest.mark.subshells
 @pytest.mark.browser
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_the_text_in_a_page(tmp_path: Path) -> None:
     path = chromium()

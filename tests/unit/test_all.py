@@ -30,8 +30,10 @@ class Answer:
     summary: list[str]
 
 
-def _run(folder: Path, lacking: Collection[str] = (), ci: bool = False, **scripts: str) -> Answer:
-    """Runs all.sh in a repository where each tool does nothing, or what `scripts` says."""
+def _run(
+    folder: Path, lacking: Collection[str] = (), ci: bool = False, which: str = "", **scripts: str
+) -> Answer:
+    """Runs all.sh, with `which` as its argument, in a repository where each tool does nothing, or what `scripts` says."""
     for part in ("tests", "bin", ".venv/bin", "widgets", "nbgpu/static"):
         (folder / part).mkdir(parents=True)
     shutil.copy(SCRIPT, folder / "tests")
@@ -43,7 +45,7 @@ def _run(folder: Path, lacking: Collection[str] = (), ci: bool = False, **script
         tool.chmod(0o755)
     environment = {"PATH": str(folder / "bin"), "TMPDIR": str(folder)} | ({"CI": "true"} if ci else {})
     done = subprocess.run(
-        [folder / "bin" / "bash", folder / "tests" / "all.sh"],
+        [folder / "bin" / "bash", folder / "tests" / "all.sh", *which.split()],
         env=environment,
         capture_output=True,
         text=True,
@@ -61,6 +63,13 @@ def test_all_is_well_where_every_part_is(tmp_path: Path) -> None:
         f"passed   {part}"
         for part in ("style", "format", "types", "front end", "front end, as committed", "pytest")
     ]
+
+
+def test_the_long_tests_come_alone_and_all_tests_are_one_or_the_other(tmp_path: Path) -> None:
+    takes = 'case "$*" in *"{}"*) exit 0;; *) exit 1;; esac'
+    answer = _run(tmp_path / "long", which="long", python=takes.format("-m long and not quality"))
+    assert (answer.code, answer.summary) == (0, ["passed   pytest"])
+    assert _run(tmp_path / "others", python=takes.format("-m not long and not quality")).code == 0
 
 
 @pytest.mark.parametrize(
