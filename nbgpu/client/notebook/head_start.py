@@ -112,9 +112,11 @@ def install(
     """
     kernel = shell.kernel
     do_execute = kernel.do_execute
+    # Asked once: whatever runs before a cell's interrupts are noted is a moment in which a Stop would cost the cell its answer.
+    are_sent_ahead = not are_plain()
 
     async def send_and_execute(code: str, silent: bool, *args: Any, **options: Any) -> Mapping[str, Any]:
-        if magic in code and not silent and not are_plain():
+        if are_sent_ahead and magic in code and not silent:
             # Before ipykernel waits for the cell, which hears of interrupts then, and after that, one would be raised in the
             # kernel's own loop, and the notebook would get no answer.
             with noted() as interrupt:
