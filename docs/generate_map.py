@@ -99,10 +99,11 @@ def drawing(found: Sequence[Room]) -> str:
 
     empty = {"client", "engine"}  # they have folders and nothing else
     half = (_WIDTH - 3 * _GAP) / 2
+    top = _GAP + _LINE
     left, left_end = _column(
-        "In the notebook's kernel, without torch", of("__init__", "cli", "ui", "client"), _GAP, _GAP, half
+        "In the notebook's kernel, without torch", of("__init__", "cli", "ui", "client"), _GAP, top, half
     )
-    right, right_end = _column("In every rank", of("recipes", "engine"), 2 * _GAP + half, _GAP, half)
+    right, right_end = _column("In every rank", of("recipes", "engine"), 2 * _GAP + half, top, half)
     drawn = {"__init__", "cli", "ui", "client", "recipes", "engine"}
     shared = [room for name, room in named.items() if name.partition(".")[0] not in drawn]
     below, end = _column("On both sides", shared, _GAP, max(left_end, right_end) + _GAP, _WIDTH - 2 * _GAP)
@@ -111,12 +112,27 @@ def drawing(found: Sequence[Room]) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {end:g}" width="{_WIDTH}" height="{end:g}">',
             "<title>The rooms of nbgpu, from top to bottom; imports only go down</title>",
             f"<style>{_STYLE}</style>",
+            f'<text x="{_GAP}" y="{_GAP + 4}">{_figures(found)}</text>',
             *left,
             *right,
             *below,
             "</svg>\n",
         ]
     )
+
+
+def _figures(found: Sequence[Room]) -> str:
+    """How many rooms there are, and imports between them: of the folders at the top, within `client` and within `engine`."""
+    imports = [(room.name, other) for room in found for other in room.imports]
+    at_the_top = {(a.partition(".")[0], b.partition(".")[0]) for a, b in imports}
+    parts = [
+        f"{len({room.name.partition('.')[0] for room in found})} rooms and {sum(a != b for a, b in at_the_top)} imports"
+    ]
+    for side in ("client", "engine"):
+        rooms_of_side = {a for pair in imports for a in pair if a.startswith(f"{side}.")}
+        num_imports = sum({a, b} <= rooms_of_side for a, b in imports)
+        parts.append(f"within {side} {len(rooms_of_side)} and {num_imports}")
+    return "; ".join(parts)
 
 
 def _column(title: str, found: Iterable[Room], x: float, y: float, width: float) -> tuple[list[str], float]:

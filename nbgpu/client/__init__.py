@@ -1,1 +1,1 @@
-"""What runs in the notebook's kernel. It never imports torch, nor the engine."""
+"""The notebook's side: the code in the notebook's kernel. It imports neither torch nor the engine."""

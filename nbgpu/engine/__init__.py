@@ -1,1 +1,1 @@
-"""What runs in every rank. It never imports the client."""
+"""The ranks' side: the code in the process of each rank. It does not import the client."""

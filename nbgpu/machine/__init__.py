@@ -1,1 +1,1 @@
-"""This host: its devices, processes, sockets and signals, and the ways in which its ranks may talk."""
+"""The host: its devices, processes, sockets, signals and files, and the transports between its ranks."""

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 def write_whole(
     path: Path, content: str | bytes, mode: int = 0o666, outlasts_power_cut: bool = False
 ) -> None:
-    """Write a file so that whoever reads it, at any moment, finds all of it, or all of the one before.
+    """Write a file so that a reader finds, at any moment, all of the new content or all of the old.
 
     Args:
-        path: the file; what stands there is replaced.
-        content: text is written as UTF-8, with backslashes for what cannot be.
-        mode: the permissions, of which the process's umask takes some away.
-        outlasts_power_cut: have the content on the disk before the file gets its name.
+        path: the file, which may exist.
+        content: bytes, or text to be encoded as UTF-8, with backslashes in place of lone surrogates.
+        mode: the permissions of the file, before the process's umask.
+        outlasts_power_cut: whether the content must be on the disk before the file gets its name.
 
     Raises:
-        OSError: it could not be written, with `path` as its file name; what stood there before is as it was.
+        OSError: the file could not be written; the error names `path`, and the old content is still there.
     """
     if isinstance(content, str):
         # A path in an error's message may hold bytes that are no UTF-8.
         content = content.encode("utf-8", errors="backslashreplace")
-    # Hidden, and no other writer's: several processes may write the same file at a time.
+    # The name is random, because several processes may write the same file at a time.
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -36,9 +36,9 @@ def write_whole(
                 os.fsync(file.fileno())
         unfinished.rename(path)
     except BaseException as error:
-        with suppress(OSError):  # it was perhaps never made
+        with suppress(OSError):  # the file was perhaps never made
             unfinished.unlink()
         if isinstance(error, OSError):
-            # The name that the caller, and perhaps a person, knows.
+            # The caller, and perhaps a person, knows this name and not the random one.
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise

@@ -1,1 +1,1 @@
-"""What follows from the settings before anything starts, worked out without torch."""
+"""Conclusions from the settings, drawn before anything starts and without torch: epochs, workers, trials, suitability."""

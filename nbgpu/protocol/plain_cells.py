@@ -1,8 +1,8 @@
-"""One switch for all that makes an empty distributed cell quick, and takes liberties with ipykernel and ipyparallel for it.
+"""The switch that turns off the short cuts of distributed cells.
 
-With NBGPU_PLAIN_CELLS=1 in the environment of the notebook's kernel, and so in that of its engines, cells are sent, run and answered
-the way in which these libraries do it. That is slower, and nothing else: what goes wrong only without it is the fault of one
-of the accelerations, as after an upgrade that moved a private name.
+With NBGPU_PLAIN_CELLS=1 in the environment of the notebook's kernel, and so of its engines, ipykernel and ipyparallel send, run
+and answer cells in their own way, which takes some milliseconds longer. A fault that goes away with the switch lies in one of
+the short cuts, as after an upgrade that has moved a private name.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ VARIABLE = "NBGPU_PLAIN_CELLS"
 
 
 def are_plain() -> bool:
-    """Whether the accelerations are left out in this process."""
+    """Whether this process leaves the short cuts out."""
     return os.environ.get(VARIABLE, "") not in ("", "0")

@@ -1,1 +1,1 @@
-"""A run's folder: who writes what into it, and how it is read. No torch."""
+"""The folder of a run: its files, how they are written, and how they are read without torch."""

@@ -1,4 +1,4 @@
-"""What shows runs, sweeps and cells to a person, and the controls."""
+"""The views and controls that a person sees: of cells, of runs and of sweeps."""
 
 from __future__ import annotations
 

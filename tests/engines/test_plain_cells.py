@@ -1,4 +1,4 @@
-"""NBGPU_PLAIN_CELLS=1: cells do the same without what makes them quick."""
+"""NBGPU_PLAIN_CELLS=1: cells do the same without their short cuts."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One distributed cell: sent to all ranks, its output merged, its questions asked."""
+"""A distributed cell: how it is sent to all ranks, and how their outputs become one text."""

@@ -1,1 +1,1 @@
-"""The cluster that a person holds: start, status, restart, release, stop."""
+"""The cluster that a person holds: start, status, restart, release and stop."""

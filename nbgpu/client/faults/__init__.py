@@ -1,1 +1,1 @@
-"""What goes wrong on ranks, as the notebook sees it: deaths, hangs, mismatched collectives, stacks."""
+"""Faults of ranks as the notebook sees them: deaths, hangs, mismatched collectives, and where each rank stands."""

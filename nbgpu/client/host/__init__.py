@@ -1,1 +1,1 @@
-"""What is known of this host: the clusters that run on it, and what `nbgpu doctor` finds."""
+"""The host as the notebook's side knows it: the clusters that run on it, and the findings of `nbgpu doctor`."""

@@ -80,8 +80,8 @@ def _versions() -> Iterator[Finding]:
     for name, installed, tried in newer_than_tried():
         yield warn(
             "packages",
-            f"{name} {installed} is newer than nbgpu was tried with, {tried}",
-            f"nothing as long as cells and runs are as ever; else pip install '{name}=={tried}.*'",
+            f"{name} {installed} is newer than {tried}, with which nbgpu was tried",
+            f"if cells or runs misbehave: pip install '{name}=={tried}.*'",
         )
     ipykernel = metadata.version("ipykernel")
     if tuple(int(part) for part in ipykernel.split(".")[:2]) < _PANELS_DURING_A_CELL:

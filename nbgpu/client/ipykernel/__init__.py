@@ -1,1 +1,1 @@
-"""What the notebook's side does to its own kernel and page, by ipykernel's private names."""
+"""Changes to the notebook's own kernel, and to the page in front of it, that need private names of ipykernel."""

@@ -1,1 +1,1 @@
-"""What a person types: magics, completion, and how a cell gets to the ranks."""
+"""The commands of a notebook: magics and completion, and the way of a cell to the ranks."""

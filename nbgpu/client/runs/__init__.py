@@ -1,1 +1,1 @@
-"""One run on the ranks: its plan, its handle, its watch, its end."""
+"""A run on the ranks: its plan, its handle, its watch and its end."""

@@ -1,1 +1,1 @@
-"""Many runs with different settings, as one thing."""
+"""Sweeps: many runs with different settings, held as one."""

@@ -1,1 +1,1 @@
-"""The variables of the ranks: the table of them, transfer, definitions, reloading."""
+"""The variables of the ranks: their table, their transfer, the definitions of functions and classes, reloading."""

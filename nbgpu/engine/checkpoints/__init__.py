@@ -1,1 +1,1 @@
-"""Checkpoints: their files, and when they are written."""
+"""Checkpoints: their files, and the thread that writes them."""

@@ -1,1 +1,1 @@
-"""Data of a run: which samples a rank reads when, decoded, augmented, and in batches."""
+"""The data of a run: which samples a rank reads when, how they are decoded and augmented, and their batches."""

@@ -1,1 +1,1 @@
-"""Steps on generated batches, or on shapes alone, that tell what a run will take of the memory."""
+"""Dry runs: steps on generated batches, or on shapes alone, which tell how much memory a run will take."""

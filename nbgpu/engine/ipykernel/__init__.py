@@ -1,1 +1,1 @@
-"""What a rank does to its own kernel, by the private names of ipykernel and IPython."""
+"""Changes to the kernel of a rank that need private names of ipykernel and IPython."""

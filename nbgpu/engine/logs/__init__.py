@@ -1,1 +1,1 @@
-"""What a run leaves behind to look at: metrics, profiles, timelines, TensorBoard and W&B."""
+"""The logs of a run: metrics, profiles, timelines, TensorBoard and W&B."""

@@ -1,1 +1,1 @@
-"""Memory of a rank: who has it, how much it may have, and how it is given back."""
+"""The memory of a rank: its use, its limit, and how it is given back."""

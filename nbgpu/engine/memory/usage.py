@@ -451,9 +451,9 @@ def watch_cells(shell: Any, rank: int, device: torch.device) -> None:
 
 
 def let_go(error: BaseException | None) -> None:
-    """Gives up the tensors that an error holds: those of the functions in its traceback, and of a backward that it cut off.
+    """Frees the tensors that an error holds: those of the functions in its traceback, and those of a backward that it cut off.
 
-    Whoever keeps a traceback keeps its frames. Python keeps the last one in `sys.last_traceback`, and IPython a few more.
+    A traceback that is kept keeps its frames. Python keeps the last one in `sys.last_traceback`, and IPython a few more.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -471,8 +471,8 @@ def let_go(error: BaseException | None) -> None:
 def _empty_autograd_queue() -> None:
     """Drops the nodes that a failed backward had yet to visit, and with them the activations that they have saved.
 
-    On the CPU autograd keeps them in a queue of the thread, and drops them when the next backward begins. A step that
-    has no room for them would fail in its forward, and so never come to that.
+    On the CPU autograd keeps these nodes in a queue of the thread, and drops them when the thread's next backward begins. A
+    step that has no room beside them fails in its forward, and never comes to a backward.
     """
     with torch.inference_mode(False):
         torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True).backward()

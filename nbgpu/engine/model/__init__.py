@@ -1,1 +1,1 @@
-"""The model and what trains it: strategy, optimizer, schedule, precision, averages, random numbers."""
+"""The model and everything that trains it: strategy, optimizer, schedule, precision, averages, random numbers."""

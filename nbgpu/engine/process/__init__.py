@@ -1,1 +1,1 @@
-"""How the process of a rank comes to be: the server that forks it, and what is set up in it."""
+"""The process of a rank: the server that forks it, and the setting up of its kernel."""

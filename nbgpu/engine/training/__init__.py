@@ -1,1 +1,1 @@
-"""The two loops, and what they do at each step."""
+"""The two loops, one that trains a model and one that searches for a tensor, and the work of each step."""

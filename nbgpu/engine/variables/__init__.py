@@ -1,1 +1,1 @@
-"""The person's variables on a rank: described, sent, completed, defined anew, and what of them hangs on a group."""
+"""The person's variables on a rank: description, transfer, completion, definitions, and their process groups."""

@@ -1,1 +1,1 @@
-"""What a recipe and a problem are to the engine, and how one is found by its name."""
+"""The protocols of recipes and problems, and how one of them is found by its name."""

@@ -1,1 +1,1 @@
-"""What a person sees of a distributed cell: its text as it comes, and the button that stops it."""
+"""The views of a distributed cell: its text as it comes, and the button that stops it."""

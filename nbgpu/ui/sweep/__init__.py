@@ -1,1 +1,1 @@
-"""What a person sees of a sweep: its live table, its report, its lines in a terminal."""
+"""The views of a sweep: the live table, the report, and the lines in a terminal."""
