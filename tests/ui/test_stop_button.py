@@ -14,7 +14,8 @@ from kernel import Kernel
 from kernel import kernel as start_kernel
 from lab import Notebook, browser_page, jupyter_lab
 from rows import Measured, row
-from test_kernel import new_subshell, say
+
+from widgets import new_subshell, say
 
 BOUND_S = 30
 START = "%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2"

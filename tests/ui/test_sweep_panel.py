@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from kernel import kernel as start_kernel
-from test_kernel import new_subshell, run_cell, say, wait_for
+
+from widgets import new_subshell, run_cell, say, wait_for
 
 HANG_S = 200
 

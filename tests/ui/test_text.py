@@ -17,10 +17,10 @@ from kernel import kernel as start_kernel
 from lab import Notebook, browser_page, jupyter_lab, screenshot
 from nbconvert import HTMLExporter
 from playwright.sync_api import Page, expect
-from test_kernel import new_subshell, say
 
 from nbgpu.client.cells.merging import Block
 from nbgpu.ui.cell.text_html import bundle
+from widgets import new_subshell, say
 
 BOUND_S = 30
 WIDGET = "application/vnd.jupyter.widget-view+json"
