@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+SUPPORT = REPOSITORY / "tests" / "support"
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 IN_CI = os.environ.get("CI") == "true"
 

@@ -1,7 +1,7 @@
 """Every function of the engine that the notebook's side calls on ranks.
 
 The notebook's side names them by strings, because it imports neither the engine nor torch. They stand in one place, so
-that a function which is moved or renamed is missed by a test (tests/unit/test_calls.py) and not by a person.
+that a function which is moved or renamed is missed by a test (tests/unit/protocol/test_calls.py) and not by a person.
 """
 
 from __future__ import annotations

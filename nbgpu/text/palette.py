@@ -4,7 +4,7 @@ The eight began as the Okabe-Ito set (Okabe and Ito 2008, "Color Universal Desig
 vanish on a white page and whose black vanishes on a dark one. A search then moved each, within its hue, to
 where the two most alike differ most: by at least 18 (CIE 1976 colour difference) for people with common
 colour vision, protanopia, deuteranopia and tritanopia alike, with a contrast of 3:1 or more on a white page
-and on JupyterLab's dark one. tests/unit/test_palette.py holds the colours to that.
+and on JupyterLab's dark one. tests/unit/text/test_palette.py holds the colours to that.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPOSITORY / "tests"))
+sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests" / "support")]
 
 import epochs  # noqa: E402
 import microstructures  # noqa: E402

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from conftest import chromium
-from ui.lab import Notebook, browser_page, jupyter_lab
+from lab import Notebook, browser_page, jupyter_lab
 
 NUM_FOR_WARMING_UP = 5
 

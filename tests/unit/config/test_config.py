@@ -21,7 +21,7 @@ from nbgpu.config import (
 from nbgpu.config.settings import bounds, control_fields, markdown_table, unused
 from nbgpu.errors import ConfigError
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 MODELS = [ClusterConfig, *TRAIN_CONFIGS.values()]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import faults
 import pandas as pd
 import pytest
+from conftest import SUPPORT
 
 import nbgpu
 from nbgpu.client.runs.run import Run
@@ -50,7 +51,7 @@ def epochs(folder: Path) -> list[dict[str, Any]]:
 
 def _read_wandb(path: Path) -> dict[str, Any]:
     # In a process of its own: W&B makes temporary folders when it is imported.
-    command = [sys.executable, str(Path(__file__).parents[1] / "wandb_file.py"), str(path)]
+    command = [sys.executable, str(SUPPORT / "wandb_file.py"), str(path)]
     read: dict[str, Any] = json.loads(subprocess.check_output(command, text=True))
     return read
 

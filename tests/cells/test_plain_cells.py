@@ -45,12 +45,12 @@ def test_the_switch_leaves_all_of_it_out(switch: str) -> None:
 @pytest.mark.parametrize(
     "file",
     [
-        "engines/test_cells.py",
-        "engines/test_output.py",
-        "engines/test_await.py",
-        "engines/test_magics_around.py",
-        "engines/test_questions.py",
-        "faults/test_interrupts.py",
+        "cells/test_cells.py",
+        "cells/test_output.py",
+        "cells/test_await.py",
+        "cells/test_magics_around.py",
+        "cells/test_questions.py",
+        "faults/cells/test_interrupts.py",
     ],
 )
 def test_the_tests_of_cells_pass_with_it(file: str, tmp_path: Path) -> None:

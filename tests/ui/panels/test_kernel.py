@@ -9,13 +9,13 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from conftest import SUPPORT
 from jupyter_client.blocking import BlockingKernelClient
 from kernel import kernel as start_kernel
 from nbclient import NotebookClient
 
 from widgets import new_subshell, run_cell, say, wait_for, widget_id
 
-HERE = Path(__file__).resolve().parent
 WHILE_THE_CELL_RUNS_S = 6
 """What waited for the blocking cell would take twice as long."""
 
@@ -23,7 +23,7 @@ WHILE_THE_CELL_RUNS_S = 6
 def start_code(folder: Path, steps: int = 100_000) -> str:
     return f"""
 import sys
-sys.path.insert(0, {str(HERE)!r})
+sys.path.insert(0, {str(SUPPORT)!r})
 from pathlib import Path
 from recorded import RecordedRun
 from nbgpu.ui.run.panel import show

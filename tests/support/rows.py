@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 import pytest
 
-RESULTS = Path(__file__).resolve().parent / "_artifacts" / "faults.json"
+RESULTS = Path(__file__).resolve().parents[1] / "_artifacts" / "faults.json"
 REPEATS = int(os.environ.get("SOAK_REPEATS", "1"))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pairs
 import psutil
 import pytest
+from conftest import SUPPORT
 
 import nbgpu
 from nbgpu.recipes.phantoms import phantom
@@ -23,7 +24,7 @@ from nbgpu.recipes.phantoms import phantom
 @pytest.fixture(scope="module")
 def ranks(cluster2: nbgpu.Cluster) -> nbgpu.Cluster:
     """They know `pairs`, and so do their workers."""
-    cluster2.execute(f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import pairs")
+    cluster2.execute(f"import sys; sys.path.insert(0, {str(SUPPORT)!r}); import pairs")
     return cluster2
 
 

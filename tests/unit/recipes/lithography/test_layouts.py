@@ -24,7 +24,7 @@ from nbgpu.recipes.lithography.rasterise import rasterised
 from nbgpu.recipes.lithography.recipe import Lithography
 from nbgpu.recipes.lithography.tiles import tiles
 
-REAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "layouts"
+REAL = Path(__file__).resolve().parents[6] / "shared" / "data" / "layouts"
 REAL = REAL if REAL.is_dir() else Path("/work/shared/data/layouts")
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"the real layouts are not at {REAL}")
 

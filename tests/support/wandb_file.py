@@ -1,6 +1,6 @@
 """Reads what W&B wrote in its offline mode, as JSON. The package itself only sends such a file on.
 
-python tests/wandb_file.py run-ID.wandb
+python tests/support/wandb_file.py run-ID.wandb
 """
 
 from __future__ import annotations

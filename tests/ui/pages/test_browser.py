@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
 from typing import Any
 
 import faults
 import jupyterlab
 import pytest
+from conftest import SUPPORT
 from lab import Lab, Notebook, screenshot
 from packaging.version import Version
 from playwright.sync_api import Locator, Page, expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.long]
 
-HERE = Path(__file__).resolve().parent
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PLOTLY = "application/vnd.plotly.v1+json"
 
@@ -282,7 +281,7 @@ def _recorded_run(steps: int, num_ranks: int = 2) -> str:
     return f"""
 import sys, tempfile
 from pathlib import Path
-sys.path.insert(0, {str(HERE)!r})
+sys.path.insert(0, {str(SUPPORT)!r})
 from recorded import RecordedRun
 from nbgpu.ui.run.panel import show
 run = RecordedRun(Path(tempfile.mkdtemp(dir='.')), num_ranks={num_ranks}, steps={steps})

@@ -1,4 +1,4 @@
-"""Where a step's time went, from the intervals of a trace. Real traces are in tests/engines/test_profiler.py."""
+"""Where a step's time went, from the intervals of a trace. Real traces are in tests/runs/test_profiler.py."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import REPOSITORY
+from conftest import REPOSITORY, SUPPORT
 from safetensors.torch import load_file
 
 from nbgpu.run_folder import checkpoint_files
@@ -67,7 +67,7 @@ def _losses(
     argument = json.dumps([({**COMMON, **settings}, norm) for settings, norm in runs.values()])
     command = [
         sys.executable,
-        str(Path(__file__).with_name("regression.py")),
+        str(SUPPORT / "regression.py"),
         str(num_ranks),
         argument,
         *folder,

@@ -14,6 +14,7 @@ import leaks
 import pandas as pd
 import psutil
 import pytest
+from conftest import SUPPORT
 
 import nbgpu
 
@@ -77,7 +78,7 @@ def test_logs_go_on_where_the_rank_that_died_had_got_to(tmp_path: Path) -> None:
 
     logged: set[int] = set()
     for path in (run.folder / "wandb").glob("offline-run-*/*.wandb"):
-        command = [sys.executable, str(Path(__file__).parents[1] / "wandb_file.py"), str(path)]
+        command = [sys.executable, str(SUPPORT / "wandb_file.py"), str(path)]
         written = json.loads(subprocess.check_output(command, text=True))
         assert written["id"] == run.folder.name
         logged |= {step["_step"] for step in written["history"]}
