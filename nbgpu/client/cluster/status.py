@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from nbgpu.client.faults.stacks import Lookout, told
+from nbgpu.text.tables import aligned
 
 if TYPE_CHECKING:
     from nbgpu.client.cluster.cluster import Cluster
@@ -27,11 +28,7 @@ def table(cluster: Cluster, lookout: Lookout) -> str:
         except psutil.NoSuchProcess:
             memory, state = "", "gone"
         rows.append((str(rank), device.label(), str(pids[rank]), memory, state))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
-    return "\n".join([cluster.describe(), *lines])
+    return "\n".join([cluster.describe(), *aligned(rows)])
 
 
 def _state(cluster: Cluster, rank: int, lookout: Lookout) -> str:

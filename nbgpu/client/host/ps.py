@@ -12,6 +12,7 @@ from nbgpu.errors import ClusterError, NoClusterError, RunError
 from nbgpu.machine import processes
 from nbgpu.run_folder import lines
 from nbgpu.run_folder.telemetry import parse, record_path
+from nbgpu.text.tables import aligned
 
 _TAIL_BYTES = 8192
 
@@ -38,11 +39,7 @@ def table() -> str:
         )
         for entry in known
     ]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    shown = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
-    return "\n".join([*shown, *notes])
+    return "\n".join([*aligned(rows), *notes])
 
 
 def stop(names: Sequence[str], everything: bool = False) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbgpu.text.sizes import in_words
+from nbgpu.text.tables import aligned
 
 _MARGIN = 1 / 10
 """Of the largest size that fitted: what a run's loggers and checkpoints take beside the steps."""
@@ -40,14 +41,7 @@ class BatchSizes:
             )
             for t in self.tried
         ]
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = [
-            "  ".join(
-                [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]
-            ).rstrip()
-            for row in rows
-        ]
         margin = f", which is {self.largest} less a margin" if self.batch_size < self.largest else ""
-        return "\n".join([*lines, f"take batch_size={self.batch_size}{margin}"])
+        return "\n".join([*aligned(rows), f"take batch_size={self.batch_size}{margin}"])
 
     __repr__ = __str__

@@ -11,6 +11,7 @@ from nbgpu.client.engines.ranks import reference
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import Variable
 from nbgpu.text.ranks import rank_ranges
+from nbgpu.text.tables import aligned
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,15 +112,8 @@ class VariableTable:
             return "the ranks have no variables of such a name"
         used = [i for i in range(len(_HEADINGS)) if any(line[i] for line in lines)]
         table = [[row[i] for i in used] for row in (_HEADINGS, *lines)]
-        widths = [max(len(row[i]) for row in table) for i in range(len(used))]
-        right = [_HEADINGS[i] == _RIGHT_ALIGNED for i in used]
-        return "\n".join(
-            "  ".join(
-                text.rjust(width) if is_right else text.ljust(width)
-                for text, width, is_right in zip(row, widths, right, strict=True)
-            ).rstrip()
-            for row in table
-        )
+        right = [at for at, column in enumerate(used) if _HEADINGS[column] == _RIGHT_ALIGNED]
+        return "\n".join(aligned(table, right))
 
     def __repr__(self) -> str:
         return str(self)

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from nbgpu.client.sweeps.trial import LOSS, Curve
 from nbgpu.text.palette import RANK_COLORS, rank_color
+from nbgpu.text.tables import aligned
 from nbgpu.ui.run.charts import GRID_COLOR, TEXT_COLOR, render_svg, smoothed, style_axes
 from nbgpu.ui.sweep.rows import Row, columns, rows
 
@@ -158,10 +159,8 @@ def text(sweep: Sweep) -> str:
     """The same as plain text."""
     shown = rows(sweep, sweep.ranking())
     lines = [columns(sweep), *(row.cells for row in shown)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    table = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
     errors = [f"trial {row.number}: {row.error}" for row in shown if row.error]
-    return "\n".join([sweep.describe(), *table, *errors, str(sweep.folder)])
+    return "\n".join([sweep.describe(), *aligned(lines), *errors, str(sweep.folder)])
 
 
 _CSS = """
