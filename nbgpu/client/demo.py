@@ -27,6 +27,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 from traitlets.config import Config
 
+from nbgpu.run_folder import names
+
 CELL_TIMEOUT_S = 1200
 NOTE_PERIOD_S = 10.0
 
@@ -58,7 +60,7 @@ def execute(notebook: Path, folder: Path, console: Console) -> bool:
 
     console.print(f"notebook  {executed.resolve()}", soft_wrap=True)
     console.print(f"page      {page.resolve()}", soft_wrap=True)
-    reports = [p for p in folder.rglob("report.html") if p.stat().st_mtime >= begun_s]
+    reports = [p for p in folder.rglob(names.REPORT) if p.stat().st_mtime >= begun_s]
     for report in sorted(reports, key=lambda p: p.stat().st_mtime):
         console.print(f"report    {report.resolve()}", soft_wrap=True)
     if problem is not None:

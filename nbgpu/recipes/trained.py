@@ -8,12 +8,13 @@ from typing import Literal
 import torch
 from torch import nn
 
-from nbgpu.config import OwnConfig, read_toml
+from nbgpu.config import OwnConfig
 from nbgpu.engine.checkpoints import files as checkpoint
 from nbgpu.engine.model import precision
 from nbgpu.engine.workload import by_name
 from nbgpu.errors import ConfigError, RunError
 from nbgpu.run_folder import checkpoint_files
+from nbgpu.run_folder import folder as runs
 
 
 def load_trained(
@@ -32,7 +33,7 @@ def load_trained(
         RunError: there is no such checkpoint, or it is damaged.
     """
     folder = Path(run_folder).absolute()
-    _, config = read_toml(folder / "run.toml")
+    _, config = runs.read_settings(folder)
     if isinstance(config, OwnConfig) and not trust:
         file = folder / Path(config.recipe).name
         raise ConfigError(

@@ -22,18 +22,15 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from nbgpu.config import ClusterConfig, TrainConfig, own_file, write_toml
+from nbgpu.config import ClusterConfig, TrainConfig, own_file, read_toml, write_toml
 from nbgpu.errors import ConfigError, RunError
 from nbgpu.machine import extras
 from nbgpu.machine.devices import inventory
 from nbgpu.machine.files import write_whole
 from nbgpu.protocol.records import FINAL_STATES, RankFailure, RunInfo, RunState
-from nbgpu.run_folder import lines, resume
+from nbgpu.run_folder import lines, names, resume
 
 _log = logging.getLogger("nbgpu.runs")
-
-INFO = "run_info.json"
-CHANGES = "changes.jsonl"
 
 _PACKAGES = ("nbgpu", "torch", "monai", "ipyparallel", "ipykernel", "plotly", "numpy")
 
@@ -55,13 +52,13 @@ def create(config: TrainConfig, cluster: ClusterConfig) -> Path:
     missing = [path for path in (runs_dir, *runs_dir.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, mode=0o700)
-        write_toml(folder / "run.toml", cluster, config)
+        write_toml(folder / names.SETTINGS, cluster, config)
         if own_file.is_file(config.recipe):
             # A rank that comes in the middle of the run computes what the others do, also where the file was edited meanwhile.
             shutil.copy(config.recipe, folder)
         if config.resume:
             beginning.write(folder)
-        (folder / "env.json").write_text(json.dumps(_environment(), indent=2) + "\n")
+        (folder / names.ENVIRONMENT).write_text(json.dumps(_environment(), indent=2) + "\n")
     except BaseException as error:
         # Half of a run's folder is of no use.
         shutil.rmtree(folder, ignore_errors=True)
@@ -82,6 +79,15 @@ def create(config: TrainConfig, cluster: ClusterConfig) -> Path:
             runs_dir,
         )
     return folder
+
+
+def read_settings(folder: Path) -> tuple[ClusterConfig, TrainConfig]:
+    """The settings that a run was started with.
+
+    Raises:
+        ConfigError: the folder is no run's, or its settings cannot be read.
+    """
+    return read_toml(folder / names.SETTINGS)
 
 
 def who_may_rename(folder: Path) -> str:
@@ -169,7 +175,7 @@ def read_info(folder: Path) -> RunInfo:
         FileNotFoundError: it is not there; the ranks have not looked at their data.
         RunError: it cannot be read.
     """
-    fields = lines.load(folder / INFO)
+    fields = lines.load(folder / names.INFO)
     try:
         return RunInfo.from_json(fields)
     except ValueError as error:
@@ -190,7 +196,7 @@ def telling_what_is_not_written(tell: Callable[[str], None]) -> Iterator[None]:
 def note_change(folder: Path, step: int, settings: Mapping[str, Any]) -> None:
     """Notes in `changes.jsonl` that a run goes on with other settings after a step. `run.toml` stays as it began."""
     line = json.dumps({"time_s": time.time(), "step": step, "set": dict(settings)})
-    with (folder / CHANGES).open("a") as file:
+    with (folder / names.CHANGES).open("a") as file:
         file.write(line + "\n")
 
 
@@ -204,7 +210,7 @@ def with_changes(config: TrainConfig, folder: Path) -> TrainConfig:
         ConfigError: a change is of no setting of this run, or its value is not valid.
         RunError: the file cannot be opened.
     """
-    path = folder / CHANGES
+    path = folder / names.CHANGES
     try:
         read = lines.load_lines(path)
     except FileNotFoundError:

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Protocol
 
 from nbgpu.run_folder import folder as runs
-from nbgpu.run_folder import lines
+from nbgpu.run_folder import lines, names
 from nbgpu.run_folder.metrics_table import Epoch, Epochs, Ledger, Row
+from nbgpu.run_folder.names import EPOCHS, METRICS
 from nbgpu.run_folder.telemetry import Tail
 
 _log = logging.getLogger("nbgpu.logbook")
 
-METRICS = "metrics.csv"
-EPOCHS = "epochs.jsonl"
 _KEYS = ("step", "epoch", "rank", "time_s")
 _LAST_LINES_BYTES = 2**20
 """More than the rows of one step."""
@@ -270,7 +269,7 @@ def complete(folder: Path, last_step: int, surely: bool = False) -> None:
         last_step: the last one that any rank has recorded.
         surely: make them anew in any case, because their last steps may lack a rank's rows.
     """
-    if not (folder / runs.INFO).exists():
+    if not (folder / names.INFO).exists():
         return
     if surely or _last_step(folder / METRICS) < last_step:
         for name in (METRICS, EPOCHS):

@@ -11,13 +11,12 @@ from typing import Any
 from nbgpu.config import TrainConfig, read_tables
 from nbgpu.config.settings import shapes_the_model
 from nbgpu.errors import ConfigError, RunError
-from nbgpu.run_folder import checkpoint_files, lines
+from nbgpu.run_folder import checkpoint_files, lines, names
 
 AUTO = "auto"
 BEST = "best"
 """Behind a run's folder: not its newest checkpoint, but the one with the best validation."""
 
-_FILE = "resume.json"
 _CHANGE_NO_RESULT = frozenset(
     {
         "resume",
@@ -45,12 +44,12 @@ class Beginning:
     """What a person should know of how it was chosen."""
 
     def write(self, run_folder: Path) -> None:
-        (run_folder / _FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
+        (run_folder / names.RESUMED_FROM).write_text(json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def read(cls, run_folder: Path) -> Beginning:
         """What was written into a run's folder; the first step where nothing was."""
-        path = run_folder / _FILE
+        path = run_folder / names.RESUMED_FROM
         try:
             fields = lines.load(path)
             return cls(str(fields["checkpoint"]), int(fields["step"]), tuple(map(str, fields["notes"])))
@@ -126,7 +125,9 @@ def _best_of(run_folder: Path) -> Path:
 def _all_of(runs_dir: Path, recipe: str) -> list[Path]:
     """Every checkpoint of every run of a recipe, the newest first."""
     # Another user's run is taken only where its folder is named.
-    mine = [path for path in runs_dir.glob("*/run.toml") if path.parent.lstat().st_uid == os.geteuid()]
+    mine = [
+        path for path in runs_dir.glob(f"*/{names.SETTINGS}") if path.parent.lstat().st_uid == os.geteuid()
+    ]
     folders = [path.parent for path in mine if _recipe_of(path) == recipe]
     return sorted(
         (c for folder in folders for c in checkpoint_files.checkpoints(folder)), key=_age, reverse=True

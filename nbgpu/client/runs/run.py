@@ -19,7 +19,7 @@ from nbgpu.client.runs.ending import Ending
 from nbgpu.client.runs.metrics_frame import frame_of
 from nbgpu.client.runs.plan import Plan
 from nbgpu.client.runs.watch import Host, RunWatch
-from nbgpu.config import TrainConfig, read_toml
+from nbgpu.config import TrainConfig
 from nbgpu.config.settings import steerable
 from nbgpu.errors import ConfigError, NbgpuError, RankError, RunError
 from nbgpu.machine.signals import uninterrupted
@@ -33,7 +33,7 @@ from nbgpu.protocol.records import (
     RunInfo,
     RunState,
 )
-from nbgpu.run_folder import checkpoint_files, metrics_files, resume
+from nbgpu.run_folder import checkpoint_files, metrics_files, names, resume
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.telemetry import Reader, send_command, send_settings
 
@@ -114,7 +114,7 @@ class Run:
     def rejoin(cls, folder: Path, host: Host) -> Run:
         """The handle of a run that another process started; what the ranks returned stands in the run's folder."""
         runs.require_own(folder)
-        _, config = read_toml(folder / "run.toml")
+        _, config = runs.read_settings(folder)
         config = runs.with_changes(config, folder)
         results = {rank: LeftResult(folder, rank) for rank in range(len(host.devices))}
         run = cls(folder, config, _info(folder, config, host), host, results)
@@ -125,7 +125,7 @@ class Run:
     @property
     def info(self) -> RunInfo:
         """What a reader needs to know of the run; of the data nothing is known until the ranks have looked at them."""
-        path = self.folder / runs.INFO
+        path = self.folder / names.INFO
         try:
             written_ns = path.stat().st_mtime_ns
         except FileNotFoundError:
@@ -409,6 +409,6 @@ def _info(folder: Path, config: TrainConfig, host: Host) -> RunInfo:
         steps_per_epoch=0,
         batch_size=config.batch_size,
         global_batch_size=config.samples_per_step(len(host.devices)),
-        started_s=(folder / "run.toml").stat().st_mtime,
+        started_s=(folder / names.SETTINGS).stat().st_mtime,
         resumed_from=resume.Beginning.read(folder).checkpoint,
     )

@@ -16,7 +16,7 @@ from nbgpu.config import TrainConfig
 from nbgpu.errors import NbgpuError, RankError, RunError
 from nbgpu.planning import trials
 from nbgpu.protocol.records import Event, RankFailure, RunState, Sample
-from nbgpu.run_folder import checkpoint_files, resume
+from nbgpu.run_folder import checkpoint_files, names, resume
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.telemetry import START, Reader
 
@@ -155,7 +155,7 @@ class Trial:
     @property
     def run_folders(self) -> list[Path]:
         """The folders of its runs, the oldest first."""
-        return sorted((p.parent for p in self.folder.glob("*/run.toml")), key=_made_ns)
+        return sorted((p.parent for p in self.folder.glob(f"*/{names.SETTINGS}")), key=_made_ns)
 
     def metrics(self) -> pd.DataFrame:
         """Every number that the ranks recorded, as `Run.metrics` gives it; what was done again stands there once."""
@@ -239,7 +239,7 @@ class Trial:
         self._step = step
         self._half_told = {}
         self._seconds_before = self.seconds
-        self._started_s = (folder / "run.toml").stat().st_mtime
+        self._started_s = (folder / names.SETTINGS).stat().st_mtime
 
     def _refresh(self) -> None:
         with self._lock:
@@ -276,4 +276,4 @@ def _reader_of(run_folder: Path) -> Reader:
 
 
 def _made_ns(folder: Path) -> int:
-    return (folder / "run.toml").stat().st_mtime_ns
+    return (folder / names.SETTINGS).stat().st_mtime_ns

@@ -16,6 +16,7 @@ from torch import nn
 from nbgpu.config import TrainConfig
 from nbgpu.engine.logs.histograms import Histograms
 from nbgpu.engine.logs.wandb_log import WandBLog
+from nbgpu.run_folder import names
 from nbgpu.run_folder.metrics_files import Logbook, Sink
 from nbgpu.run_folder.telemetry import Recorder
 
@@ -81,7 +82,7 @@ class Books:
 
     def _open(self) -> Logbook | None:
         """None before the ranks have looked at the data, which is before the first step."""
-        if not (self._folder / "run_info.json").exists():
+        if not (self._folder / names.INFO).exists():
             return None
         more: dict[str, Callable[[int], Sink]] = {}
         if self._config.tensorboard:

@@ -12,7 +12,7 @@ from nbgpu.engine.group.group import Membership
 from nbgpu.machine.files import write_whole
 from nbgpu.protocol.records import Device, RunInfo
 from nbgpu.run_folder import folder as runs
-from nbgpu.run_folder import resume
+from nbgpu.run_folder import names, resume
 
 
 def write(
@@ -37,7 +37,7 @@ def write(
         data: how the data come to the ranks, a sentence each.
         began: (steps, epochs) that were done when an epoch got this number of steps.
     """
-    path = folder / runs.INFO
+    path = folder / names.INFO
     earlier = runs.read_info(folder) if path.exists() else None
     # A run that goes back to a checkpoint does later sections again.
     sections = [section for section in earlier.epochs_from if section[0] < began[0]] if earlier else []

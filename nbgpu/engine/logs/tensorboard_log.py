@@ -11,6 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from nbgpu.engine.logs.histograms import Histograms
 from nbgpu.engine.logs.step_values import epoch_values, step_values, steps_of
+from nbgpu.run_folder import names
 from nbgpu.run_folder.metrics_table import Epoch, Row
 
 FOLDER = "tensorboard"
@@ -32,7 +33,7 @@ class TensorBoardLog:
         self._writer = SummaryWriter(str(folder / FOLDER), purge_step=known_step + 1)
         if not known_step:
             # Four spaces make it a block of code in Markdown.
-            lines = (folder / "run.toml").read_text().splitlines()
+            lines = (folder / names.SETTINGS).read_text().splitlines()
             self._writer.add_text("settings", "\n".join(f"    {line}" for line in lines))
 
     def take(self, rows: Sequence[Row], epochs: Sequence[Epoch]) -> None:

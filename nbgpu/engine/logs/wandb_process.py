@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from queue import SimpleQueue
 
-from nbgpu.config import read_toml
+from nbgpu.run_folder import folder as runs
 
 
 def main(folder: Path) -> None:
@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
     lines: SimpleQueue[str | None] = SimpleQueue()
     # Read at once, so that the rank never waits for W&B.
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
-    _, config = read_toml(folder / "run.toml")
+    _, config = runs.read_settings(folder)
     if config.wandb == "offline":
         # Without it W&B asks for the names of its own servers even so.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")

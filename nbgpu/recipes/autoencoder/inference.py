@@ -19,7 +19,7 @@ from monai.networks.nets import AutoencoderKL
 from torch import Tensor
 from torch.nn import functional
 
-from nbgpu.config import AutoencoderConfig, read_toml
+from nbgpu.config import AutoencoderConfig
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.volumes import (
     READ_ERRORS,
@@ -36,6 +36,7 @@ from nbgpu.recipes.autoencoder.prepare import item_of, mni152
 from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.recipes.phantoms import phantom
 from nbgpu.recipes.trained import load_trained
+from nbgpu.run_folder import folder as runs
 
 INDEX = "latents.json"
 
@@ -162,7 +163,7 @@ def encode_volumes(
         RunError: the run has no such checkpoint.
     """
     folder, out = Path(run_folder).absolute(), Path(out).absolute()
-    _, config = read_toml(folder / "run.toml")
+    _, config = runs.read_settings(folder)
     if not isinstance(config, AutoencoderConfig):
         raise ConfigError(f"{folder} is a run of the recipe {config.recipe!r}, and 'autoencoder' is needed")
     shrink = 2 ** (len(config.channels) - 1)

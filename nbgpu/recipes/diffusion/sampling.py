@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from nbgpu.config import DiffusionConfig, read_toml
+from nbgpu.config import DiffusionConfig
 from nbgpu.engine.data.decoding import Item
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.diffusion.files import MODALITIES, find_cases
 from nbgpu.recipes.diffusion.recipe import Diffusion, as_item, quality
 from nbgpu.recipes.trained import load_trained
+from nbgpu.run_folder import folder as runs
 
 
 def sample_share(
@@ -41,7 +42,7 @@ def sample_share(
         RunError: there is no whole checkpoint.
         DataError: a file cannot be used.
     """
-    _, config = read_toml(Path(run_folder) / "run.toml")
+    _, config = runs.read_settings(Path(run_folder))
     if not isinstance(config, DiffusionConfig):
         raise ConfigError(f"{run_folder} is a run of the recipe {config.recipe!r}, and not of 'diffusion'")
     changed = config.changed(size=config.edge, **settings)

@@ -25,7 +25,7 @@ from nbgpu.protocol.records import (
     RunInfo,
     RunState,
 )
-from nbgpu.run_folder import lines
+from nbgpu.run_folder import lines, names
 from nbgpu.run_folder.metrics_table import Epoch, epochs_of
 from nbgpu.run_folder.telemetry import Reader
 from nbgpu.ui.cell.ansi import to_html
@@ -96,7 +96,7 @@ def write_report(run: Told) -> Path:
     Raises:
         OSError: the folder cannot be written to.
     """
-    path = run.folder / "report.html"
+    path = run.folder / names.REPORT
     write_whole(path, report_html(run))
     return path
 
@@ -227,7 +227,7 @@ def _devices(devices: Iterable[Device]) -> str:
 def _versions(folder: Path) -> str:
     """What the run's `env.json` says of packages, GPUs and the working tree."""
     try:
-        told = lines.load(folder / "env.json")
+        told = lines.load(folder / names.ENVIRONMENT)
         rows = [
             ("Python", told["python"]),
             ("host", told["platform"]),

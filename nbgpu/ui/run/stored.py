@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from nbgpu.config import read_toml
 from nbgpu.errors import RunError
 from nbgpu.protocol.records import FINAL_STATES, RankFailure, RankStatus, RunState
 from nbgpu.run_folder import folder as runs
@@ -31,7 +30,7 @@ class StoredRun:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
-        _, self.config = read_toml(folder / "run.toml")
+        _, self.config = runs.read_settings(folder)
         try:
             self.info = runs.read_info(folder)
         except FileNotFoundError:

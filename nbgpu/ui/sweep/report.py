@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbgpu.machine.files import write_whole
+from nbgpu.run_folder import names
 from nbgpu.ui.cell.ansi import to_html
 from nbgpu.ui.run.snapshot import page
 from nbgpu.ui.sweep.rows import columns, rows
@@ -20,7 +21,7 @@ _CSS = ".nbgpu-sweep-error { background: rgba(255,0,0,.13); white-space: pre-wra
 
 def write_report(sweep: Sweep) -> Path:
     """Writes the page; OSError where the folder cannot be written to."""
-    path = sweep.folder / "report.html"
+    path = sweep.folder / names.REPORT
     write_whole(path, report_html(sweep))
     return path
 

@@ -1,0 +1,17 @@
+"""The names of the files in a run's folder."""
+
+from __future__ import annotations
+
+SETTINGS = "run.toml"
+"""What the run was asked for; it also starts the run again, under torchrun or with `--config`."""
+ENVIRONMENT = "env.json"
+"""Versions, host and commit."""
+RESUMED_FROM = "resume.json"
+"""The checkpoint that the run goes on from."""
+INFO = "run_info.json"
+"""What the ranks found before the first step: devices, lengths, data."""
+CHANGES = "changes.jsonl"
+"""Settings that were changed while the run was going on."""
+METRICS = "metrics.csv"
+EPOCHS = "epochs.jsonl"
+REPORT = "report.html"
