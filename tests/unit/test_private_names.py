@@ -112,6 +112,13 @@ torch.utils.data.dataloader:_MultiProcessingDataLoaderIter
 """
 """By owner (a module, or a class in one): the names, and the parameters where it is a function that Python can read."""
 
+ROOMS = {
+    "ipykernel": {"client/ipykernel", "engine/ipykernel", "protocol/streams.py"},
+    "IPython": {"engine/ipykernel"},
+    "ipyparallel": {"client/engines"},
+}
+"""By library: where its private names may stand. `protocol/streams.py` has what both sides do to ipykernel's streams."""
+
 ONLY_IN_SOME_VERSIONS = {"_mesh_resources", "_dump_nccl_trace_json"}
 """Names that are looked for, and left alone where they are not there."""
 
@@ -236,16 +243,16 @@ def looked_up_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield node.value, node.lineno
 
 
-def used() -> dict[str, str]:
-    """By private name of another library: where nbgpu uses it first."""
+def used() -> dict[str, list[str]]:
+    """By private name of another library: every place where nbgpu uses it."""
     trees = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
     own = own_names(trees)
-    places: dict[str, str] = {}
+    places: dict[str, list[str]] = {}
     for path, tree in trees.items():
         looked_up = [(name, line) for name, line in looked_up_names(tree) if name not in own]
         for name, line in [*imported_names(tree), *looked_up]:
             if name not in NOT_OF_THESE_LIBRARIES:
-                places.setdefault(name, f"{path.relative_to(PACKAGE)}:{line}")
+                places.setdefault(name, []).append(f"{path.relative_to(PACKAGE)}:{line}")
     return places
 
 
@@ -265,6 +272,20 @@ def test_every_private_name_is_listed_and_every_listed_one_is_used() -> None:
     places = used()
     assert {name: place for name, place in places.items() if name not in names} == {}
     assert names - set(places) - OF_ITS_SUBCLASSES == set()
+
+
+def test_each_library_has_rooms_for_its_private_names() -> None:
+    libraries: dict[str, set[str]] = {}
+    for owner, name, _ in listed():
+        libraries.setdefault(name, set()).add(re.split(r"[.:]", owner)[0])
+    outside = [
+        f"{name} of {library} at {place}"
+        for name, places in used().items()
+        for library in libraries.get(name, ())
+        for place in places
+        if library in ROOMS and not any(place.startswith(room) for room in ROOMS[library])
+    ]
+    assert outside == []
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import ipyparallel as ipp
-import zmq
 from IPython.core.getipython import get_ipython
 
+from nbgpu.client.ipykernel.stdin import Page, can_ask_without_waiting
 from nbgpu.machine.unix_sockets import short_path
 from nbgpu.protocol.records import Question
 
@@ -168,49 +168,7 @@ def _person() -> _Person | None:
         return _AtTerminal() if shell is not None else None
     if not kernel.get_parent("shell").get("content", {}).get("allow_stdin", False):
         return None
-    # Private names, which ipykernel has had from 6.29 to 7.4: they make it possible to ask and not to wait.
-    if hasattr(kernel, "_input_request") and hasattr(kernel, "stdin_socket"):
-        return _AtPage(kernel)
-    return _AtTerminal()
-
-
-class _AtPage:
-    """Asks with a box under the cell, as a kernel's own `input()` does, and goes on while nothing is typed."""
-
-    def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
-        self._request_id = ""
-
-    def ask(self, prompt: str, password: bool) -> None:
-        # Answers to questions that are over.
-        while self._receive() is not None:
-            pass
-        ask = self._kernel.getpass if password else self._kernel.raw_input
-        self._kernel._input_request = self._send
-        try:
-            ask(prompt)
-        finally:
-            del self._kernel._input_request
-
-    def _send(self, prompt: str, ident: Any, parent: Any, password: bool = False) -> str:
-        """Stands in for the function that sends and waits."""
-        content = {"prompt": prompt, "password": password}
-        sent = self._kernel.session.send(
-            self._kernel.stdin_socket, "input_request", content, parent, ident=ident
-        )
-        self._request_id = sent["header"]["msg_id"]
-        return ""
-
-    def answer(self) -> str | None:
-        while (reply := self._receive()) is not None:
-            # Pages say which question they answer; other clients need not.
-            if reply["parent_header"].get("msg_id", self._request_id) == self._request_id:
-                return str(reply["content"].get("value", ""))
-        return None
-
-    def _receive(self) -> Any:
-        _, reply = self._kernel.session.recv(self._kernel.stdin_socket, mode=zmq.NOBLOCK)
-        return reply
+    return Page(kernel) if can_ask_without_waiting(kernel) else _AtTerminal()
 
 
 class _AtTerminal:

@@ -301,9 +301,7 @@ def _take(seat: Seat) -> Seat:
     cell_options.follow(shell.kernel)  # type: ignore[attr-defined]
     bars.draw_as_text()
     interrupts.reach_only_the_persons_code(shell.kernel)  # type: ignore[attr-defined]
-    # After a cell that failed, ipykernel drops what comes before it has come to rest. The client sends the call that
-    # forms the group anew, and the next cell, as soon as it has the answer. (A private name, from 6.29 to 7.4.)
-    shell.kernel._abort_queues = lambda *_: None  # type: ignore[attr-defined]
+    execution.keep_requests_after_errors(shell.kernel)  # type: ignore[attr-defined]
     if not are_plain():
         publishing.say_only_what_is_heard(shell.kernel)  # type: ignore[attr-defined]
     remains.clear_before_each_request(shell.kernel)  # type: ignore[attr-defined]
