@@ -51,7 +51,7 @@ from nbgpu.machine import devices, interpreter, transports
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import Device, RankFailure, RunState
 from nbgpu.run_folder import folder as runs
-from nbgpu.run_folder.telemetry import Recorder
+from nbgpu.run_folder.recorder import Recorder
 
 Loop = Trainer | Minimiser
 

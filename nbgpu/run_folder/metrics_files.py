@@ -18,7 +18,7 @@ from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import lines, names
 from nbgpu.run_folder.metrics_table import Epoch, Epochs, Ledger, Row
 from nbgpu.run_folder.names import EPOCHS, METRICS
-from nbgpu.run_folder.telemetry import Tail
+from nbgpu.run_folder.rank_files import Tail
 
 _log = logging.getLogger("nbgpu.logbook")
 

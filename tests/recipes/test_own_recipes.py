@@ -18,7 +18,7 @@ import nbgpu
 from nbgpu.config import OwnConfig, own_file, train_config
 from nbgpu.recipes.own import Own
 from nbgpu.recipes.trained import load_trained
-from nbgpu.run_folder.telemetry import Reader
+from nbgpu.run_folder.reader import Reader
 
 COUNTING = '''
 import random

@@ -19,7 +19,7 @@ from nbgpu.client.runs.run import Run
 from nbgpu.config import ClusterConfig, train_config, write_toml
 from nbgpu.protocol.records import Event, Sample
 from nbgpu.run_folder import checkpoint_files
-from nbgpu.run_folder.telemetry import Reader
+from nbgpu.run_folder.reader import Reader
 
 SMALL: dict[str, Any] = {
     "data": "phantoms",

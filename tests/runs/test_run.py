@@ -21,7 +21,7 @@ import nbgpu
 from nbgpu.client.runs.run import Run
 from nbgpu.config import ClusterConfig, train_config, write_toml
 from nbgpu.protocol.records import Event, Sample
-from nbgpu.run_folder.telemetry import Reader
+from nbgpu.run_folder.reader import Reader
 
 SMALL: dict[str, Any] = {
     "data": "phantoms",

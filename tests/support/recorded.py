@@ -12,7 +12,9 @@ from typing import Any
 from nbgpu.config import TrainConfig, train_config
 from nbgpu.errors import RunError
 from nbgpu.protocol.records import Device, RankFailure, RankStatus, RunInfo
-from nbgpu.run_folder.telemetry import CommandWatch, Reader, Recorder, send_command
+from nbgpu.run_folder.commands import CommandWatch, send_command
+from nbgpu.run_folder.reader import Reader
+from nbgpu.run_folder.recorder import Recorder
 
 GIB = 2**30
 

@@ -27,7 +27,8 @@ from nbgpu.machine import devices
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import Sample
 from nbgpu.run_folder import resume
-from nbgpu.run_folder.telemetry import Reader, Recorder
+from nbgpu.run_folder.reader import Reader
+from nbgpu.run_folder.recorder import Recorder
 
 SAMPLES_PER_STEP = 8
 NUM_SAMPLES = 40

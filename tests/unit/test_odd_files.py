@@ -25,7 +25,9 @@ from nbgpu.protocol.records import PROFILE_PARTS, Sample
 from nbgpu.recipes.lithography.recipe import pairs_of
 from nbgpu.run_folder import checkpoint_files, lines, metrics_files, resume
 from nbgpu.run_folder import folder as runs
-from nbgpu.run_folder.telemetry import WINDOW, CommandWatch, Reader, Tail
+from nbgpu.run_folder.commands import CommandWatch
+from nbgpu.run_folder.rank_files import Tail
+from nbgpu.run_folder.reader import WINDOW, Reader
 from nbgpu.ui.run.snapshot import bundle, write_report
 from nbgpu.ui.run.stored import StoredRun
 

@@ -11,7 +11,7 @@ from nbgpu.client.host.registry import Footprint
 from nbgpu.errors import ClusterError, NoClusterError, RunError
 from nbgpu.machine import processes
 from nbgpu.run_folder import lines
-from nbgpu.run_folder.telemetry import parse, record_path
+from nbgpu.run_folder.rank_files import parse, record_path
 from nbgpu.text.tables import aligned
 
 _TAIL_BYTES = 8192

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nbgpu.protocol.records import Sample
-from nbgpu.run_folder.telemetry import Reader
+from nbgpu.run_folder.reader import Reader
 
 if TYPE_CHECKING:
     import pandas as pd

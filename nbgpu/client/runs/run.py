@@ -35,7 +35,8 @@ from nbgpu.protocol.records import (
 )
 from nbgpu.run_folder import checkpoint_files, metrics_files, names, resume
 from nbgpu.run_folder import folder as runs
-from nbgpu.run_folder.telemetry import Reader, send_command, send_settings
+from nbgpu.run_folder.commands import send_command, send_settings
+from nbgpu.run_folder.reader import Reader
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,7 +18,7 @@ from nbgpu.planning import trials
 from nbgpu.protocol.records import Event, RankFailure, RunState, Sample
 from nbgpu.run_folder import checkpoint_files, names, resume
 from nbgpu.run_folder import folder as runs
-from nbgpu.run_folder.telemetry import START, Reader
+from nbgpu.run_folder.reader import START, Reader
 
 if TYPE_CHECKING:
     import pandas as pd

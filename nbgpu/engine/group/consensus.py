@@ -17,7 +17,7 @@ import torch.distributed as dist
 from nbgpu.engine.group import exchange
 from nbgpu.errors import DataError, NbgpuError, RunError
 from nbgpu.protocol.records import Command
-from nbgpu.run_folder.telemetry import CommandWatch
+from nbgpu.run_folder.commands import CommandWatch
 
 Result = TypeVar("Result")
 

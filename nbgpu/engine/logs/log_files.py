@@ -18,7 +18,7 @@ from nbgpu.engine.logs.histograms import Histograms
 from nbgpu.engine.logs.wandb_log import WandBLog
 from nbgpu.run_folder import names
 from nbgpu.run_folder.metrics_files import Logbook, Sink
-from nbgpu.run_folder.telemetry import Recorder
+from nbgpu.run_folder.recorder import Recorder
 
 _PERIOD_S = 1.0
 _POLL_PERIOD_S = 0.02

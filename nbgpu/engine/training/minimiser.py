@@ -31,7 +31,8 @@ from nbgpu.protocol.records import Command, Device, RunState, cluster_folder
 from nbgpu.run_folder import checkpoint_files
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.checkpoint_files import Score
-from nbgpu.run_folder.telemetry import CommandWatch, Recorder
+from nbgpu.run_folder.commands import CommandWatch
+from nbgpu.run_folder.recorder import Recorder
 from nbgpu.text.sizes import in_words
 
 _PAUSE_POLL_S = 0.05

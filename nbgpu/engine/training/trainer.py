@@ -47,7 +47,8 @@ from nbgpu.machine.signals import uninterrupted
 from nbgpu.protocol.records import Command, Device, RunState, cluster_folder
 from nbgpu.run_folder import checkpoint_files
 from nbgpu.run_folder import folder as runs
-from nbgpu.run_folder.telemetry import CommandWatch, Recorder
+from nbgpu.run_folder.commands import CommandWatch
+from nbgpu.run_folder.recorder import Recorder
 
 _log = logging.getLogger("nbgpu.trainer")
 _PAUSE_POLL_S = 0.05

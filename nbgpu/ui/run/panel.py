@@ -30,7 +30,7 @@ from IPython.display import DisplayHandle, display, update_display
 from nbgpu.client.ipykernel.page import answer_while_busy, has_frontend, has_subshells
 from nbgpu.errors import NbgpuError
 from nbgpu.protocol.records import FINAL_STATES, Event
-from nbgpu.run_folder.telemetry import START
+from nbgpu.run_folder.reader import START
 from nbgpu.text.palette import rank_color
 from nbgpu.ui.run import wording
 from nbgpu.ui.run.comm_protocol import SeriesIds, encode

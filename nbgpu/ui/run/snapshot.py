@@ -27,7 +27,7 @@ from nbgpu.protocol.records import (
 )
 from nbgpu.run_folder import lines, names
 from nbgpu.run_folder.metrics_table import Epoch, epochs_of
-from nbgpu.run_folder.telemetry import Reader
+from nbgpu.run_folder.reader import Reader
 from nbgpu.ui.cell.ansi import to_html
 from nbgpu.ui.run import wording
 from nbgpu.ui.run.charts import charts, plotly_figure, svg

@@ -10,7 +10,7 @@ from nbgpu.errors import RunError
 from nbgpu.protocol.records import FINAL_STATES, RankFailure, RankStatus, RunState
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import metrics_files
-from nbgpu.run_folder.telemetry import Reader
+from nbgpu.run_folder.reader import Reader
 
 
 class StoredRun:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from nbgpu.protocol.records import Event, RankStatus
 from nbgpu.run_folder import resume
-from nbgpu.run_folder.telemetry import START
+from nbgpu.run_folder.reader import START
 from nbgpu.text.palette import rank_color
 from nbgpu.ui.run import wording
 from nbgpu.ui.run.history import History

@@ -13,7 +13,7 @@ import pytest
 from recorded import RecordedRun
 from rows import row
 
-from nbgpu.run_folder.telemetry import Reader
+from nbgpu.run_folder.reader import Reader
 from nbgpu.text.palette import rank_color
 from nbgpu.ui.run.snapshot import bundle, page, report_html, write_report
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nbgpu.protocol.records import Device, EpochSpan, Event, RankFailure, RankStatus, RunInfo, Sample
-from nbgpu.run_folder.telemetry import parse
+from nbgpu.run_folder.rank_files import parse
 
 GPU = Device("cuda", "NVIDIA H200", "GPU-1f2e", 3, 150_000_000_000)
 CPU = Device("cpu", "A processor", "", 1, 8_000_000_000)

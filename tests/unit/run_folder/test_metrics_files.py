@@ -12,7 +12,8 @@ import pytest
 from nbgpu.protocol.records import Device, EpochSpan, Event, RunInfo, Sample
 from nbgpu.run_folder import metrics_files
 from nbgpu.run_folder.metrics_table import Epoch, Epochs, Ledger, Row
-from nbgpu.run_folder.telemetry import Recorder, Tail, record_path
+from nbgpu.run_folder.rank_files import Tail, record_path
+from nbgpu.run_folder.recorder import Recorder
 
 
 def sample(rank: int, step: int, **values: float) -> Sample:

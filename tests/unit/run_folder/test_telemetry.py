@@ -18,16 +18,10 @@ import pytest
 import zmq
 
 from nbgpu.protocol.records import Device, Event, Sample
-from nbgpu.run_folder.telemetry import (
-    START,
-    WINDOW,
-    CommandWatch,
-    Reader,
-    Record,
-    Recorder,
-    record_path,
-    send_command,
-)
+from nbgpu.run_folder.commands import CommandWatch, send_command
+from nbgpu.run_folder.rank_files import Record, record_path
+from nbgpu.run_folder.reader import START, WINDOW, Reader
+from nbgpu.run_folder.recorder import Recorder
 
 HANG_S = 30.0
 """Far longer than anything here takes: only something that hangs reaches it."""
@@ -420,7 +414,7 @@ def test_garbage_on_the_socket_disturbs_nobody(tmp_path: Path) -> None:
 
 def test_a_killed_rank_leaves_all_that_it_had_written(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from nbgpu.run_folder.telemetry import Recorder\n"
+        "import sys, time; from pathlib import Path; from nbgpu.run_folder.recorder import Recorder\n"
         "recorder = Recorder(Path(sys.argv[1]), 0)\n"
         "for step in range(100): recorder.sample(step, loss=0.0)\n"
         "time.sleep(60)"

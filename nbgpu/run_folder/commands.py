@@ -1,0 +1,137 @@
+"""What a person asks of a run while it goes on: lines of `commands.jsonl`, which the notebook writes and rank 0 reads."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from nbgpu.protocol.records import Command
+from nbgpu.run_folder import lines
+
+_log = logging.getLogger("nbgpu.telemetry")
+
+_COMMANDS = "commands.jsonl"
+
+
+def send_command(folder: Path, command: Command, cluster_folder: Path | None = None) -> None:
+    """Asks a run to pause, go on or stop: one line in `commands.jsonl`, which rank 0 watches.
+
+    A file and not a socket, because it works the same for a run that torchrun started, is protected as the
+    run's folder is, and stays as a record of what was asked and when.
+
+    Args:
+        folder: the run's.
+        cluster_folder: takes the line where the run's folder cannot: it was deleted, or its disk is full or read-only.
+
+    Raises:
+        OSError: neither folder can be written.
+    """
+    _send(folder, {"command": command}, cluster_folder)
+
+
+def send_settings(folder: Path, values: Mapping[str, Any], cluster_folder: Path | None = None) -> None:
+    """Asks a run to go on with other settings, as `send_command` does. `values` are JSON, by field."""
+    _send(folder, {"set": dict(values)}, cluster_folder)
+
+
+def _send(folder: Path, asked: dict[str, Any], cluster_folder: Path | None) -> None:
+    line = json.dumps({"time_s": time.time(), **asked}).encode() + b"\n"
+    try:
+        _append_whole(folder / _COMMANDS, line)
+    except OSError:
+        if cluster_folder is None:
+            raise
+        _append_whole(_commands_beside(cluster_folder, folder), line)
+
+
+def _append_whole(path: Path, line: bytes) -> None:
+    """Appends a line, or nothing of it: half a line on a full disk would spoil the next one."""
+    with path.open("ab", buffering=0) as file:
+        size_bytes = file.tell()
+        try:
+            if file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            file.truncate(size_bytes)
+            raise
+
+
+def _commands_beside(cluster_folder: Path, folder: Path) -> Path:
+    """Where the commands to a run are whose own folder cannot be written."""
+    return cluster_folder / f"{folder.name}.{_COMMANDS}"
+
+
+class CommandWatch:
+    """Rank 0's view of what was asked of a run: the newest command, and new settings.
+
+    Args:
+        folder: the run's.
+        cluster_folder: as for `send_command`.
+    """
+
+    def __init__(self, folder: Path, cluster_folder: Path | None = None) -> None:
+        paths = [folder / _COMMANDS]
+        if cluster_folder is not None:
+            paths.append(_commands_beside(cluster_folder, folder))
+        self._offsets_bytes = dict.fromkeys(paths, 0)
+        self._settings: dict[str, Any] = {}
+
+    @property
+    def has_settings(self) -> bool:
+        """Whether `newest` has come across settings that nobody has taken."""
+        return bool(self._settings)
+
+    def take_settings(self) -> dict[str, Any]:
+        """What `newest` came across since it was taken last; of a field that was set twice the newer value."""
+        taken, self._settings = self._settings, {}
+        return taken
+
+    def newest(self) -> Command | None:
+        """The newest command since the last call, or None; a stop is never overruled by what follows it."""
+        asked = [fields for path in self._offsets_bytes for fields in self._new_in(path)]
+        for fields in asked:
+            self._settings |= fields.get("set", {})
+        commands: list[Command] = [fields["command"] for fields in asked if "command" in fields]
+        if "stop" in commands:
+            return "stop"
+        return commands[-1] if commands else None
+
+    def _new_in(self, path: Path) -> list[dict[str, Any]]:
+        try:
+            if path.stat().st_size <= self._offsets_bytes[path]:
+                return []
+            with path.open("rb") as file:
+                file.seek(self._offsets_bytes[path])
+                batch = file.read()
+        except OSError:  # nothing was asked yet, or the folder is gone
+            return []
+        new = lines.whole(batch)
+        self._offsets_bytes[path] += sum(map(len, new)) + len(new)
+        asked = [_request(line) for line in new]
+        if None in asked:
+            _log.warning(
+                "%s of the new lines of %s are not what nbgpu writes, and were passed over",
+                asked.count(None),
+                path,
+            )
+        return [fields for fields in asked if fields is not None]
+
+
+def _request(line: bytes) -> dict[str, Any] | None:
+    """What a line of `commands.jsonl` asks for; None where it is not what nbgpu writes."""
+    try:
+        fields = lines.decode(line)
+    except ValueError:
+        return None
+    is_known = (
+        isinstance(fields, dict)
+        and fields.get("command", "stop") in get_args(Command)
+        and isinstance(fields.get("set", {}), dict)
+    )
+    return fields if is_known else None

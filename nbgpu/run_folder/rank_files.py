@@ -1,0 +1,134 @@
+"""A rank's two files in the run's folder: `rankN.jsonl`, with a record in each line, and `rankN.endpoint.json`, which says where
+the rank sends the same records while the run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+from nbgpu.protocol.bounds import MAX_NUMBER, is_time
+from nbgpu.protocol.records import DAMAGE, PROFILE_PARTS, Event, RunState, Sample
+from nbgpu.run_folder import lines
+from nbgpu.run_folder.metrics_table import STEP_SERIES
+
+HEARTBEAT_PERIOD_S = 0.5
+HEARTBEAT = b"\n"
+"""What the socket carries where there is no new record for so long."""
+
+_FLOAT, _NUMBERS = {float}, {float, int}
+
+Record = Sample | Event
+
+
+def record_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.jsonl"
+
+
+def endpoint_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.endpoint.json"
+
+
+def parse(rank: int, line: bytes) -> Record:
+    """One line of `rankN.jsonl` as a record.
+
+    Raises:
+        ValueError: it is not what a Recorder writes.
+    """
+    fields = lines.decode(line)
+    try:
+        record = Event(rank=rank, **fields) if "kind" in fields else Sample(rank=rank, **fields)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    seq, step, time_s = record.seq, record.step, record.time_s
+    if type(seq) is not int or type(step) is not int or not (0 <= step <= MAX_NUMBER and is_time(time_s)):
+        raise ValueError("seq, time_s or step is no number of its kind")
+    if isinstance(record, Event):
+        _require_event(record)
+    elif not _are_numbers(record.values):
+        raise ValueError("values are not numbers by series")
+    return record
+
+
+def _are_numbers(values: object) -> bool:
+    """Whether these can be the numbers of a sample. A loss may be NaN or infinite; what is measured of each step may not."""
+    if type(values) is not dict:
+        return False
+    types = {*map(type, values.values())}
+    if not types <= _FLOAT and not (types <= _NUMBERS and all(map(_fits_a_float, values.values()))):
+        return False
+    if STEP_SERIES not in values:
+        return True
+    known: dict[str, float] = values
+    get = known.get
+    # Four comparisons, because a loop over the names takes longer than all of the rest.
+    return (
+        0 <= known[STEP_SERIES] <= MAX_NUMBER
+        and 0 <= get("samples_per_s", -1) <= MAX_NUMBER
+        and 0 <= get("compute_s", 0) <= MAX_NUMBER
+        and 0 <= get("data_s", 0) <= MAX_NUMBER
+    )
+
+
+def _fits_a_float(value: float) -> bool:
+    return isinstance(value, float) or abs(value) <= MAX_NUMBER
+
+
+def _require_event(event: Event) -> None:
+    """Raises ValueError where an event lacks what those who show it ask for."""
+    if not (isinstance(event.kind, str) and isinstance(event.text, str) and isinstance(event.detail, dict)):
+        raise ValueError("kind, text or detail is of another type")
+    lines.require_shallow(event.detail)
+    if event.kind == "state" and event.text not in get_args(RunState):
+        raise ValueError(f"{event.text!r} is no state")
+    if event.kind == "pictures" and not isinstance(event.detail.get("images"), dict):
+        raise ValueError("the event has no pictures")
+    if event.kind == "profile":
+        seconds = [event.detail.get(f"{part}_s") for part in PROFILE_PARTS]
+        step_s, steps = event.detail.get("step_s"), event.detail.get("steps")
+        if not (all(map(is_time, [step_s, *seconds])) and step_s and type(steps) is list and len(steps) == 2):
+            raise ValueError("the event has no times of steps")
+
+
+def parse_or_mark(rank: int, line: bytes, number: int) -> Record:
+    """A line of a file as a record; an event of the kind DAMAGE stands for one that cannot be read.
+
+    Args:
+        rank: whose file it is.
+        line: without its end.
+        number: how many lines stand before it, which is the record's `seq`.
+    """
+    try:
+        return parse(rank, line)
+    except ValueError:
+        return Event(rank=rank, seq=number, time_s=0.0, step=0, kind=DAMAGE, text="")
+
+
+class Tail:
+    """Reads the file of one rank piece by piece, and keeps nothing of it.
+
+    Args:
+        folder: the run's folder.
+        rank: whose records.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._path = record_path(folder, rank)
+        self._rank = rank
+        self._offset_bytes = 0
+        self._num_lines = 0
+
+    def new(self) -> list[Record]:
+        """The records since the last call; empty where the rank has not begun to write.
+
+        Raises:
+            RunError: there is something else than a file, or it cannot be opened.
+        """
+        try:
+            with lines.open_file(self._path) as file:
+                file.seek(self._offset_bytes)
+                new = lines.whole(file.read())
+        except FileNotFoundError:
+            return []
+        self._offset_bytes += sum(map(len, new)) + len(new)
+        begin, self._num_lines = self._num_lines, self._num_lines + len(new)
+        return [parse_or_mark(self._rank, line, number) for number, line in enumerate(new, begin)]

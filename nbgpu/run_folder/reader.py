@@ -1,0 +1,347 @@
+"""Reads the records of all ranks of a run: from their sockets while the run goes on, and from their files."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import zmq
+
+from nbgpu.errors import RunError
+from nbgpu.protocol.records import DAMAGE, STATES_OF_NO_STEP, Device, Event, RankStatus, RunState, Sample
+from nbgpu.run_folder import lines
+from nbgpu.run_folder.rank_files import (
+    HEARTBEAT,
+    HEARTBEAT_PERIOD_S,
+    Record,
+    endpoint_path,
+    parse_or_mark,
+    record_path,
+)
+
+_log = logging.getLogger("nbgpu.telemetry")
+
+_POLL_PERIOD_MS = 100
+_READ_BYTES = 2**22
+
+WINDOW = 4096
+"""Records of each rank that a Reader keeps in memory, the newest ones; those before them are read from the files again. A
+record takes about 700 bytes there, and a week of eight ranks would have ten million of them."""
+
+Cursor = tuple[int, ...]
+"""How many records of each rank were taken from a Reader."""
+START: Cursor = ()
+"""The cursor before the first record."""
+
+
+@dataclass
+class _RankSource:
+    """How far one rank's file has been read, and the socket that runs ahead of it."""
+
+    rank: int
+    path: Path
+    offset_bytes: int = 0
+    num_taken: int = 0
+    """Records taken, which is lines: an event of the kind DAMAGE stands for each that cannot be read."""
+    newest: deque[Record] = field(default_factory=deque)
+    """The newest of those, without a gap."""
+    places_bytes: list[int] = field(default_factory=list)
+    """Where each WINDOWth record begins in the file."""
+    damaged_lines: list[int] = field(default_factory=list)
+    """The numbers of the file's lines that cannot be read, counted from 1."""
+    torn_lines: list[int] = field(default_factory=list)
+    """Those whose records do not follow on the records of the lines before them."""
+    shift: int = 0
+    """By how much a record's `seq` differs from the number of lines before it; 0 in a file as a rank writes it."""
+    socket: zmq.Socket[bytes] | None = None
+    endpoint: bytes = b""
+    """Where the socket is connected to; a rank that is replaced has another one."""
+    heard_mono_s: float = field(default_factory=time.monotonic)
+    read_mono_s: float = 0.0
+
+
+def _damage_of(source: _RankSource) -> list[str]:
+    sentences = []
+    if source.damaged_lines:
+        named = lines.passed_over(source.path, source.damaged_lines)
+        sentences.append(f"{named}: curves, tables and events lack what stood there")
+    if source.torn_lines:
+        first, num_more = source.torn_lines[0], len(source.torn_lines) - 1
+        more = f" (nor do {num_more} more lines)" if num_more else ""
+        sentences.append(
+            f"line {first} of {source.path} does not follow on the line before it{more}: lines were taken out, added or moved, "
+            "so that curves, tables and events are not as the rank recorded them"
+        )
+    return sentences
+
+
+class Reader:
+    """Follows every rank of a run, or reads a run that is over.
+
+    Of the samples it keeps the newest in memory (WINDOW), of the events all. What is older is read from the files when
+    somebody asks for it.
+
+    Args:
+        folder: the run's folder.
+        world_size: how many ranks write there.
+        live: whether a thread follows the sockets. What stands in the files is read now in either case.
+
+    Lines of the files that cannot be read are passed over; a warning is logged, and `damage` says which.
+
+    Raises:
+        RunError: something else than a file has a file's name, or a file cannot be opened.
+    """
+
+    def __init__(self, folder: Path, world_size: int, live: bool = True) -> None:
+        self._folder = folder
+        self._sources = [_RankSource(rank, record_path(folder, rank)) for rank in range(world_size)]
+        self._lock = threading.Lock()
+        self._events: list[Event] = []
+        self._states: list[RunState] = ["starting"] * world_size
+        self._steps = [0] * world_size
+        self._values: list[dict[str, float]] = [{} for _ in range(world_size)]
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        for source in self._sources:
+            self._read_file(source)
+        if live:
+            self._thread = threading.Thread(target=self._follow, name="nbgpu-reader", daemon=True)
+            self._thread.start()
+
+    def since(self, cursor: Cursor = START) -> tuple[list[Record], Cursor]:
+        """All records that arrived after `cursor`, in the order of their times, and the cursor for the next call. Of a long
+        run they may be more than there is memory for; `batches` gives them piece by piece."""
+        records: list[Record] = []
+        behind = cursor or (0,) * len(self._sources)
+        for batch, now in self.batches(cursor):
+            records += batch
+            behind = now
+        return records, behind
+
+    def batches(self, cursor: Cursor = START) -> Iterator[tuple[list[Record], Cursor]]:
+        """The records that arrived after `cursor`, at most WINDOW of each rank at a time, each time with the cursor for the
+        next call. In a batch they are in the order of their times."""
+        taken = list(cursor or (0,) * len(self._sources))
+        while True:
+            by_rank = [self._after(source, taken[source.rank]) for source in self._sources]
+            if not any(by_rank):
+                return
+            for rank, records in enumerate(by_rank):
+                taken[rank] += len(records)
+            yield list(heapq.merge(*by_rank, key=lambda record: record.time_s)), tuple(taken)
+
+    def records(self) -> Iterator[Record]:
+        """All records so far, as `batches` gives them, one by one."""
+        return (record for batch, _ in self.batches() for record in batch)
+
+    def events(self) -> list[Event]:
+        """All that has happened on the ranks so far, in the order in which it was heard of."""
+        with self._lock:
+            return list(self._events)
+
+    def damage(self) -> list[str]:
+        """Says which lines of the files were passed over, or are not as the ranks wrote them: a sentence or two for each
+        file, and none where all is well."""
+        with self._lock:
+            return [sentence for source in self._sources for sentence in _damage_of(source)]
+
+    def _after(self, source: _RankSource, count: int) -> list[Record]:
+        """At most WINDOW records of a rank, from the one with this number on."""
+        with self._lock:
+            num_behind = source.num_taken - count
+            if num_behind <= len(source.newest):
+                first = len(source.newest) - num_behind
+                last = min(len(source.newest), first + WINDOW)
+                return [source.newest[i] for i in range(first, last)]
+            index = count // WINDOW
+            begin_bytes = source.places_bytes[index]
+            is_last = index + 1 == len(source.places_bytes)
+            end_bytes = source.offset_bytes if is_last else source.places_bytes[index + 1]
+        with lines.open_file(source.path) as file:
+            file.seek(begin_bytes)
+            read = lines.whole(file.read(end_bytes - begin_bytes))[count - index * WINDOW :]
+        return [parse_or_mark(source.rank, line, number) for number, line in enumerate(read, count)]
+
+    def statuses(self, devices: tuple[Device, ...]) -> list[RankStatus]:
+        """The last known of every rank, in order."""
+        now_s = time.monotonic()
+        with self._lock:
+            return [
+                RankStatus(
+                    rank=s.rank,
+                    state=self._states[s.rank],
+                    step=self._steps[s.rank],
+                    device=devices[s.rank],
+                    silent_s=now_s - s.heard_mono_s if self._thread else 0.0,
+                    values=dict(self._values[s.rank]),
+                )
+                for s in self._sources
+            ]
+
+    def close(self) -> None:
+        """Reads the files to their end and stops following; what was read stays readable."""
+        if self._thread is None:
+            return
+        self._closing.set()
+        self._thread.join()
+        self._thread = None
+
+    def _follow(self) -> None:
+        context = zmq.Context()
+        poller = zmq.Poller()
+        try:
+            while not self._closing.is_set():
+                for source in self._sources:
+                    if (
+                        source.socket is None
+                        or time.monotonic() - source.heard_mono_s > 2 * HEARTBEAT_PERIOD_S
+                    ):
+                        self._connect(context, poller, source)
+                if all(source.socket is None for source in self._sources):
+                    # A poller with nothing to poll returns at once, and this loop would take a core.
+                    self._closing.wait(_POLL_PERIOD_MS / 1000)
+                for socket, _ in poller.poll(_POLL_PERIOD_MS):
+                    source = next(s for s in self._sources if s.socket is socket)
+                    self._receive(source)
+                for source in self._sources:
+                    # A subscriber that comes late misses messages without knowing: look at the file as well.
+                    if time.monotonic() - source.read_mono_s > 1.0:
+                        self._read_file(source)
+            for source in self._sources:
+                self._read_file(source)
+        finally:
+            for source in self._sources:
+                if source.socket is not None:
+                    source.socket.close(0)
+            context.term()
+
+    def _connect(
+        self, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller, source: _RankSource
+    ) -> None:
+        path = endpoint_path(self._folder, source.rank)
+        try:
+            with lines.open_file(path) as file:
+                text = file.read()
+        except (FileNotFoundError, RunError):  # what the file of records says comes without it too
+            return
+        if text == source.endpoint:
+            return
+        if source.socket is not None:
+            poller.unregister(source.socket)
+            source.socket.close(0)
+        source.endpoint = text
+        socket = context.socket(zmq.SUB)
+        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+        socket.subscribe(b"")
+        try:
+            endpoint = lines.decode(text)
+            socket.curve_serverkey = endpoint["public_key"].encode()
+            socket.connect(endpoint["address"])
+        except (ValueError, KeyError, TypeError, AttributeError, zmq.ZMQError) as error:
+            _log.warning(
+                "%s is not what nbgpu writes (%s): the curves of this rank come once a second", path, error
+            )
+            socket.close(0)
+            source.socket = None
+            return
+        poller.register(socket, zmq.POLLIN)
+        source.socket = socket
+
+    def _receive(self, source: _RankSource) -> None:
+        assert source.socket is not None
+        batch = source.socket.recv()
+        source.heard_mono_s = time.monotonic()
+        if batch != HEARTBEAT and not self._take(source, batch, is_file=False):
+            self._read_file(source)
+
+    def _read_file(self, source: _RankSource) -> None:
+        source.read_mono_s = time.monotonic()
+        try:
+            file = lines.open_file(source.path)
+        except FileNotFoundError:  # the rank has not begun to write
+            return
+        known = len(source.damaged_lines), len(source.torn_lines)
+        with file:
+            while True:
+                file.seek(source.offset_bytes)
+                batch = file.read(_READ_BYTES)
+                # The rank may be in the middle of a write: its last line counts once it is whole.
+                if b"\n" not in batch and len(batch) == _READ_BYTES:
+                    batch += file.readline()
+                begin_bytes = source.offset_bytes
+                self._take(source, batch, is_file=True)
+                # While the disk is full, what was heard does not stand in the file.
+                if source.offset_bytes <= os.fstat(file.fileno()).st_size:
+                    with self._lock:
+                        while len(source.newest) > WINDOW:
+                            source.newest.popleft()
+                if source.offset_bytes == begin_bytes:
+                    break
+        if known != (len(source.damaged_lines), len(source.torn_lines)):
+            _log.warning("%s", "\n".join(_damage_of(source)))
+
+    def _take(self, source: _RankSource, batch: bytes, is_file: bool) -> bool:
+        """Takes the records that are next in turn; False if one before them is missing.
+
+        Args:
+            source: what they come from.
+            batch: lines; what stands behind the last whole one counts once it is whole.
+            is_file: the batch begins with the first line of the file that was not taken. It has what there is, so that
+                its records are taken whatever their `seq` says. A socket repeats some, and loses some.
+        """
+        taken: list[Record] = []
+        places_bytes: list[int] = []
+        damaged_lines: list[int] = []
+        torn_lines: list[int] = []
+        num_taken, offset_bytes, shift = source.num_taken, source.offset_bytes, source.shift
+        complete = True
+        for line in lines.whole(batch):
+            record = parse_or_mark(source.rank, line, num_taken)
+            is_damage = isinstance(record, Event) and record.kind == DAMAGE
+            if is_damage and is_file:
+                damaged_lines.append(num_taken + 1)
+            elif is_damage:
+                complete = False
+                break
+            elif record.seq != num_taken + shift:
+                if is_file:
+                    shift = record.seq - num_taken
+                    torn_lines.append(num_taken + 1)
+                elif record.seq < num_taken + shift:
+                    continue
+                else:
+                    complete = False
+                    break
+            if num_taken % WINDOW == 0:
+                places_bytes.append(offset_bytes)
+            num_taken += 1
+            offset_bytes += len(line) + 1
+            taken.append(record)
+        with self._lock:
+            source.num_taken, source.offset_bytes, source.shift = num_taken, offset_bytes, shift
+            source.places_bytes += places_bytes
+            source.damaged_lines += damaged_lines
+            source.torn_lines += torn_lines
+            source.newest.extend(taken)
+            for record in taken:
+                if isinstance(record, Event):
+                    if record.kind == DAMAGE:
+                        continue
+                    self._events.append(record)
+                self._steps[source.rank] = max(self._steps[source.rank], record.step)
+                if isinstance(record, Sample):
+                    self._values[source.rank].update(record.values)
+                elif record.kind == "state":
+                    self._states[source.rank] = cast(RunState, record.text)
+                    if record.text not in STATES_OF_NO_STEP:
+                        # With its weights spread over the ranks a run may go back, to its newest checkpoint.
+                        self._steps[source.rank] = record.step
+        return complete
