@@ -15,6 +15,7 @@ from nbgpu.engine.group import exchange, group, torch_settings
 from nbgpu.engine.group.consensus import raise_together, together
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory import usage as memory
+from nbgpu.engine.memory.budget import SPARE_BYTES
 from nbgpu.engine.model import precision, randomness
 from nbgpu.engine.workload import by_name
 from nbgpu.errors import OutOfMemoryError
@@ -117,7 +118,7 @@ class _Search:
 
     def _try(self, batch_size: int) -> dict[str, Any]:
         assert self._rehearsal is not None, "the search goes on"
-        memory_limit.tighten(memory.SPARE_BYTES)
+        memory_limit.tighten(SPARE_BYTES)
         memory.begin_peak(self._device)
         why = ""
         try:
@@ -138,7 +139,7 @@ class _Search:
                 self._rehearsal.forget_gradients()
         peak_bytes = memory.peak_bytes(self._device)
         memory.free()
-        memory_limit.tighten(memory.SPARE_BYTES)
+        memory_limit.tighten(SPARE_BYTES)
         return {"why": why, "peak_bytes": peak_bytes}
 
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from nbgpu.config import TrainConfig
 from nbgpu.engine.dry_run.steps import Rehearsal, rehearsed
 from nbgpu.engine.memory import limit as memory_limit
-from nbgpu.engine.memory import usage as memory
+from nbgpu.engine.memory.budget import Need, Static
 from nbgpu.engine.model import build as models
 from nbgpu.engine.model import precision
 from nbgpu.engine.model.discriminator import Discriminator
@@ -94,7 +94,7 @@ def parts(config: TrainConfig, device: torch.device, world_size: int) -> dict[st
         begun_bytes = living.now_bytes - rival_bytes
         for _ in range(_NUM_STEPS):
             rehearsal.step(config.batch_size)
-        static = memory.Static.of(rehearsal.model, rehearsal.optimizer, 0)
+        static = Static.of(rehearsal.model, rehearsal.optimizer, 0)
         blocks = [
             sum(p.nbytes for p in block.parameters()) for block in rehearsal.recipe.blocks(rehearsal.model)
         ]
@@ -115,7 +115,7 @@ def parts(config: TrainConfig, device: torch.device, world_size: int) -> dict[st
     return found
 
 
-def need_of(config: TrainConfig, world_size: int) -> memory.Need | None:
+def need_of(config: TrainConfig, world_size: int) -> Need | None:
     """What a run's steps take with any batch size; None where it cannot be told without numbers.
 
     On torch's device 'meta', and not in FakeTensorMode as `parts`, because that takes seconds of imports: other ranks wait
@@ -137,7 +137,7 @@ def need_of(config: TrainConfig, world_size: int) -> memory.Need | None:
         state_bytes //= world_size
     if rival is not None:
         state_bytes += 4 * sum(p.nbytes for p in rival.network.parameters())
-    return memory.Need(state_bytes + max(0, 2 * one_bytes - two_bytes), max(1, two_bytes - one_bytes))
+    return Need(state_bytes + max(0, 2 * one_bytes - two_bytes), max(1, two_bytes - one_bytes))
 
 
 def _activations(config: TrainConfig, model: nn.Module, rival: Discriminator | None, batch_size: int) -> int:

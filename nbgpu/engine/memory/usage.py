@@ -1,8 +1,7 @@
-"""What is said, and given back, when a rank can get no more memory.
+"""How much memory a process holds, and what is said, and given back, when a cell can get no more of it.
 
-torch and numpy say how much was asked for. What the person needs to know is who holds the rest, and what would have
-fitted: for a training run parameters, gradients, optimizer state, activations and a batch size; for a cell the
-largest of their variables, by name.
+torch and numpy say how much was asked for. What the person needs to know is who holds the rest: of a cell the largest of
+their variables, by name. What is said of a training run is in `budget.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import resource
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nbgpu.config import TrainConfig
 from nbgpu.engine.frames import is_library
 from nbgpu.engine.memory import heap
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory.undisturbed import undisturbed
 from nbgpu.errors import NbgpuError, OutOfMemoryError
 from nbgpu.text.sizes import UNITS, in_words
-
-_PACKAGE = str(Path(__file__).parents[2])
 
 _WORDS_OF_OTHER_TYPES = (
     "DefaultCPUAllocator: can't allocate memory",
@@ -49,12 +45,6 @@ _ONEDNN = "could not create a primitive"
 
 _ASKED = re.compile(r"allocate (?P<number>[\d.]+) (?P<unit>bytes|[KMGTPE]iB)")
 
-SPARE_BYTES = 96 * 2**20
-"""Of what a CPU rank may have, for a run's loggers and checkpoints, and for the kernels that oneDNN makes and keeps for each
-shape: steps that were tried leave some behind."""
-_BESIDE_SHAPES = 0.3
-"""What a step takes beside the tensors that have a shape, as a share: the kernels' scratch memory, and what allocators
-keep. For the autoencoder on CPU ranks it was 0.1 to 0.2."""
 _NUM_VARIABLES_NAMED = 6
 _NUM_ITEMS_SEEN = 10_000
 """Items of a container that are looked at: a list of a million numbers must not hold up the message."""
@@ -77,7 +67,7 @@ class Usage:
 
     @classmethod
     def of(cls, device: torch.device) -> Usage:
-        """What is held at this moment; the peak is since `before_run`, or that of the process; on the CPU it is this moment's."""
+        """What is held at this moment; the peak is since `begin_peak`, or that of the process; on the CPU it is this moment's."""
         if device.type == "cuda":
             free_bytes, total_bytes = torch.cuda.mem_get_info(device)
             could_have_bytes = torch.cuda.memory_reserved(device) + free_bytes
@@ -96,6 +86,20 @@ class Usage:
         if (within_limit_bytes := memory_limit.left_bytes()) is not None:
             left_bytes = min(left_bytes, within_limit_bytes)
         return cls(process.rss, process.rss, process.rss, process.rss + left_bytes, host.total)
+
+    def in_words(self, device: torch.device) -> str:
+        """'1.2 GiB resident; the host has ...', for `device`, of which it was taken."""
+        left = in_words(max(0, self.could_have_bytes - self.reserved_bytes))
+        if device.type == "cuda":
+            return (
+                f"{in_words(self.peak_bytes)} allocated, {in_words(self.reserved_bytes)} reserved; {device} has "
+                f"{in_words(self.total_bytes)}, of which {left} were left for this rank"
+            )
+        now = f", {in_words(self.used_bytes)} at the end" if self.used_bytes < self.peak_bytes else ""
+        return (
+            f"{in_words(self.peak_bytes)} resident{now}; the host has {in_words(self.total_bytes)}, of which {left} were left "
+            "for this rank"
+        )
 
 
 def begin_peak(device: torch.device) -> None:
@@ -134,6 +138,18 @@ def _root(error: BaseException | None) -> BaseException | None:
     return None
 
 
+def refused(error: BaseException, device: torch.device) -> tuple[torch.device, int]:
+    """(The device that had no more memory: this rank's or the CPU; how many bytes were asked for, 0 where that is not known.)
+
+    Args:
+        error: one for which `is_exhausted` holds.
+        device: this rank's.
+    """
+    root = _root(error)
+    assert root is not None, "the error is of another kind"
+    return device if _is_of_gpu(root) else torch.device("cpu"), asked_bytes(str(root))
+
+
 def _is_of_gpu(root: BaseException) -> bool:
     return "CUDA" in str(root).upper() or "CUDNN" in str(root) or "CUBLAS" in str(root)
 
@@ -142,170 +158,6 @@ def asked_bytes(message: str) -> int:
     """What was asked for, read off the message of torch or numpy; 0 where it does not say."""
     found = _ASKED.search(message)
     return round(float(found["number"]) * 1024 ** UNITS.index(found["unit"])) if found else 0
-
-
-# ---- a training run ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Static:
-    """What a run holds from step to step, in bytes, whatever the batch size."""
-
-    before_bytes: int
-    """What the process held before the run: the cells' variables; on the CPU also Python and its libraries."""
-    parameters_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    average_bytes: int = 0
-    """Of averaged weights (`ema_decay`)."""
-    discriminator_bytes: int = 0
-    """Of all that a discriminator holds."""
-
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        optimizer: Optimizer,
-        before_bytes: int,
-        average: Iterable[Tensor] = (),
-        discriminator: Iterable[Tensor] = (),
-    ) -> Static:
-        """As the tensors say it. Gradients stand in DDP's buckets from the start; the optimizer's state appears with
-        the first step. `before_bytes` is what `before_run` gave."""
-        state = (value for values in optimizer.state.values() for value in values.values())
-        return cls(
-            before_bytes=before_bytes,
-            parameters_bytes=_num_bytes([*model.parameters(), *model.buffers()]),
-            gradients_bytes=_num_bytes(p for p in model.parameters() if p.requires_grad),
-            optimizer_bytes=_num_bytes(value for value in state if isinstance(value, Tensor)),
-            average_bytes=_num_bytes(average),
-            discriminator_bytes=_num_bytes(discriminator),
-        )
-
-    @property
-    def total_bytes(self) -> int:
-        model_bytes = self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.average_bytes
-        return self.before_bytes + model_bytes + self.discriminator_bytes
-
-
-@dataclass(frozen=True)
-class Need:
-    """What the steps of a run take, in bytes, as far as shapes tell it."""
-
-    fixed_bytes: int
-    """Whatever the batch size."""
-    sample_bytes: int
-    """For each sample of a micro-batch."""
-
-    def batch_size_that_fits(self, usage: Usage, held_bytes: int) -> int:
-        """The largest beside what is held; 0 where not even one sample fits."""
-        left_bytes = usage.could_have_bytes - held_bytes - self.fixed_bytes
-        return max(0, int(left_bytes / (1 + _BESIDE_SHAPES)) // self.sample_bytes)
-
-
-def before_run(
-    device: torch.device,
-    model: nn.Module,
-    optimizer: Optimizer,
-    average: Iterable[Tensor] = (),
-    discriminator: Iterable[Tensor] = (),
-) -> int:
-    """What the process holds on the device beside a run that is about to step, in bytes; the peak begins anew."""
-    begin_peak(device)
-    static = Static.of(model, optimizer, 0, average, discriminator)
-    return max(0, Usage.of(device).used_bytes - static.total_bytes)
-
-
-def batch_size_that_fits(batch_size: int, asked: int, usage: Usage, static: Static, had_fitted: bool) -> int:
-    """An estimate: what a sample needs is (peak - static) / batch_size, and the rest of the memory is there for it.
-
-    Args:
-        had_fitted: whether an earlier step had come to its end with this batch size. Else a sample needs more than
-            was seen of it, and at most half of the batch size is named.
-
-    Returns:
-        0 where not even one sample would have fitted; never as many as did not fit.
-    """
-    most = batch_size - 1 if had_fitted else batch_size // 2
-    needed_bytes = max(usage.peak_bytes, usage.used_bytes + asked) - static.total_bytes
-    if needed_bytes <= 0:
-        return most
-    left_bytes = max(0, usage.could_have_bytes - static.total_bytes)
-    return min(most, left_bytes * batch_size // needed_bytes)
-
-
-def explain_run(
-    error: BaseException,
-    rank: int,
-    step: int,
-    shapes: Mapping[str, tuple[int, ...]],
-    config: TrainConfig,
-    device: torch.device,
-    static: Static | None,
-    need: Need | None = None,
-) -> OutOfMemoryError:
-    """What to tell the person of a training run that got no more memory.
-
-    Args:
-        error: what torch or numpy raised.
-        step: optimizer steps done.
-        shapes: of the batch that a step was being made of, by name; empty between two steps.
-        static: None where the run had not come to its first step.
-        need: what a step takes, where that is known. Else it is taken from the steps that were done.
-    """
-    root = _root(error)
-    assert root is not None, "the error is of another kind"
-    device = device if _is_of_gpu(root) else torch.device("cpu")
-    usage, asked = Usage.of(device), asked_bytes(str(root))
-    usage = replace(usage, peak_bytes=max(usage.peak_bytes, peak_bytes(device)))
-    when = f"in step {step + 1}" if shapes else f"after step {step}" if step else "before the first step"
-    batch = ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in shapes.items())
-    settings = f"batch_size={config.batch_size}, accumulate={config.accumulate}"
-    lines = [
-        f"rank {rank} ran out of memory {when}, with {settings}" + (f": a batch of {batch}" if batch else ""),
-        f"asked for: {_asked_in_words(asked)}{_place(error)}",
-        f"peak: {_usage_in_words(usage, device)}",
-    ]
-    if static is not None:
-        rest_bytes = max(0, usage.peak_bytes - static.total_bytes)
-        lines.append(
-            f"held by: parameters {in_words(static.parameters_bytes)}, gradients {in_words(static.gradients_bytes)}, "
-            f"optimizer state {in_words(static.optimizer_bytes)}, "
-            + (f"averaged weights {in_words(static.average_bytes)}, " if static.average_bytes else "")
-            + (
-                f"discriminator {in_words(static.discriminator_bytes)}, "
-                if static.discriminator_bytes
-                else ""
-            )
-            + f"activations and the rest {in_words(rest_bytes)}; "
-            f"before the run {in_words(static.before_bytes)}"
-        )
-        fits = batch_size_that_fits(config.batch_size, asked, usage, static, had_fitted=step > 0)
-        if need is not None:
-            spare_bytes = SPARE_BYTES if device.type == "cpu" else 0
-            fits = min(fits, need.batch_size_that_fits(usage, static.before_bytes + spare_bytes))
-        lines.append(_advice(config, fits, is_known=step > 0 or need is not None))
-    else:
-        lines.append("Give it a smaller model or less data, or free what the cells hold: del NAME")
-    lines.append("The run's memory was freed, and nothing was tried again")
-    return OutOfMemoryError("\n".join(lines))
-
-
-def _advice(config: TrainConfig, fits: int, is_known: bool) -> str:
-    others = [
-        *(["amp='bf16'"] if config.amp == "off" else []),
-        *(["a smaller patch_size"] if "patch_size" in type(config).model_fields else []),
-        "a smaller model",
-    ]
-    if fits < 1:
-        which = "batch_size=1" if config.batch_size > 1 else "less than batch_size=1"
-        return f"would have fitted: not even {which}, by an estimate. Try {', or '.join(others)}"
-    accumulate = -(-config.batch_size * config.accumulate // fits)
-    return (
-        f"would have fitted: batch_size={fits}, by an estimate from what a sample takes"
-        f"{'' if is_known else ' as far as the step had come'}; with accumulate={accumulate} about as many samples "
-        f"go into a step. Or try {', or '.join(others)}"
-    )
 
 
 # ---- a cell --------------------------------------------------------------------------------------------
@@ -321,14 +173,12 @@ def explain_cell(
             being run count too.
         variables: the rank's own, by name.
     """
-    root = _root(error)
-    assert root is not None, "the error is of another kind"
-    device = device if _is_of_gpu(root) else torch.device("cpu")
+    device, asked = refused(error, device)
     usage = Usage.of(device)
     lines = [
         f"rank {rank} ran out of memory",
-        f"asked for: {_asked_in_words(asked_bytes(str(root)))}",
-        f"peak: {_usage_in_words(usage, device)}",
+        f"asked for: {asked_in_words(asked)}",
+        f"peak: {usage.in_words(device)}",
     ]
     named = largest(_named_values(error, variables), device)
     shown = named[:_NUM_VARIABLES_NAMED]
@@ -487,34 +337,5 @@ def free() -> None:
     heap.give_back()
 
 
-def _num_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def _asked_in_words(asked: int) -> str:
+def asked_in_words(asked: int) -> str:
     return in_words(asked) if asked else "an amount that Python does not say"
-
-
-def _usage_in_words(usage: Usage, device: torch.device) -> str:
-    left = in_words(max(0, usage.could_have_bytes - usage.reserved_bytes))
-    if device.type == "cuda":
-        return (
-            f"{in_words(usage.peak_bytes)} allocated, {in_words(usage.reserved_bytes)} reserved; {device} has "
-            f"{in_words(usage.total_bytes)}, of which {left} were left for this rank"
-        )
-    now = f", {in_words(usage.used_bytes)} at the end" if usage.used_bytes < usage.peak_bytes else ""
-    return (
-        f"{in_words(usage.peak_bytes)} resident{now}; the host has {in_words(usage.total_bytes)}, of which {left} were left "
-        "for this rank"
-    )
-
-
-def _place(error: BaseException) -> str:
-    """Where in the recipe, or in what it calls of the person's own, the memory was asked for."""
-    places = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [
-        f", in {code.co_name} ({Path(code.co_filename).name}, line {line})"
-        for code, line in places
-        if not is_library(code.co_filename) or code.co_filename.startswith(_PACKAGE)
-    ]
-    return own[-1] if own else ""

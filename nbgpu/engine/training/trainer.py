@@ -27,7 +27,7 @@ from nbgpu.engine.group.group import Membership
 from nbgpu.engine.logs import run_info
 from nbgpu.engine.logs.log_files import Books
 from nbgpu.engine.logs.profiler import Profiler
-from nbgpu.engine.memory import usage as memory
+from nbgpu.engine.memory import budget
 from nbgpu.engine.model import build as models
 from nbgpu.engine.model import precision
 from nbgpu.engine.model.clipping import clip
@@ -207,7 +207,7 @@ class Trainer:
         """What to say of a run in which this rank got no more memory."""
         static = None
         if self._state is not None and self._before_bytes is not None:
-            static = memory.Static.of(
+            static = budget.Static.of(
                 self._state.model,
                 self._state.optimizer,
                 self._before_bytes,
@@ -218,7 +218,7 @@ class Trainer:
         shapes = {name: tuple(values.shape) for name, values in batch.items()}
         # Of steps that were done it is known what they take.
         need = None if self.step else fake_steps.need_of(self.config, self.member.world_size)
-        return memory.explain_run(error, self.rank, self.step, shapes, self.config, self.device, static, need)
+        return budget.explain_run(error, self.rank, self.step, shapes, self.config, self.device, static, need)
 
     def close(self) -> None:
         """Ends the threads that read data and write checkpoints."""
@@ -281,7 +281,7 @@ class Trainer:
         if self._smoke is not None and not self._begun:
             self._smoke.begins(self._model)
         self._begun = True
-        self._before_bytes = memory.before_run(
+        self._before_bytes = budget.before_run(
             self.device, self._model, self._state.optimizer, self._state.averages, self._state.beside
         )
         self.command = self._consensus.newest_command()

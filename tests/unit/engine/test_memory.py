@@ -6,14 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from nbgpu.engine.memory.usage import (
-    Static,
-    Usage,
-    asked_bytes,
-    batch_size_that_fits,
-    is_exhausted,
-    largest,
-)
+from nbgpu.engine.memory.budget import Static, batch_size_that_fits
+from nbgpu.engine.memory.usage import Usage, asked_bytes, is_exhausted, largest
 from nbgpu.errors import RunError
 from nbgpu.text.sizes import in_words
 

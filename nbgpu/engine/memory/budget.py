@@ -1,0 +1,201 @@
+"""The memory of a training run: what it holds from step to step, what a step takes, and which batch size would have fitted."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nbgpu.config import TrainConfig
+from nbgpu.engine.frames import is_library
+from nbgpu.engine.memory.usage import Usage, asked_in_words, begin_peak, peak_bytes, refused
+from nbgpu.errors import OutOfMemoryError
+from nbgpu.text.sizes import in_words
+
+_PACKAGE = str(Path(__file__).parents[2])
+
+SPARE_BYTES = 96 * 2**20
+"""Of what a CPU rank may have, for a run's loggers and checkpoints, and for the kernels that oneDNN makes and keeps for each
+shape: steps that were tried leave some behind."""
+_BESIDE_SHAPES = 0.3
+"""What a step takes beside the tensors that have a shape, as a share: the kernels' scratch memory, and what allocators
+keep. For the autoencoder on CPU ranks it was 0.1 to 0.2."""
+
+
+@dataclass(frozen=True)
+class Static:
+    """What a run holds from step to step, in bytes, whatever the batch size."""
+
+    before_bytes: int
+    """What the process held before the run: the cells' variables; on the CPU also Python and its libraries."""
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    average_bytes: int = 0
+    """Of averaged weights (`ema_decay`)."""
+    discriminator_bytes: int = 0
+    """Of all that a discriminator holds."""
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        optimizer: Optimizer,
+        before_bytes: int,
+        average: Iterable[Tensor] = (),
+        discriminator: Iterable[Tensor] = (),
+    ) -> Static:
+        """As the tensors say it. Gradients stand in DDP's buckets from the start; the optimizer's state appears with
+        the first step. `before_bytes` is what `before_run` gave."""
+        state = (value for values in optimizer.state.values() for value in values.values())
+        return cls(
+            before_bytes=before_bytes,
+            parameters_bytes=_num_bytes([*model.parameters(), *model.buffers()]),
+            gradients_bytes=_num_bytes(p for p in model.parameters() if p.requires_grad),
+            optimizer_bytes=_num_bytes(value for value in state if isinstance(value, Tensor)),
+            average_bytes=_num_bytes(average),
+            discriminator_bytes=_num_bytes(discriminator),
+        )
+
+    @property
+    def total_bytes(self) -> int:
+        model_bytes = self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.average_bytes
+        return self.before_bytes + model_bytes + self.discriminator_bytes
+
+
+@dataclass(frozen=True)
+class Need:
+    """What the steps of a run take, in bytes, as far as shapes tell it."""
+
+    fixed_bytes: int
+    """Whatever the batch size."""
+    sample_bytes: int
+    """For each sample of a micro-batch."""
+
+    def batch_size_that_fits(self, usage: Usage, held_bytes: int) -> int:
+        """The largest beside what is held; 0 where not even one sample fits."""
+        left_bytes = usage.could_have_bytes - held_bytes - self.fixed_bytes
+        return max(0, int(left_bytes / (1 + _BESIDE_SHAPES)) // self.sample_bytes)
+
+
+def before_run(
+    device: torch.device,
+    model: nn.Module,
+    optimizer: Optimizer,
+    average: Iterable[Tensor] = (),
+    discriminator: Iterable[Tensor] = (),
+) -> int:
+    """What the process holds on the device beside a run that is about to step, in bytes; the peak begins anew."""
+    begin_peak(device)
+    static = Static.of(model, optimizer, 0, average, discriminator)
+    return max(0, Usage.of(device).used_bytes - static.total_bytes)
+
+
+def batch_size_that_fits(batch_size: int, asked: int, usage: Usage, static: Static, had_fitted: bool) -> int:
+    """An estimate: what a sample needs is (peak - static) / batch_size, and the rest of the memory is there for it.
+
+    Args:
+        had_fitted: whether an earlier step had come to its end with this batch size. Else a sample needs more than
+            was seen of it, and at most half of the batch size is named.
+
+    Returns:
+        0 where not even one sample would have fitted; never as many as did not fit.
+    """
+    most = batch_size - 1 if had_fitted else batch_size // 2
+    needed_bytes = max(usage.peak_bytes, usage.used_bytes + asked) - static.total_bytes
+    if needed_bytes <= 0:
+        return most
+    left_bytes = max(0, usage.could_have_bytes - static.total_bytes)
+    return min(most, left_bytes * batch_size // needed_bytes)
+
+
+def explain_run(
+    error: BaseException,
+    rank: int,
+    step: int,
+    shapes: Mapping[str, tuple[int, ...]],
+    config: TrainConfig,
+    device: torch.device,
+    static: Static | None,
+    need: Need | None = None,
+) -> OutOfMemoryError:
+    """What to tell the person of a training run that got no more memory.
+
+    Args:
+        error: what torch or numpy raised.
+        step: optimizer steps done.
+        shapes: of the batch that a step was being made of, by name; empty between two steps.
+        static: None where the run had not come to its first step.
+        need: what a step takes, where that is known. Else it is taken from the steps that were done.
+    """
+    device, asked = refused(error, device)
+    usage = Usage.of(device)
+    usage = replace(usage, peak_bytes=max(usage.peak_bytes, peak_bytes(device)))
+    when = f"in step {step + 1}" if shapes else f"after step {step}" if step else "before the first step"
+    batch = ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in shapes.items())
+    settings = f"batch_size={config.batch_size}, accumulate={config.accumulate}"
+    lines = [
+        f"rank {rank} ran out of memory {when}, with {settings}" + (f": a batch of {batch}" if batch else ""),
+        f"asked for: {asked_in_words(asked)}{_place(error)}",
+        f"peak: {usage.in_words(device)}",
+    ]
+    if static is not None:
+        rest_bytes = max(0, usage.peak_bytes - static.total_bytes)
+        lines.append(
+            f"held by: parameters {in_words(static.parameters_bytes)}, gradients {in_words(static.gradients_bytes)}, "
+            f"optimizer state {in_words(static.optimizer_bytes)}, "
+            + (f"averaged weights {in_words(static.average_bytes)}, " if static.average_bytes else "")
+            + (
+                f"discriminator {in_words(static.discriminator_bytes)}, "
+                if static.discriminator_bytes
+                else ""
+            )
+            + f"activations and the rest {in_words(rest_bytes)}; "
+            f"before the run {in_words(static.before_bytes)}"
+        )
+        fits = batch_size_that_fits(config.batch_size, asked, usage, static, had_fitted=step > 0)
+        if need is not None:
+            spare_bytes = SPARE_BYTES if device.type == "cpu" else 0
+            fits = min(fits, need.batch_size_that_fits(usage, static.before_bytes + spare_bytes))
+        lines.append(_advice(config, fits, is_known=step > 0 or need is not None))
+    else:
+        lines.append("Give it a smaller model or less data, or free what the cells hold: del NAME")
+    lines.append("The run's memory was freed, and nothing was tried again")
+    return OutOfMemoryError("\n".join(lines))
+
+
+def _advice(config: TrainConfig, fits: int, is_known: bool) -> str:
+    others = [
+        *(["amp='bf16'"] if config.amp == "off" else []),
+        *(["a smaller patch_size"] if "patch_size" in type(config).model_fields else []),
+        "a smaller model",
+    ]
+    if fits < 1:
+        which = "batch_size=1" if config.batch_size > 1 else "less than batch_size=1"
+        return f"would have fitted: not even {which}, by an estimate. Try {', or '.join(others)}"
+    accumulate = -(-config.batch_size * config.accumulate // fits)
+    return (
+        f"would have fitted: batch_size={fits}, by an estimate from what a sample takes"
+        f"{'' if is_known else ' as far as the step had come'}; with accumulate={accumulate} about as many samples "
+        f"go into a step. Or try {', or '.join(others)}"
+    )
+
+
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _place(error: BaseException) -> str:
+    """Where in the recipe, or in what it calls of the person's own, the memory was asked for."""
+    places = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [
+        f", in {code.co_name} ({Path(code.co_filename).name}, line {line})"
+        for code, line in places
+        if not is_library(code.co_filename) or code.co_filename.startswith(_PACKAGE)
+    ]
+    return own[-1] if own else ""
