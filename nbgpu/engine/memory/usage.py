@@ -1,8 +1,4 @@
-"""How much memory a process holds, and what is said, and given back, when a cell can get no more of it.
-
-torch and numpy say how much was asked for. What the person needs to know is who holds the rest: of a cell the largest of
-their variables, by name. What is said of a training run is in `budget.py`.
-"""
+"""How much memory a process holds, which values hold it, and how it is given back after a failure."""
 
 from __future__ import annotations
 
@@ -23,11 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nbgpu.engine.frames import is_library
 from nbgpu.engine.memory import heap
 from nbgpu.engine.memory import limit as memory_limit
-from nbgpu.engine.memory.undisturbed import undisturbed
-from nbgpu.errors import NbgpuError, OutOfMemoryError
+from nbgpu.errors import NbgpuError
 from nbgpu.text.sizes import UNITS, in_words
 
 _WORDS_OF_OTHER_TYPES = (
@@ -45,7 +39,6 @@ _ONEDNN = "could not create a primitive"
 
 _ASKED = re.compile(r"allocate (?P<number>[\d.]+) (?P<unit>bytes|[KMGTPE]iB)")
 
-_NUM_VARIABLES_NAMED = 6
 _NUM_ITEMS_SEEN = 10_000
 """Items of a container that are looked at: a list of a million numbers must not hold up the message."""
 
@@ -163,52 +156,6 @@ def asked_bytes(message: str) -> int:
 # ---- a cell --------------------------------------------------------------------------------------------
 
 
-def explain_cell(
-    error: BaseException, rank: int, device: torch.device, variables: Mapping[str, Any]
-) -> OutOfMemoryError:
-    """What to tell the person of a cell that got no more memory.
-
-    Args:
-        error: what torch, numpy or Python raised, with its traceback: the variables of the functions that were
-            being run count too.
-        variables: the rank's own, by name.
-    """
-    device, asked = refused(error, device)
-    usage = Usage.of(device)
-    lines = [
-        f"rank {rank} ran out of memory",
-        f"asked for: {asked_in_words(asked)}",
-        f"peak: {usage.in_words(device)}",
-    ]
-    named = largest(_named_values(error, variables), device)
-    shown = named[:_NUM_VARIABLES_NAMED]
-    if shown:
-        lines.append("held by:")
-        lines += [f"  {what}, {in_words(num_bytes)}" for what, num_bytes in shown]
-        rest_bytes = usage.used_bytes - sum(num_bytes for _, num_bytes in shown)
-        unnamed = "what has no name, such as the activations that backward needs"
-        if device.type == "cpu":
-            unnamed += ", Python and its libraries"
-        lines.append(f"  the rest, {in_words(max(0, rest_bytes))}: smaller ones, and {unnamed}")
-    else:
-        lines.append("held by: nothing that has a name; no variable holds a tensor there")
-    lines.append(
-        "What the cell held beside the variables was freed. Free more with: %distributed del NAME; or take smaller pieces"
-    )
-    return OutOfMemoryError("\n".join(lines))
-
-
-def _named_values(error: BaseException, variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The rank's variables, and those of the functions that the cell was in."""
-    for name, value in variables.items():
-        if not name.startswith("_"):
-            yield name, value
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if not is_library(frame.f_code.co_filename) and frame.f_locals is not frame.f_globals:
-            for name, value in frame.f_locals.items():
-                yield f"{name} in {frame.f_code.co_name}()", value
-
-
 def largest(named: Iterable[tuple[str, Any]], device: torch.device) -> list[tuple[str, int]]:
     """What holds memory on the device, largest first: (name, what it is, and its bytes).
 
@@ -272,32 +219,6 @@ def _described(value: Any, num_parts: int) -> str:
         shape = " x ".join(map(str, value.shape)) or "a single number"
         return f"{shape}, {kind}" + (", with its gradient" if num_parts > 1 else "")
     return f"{type(value).__name__} with {num_parts} tensor{'s' if num_parts > 1 else ''}"
-
-
-def watch_cells(shell: Any, rank: int, device: torch.device) -> None:
-    """From now on a cell of this shell that asks for too much memory says who has it, and gives back what its functions held.
-
-    Only the variables stay: a traceback keeps every frame, and a frame its tensors.
-    """
-
-    def give_back(result: Any) -> None:
-        error = result.error_in_exec if result is not None else None
-        if error is None:
-            return
-        with undisturbed():
-            if is_exhausted(error):
-                # What the client is told of a cell is read off these two.
-                result.error_in_exec = explain_cell(error, rank, device, shell.user_ns)
-                report = result.error_in_exec._render_traceback_()
-                shell._last_traceback = [*report, "", *(shell._last_traceback or [])]
-                let_go(error)
-                free()
-
-    shell.events.register("pre_run_cell", lambda _: memory_limit.tighten())
-    shell.events.register("post_run_cell", give_back)
-
-
-# ---- both ----------------------------------------------------------------------------------------------
 
 
 def let_go(error: BaseException | None) -> None:

@@ -273,12 +273,12 @@ def _take(seat: Seat) -> Seat:
         defaults,
         execution,
         input_requests,
+        out_of_memory,
         publishing,
         remains,
         tracebacks,
     )
     from nbgpu.engine.memory import limit as memory_limit
-    from nbgpu.engine.memory import usage as memory
     from nbgpu.engine.model import randomness
     from nbgpu.engine.variables import import_times
 
@@ -306,7 +306,7 @@ def _take(seat: Seat) -> Seat:
         publishing.say_only_what_is_heard(shell.kernel)  # type: ignore[attr-defined]
     remains.clear_before_each_request(shell.kernel)  # type: ignore[attr-defined]
     bars.keep_in_order_with_lines(shell)
-    memory.watch_cells(shell, seat.rank, torch.device(seat.device))
+    out_of_memory.explain_failed_cells(shell, seat.rank, torch.device(seat.device))
     debugger.install(shell)
     if seat.memory_limit_bytes is not None:
         memory_limit.enforce(seat.memory_limit_bytes, torch.device(seat.device))

@@ -1,0 +1,90 @@
+"""What a cell says, and gives back, when it can get no more memory.
+
+torch and numpy say how much was asked for. The person needs to know which of their variables hold the rest, by name.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from nbgpu.engine.frames import is_library
+from nbgpu.engine.memory import limit as memory_limit
+from nbgpu.engine.memory.undisturbed import undisturbed
+from nbgpu.engine.memory.usage import Usage, asked_in_words, free, is_exhausted, largest, let_go, refused
+from nbgpu.errors import OutOfMemoryError
+from nbgpu.text.sizes import in_words
+
+_NUM_VARIABLES_NAMED = 6
+
+
+def explain_failed_cells(shell: Any, rank: int, device: torch.device) -> None:
+    """Explain every cell of this shell that gets no more memory, and free what its functions held.
+
+    Only the variables stay: a traceback keeps every frame, and a frame its tensors.
+    """
+
+    def give_back(result: Any) -> None:
+        error = result.error_in_exec if result is not None else None
+        if error is None:
+            return
+        with undisturbed():
+            if is_exhausted(error):
+                # What the client is told of a cell is read off these two.
+                result.error_in_exec = _explained(error, rank, device, shell.user_ns)
+                report = result.error_in_exec._render_traceback_()
+                shell._last_traceback = [*report, "", *(shell._last_traceback or [])]
+                let_go(error)
+                free()
+
+    shell.events.register("pre_run_cell", lambda _: memory_limit.tighten())
+    shell.events.register("post_run_cell", give_back)
+
+
+def _explained(
+    error: BaseException, rank: int, device: torch.device, variables: Mapping[str, Any]
+) -> OutOfMemoryError:
+    """Return the error to show for a cell that got no more memory.
+
+    Args:
+        error: what torch, numpy or Python raised, with its traceback: the variables of the functions that were
+            being run count too.
+        variables: the rank's own, by name.
+    """
+    device, asked = refused(error, device)
+    usage = Usage.of(device)
+    lines = [
+        f"rank {rank} ran out of memory",
+        f"asked for: {asked_in_words(asked)}",
+        f"peak: {usage.in_words(device)}",
+    ]
+    named = largest(_named_values(error, variables), device)
+    shown = named[:_NUM_VARIABLES_NAMED]
+    if shown:
+        lines.append("held by:")
+        lines += [f"  {what}, {in_words(num_bytes)}" for what, num_bytes in shown]
+        rest_bytes = usage.used_bytes - sum(num_bytes for _, num_bytes in shown)
+        unnamed = "what has no name, such as the activations that backward needs"
+        if device.type == "cpu":
+            unnamed += ", Python and its libraries"
+        lines.append(f"  the rest, {in_words(max(0, rest_bytes))}: smaller ones, and {unnamed}")
+    else:
+        lines.append("held by: nothing that has a name; no variable holds a tensor there")
+    lines.append(
+        "What the cell held beside the variables was freed. Free more with: %distributed del NAME; or take smaller pieces"
+    )
+    return OutOfMemoryError("\n".join(lines))
+
+
+def _named_values(error: BaseException, variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The rank's variables, and those of the functions that the cell was in."""
+    for name, value in variables.items():
+        if not name.startswith("_"):
+            yield name, value
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if not is_library(frame.f_code.co_filename) and frame.f_locals is not frame.f_globals:
+            for name, value in frame.f_locals.items():
+                yield f"{name} in {frame.f_code.co_name}()", value
