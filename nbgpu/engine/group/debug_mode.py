@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import DebugLevel, Logger, get_debug_level, set_debug_level_from_env
+
+from nbgpu.engine.group import torch_private
 
 
 def compare_collectives() -> None:
     """Switches the comparison on, for groups that are made from now on."""
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
-    set_debug_level_from_env()
+    torch_private.read_debug_level()
     mend_ddp()
 
 
@@ -23,10 +23,5 @@ def mend_ddp() -> None:
     reads it as if it were gloo: a segmentation fault in the constructor (torch 2.13). It logs only, so it goes
     without.
     """
-    if get_debug_level() == DebugLevel.DETAIL:
-        dist.Logger = _LoggerWithoutOptions  # type: ignore[attr-defined]
-
-
-class _LoggerWithoutOptions(Logger):
-    def set_construction_data_and_log(self, *_: Any) -> None:
-        pass
+    if torch_private.compares_collectives():
+        dist.Logger = torch_private.LoggerWithoutOptions  # type: ignore[attr-defined]

@@ -12,16 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from torch._C import _distributed_c10d
-
+from nbgpu.engine.group import torch_private
 from nbgpu.errors import NbgpuError
 from nbgpu.machine.files import write_whole
 from nbgpu.run_folder import folder as runs
 
 _log = logging.getLogger("nbgpu.run")
-
-_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-"""torch's functions, newest builds first with NCCL, then without; JSON, because what is unpickled can run anything."""
 
 
 def path(folder: Path, rank: int) -> Path:
@@ -40,14 +36,11 @@ def kept_in(folder: Path, rank: int) -> Iterator[None]:
     except NbgpuError:
         raise
     except BaseException:
-        dump = next(
-            (getattr(_distributed_c10d, name, None) for name in _DUMPS if hasattr(_distributed_c10d, name)),
-            None,
-        )
-        if dump is not None:  # torch before 2.9 has none without NCCL
+        recording = torch_private.flight_recording()
+        if recording is not None:
             # In place of the failure nobody wants to read that this could not be written.
             with runs.telling_what_is_not_written(_log.warning):
-                write_whole(path(folder, rank), dump())
+                write_whole(path(folder, rank), recording)
         raise
 
 

@@ -10,23 +10,20 @@ its number, so that it does not matter how often, how late or how early that is 
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import DebugLevel, get_debug_level
-from torch.distributed import distributed_c10d
 
-from nbgpu.engine.group import flight_recorder, sockets, torch_settings
+from nbgpu.engine.group import flight_recorder, sockets, torch_private, torch_settings
 from nbgpu.protocol.records import Device
 
 
@@ -112,9 +109,7 @@ def form(member: Membership, rendezvous: Path | None, generation: int = 0) -> No
         store = dist.FileStore(str(store_file), member.world_size)  # type: ignore[attr-defined]
     if member.device.type == "cuda":
         torch.cuda.set_device(member.device)
-    # torch numbers its groups, and ranks meet under the number. It keeps that of a forming that failed on one rank
-    # only, which would never meet the others again.
-    distributed_c10d._world.group_count = 0
+    torch_private.count_groups_from_zero()
     with sockets.group_in_the_making():
         if store is not None:
             _meet(store, member)
@@ -154,16 +149,16 @@ def _connect_timeout(member: Membership) -> timedelta:
 
     One of them may be freed, or die, just then. Nothing else ends the others' wait for it.
     """
-    if not hasattr(distributed_c10d, "_set_pg_timeout") or get_debug_level() == DebugLevel.DETAIL:
-        return member.timeout  # it could not be made longer afterwards
+    if not torch_private.can_change_timeout():
+        return member.timeout
     connect_s = _CONNECT_TIMEOUT_S + _CONNECT_TIMEOUT_S_PER_RANK * member.world_size
     return min(member.timeout, timedelta(seconds=connect_s))
 
 
 def _let_collectives_wait(timeout: timedelta) -> None:
     """Give the default group the timeout of its collectives, once it is connected."""
-    if get_debug_level() != DebugLevel.DETAIL and hasattr(distributed_c10d, "_set_pg_timeout"):
-        distributed_c10d._set_pg_timeout(timeout)
+    if torch_private.can_change_timeout():
+        torch_private.change_timeout(timeout)
 
 
 def prove(world_size: int, device: torch.device) -> None:
@@ -187,22 +182,21 @@ def stay_on_loopback() -> None:
 
 
 def note_connections() -> None:
-    """From now on notes the connections of every group that is made.
+    """Note the connections of every group that is made from now on, also of those that a person makes."""
 
-    Groups that a person makes (`new_group`, DeviceMesh, FSDP) all go through one private function of torch.
-    """
-    make_group = distributed_c10d._new_process_group_helper
+    def noting(make_group: Callable[..., Any]) -> Callable[..., Any]:
+        def make_group_and_note(*args: Any, **kwargs: Any) -> Any:
+            with sockets.noted_as_groups():
+                made = make_group(*args, **kwargs)
+            # A group of the person's own; of the default one `form` has more to say.
+            if dist.is_initialized():
+                _refuse_given_up()
+                sockets.refuse_other_users()
+            return made
 
-    @functools.wraps(make_group)
-    def make_group_and_note(*args: Any, **kwargs: Any) -> Any:
-        with sockets.noted_as_groups():
-            made = make_group(*args, **kwargs)
-        if dist.is_initialized():  # a group of the person's own; of the default one `form` has more to say
-            _refuse_given_up()
-            sockets.refuse_other_users()
-        return made
+        return make_group_and_note
 
-    distributed_c10d._new_process_group_helper = make_group_and_note
+    torch_private.wrap_making_of_groups(noting)
 
 
 def note_traffic() -> None:
@@ -275,21 +269,16 @@ def _cut() -> None:
             link = _store_file.with_name(f"{_store_file.name}-{os.getpid()}")
             link.symlink_to(_store_file)
             link.rename(_store_file)
-    for group in list(distributed_c10d._world.pg_map):
-        # NCCL has no connections of its own to cut, and an abort that works. Only on GPUs is there such a backend.
-        with suppress(RuntimeError):
-            backend = group._get_backend(torch.device("cuda"))
-            if hasattr(backend, "abort"):
-                backend.abort()
+    for group in torch_private.living_groups():
+        # NCCL has no connections of its own to cut, and an abort that works.
+        torch_private.abort_nccl(group)
 
 
 def form_alone(member: Membership) -> None:
     """Forms a group in which this rank has its number, and every collective returns at once and does nothing."""
     global _alone
     _alone = member
-    # torch's own stand-in for a backend, which its tests and its memory estimates run on.
-    fake = import_module("torch.testing._internal.distributed.fake_pg")
-    dist.init_process_group("fake", rank=member.rank, world_size=member.world_size, store=fake.FakeStore())
+    torch_private.init_fake_group(member.rank, member.world_size)
 
 
 def prepare_cell() -> None:

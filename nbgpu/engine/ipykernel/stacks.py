@@ -244,11 +244,10 @@ def _has_ddp() -> bool:
 
 def _pulse(collective: str, main_thread: int) -> str:
     """Changes with every collective that begins and every byte that arrives."""
-    from nbgpu.engine.group import sockets
+    from nbgpu.engine.group import sockets, torch_private
 
-    c10d = sys.modules["torch.distributed.distributed_c10d"]
-    begun = [group._get_sequence_number_for_group() for group in list(c10d._world.pg_map)]
-    pulse = f"{sum(begun)} {sockets.moved_bytes()}"
+    num_begun = sum(torch_private.num_collectives(group) for group in torch_private.living_groups())
+    pulse = f"{num_begun} {sockets.moved_bytes()}"
     if collective == "DDP backward":
         # The same function computes gradients and waits for them; only the computing takes CPU time.
         cpu_s = time.clock_gettime(time.pthread_getcpuclockid(main_thread))

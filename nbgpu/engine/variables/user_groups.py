@@ -14,8 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import device_mesh, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
+
+from nbgpu.engine.group import torch_private
 
 
 def how_to_make_again(variables: Mapping[str, Any]) -> list[str]:
@@ -27,9 +28,15 @@ def how_to_make_again(variables: Mapping[str, Any]) -> list[str]:
     groups = [line for name, value in variables.items() if (line := _of_group(name, value))]
     # Whole meshes first: parts are taken from them.
     whole = [
-        _of_mesh(name, mesh, meshes) for name, mesh in meshes.items() if _lives(mesh) and not _root(mesh)
+        _of_mesh(name, mesh, meshes)
+        for name, mesh in meshes.items()
+        if _lives(mesh) and not torch_private.root_of(mesh)
     ]
-    parts = [_of_mesh(name, mesh, meshes) for name, mesh in meshes.items() if _lives(mesh) and _root(mesh)]
+    parts = [
+        _of_mesh(name, mesh, meshes)
+        for name, mesh in meshes.items()
+        if _lives(mesh) and torch_private.root_of(mesh)
+    ]
     modules = [value for value in variables.values() if isinstance(value, nn.Module)]
     inner = {id(module) for whole_one in modules for module in whole_one.modules() if module is not whole_one}
     models = [
@@ -43,7 +50,7 @@ def how_to_make_again(variables: Mapping[str, Any]) -> list[str]:
 
 
 def _of_group(name: str, value: Any) -> str | None:
-    if not isinstance(value, dist.ProcessGroup) or value not in distributed_c10d._world.pg_map:
+    if not isinstance(value, dist.ProcessGroup) or value not in torch_private.living_groups():
         return None
     if value is dist.group.WORLD:
         return f"{name} = dist.group.WORLD"
@@ -51,7 +58,7 @@ def _of_group(name: str, value: Any) -> str | None:
 
 
 def _of_mesh(name: str, mesh: DeviceMesh, meshes: Mapping[str, DeviceMesh]) -> str:
-    root = _root(mesh)
+    root = torch_private.root_of(mesh)
     if root is None or mesh.mesh_dim_names is None:
         return f"{name} = {_call(mesh)}"
     names = mesh.mesh_dim_names
@@ -86,13 +93,8 @@ def _mesh_of_model(model: nn.Module) -> DeviceMesh | None:
             return mesh
     # In the middle of a step the parameters may be whole.
     for module in model.modules():
-        state: Any = getattr(module, "_get_fsdp_state", None)
-        if state is not None:
-            parameters = state()._fsdp_param_group
-            if parameters is not None:
-                mesh = parameters.mesh_info.mesh
-                assert isinstance(mesh, DeviceMesh)
-                return mesh
+        if (mesh := torch_private.mesh_of_sharded(module)) is not None:
+            return mesh
     return None
 
 
@@ -135,20 +137,7 @@ def _lives(mesh: DeviceMesh) -> bool:
         groups = mesh.get_all_groups()
     except (RuntimeError, ValueError, KeyError):  # torch has forgotten them
         return False
-    return any(group in distributed_c10d._world.pg_map for group in groups)
-
-
-def _root(mesh: DeviceMesh) -> DeviceMesh | None:
-    """The mesh that this one is a part of; None for a whole one."""
-    if hasattr(mesh, "_get_root_mesh"):
-        root = mesh._get_root_mesh()
-    elif resources := getattr(device_mesh, "_mesh_resources", None):  # an older torch
-        root = resources.get_root_mesh(mesh)
-    else:
-        # A line that makes the part from its own ranks is as good, and better than a group that is not formed again.
-        return None
-    assert isinstance(root, DeviceMesh)
-    return None if root is mesh or root == mesh else root
+    return any(group in torch_private.living_groups() for group in groups)
 
 
 def _named(mesh: DeviceMesh, meshes: Mapping[str, DeviceMesh]) -> str | None:

@@ -1,0 +1,123 @@
+"""Private names of torch.distributed, each in a function that says what nbgpu needs it for.
+
+Where a version of torch lacks a name, the function does less, and says so in its docstring; none raises for that.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C import _distributed_c10d
+from torch._C._distributed_c10d import DebugLevel, Logger, get_debug_level, set_debug_level_from_env
+from torch.distributed import device_mesh, distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+"""The functions that dump the flight recorder, of builds with NCCL and of those without. They give JSON, because what is
+unpickled can run anything."""
+
+
+def living_groups() -> list[Any]:
+    """Return the process groups that torch knows now."""
+    return list(distributed_c10d._world.pg_map)
+
+
+def count_groups_from_zero() -> None:
+    """Let the next group have the number 0.
+
+    torch numbers its groups, and ranks meet under the number. It keeps that of a forming that failed on one rank
+    only, which would never meet the others again.
+    """
+    distributed_c10d._world.group_count = 0
+
+
+def wrap_making_of_groups(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace the one function that makes every group (`new_group`, DeviceMesh, FSDP) by `wrap` of it."""
+    make_group = distributed_c10d._new_process_group_helper
+    distributed_c10d._new_process_group_helper = functools.wraps(make_group)(wrap(make_group))
+
+
+def can_change_timeout() -> bool:
+    """Whether the timeout of a group can be changed once it is made."""
+    return hasattr(distributed_c10d, "_set_pg_timeout") and not compares_collectives()
+
+
+def change_timeout(timeout: timedelta) -> None:
+    """Change the timeout of the default group. Call where `can_change_timeout`."""
+    distributed_c10d._set_pg_timeout(timeout)
+
+
+def num_collectives(group: Any) -> int:
+    """Return how many collectives this rank has begun in a group."""
+    number: int = group._get_sequence_number_for_group()
+    return number
+
+
+def abort_nccl(group: Any) -> None:
+    """End the collectives of a group on GPUs; do nothing for others, which have no such backend."""
+    with suppress(RuntimeError):
+        backend = group._get_backend(torch.device("cuda"))
+        if hasattr(backend, "abort"):
+            backend.abort()
+
+
+def compares_collectives() -> bool:
+    """Whether torch compares the ranks' collectives (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
+    is_detailed: bool = get_debug_level() == DebugLevel.DETAIL
+    return is_detailed
+
+
+def read_debug_level() -> None:
+    """Read TORCH_DISTRIBUTED_DEBUG again, for groups that are made from now on."""
+    set_debug_level_from_env()
+
+
+class LoggerWithoutOptions(Logger):
+    """DDP's logger without what it reads from the group's backend."""
+
+    def set_construction_data_and_log(self, *_: Any) -> None:
+        """Log nothing."""
+
+
+def flight_recording() -> Any | None:
+    """Return torch's record of the last collectives as JSON; None before torch 2.9 where it was built without NCCL."""
+    found = (getattr(_distributed_c10d, name) for name in _DUMPS if hasattr(_distributed_c10d, name))
+    dump = next(found, None)
+    return None if dump is None else dump()
+
+
+def root_of(mesh: DeviceMesh) -> DeviceMesh | None:
+    """Return the mesh that this one is a part of; None for a whole one, and where this torch cannot say it."""
+    if hasattr(mesh, "_get_root_mesh"):
+        root = mesh._get_root_mesh()
+    elif resources := getattr(device_mesh, "_mesh_resources", None):  # an older torch
+        root = resources.get_root_mesh(mesh)
+    else:
+        # A line that makes the part from its own ranks is as good, and better than a group that is not formed again.
+        return None
+    assert isinstance(root, DeviceMesh)
+    return None if root is mesh or root == mesh else root
+
+
+def mesh_of_sharded(module: nn.Module) -> DeviceMesh | None:
+    """Return the mesh that FSDP has sharded a module's parameters over; None for other modules."""
+    state: Any = getattr(module, "_get_fsdp_state", None)
+    if state is None or state()._fsdp_param_group is None:
+        return None
+    mesh = state()._fsdp_param_group.mesh_info.mesh
+    assert isinstance(mesh, DeviceMesh)
+    return mesh
+
+
+def init_fake_group(rank: int, world_size: int) -> None:
+    """Form a group in which every collective returns at once and does nothing: the stand-in of torch's own tests."""
+    fake = import_module("torch.testing._internal.distributed.fake_pg")
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=fake.FakeStore())
