@@ -42,6 +42,7 @@ from nbgpu.engine.memory import usage as memory
 from nbgpu.engine.memory.undisturbed import undisturbed
 from nbgpu.engine.model import precision, randomness
 from nbgpu.engine.training import smoke
+from nbgpu.engine.training.loop import Loop
 from nbgpu.engine.training.minimiser import Minimiser
 from nbgpu.engine.training.trainer import Trainer
 from nbgpu.engine.workload import by_name
@@ -52,8 +53,6 @@ from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import Device, RankFailure, RunState
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.recorder import Recorder
-
-Loop = Trainer | Minimiser
 
 _log = logging.getLogger("nbgpu.run")
 

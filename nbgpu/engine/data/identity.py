@@ -13,7 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from nbgpu.engine.workload.recipe import Identity
+from nbgpu.engine.group import exchange
+from nbgpu.engine.group.consensus import together
+from nbgpu.engine.workload.recipe import Identity, Loaders
+from nbgpu.errors import DataError
 from nbgpu.text.ranks import named_ranks
 
 _MAX_NUMBERS = 2**20
@@ -29,6 +32,17 @@ def digest(named: Mapping[str, Tensor]) -> str:
         numbers = flat[:: max(1, flat.numel() // _MAX_NUMBERS)].cpu().contiguous()
         found.update(numbers.view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
+
+
+def require_the_same(loaders: Loaders) -> None:
+    """Raises DataError on every rank where the ranks do not have the same samples to share out. A collective."""
+
+    def identities() -> list[dict[str, Identity]]:
+        own = together(lambda: dict(loaders.identity()))
+        return exchange.gather(own)
+
+    if found := differences(identities(), identities):
+        raise DataError(found)
 
 
 def differences(

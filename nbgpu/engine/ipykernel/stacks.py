@@ -35,7 +35,7 @@ from nbgpu.protocol.records import Whereabouts
 _log = logging.getLogger("nbgpu.engine")
 
 _PACKAGE = str(Path(__file__).resolve().parents[2])
-_TRAIN = (("nbgpu/engine/training/trainer.py", "run"), ("nbgpu/engine/training/minimiser.py", "run"))
+_TRAIN = (("nbgpu/engine/training/loop.py", "run"),)
 _DDP = "torch/nn/parallel/distributed.py"
 _MAX_SOURCE_CHARS = 80
 
@@ -171,7 +171,7 @@ def _in_person_code(doing: Any, frames: Sequence[FrameType], main_thread: int) -
 
 
 def _in_run(frames: Sequence[FrameType], main_thread: int) -> Whereabouts:
-    """`frames` begins with the trainer's own, or the minimiser's."""
+    """`frames` begins with that of the run's loop."""
     paths = [frame.f_code.co_filename for frame in frames]
     ours_or_theirs = [i for i, path in enumerate(paths) if path.startswith(_PACKAGE) or not is_library(path)]
     innermost = frames[ours_or_theirs[-1]]

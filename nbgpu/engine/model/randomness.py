@@ -68,6 +68,17 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
+def seed_step(seed: int, rank: int, step: int, device: torch.device) -> None:
+    """Set the generators that a training step draws from (torch's, NumPy's, Python's) to what they are at its beginning."""
+    torch_seed, numpy_seed, python_seed = np.random.SeedSequence([seed, rank, step]).generate_state(3)
+    # Each of them by itself: torch.manual_seed takes a hundred times as long, most of it for devices that are not used.
+    torch.default_generator.manual_seed(int(torch_seed))
+    if device.type == "cuda":
+        torch.cuda.manual_seed(int(torch_seed))
+    np.random.seed(numpy_seed)
+    random.seed(int(python_seed))
+
+
 @contextmanager
 def of_run(config: TrainConfig) -> Iterator[None]:
     """Give a run seeded generators and its number of threads, and put those of the cells back at the end.

@@ -1,12 +1,10 @@
-"""The loop that looks for a tensor rather than trains a model. Launch, telemetry, commands and checkpoints are the Trainer's."""
+"""The loop that looks for a tensor rather than trains a model."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,42 +13,36 @@ from torch import Tensor
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.checkpoints import files as checkpoint
-from nbgpu.engine.checkpoints.saving import Saves, WholeState
-from nbgpu.engine.group import activity, exchange
-from nbgpu.engine.group.consensus import Consensus, together
+from nbgpu.engine.checkpoints.saving import WholeState
+from nbgpu.engine.group import activity
+from nbgpu.engine.group.consensus import together
 from nbgpu.engine.group.group import Membership
 from nbgpu.engine.logs import run_info
 from nbgpu.engine.logs.log_files import Books
 from nbgpu.engine.memory import usage as memory
-from nbgpu.engine.training.progress import Progress
-from nbgpu.engine.training.steering import Steering
+from nbgpu.engine.training.loop import Loop
 from nbgpu.engine.workload.problem import Problem
 from nbgpu.errors import OutOfMemoryError, RunError
 from nbgpu.machine.signals import uninterrupted
-from nbgpu.protocol.records import Command, Device, RunState, cluster_folder
-from nbgpu.run_folder import checkpoint_files
-from nbgpu.run_folder import folder as runs
-from nbgpu.run_folder.checkpoint_files import Score
-from nbgpu.run_folder.commands import CommandWatch
+from nbgpu.protocol.records import Device
 from nbgpu.run_folder.recorder import Recorder
 from nbgpu.text.sizes import in_words
-
-_PAUSE_POLL_S = 0.05
-_PICTURES_PERIOD_S = 2.0
-"""They stand in the run's records, which are read as a whole."""
 
 
 class _Leave(Exception):
     """Ends a descent where the person, or a validation, ends the run."""
 
 
-class Minimiser:
+class Minimiser(Loop):
     """Minimises one problem on the ranks of the process group, all of which do the same steps.
 
     A run that goes on from a checkpoint, or after a rank was replaced, goes on with the tensor; what the optimizer
     remembered of earlier steps is not kept, so that its next steps are others than they would have been.
 
-    Args: as the Trainer's, with a problem in place of a recipe.
+    Args:
+        problem: what is minimised, built with the same settings.
+
+    The others are those of every Loop, whose `step` counts over all stages.
     """
 
     def __init__(
@@ -63,19 +55,8 @@ class Minimiser:
         recorder: Recorder | None,
         books: Books | None = None,
     ) -> None:
-        self.config = config
+        super().__init__(config, folder, member, device, recorder, books)
         self.problem = problem
-        self.folder = folder
-        self.member = member
-        self.rank = member.rank
-        self.device = member.device
-        self._described_device = device
-        self.recorder = recorder
-        self.books = books
-        self.step = 0
-        """Optimizer steps done, over all stages."""
-        self.command: Command | None = None
-        """What the person asked for and all ranks have agreed to follow."""
         self._loaded = False
         self._tensor: Tensor | None = None
         """After `step` steps; None before the run has begun."""
@@ -83,55 +64,16 @@ class Minimiser:
         self._steps_in_stage = 0
         self._loss = math.nan
         """After the last step."""
-        self._validated_step = 0
-        self._train_s = 0.0
         self._step_began_s = 0.0
         self._num_evaluations = 0
         self._grad_norm = 0.0
-        self._pictured_s = -_PICTURES_PERIOD_S
         self._is_asking = False
         """A message of the consensus is on its way."""
-        self._progress = Progress(config)
-        self._steering = Steering()
-        self._saves = Saves(folder, config.keep_checkpoints, self.rank, self._tell)
-
-    def run(self, mended: str = "") -> RunState:
-        """Minimises to the last step, the tolerance, or until the person or a validation that gets no better ends it.
-
-        Called again after a failure that is mended, it goes on with the tensor of the rank that had got furthest.
-
-        Returns:
-            'finished' or 'stopped', by the person.
-
-        Raises:
-            DataError: the data cannot be used; every rank raises it.
-            RunError: the loss is NaN or infinite; every rank raises it, after a checkpoint of the step before.
-        """
-        self._consensus = Consensus(CommandWatch(self.folder, cluster_folder()) if self.rank == 0 else None)
-        self._is_asking = False
-        self._gather_ranks()
-        if mended:
-            self._event("heal", f"{mended} The search goes on after step {self.step}.")
-        self._enter("training")
-        started_s = time.perf_counter()
-        try:
-            self._minimise()
-        finally:
-            self._train_s += time.perf_counter() - started_s
-        if self._is_asking:
-            self._hear()
-        if self.command == "stop":
-            self._enter("stopping")
-        self._conclude()
-        ended: RunState = "stopped" if self.command == "stop" else "finished"
-        self._enter(ended)
-        return ended
 
     def interrupted(self) -> None:
-        """`run` may be called again: nothing here belongs to a process group."""
+        """Nothing here belongs to a process group."""
 
     def out_of_memory(self, error: BaseException) -> OutOfMemoryError:
-        """What to say of a run in which this rank got no more memory."""
         usage = memory.Usage.of(self.device)
         return OutOfMemoryError(
             f"rank {self.rank} ran out of memory after step {self.step}: {error}\n"
@@ -139,44 +81,25 @@ class Minimiser:
             "its share of the slices"
         )
 
-    def close(self) -> None:
-        """Ends the thread that writes checkpoints."""
-        self._saves.close()
-
     # ---- getting ready ----
 
     def _gather_ranks(self) -> None:
-        standings = exchange.gather(
-            {
-                "ready": self._tensor is not None,
-                "step": self.step,
-                "steered": self._steering.standing(self.config),
-                "device": asdict(self._described_device),
-            }
-        )
-        ready = {rank: s["step"] for rank, s in enumerate(standings) if s["ready"]}
-        source = max(ready, key=ready.__getitem__, default=None)
-        self._take_settings(self._steering.catch_up([s["steered"] for s in standings]))
-        found, notes = (None, ()) if source is not None else self._saves.to_begin_with()
-        if self._tensor is None:
-            # Known before the first record: this rank may have taken another's place, or go on from a checkpoint.
-            begins_at = 0 if found is None else int(checkpoint_files.state(found)["step"])
-            self.step = standings[source]["step"] if source is not None else begins_at
-        if self.recorder is not None:
-            self.recorder.at(self.step)
+        self._is_asking = False
+        gathered = self._gather(self._tensor is not None)
         if not self._loaded:
             self._enter("loading")
         together(self._load)
-        if self.rank == 0:
-            self._write_info([Device(**s["device"]) for s in standings])
+        self._write_info()
+        source = gathered.source
         if source is not None:
-            self._take_state(source)
+            self._take(self.state() if self.rank == source else ({}, {}), source)
         else:
-            if self.rank == 0:
-                for note in notes:
-                    self._event("note", note)
-            together(lambda: self._begin(found))
+            self._notes(gathered.notes)
+            together(lambda: self._begin(gathered.checkpoint))
         self.command = self._consensus.newest_command()
+
+    def _goes_on_in_words(self) -> str:
+        return f"The search goes on after step {self.step}."
 
     def _load(self) -> None:
         if not self._loaded:
@@ -184,35 +107,28 @@ class Minimiser:
                 self.problem.load()
             self._loaded = True
 
-    def _write_info(self, devices: Sequence[Device]) -> None:
-        total_steps = sum(self.problem.num_steps)
-        told = self.problem.told
-        with runs.telling_what_is_not_written(partial(self._event, "note")):
-            run_info.write(self.folder, self.config, self.member, devices, total_steps, total_steps, told)
-
-    def _take_state(self, source: int) -> None:
-        """Gives every rank the state of one of them."""
-        tensors, about = self._state() if self.rank == source else ({}, {})
-        received = exchange.broadcast_tensors(tensors, source, self.device)
-        about = exchange.broadcast(about, source)
-        if self.rank != source:
-            self._load_state(received, about)
+    def _write_info(self) -> None:
+        if self.rank == 0:
+            steps = (sum(self.problem.num_steps),) * 2  # in the run, and in an epoch, of which it has one
+            with self._telling_what_is_not_written():
+                run_info.write(
+                    self.folder, self.config, self.member, self._devices, *steps, self.problem.told
+                )
 
     def _begin(self, found: Path | None) -> None:
         if found is None:
             self._tensor = self.problem.begin(0, None).to(self.device)
             return
         tensors, about = checkpoint.load(found)
-        self._load_state(tensors, about)
+        self.load_state(tensors, about)
         self._saves.newest_step = self.step
-        if self.rank == 0:
-            self._event("note", "the optimizer begins anew: checkpoints have what was found, not how")
-            gone = self._saves.point_to_earlier_best(found, self._progress.best)
-            if gone is not None:
-                self._event("note", gone)
+        self._notes(["the optimizer begins anew: checkpoints have what was found, not how"])
+        gone = self._saves.point_to_earlier_best(found, self._progress.best)
+        if gone is not None:
+            self._event("note", gone)
 
-    def _state(self) -> WholeState:
-        """(tensors by name, the rest as JSON) of the last whole step."""
+    def state(self) -> WholeState:
+        """That of the last whole step."""
         return {"model.field": self._found}, {
             "step": self.step,
             "stage": self._stage,
@@ -223,7 +139,7 @@ class Minimiser:
             "progress": self._progress.state(),
         }
 
-    def _load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         self._tensor = tensors["model.field"].to(self.device)
         self.step = about["step"]
         self._stage, self._steps_in_stage = about["stage"], about["steps_in_stage"]
@@ -238,6 +154,11 @@ class Minimiser:
         return self._tensor
 
     # ---- steps ----
+
+    def _take_steps(self) -> None:
+        self._minimise()
+        if self._is_asking:
+            self._hear()
 
     def _minimise(self) -> None:
         """Stage after stage, each until its steps are done or a step gains less than the tolerance."""
@@ -255,9 +176,8 @@ class Minimiser:
                     self.rank,
                     self.member.world_size,
                 )
-                if self.rank == 0:
-                    where = self.problem.stage_name(self._stage) if num_stages > 1 else "the search"
-                    self._event("note", f"{where} ended after {self._steps_in_stage} steps: {ended}")
+                where = self.problem.stage_name(self._stage) if num_stages > 1 else "the search"
+                self._notes([f"{where} ended after {self._steps_in_stage} steps: {ended}"])
                 if self._stage == num_stages - 1:
                     return
                 following = self.problem.begin(self._stage + 1, self._found.cpu()).to(self.device)
@@ -266,8 +186,7 @@ class Minimiser:
         except _Leave:
             return
         except RunError:
-            failure = together(self._save_last)
-            if failure is not None:
+            if (failure := self._save_and_wait()) is not None:
                 self._event("note", str(failure))
             raise
 
@@ -301,8 +220,7 @@ class Minimiser:
         if self.command == "stop":
             raise _Leave
         if self._progress.is_over:
-            if self.rank == 0:
-                self._event("note", self._progress.end_in_words(self.step))
+            self._notes([self._progress.end_in_words(self.step)])
             raise _Leave
         self._steer()
         self._consensus.begin()
@@ -312,7 +230,7 @@ class Minimiser:
 
     def _hear(self) -> None:
         self._is_asking = False
-        self.command = self._consensus.finish() or self.command
+        super()._hear()
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.step > 0 and self.step % every == 0
@@ -343,21 +261,10 @@ class Minimiser:
         values = {"loss": self._loss, **self.problem.measure(self._found)}
         if self.rank == 0 and self.recorder is not None:
             self.recorder.sample(self.step, **{f"val_{name}": value for name, value in values.items()})
-            now_s = time.monotonic()
-            is_last = self.command == "stop" or self.step == sum(self.problem.num_steps)
-            if is_last or now_s - self._pictured_s >= _PICTURES_PERIOD_S:
-                self._pictured_s = now_s
-                self._event("pictures", "", images=self.problem.pictures(self._found))
+            if self._shows_pictures(self.command == "stop" or self.step == sum(self.problem.num_steps)):
+                self._show(self.problem.pictures(self._found))
         self._progress.validated(self.step, values)
         self._validated_step = self.step
-        self._enter("training")
-
-    def _pause(self) -> None:
-        self._enter("paused")
-        while self.command not in ("resume", "stop"):
-            time.sleep(_PAUSE_POLL_S)
-            self._consensus.begin()
-            self.command = self._consensus.finish() or self.command
         self._enter("training")
 
     def _steer(self) -> None:
@@ -366,39 +273,15 @@ class Minimiser:
         now = self._steering.take_due(self.config, begins_epoch=True)
         if not now:
             return
-        before = {name: getattr(self.config, name) for name in now}
-        self._take_settings(now)
-        self._steering.changed()
-        if self.rank == 0:
-            with runs.telling_what_is_not_written(partial(self._event, "note")):
-                runs.note_change(self.folder, self.step, now)
-            told = ", ".join(f"{name} {before[name]} → {value}" for name, value in now.items())
-            self._event("setting", told, **now)
-
-    def _take_settings(self, settings: Mapping[str, Any]) -> None:
-        if settings:
-            self.config = self.config.changed(**settings)
+        self._note_settings(self._take_settings(now), now)
 
     # ---- what stays ----
-
-    def _score(self) -> Score | None:
-        """Of the validation of this step, if it is the best so far."""
-        return self._progress.best if self._progress.is_best(self.step) else None
-
-    def _save_last(self) -> RunError | None:
-        """Writes a checkpoint on rank 0 and waits for it; returns why it could not be written."""
-        return self._saves.finish(self.step, self._whole_state(), self._score())
-
-    def _whole_state(self) -> WholeState:
-        tensors, about = self._state()
-        config = self.config.model_dump(mode="json")
-        return tensors, {**about, "config": config, "world_size": self.member.world_size}
 
     def _conclude(self) -> None:
         """Writes the last checkpoint, measures what was found and says so. Where the person stops early, too: it may be enough."""
         if self.step and self._validated_step != self.step and self.config.val_every:
             self._validate()
-        failure = together(self._save_last)
+        failure = self._save_and_wait()
         together(lambda: self._tell_the_end(failure))
 
     def _tell_the_end(self, failure: RunError | None) -> None:
@@ -409,15 +292,3 @@ class Minimiser:
             self._event("result", self.config.title, **result)
         if failure is not None:
             raise failure
-
-    def _enter(self, state: RunState) -> None:
-        if self.recorder is not None:
-            self.recorder.state(state, self.step)
-
-    def _tell(self, kind: str, text: str, step: int) -> None:
-        if self.recorder is not None:
-            self.recorder.event(kind, text, step)
-
-    def _event(self, kind: str, text: str, **detail: Any) -> None:
-        if self.recorder is not None:
-            self.recorder.event(kind, text, self.step, **detail)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -35,3 +36,18 @@ class Readings:
         if self._copied is not None:
             self._copied.synchronize()
         return dict(zip(self._names, self._on_host.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """The numbers of a step that is over, which are read and recorded when the next one is under way."""
+
+    step: int
+    ended_s: float
+    """In seconds since the epoch."""
+    readings: Readings
+    """What the device has computed."""
+    numbers: Mapping[str, float]
+    """What the host knows."""
+    inputs: Readings
+    """What the guard saw in the step's batches, by the names of their tensors."""

@@ -1,0 +1,121 @@
+"""What one optimizer step computes: the losses of its micro-batches, their gradients, and which optimizers then move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from nbgpu.config import TrainConfig
+from nbgpu.engine.model import precision
+from nbgpu.engine.model.clipping import clip
+from nbgpu.engine.model.discriminator import Discriminator
+from nbgpu.engine.model.state import State
+from nbgpu.engine.model.strategy import Strategy
+from nbgpu.engine.training.nonfinite import DISCRIMINATOR_LOSS
+from nbgpu.engine.workload.recipe import Batch, Recipe
+
+
+class PlainStep:
+    """A step of the model alone.
+
+    Args:
+        config: the settings.
+        recipe: gives the loss.
+        state: model, optimizer and loss scaler.
+        strategy: how the model is spread over the ranks.
+        device: the rank's.
+    """
+
+    def __init__(
+        self, config: TrainConfig, recipe: Recipe, state: State, strategy: Strategy, device: torch.device
+    ) -> None:
+        self._config = config
+        self._recipe = recipe
+        self._state = state
+        self._strategy = strategy
+        self._device = device
+
+    def forward(self, batch: Batch) -> Mapping[str, Tensor]:
+        """The terms of a micro-batch's loss; `loss` is what is minimised."""
+        with precision.autocast(self._config, self._device):
+            return self._loss_terms(batch)
+
+    def backward(self, loss: Tensor, start: Tensor) -> None:
+        """Adds the gradient of a micro-batch to that of the step, from what the gradient begins with."""
+        self._state.scaler.scale(loss / self._config.accumulate).backward(start)
+
+    def learn_beside(self) -> Mapping[str, Tensor]:
+        """Has what learns beside the model learn from the last micro-batch; returns the losses of that by name."""
+        return {}
+
+    def gradient_norms(self) -> dict[str, Tensor]:
+        """Clips the gradients of all micro-batches and ranks; returns their norms before that. A collective.
+
+        `grad_norm`, which is the same on every rank, decides whether the step counts.
+        """
+        self._state.scaler.unscale_(self._state.optimizer)
+        return {"grad_norm": clip(self._state.model.parameters(), self._config)}
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """Those that move, all of them or none."""
+        return [self._state.optimizer]
+
+    def set_lr(self, lr: float) -> None:
+        """Takes the learning rate of this step."""
+        for group in self._state.optimizer.param_groups:
+            group["lr"] = lr
+
+    def forget_gradients(self) -> None:
+        """Makes room for the gradients of the next step."""
+        self._state.optimizer.zero_grad(set_to_none=not self._strategy.keeps_gradients)
+
+    def _loss_terms(self, batch: Batch) -> dict[str, Tensor]:
+        return self._recipe.loss(self._strategy.replica, batch)
+
+
+class AdversarialStep(PlainStep):
+    """A step of the model and of its discriminator. Both learn from it, or neither does.
+
+    Args:
+        discriminator: learns from what the model has just made.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        recipe: Recipe,
+        state: State,
+        strategy: Strategy,
+        device: torch.device,
+        discriminator: Discriminator,
+    ) -> None:
+        super().__init__(config, recipe, state, strategy, device)
+        self._discriminator = discriminator
+
+    def learn_beside(self) -> Mapping[str, Tensor]:
+        return {DISCRIMINATOR_LOSS: self._discriminator.learn(self._state.scaler)}
+
+    def gradient_norms(self) -> dict[str, Tensor]:
+        norms = super().gradient_norms()
+        norms["discriminator_grad_norm"] = self._discriminator.exchange(self._state.scaler)
+        norms["grad_norm"] = norms["grad_norm"] + 0 * norms["discriminator_grad_norm"]
+        return norms
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        return [*super().optimizers, self._discriminator.optimizer]
+
+    def set_lr(self, lr: float) -> None:
+        super().set_lr(lr)
+        self._discriminator.set_lr(lr / self._config.lr)
+
+    def forget_gradients(self) -> None:
+        super().forget_gradients()
+        self._discriminator.forget_gradients()
+
+    def _loss_terms(self, batch: Batch) -> dict[str, Tensor]:
+        return self._discriminator.loss_of_model(self._strategy.replica, batch)
