@@ -42,7 +42,7 @@ from nbgpu.engine.memory import usage as memory
 from nbgpu.engine.memory.undisturbed import undisturbed
 from nbgpu.engine.model import precision, randomness
 from nbgpu.engine.training import smoke
-from nbgpu.engine.training.loop import Loop
+from nbgpu.engine.training.loop import Loop, RunContext
 from nbgpu.engine.training.minimiser import Minimiser
 from nbgpu.engine.training.trainer import Trainer
 from nbgpu.engine.workload import by_name
@@ -239,9 +239,10 @@ def _trainer(config: TrainConfig, folder: Path, member: Membership, device: Devi
             recorder.close()
         raise
     books = Books(config, folder, recorder) if recorder is not None and member.rank == 0 else None
+    context = RunContext(folder, member, device, recorder, books)
     if isinstance(recipe, Problem):
-        return Minimiser(config, recipe, folder, member, device, recorder, books)
-    return Trainer(config, recipe, folder, member, device, recorder, books)
+        return Minimiser(config, recipe, context)
+    return Trainer(config, recipe, context)
 
 
 def _was_freed(error: BaseException) -> bool:

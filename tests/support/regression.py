@@ -21,6 +21,7 @@ from nbgpu.config import TrainConfig
 from nbgpu.engine import train
 from nbgpu.engine.group import group
 from nbgpu.engine.group.group import Membership
+from nbgpu.engine.training.loop import RunContext
 from nbgpu.engine.training.trainer import Trainer
 from nbgpu.engine.workload.recipe import Batch, Loaders, Recipe
 from nbgpu.machine import devices
@@ -127,7 +128,8 @@ def work(rank: int, world_size: int, folder: str, runs: Sequence[tuple[Mapping[s
             resume.find(config).write(run_folder)
         recorder = Recorder(run_folder, rank)
         recipe: Recipe = Contest(config) if norm == "contest" else Regression(config, norm)
-        train.train(Trainer(config, recipe, run_folder, member, cpu[rank], recorder))
+        context = RunContext(run_folder, member, cpu[rank], recorder)
+        train.train(Trainer(config, recipe, context))
     torch.distributed.destroy_process_group()
 
 

@@ -35,7 +35,7 @@ from nbgpu.protocol.records import Whereabouts
 _log = logging.getLogger("nbgpu.engine")
 
 _PACKAGE = str(Path(__file__).resolve().parents[2])
-_TRAIN = (("nbgpu/engine/training/loop.py", "run"),)
+_RUNS_A_LOOP = "nbgpu/engine/training/loop.py", "run"
 _DDP = "torch/nn/parallel/distributed.py"
 _MAX_SOURCE_CHARS = 80
 
@@ -128,9 +128,8 @@ def find() -> Whereabouts:
 
 
 def _in_call(frames: Sequence[FrameType], first: int, main_thread: int) -> Whereabouts:
-    for trains in _TRAIN:
-        if (training := _first_below(frames, trains)) is not None:
-            return _in_run(frames[training - 1 :], main_thread)
+    if (in_loop := _first_below(frames, _RUNS_A_LOOP)) is not None:
+        return _in_run(frames[in_loop - 1 :], main_thread)
     return _in_person_code("call", frames[first:], main_thread)
 
 

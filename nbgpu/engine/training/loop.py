@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,39 +37,43 @@ _PICTURES_PERIOD_S = 2.0
 """Pictures stand in the run's records, which are read as a whole."""
 
 
+@dataclass(frozen=True)
+class RunContext:
+    """Where a run is on this rank, and where its numbers go."""
+
+    folder: Path
+    """The run's folder."""
+    member: Membership
+    """This rank's place in the group."""
+    device: Device
+    """What `run_info.json` says of the rank's device."""
+    recorder: Recorder | None
+    """Takes the numbers of each step; None leaves them unrecorded."""
+    books: Books | None = None
+    """Rank 0's, which take histograms of weights and gradients."""
+
+
 class Loop(ABC):
     """One run on this rank: steps, with checkpoints and validations between them, until the last one or a command.
 
     Args:
         config: the settings.
-        folder: the run's folder.
-        member: this rank's place in the group.
-        device: what `run_info.json` says of it.
-        recorder: takes the numbers of each step; None leaves them unrecorded.
-        books: rank 0's, which take histograms of weights and gradients.
+        context: where the run is.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        folder: Path,
-        member: Membership,
-        device: Device,
-        recorder: Recorder | None,
-        books: Books | None = None,
-    ) -> None:
+    def __init__(self, config: TrainConfig, context: RunContext) -> None:
         self.config = config
-        self.folder = folder
-        self.member = member
-        self.rank = member.rank
-        self.device = member.device
-        self.recorder = recorder
-        self.books = books
+        self.folder = context.folder
+        self.member = context.member
+        self.rank = context.member.rank
+        self.device = context.member.device
+        self.recorder = context.recorder
+        self.books = context.books
         self.step = 0
         """Optimizer steps done."""
         self.command: Command | None = None
         """What the person asked for and all ranks have agreed to follow: 'pause', 'stop' or nothing."""
-        self._described_device = device
+        self._described_device = context.device
         self._devices: Sequence[Device] = ()
         """Of all ranks, in their order."""
         self._train_s = 0.0
@@ -77,7 +81,7 @@ class Loop(ABC):
         self._pictured_s = -_PICTURES_PERIOD_S
         self._progress = Progress(config)
         self._steering = Steering()
-        self._saves = Saves(folder, config.keep_checkpoints, self.rank, self._tell)
+        self._saves = Saves(self.folder, config.keep_checkpoints, self.rank, self._tell)
         self._consensus: Consensus
         """With each `run` a new one, so that the newest command counts even if a rank that had heard it is gone."""
 
@@ -252,11 +256,11 @@ class Loop(ABC):
         if self.recorder is not None:
             self.recorder.event(kind, text, self.step, **detail)
 
-    def _notes(self, notes: Sequence[str]) -> None:
-        """Records what is the same on all ranks, once."""
+    def _note(self, *texts: str) -> None:
+        """Records once what all ranks have to say."""
         if self.rank == 0:
-            for note in notes:
-                self._event("note", note)
+            for text in texts:
+                self._event("note", text)
 
     def _tell(self, kind: str, text: str, step: int) -> None:
         """An event of a step that may be over: called on the thread that writes checkpoints."""

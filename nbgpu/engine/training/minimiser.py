@@ -16,16 +16,12 @@ from nbgpu.engine.checkpoints import files as checkpoint
 from nbgpu.engine.checkpoints.saving import WholeState
 from nbgpu.engine.group import activity
 from nbgpu.engine.group.consensus import together
-from nbgpu.engine.group.group import Membership
 from nbgpu.engine.logs import run_info
-from nbgpu.engine.logs.log_files import Books
 from nbgpu.engine.memory import usage as memory
-from nbgpu.engine.training.loop import Loop
+from nbgpu.engine.training.loop import Loop, RunContext
 from nbgpu.engine.workload.problem import Problem
 from nbgpu.errors import OutOfMemoryError, RunError
 from nbgpu.machine.signals import uninterrupted
-from nbgpu.protocol.records import Device
-from nbgpu.run_folder.recorder import Recorder
 from nbgpu.text.sizes import in_words
 
 
@@ -45,17 +41,8 @@ class Minimiser(Loop):
     The others are those of every Loop, whose `step` counts over all stages.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        problem: Problem,
-        folder: Path,
-        member: Membership,
-        device: Device,
-        recorder: Recorder | None,
-        books: Books | None = None,
-    ) -> None:
-        super().__init__(config, folder, member, device, recorder, books)
+    def __init__(self, config: TrainConfig, problem: Problem, context: RunContext) -> None:
+        super().__init__(config, context)
         self.problem = problem
         self._loaded = False
         self._tensor: Tensor | None = None
@@ -94,7 +81,7 @@ class Minimiser(Loop):
         if source is not None:
             self._take(self.state() if self.rank == source else ({}, {}), source)
         else:
-            self._notes(gathered.notes)
+            self._note(*gathered.notes)
             together(lambda: self._begin(gathered.checkpoint))
         self.command = self._consensus.newest_command()
 
@@ -122,7 +109,7 @@ class Minimiser(Loop):
         tensors, about = checkpoint.load(found)
         self.load_state(tensors, about)
         self._saves.newest_step = self.step
-        self._notes(["the optimizer begins anew: checkpoints have what was found, not how"])
+        self._note("the optimizer begins anew: checkpoints have what was found, not how")
         gone = self._saves.point_to_earlier_best(found, self._progress.best)
         if gone is not None:
             self._event("note", gone)
@@ -177,7 +164,7 @@ class Minimiser(Loop):
                     self.member.world_size,
                 )
                 where = self.problem.stage_name(self._stage) if num_stages > 1 else "the search"
-                self._notes([f"{where} ended after {self._steps_in_stage} steps: {ended}"])
+                self._note(f"{where} ended after {self._steps_in_stage} steps: {ended}")
                 if self._stage == num_stages - 1:
                     return
                 following = self.problem.begin(self._stage + 1, self._found.cpu()).to(self.device)
@@ -220,7 +207,7 @@ class Minimiser(Loop):
         if self.command == "stop":
             raise _Leave
         if self._progress.is_over:
-            self._notes([self._progress.end_in_words(self.step)])
+            self._note(self._progress.end_in_words(self.step))
             raise _Leave
         self._steer()
         self._consensus.begin()

@@ -18,29 +18,23 @@ from nbgpu.engine.data.batches import Feed
 from nbgpu.engine.dry_run import fake_steps
 from nbgpu.engine.group import activity
 from nbgpu.engine.group.consensus import together
-from nbgpu.engine.group.group import Membership
 from nbgpu.engine.logs import run_info
-from nbgpu.engine.logs.log_files import Books
 from nbgpu.engine.logs.profiler import Profiler
 from nbgpu.engine.memory import budget
-from nbgpu.engine.model import build as models
 from nbgpu.engine.model import randomness
-from nbgpu.engine.model.discriminator import Discriminator
 from nbgpu.engine.model.schedule import LearningRate
 from nbgpu.engine.model.state import State
-from nbgpu.engine.model.strategy import Strategy, spread
+from nbgpu.engine.model.strategy import Strategy
 from nbgpu.engine.training import smoke, validation
-from nbgpu.engine.training.loop import Loop
+from nbgpu.engine.training.loop import Loop, RunContext
 from nbgpu.engine.training.nonfinite import Guard
+from nbgpu.engine.training.rank_model import RankModel
 from nbgpu.engine.training.smoke import SmokeTest
-from nbgpu.engine.training.step import AdversarialStep, PlainStep
 from nbgpu.engine.training.step_metrics import Readings, StepRecord
-from nbgpu.engine.workload.recipe import Adversarial, Recipe
+from nbgpu.engine.workload.recipe import Recipe
 from nbgpu.errors import OutOfMemoryError, RunError
 from nbgpu.machine.signals import uninterrupted
-from nbgpu.protocol.records import Device
 from nbgpu.run_folder import checkpoint_files
-from nbgpu.run_folder.recorder import Recorder
 
 
 class Trainer(Loop):
@@ -55,65 +49,42 @@ class Trainer(Loop):
     The others are those of every Loop.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        recipe: Recipe,
-        folder: Path,
-        member: Membership,
-        device: Device,
-        recorder: Recorder | None,
-        books: Books | None = None,
-    ) -> None:
-        super().__init__(config, folder, member, device, recorder, books)
+    def __init__(self, config: TrainConfig, recipe: Recipe, context: RunContext) -> None:
+        super().__init__(config, context)
         self.recipe = recipe
         self.total_steps = config.steps
         """Where the length is given in epochs, it is known when the data are."""
         self._feed: Feed | None = None
-        self._state: State | None = None
-        self._strategy: Strategy | None = None
         self._begun = False
         """Model and optimizer are those of `step`: as drawn, as a checkpoint or another rank gave them."""
         self._lost_step = 0
         """What training had got to when the state was lost, with a rank that had a part of it."""
-        self._buffers_before_step: list[Tensor] = []
-        self._before_bytes: int | None = None
-        """What the process held beside the run; None before the first step."""
         self._guard = Guard(config, self.device)
+        self._rank_model = RankModel(self._guard, self.device)
         self._smoke = SmokeTest(config) if config.smoke_test else None
-        self._profiler = Profiler(config.profiled_steps, folder, self.rank, self.device, self._event)
+        self._profiler = Profiler(config.profiled_steps, self.folder, self.rank, self.device, self._event)
         self._unrecorded: StepRecord | None = None
         """The last step."""
 
     def interrupted(self) -> None:
-        survives = self._strategy is None or self._strategy.survives
-        self._let_go_of_strategy()
+        survives = self._rank_model.survives
+        self._rank_model.leave_group()
         # The last step was perhaps never judged, which takes all ranks: if the run is to stop, they do it again.
         self._record_numbers()
         self._unrecorded = None
         if not survives:
-            self._begin_anew()
+            self._forget_state()
             return
-        if self._state is not None:
-            if self._built.average is not None:
-                self._built.average.out_of_the_model()
-            # Views into DDP's buckets, and with it half of a sum.
-            self._model.zero_grad(set_to_none=True)
-            if self._built.discriminator is not None:
-                self._built.discriminator.forget_gradients()
-            for buffer, before in zip(self._model.buffers(), self._buffers_before_step, strict=False):
-                buffer.copy_(before)
+        self._rank_model.undo_step()
         if self._guard.is_over:
             self._step_back()
 
-    def _begin_anew(self) -> None:
-        """Forgets the state: each rank has a part of it only, and one of them is gone."""
+    def _forget_state(self) -> None:
+        """Begins as a new rank does: each rank has a part of the state only, and one of them is gone."""
         self._lost_step = max(self._lost_step, self.step)
-        self._state = None
+        self._rank_model.forget()
         self._begun = False
         self.step = self._validated_step = 0
-        self._buffers_before_step = []
-        self._guard.restore(0)
         self._progress.load_state(None)
         if self._feed is not None:
             # It may have begun in the middle of the run, with another batch size.
@@ -121,31 +92,18 @@ class Trainer(Loop):
             self._feed = None
 
     def out_of_memory(self, error: BaseException) -> OutOfMemoryError:
-        static = None
-        if self._state is not None and self._before_bytes is not None:
-            static = budget.Static.of(
-                self._state.model,
-                self._state.optimizer,
-                self._before_bytes,
-                self._state.averages,
-                self._state.beside,
-            )
         batch = self._feed.in_hand() if self._feed is not None else {}
         shapes = {name: tuple(values.shape) for name, values in batch.items()}
         # Of steps that were done it is known what they take.
         need = None if self.step else fake_steps.need_of(self.config, self.member.world_size)
+        static = self._rank_model.static_memory()
         return budget.explain_run(error, self.rank, self.step, shapes, self.config, self.device, static, need)
 
     def close(self) -> None:
-        self._let_go_of_strategy()
+        self._rank_model.leave_group()
         super().close()
         if self._feed is not None:
             self._feed.loaders.close()
-
-    def _let_go_of_strategy(self) -> None:
-        if self._strategy is not None:
-            self._strategy.close()
-            self._strategy = None
 
     # ---- getting ready ----
 
@@ -154,7 +112,7 @@ class Trainer(Loop):
         gathered = self._gather(self._begun, lost=self._lost_step, data_began=began)
         self._lost_step = max(standing["lost"] for standing in gathered.standings)
         source = gathered.source
-        if self._state is None:
+        if not self._rank_model.is_built:
             self._enter("loading")
         together(self._load)
         self._require_the_same_data()
@@ -162,28 +120,25 @@ class Trainer(Loop):
             self._begin_data_at(*gathered.standings[source]["data_began"])
         self._write_info()
         # Whoever spreads the weights over the ranks does it once the model is the same on all of them.
-        model, discriminator = together(self._networks)
+        networks = together(lambda: self._rank_model.networks(self.config, self.recipe))
+        self._note(*networks.notes)
         if self.config.strategy == "dp":
             self._event("note", "strategy='dp' copies the model to each GPU in every step; 'ddp' is faster")
-        self._strategy = spread(self.config, model, self.recipe.blocks(model), self.device)
-        if self._state is None:
-            self._state = State(self.config, model, self._learning_rate(), self.device, discriminator)
-            if self.config.ema_decay:
-                self._notes(["ema_decay: validation and result are those of the averaged weights"])
+        if self.config.ema_decay and not self._rank_model.is_built:
+            self._note("ema_decay: validation and result are those of the averaged weights")
+        self._rank_model.spread(self.config, self.recipe, networks, self._learning_rate())
         self._saves.newest_step = 0
         if source is not None:
             self._take(self.state(), source)
         else:
-            self._notes(gathered.notes)
+            self._note(*gathered.notes)
             if (path := gathered.checkpoint) is not None:
                 together(lambda: self._load_checkpoint(path))
             self._write_info()  # an epoch of the checkpoint's run may have begun elsewhere
         if self._smoke is not None and not self._begun:
             self._smoke.begins(self._model)
         self._begun = True
-        self._before_bytes = budget.before_run(
-            self.device, self._model, self._state.optimizer, self._state.averages, self._state.beside
-        )
+        self._rank_model.note_memory()
         self.command = self._consensus.newest_command()
 
     def _load(self) -> None:
@@ -194,7 +149,7 @@ class Trainer(Loop):
                 loaders = self._smoke.few_of(loaders)
             stand_in = partial(self.recipe.example, self.config.batch_size)
             self._feed = Feed(loaders, self.config, self.device, stand_in)
-            self._notes(loaders.warnings)
+            self._note(*loaders.warnings)
             self._begin_data_at(0, 0)
 
     def _require_the_same_data(self) -> None:
@@ -213,15 +168,6 @@ class Trainer(Loop):
             about_data = (loaders.told, self._data.began)
             with self._telling_what_is_not_written():
                 run_info.write(self.folder, self.config, self.member, self._devices, *steps, *about_data)
-
-    def _networks(self) -> tuple[nn.Module, Discriminator | None]:
-        """The model on the device, and its discriminator if it has one. Every rank draws the same weights."""
-        if self._state is not None:
-            return self._state.model, self._state.discriminator
-        with activity.during("building the model"):
-            model, notes = models.build(self.config, self.recipe, self.device)
-        self._notes(notes)
-        return model, Discriminator.of(self.config, self.recipe, self.device)
 
     def _learning_rate(self) -> LearningRate:
         return LearningRate(self.config, self.member.world_size, self.total_steps)
@@ -289,17 +235,15 @@ class Trainer(Loop):
 
     @property
     def _built(self) -> State:
-        assert self._state is not None, "the model is built before the first step"
-        return self._state
+        return self._rank_model.state
 
     @property
     def _model(self) -> nn.Module:
-        return self._built.model
+        return self._rank_model.state.model
 
     @property
     def _spread(self) -> Strategy:
-        assert self._strategy is not None, "the ranks are gathered before the first step"
-        return self._strategy
+        return self._rank_model.strategy
 
     # ---- training ----
 
@@ -346,10 +290,7 @@ class Trainer(Loop):
         before = super()._take_settings(settings)
         if before != settings:
             self.recipe = type(self.recipe)(self.config)
-            self._guard.follow(self.config)
-            if self._state is not None and self._state.discriminator is not None:
-                assert isinstance(self.recipe, Adversarial)
-                self._state.discriminator.follow(self.config, self.recipe)
+            self._rank_model.follow(self.config, self.recipe)
         return before
 
     def _train_step(self) -> None:
@@ -361,9 +302,8 @@ class Trainer(Loop):
         self._profiler.enter("agreement")
         self._consensus.begin(failure)
         randomness.seed_step(self.config.seed, self.rank, self.step, self.device)
-        self._buffers_before_step = [buffer.clone() for buffer in self._model.buffers()]
+        step = self._rank_model.begin_step(self.config, self.recipe, self.step)
         lr = self._built.learning_rate.at(self.step)
-        step = self._next_step()
         sums: dict[str, Tensor] = {}
         own_s = 0.0
         for index, batch in enumerate(batches):
@@ -386,7 +326,9 @@ class Trainer(Loop):
         if self.books is not None:
             self.books.look_at(self.step + 1, self._model)
         with uninterrupted():
-            inputs = self._update(step, lr, norms["grad_norm"])
+            inputs = self._rank_model.end_step(step, self.step, lr, norms["grad_norm"])
+            self.step += 1
+            self._data.done()
         self._profiler.enter("other")
         step_s = time.perf_counter() - started_s
         numbers = {
@@ -401,28 +343,6 @@ class Trainer(Loop):
             numbers["compute_s"] = own_s
         means = {name: total / self.config.accumulate for name, total in sums.items()}
         self._record(means | norms, numbers, inputs)
-
-    def _next_step(self) -> PlainStep:
-        """What the step after `step` computes: with the discriminator, if there is one and its time has come."""
-        parts = (self.config, self.recipe, self._built, self._spread, self.device)
-        discriminator = self._built.discriminator
-        if discriminator is None or self.step < discriminator.first_step:
-            return PlainStep(*parts)
-        return AdversarialStep(*parts, discriminator)
-
-    def _update(self, step: PlainStep, lr: float, grad_norm: Tensor) -> Mapping[str, Tensor]:
-        """What ends a step. An interrupt in the middle would leave a state that belongs to no step."""
-        step.set_lr(lr)
-        buffers = list(self._model.buffers())
-        inputs = self._guard.update(step.optimizers, grad_norm, buffers, self._buffers_before_step)
-        if self._built.average is not None:
-            self._built.average.update(self.step, self._guard.has_left_out)
-        self._built.scaler.update()
-        step.forget_gradients()
-        self.step += 1
-        self._data.done()
-        self._buffers_before_step = []
-        return inputs
 
     def _is_worth_a_checkpoint(self) -> bool:
         epoch, steps_into_epoch = self._data.epoch_at(self.step)
@@ -462,7 +382,7 @@ class Trainer(Loop):
         learning_rate = self._built.learning_rate
         if learning_rate.validated(means["loss"]):
             lr = learning_rate.at(self.step)
-            self._notes([f"the validation loss stays: the learning rate is {lr:.3g} from here on"])
+            self._note(f"the validation loss stays: the learning rate is {lr:.3g} from here on")
 
     def _save(self) -> None:
         """Begins a checkpoint on rank 0. No rank waits for it, and training goes on if it fails."""
@@ -474,7 +394,7 @@ class Trainer(Loop):
         """Writes the last checkpoint, and says what the trained model is worth. Rank 0 does both."""
         self._flush()
         if self._progress.is_over and self.command != "stop" and self.step < self.total_steps:
-            self._notes([self._progress.end_in_words(self.step)])
+            self._note(self._progress.end_in_words(self.step))
         # Before the averaged weights are put in their place: they are no copies.
         failure = self._save_and_wait()
         if self.config.restore_best and self.command != "stop":
@@ -490,7 +410,7 @@ class Trainer(Loop):
         if path is not None:
             together(lambda: self.load_state(*checkpoint.load(path)))
         elif why:
-            self._notes([f"the result is that of the last step, and not of the best one: {why}"])
+            self._note(f"the result is that of the last step, and not of the best one: {why}")
 
     def _tell_the_end(self, failure: RunError | None) -> None:
         # The result is worth having also where the checkpoint could not be written.
@@ -512,7 +432,7 @@ class Trainer(Loop):
         if wrong:
             raise RunError("\n".join(["the smoke test failed:", *wrong]))
         together(lambda: self.load_state(loaded, about))
-        self._notes(smoke.in_words(self.config, self.member.world_size, well))
+        self._note(*smoke.in_words(self.config, self.member.world_size, well))
 
     def _record(
         self, tensors: dict[str, Tensor], numbers: dict[str, float], inputs: Mapping[str, Tensor]

@@ -1,0 +1,167 @@
+"""The model of a run on this rank: how it is built and spread, what a step does to it, and how a step that was cut off is undone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nbgpu.config import TrainConfig
+from nbgpu.engine.group import activity
+from nbgpu.engine.memory import budget
+from nbgpu.engine.model import build as models
+from nbgpu.engine.model.discriminator import Discriminator
+from nbgpu.engine.model.schedule import LearningRate
+from nbgpu.engine.model.state import State
+from nbgpu.engine.model.strategy import Strategy, spread
+from nbgpu.engine.training.nonfinite import Guard
+from nbgpu.engine.training.step import AdversarialStep, PlainStep
+from nbgpu.engine.workload.recipe import Adversarial, Recipe
+
+
+@dataclass(frozen=True)
+class Networks:
+    """What has weights, on the rank's device, the same on every rank."""
+
+    model: nn.Module
+    discriminator: Discriminator | None
+    notes: Sequence[str]
+    """What to say of the model."""
+
+
+class RankModel:
+    """The model on this rank, which is built once, and spread over the ranks each time that their group is formed.
+
+    Args:
+        guard: leaves out the updates of bad steps.
+        device: the rank's.
+    """
+
+    def __init__(self, guard: Guard, device: torch.device) -> None:
+        self._guard = guard
+        self._device = device
+        self._state: State | None = None
+        self._strategy: Strategy | None = None
+        self._buffers_before_step: list[Tensor] = []
+        self._before_bytes: int | None = None
+        """What the process held beside the run; None before the first step."""
+
+    @property
+    def is_built(self) -> bool:
+        """Whether there is a model that steps can go on with."""
+        return self._state is not None
+
+    @property
+    def state(self) -> State:
+        """All that a step changes."""
+        assert self._state is not None, "the model is built before the first step"
+        return self._state
+
+    @property
+    def strategy(self) -> Strategy:
+        """How the model is spread over the ranks of the present group."""
+        assert self._strategy is not None, "the ranks are gathered before the first step"
+        return self._strategy
+
+    @property
+    def survives(self) -> bool:
+        """Whether a rank that is replaced can have its part of the model from another one."""
+        return self._strategy is None or self._strategy.survives
+
+    def networks(self, config: TrainConfig, recipe: Recipe) -> Networks:
+        """Those that are there, or new ones. Every rank draws the same weights."""
+        if self._state is not None:
+            return Networks(self._state.model, self._state.discriminator, ())
+        with activity.during("building the model"):
+            model, notes = models.build(config, recipe, self._device)
+        return Networks(model, Discriminator.of(config, recipe, self._device), notes)
+
+    def spread(
+        self, config: TrainConfig, recipe: Recipe, networks: Networks, learning_rate: LearningRate
+    ) -> None:
+        """Spreads the networks over the ranks, each of which has what `networks` gave. A collective."""
+        model = networks.model
+        self._strategy = spread(config, model, recipe.blocks(model), self._device)
+        if self._state is None:
+            self._state = State(config, model, learning_rate, self._device, networks.discriminator)
+
+    def follow(self, config: TrainConfig, recipe: Recipe) -> None:
+        """Goes on under other settings."""
+        self._guard.follow(config)
+        if self._state is not None and self._state.discriminator is not None:
+            assert isinstance(recipe, Adversarial)
+            self._state.discriminator.follow(config, recipe)
+
+    # ---- a step ----
+
+    def begin_step(self, config: TrainConfig, recipe: Recipe, step: int) -> PlainStep:
+        """What the next step computes, where `step` of them are done: with the discriminator if its time has come."""
+        self._buffers_before_step = [buffer.clone() for buffer in self.state.model.buffers()]
+        parts = (config, recipe, self.state, self.strategy, self._device)
+        discriminator = self.state.discriminator
+        if discriminator is None or step < discriminator.first_step:
+            return PlainStep(*parts)
+        return AdversarialStep(*parts, discriminator)
+
+    def end_step(self, computed: PlainStep, step: int, lr: float, grad_norm: Tensor) -> Mapping[str, Tensor]:
+        """Moves the weights, unless the step is a bad one. An interrupt in the middle would leave a state of no step.
+
+        Returns:
+            What `Guard.judge` wants to know of the inputs.
+        """
+        computed.set_lr(lr)
+        buffers = list(self.state.model.buffers())
+        inputs = self._guard.update(computed.optimizers, grad_norm, buffers, self._buffers_before_step)
+        if self.state.average is not None:
+            self.state.average.update(step, self._guard.has_left_out)
+        self.state.scaler.update()
+        computed.forget_gradients()
+        self._buffers_before_step = []
+        return inputs
+
+    def undo_step(self) -> None:
+        """Puts back what a step that was cut off has changed."""
+        if self._state is None:
+            return
+        if self._state.average is not None:
+            self._state.average.out_of_the_model()
+        # Views into DDP's buckets, and with it half of a sum.
+        self._state.model.zero_grad(set_to_none=True)
+        if self._state.discriminator is not None:
+            self._state.discriminator.forget_gradients()
+        for buffer, before in zip(self._state.model.buffers(), self._buffers_before_step, strict=False):
+            buffer.copy_(before)
+
+    # ---- its end ----
+
+    def leave_group(self) -> None:
+        """Lets go of what belongs to the process group."""
+        if self._strategy is not None:
+            self._strategy.close()
+            self._strategy = None
+
+    def forget(self) -> None:
+        """Lets go of the state."""
+        self._state = None
+        self._buffers_before_step = []
+        self._guard.restore(0)
+
+    # ---- memory ----
+
+    def note_memory(self) -> None:
+        """Notes what the process holds beside the run, which is about to step."""
+        state = self.state
+        self._before_bytes = budget.before_run(
+            self._device, state.model, state.optimizer, state.averages, state.beside
+        )
+
+    def static_memory(self) -> budget.Static | None:
+        """What the run holds from step to step; None before its first step."""
+        if self._state is None or self._before_bytes is None:
+            return None
+        state = self._state
+        return budget.Static.of(
+            state.model, state.optimizer, self._before_bytes, state.averages, state.beside
+        )
