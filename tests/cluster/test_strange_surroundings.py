@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -63,10 +64,13 @@ with nbgpu.Cluster(gpus="none", ranks=1) as cluster:
 
 @pytest.mark.long
 def test_without_docstrings_and_asserts(tmp_path: Path) -> None:
-    """`python -OO` leaves both out."""
-    for arguments in (("recipes",), ("train", "autoencoder", "--help"), ("new", "my_recipe")):
+    """`python -OO` leaves both out, also on the ranks."""
+    own = ("train", "my_recipe.py", "--gpus", "none", "--ranks", "2", "--steps", "2", "--num-workers", "1")
+    for arguments in (("recipes",), ("train", "autoencoder", "--help"), ("new", "my_recipe"), own):
         done = _nbgpu(tmp_path, *arguments, PYTHONOPTIMIZE="2")
         assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "nbgpu_runs").iterdir()
+    assert json.loads((run / "rank0.outcome.json").read_text())["state"] == "finished"
 
 
 @pytest.mark.long
