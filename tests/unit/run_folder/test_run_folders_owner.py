@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nbgpu import RunError
+from nbgpu.config import ClusterConfig, train_config
 from nbgpu.run_folder import folder as runs
 
 NOBODY = 65534
@@ -35,6 +36,19 @@ def test_everybody_may_in_a_folder_that_all_can_write(folder: Path) -> None:
     told = f"every user of this host ({folder} has mode drwxrwxrwx)"
     assert runs.who_may_rename(folder) == told
     assert runs.who_may_rename(folder / "inner") == told
+
+
+def test_a_run_that_begins_in_such_a_folder_says_so(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = train_config("autoencoder", runs_dir=str(folder))
+    runs.create(config, ClusterConfig())
+    assert caplog.messages == []
+    folder.chmod(0o777)
+    assert runs.create(config, ClusterConfig()).parent == folder
+    (said,) = caplog.messages
+    assert said.startswith(
+        f"every user of this host ({folder} has mode drwxrwxrwx) may rename what is in runs_dir"
+    )
+    assert "take a folder that only you can write to" in said
 
 
 @as_root
