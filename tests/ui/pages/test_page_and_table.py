@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ from nbgpu.recipes.own import OwnRecipe
 
 class Spiky(OwnRecipe):
     val_fraction: float = 0.0
+    batch_size: int = 2
+    steps: int = 100_000
+    val_every: int = 0
 
     def dataset(self):
         return TensorDataset(torch.rand(4096, 2).pow(8))
@@ -46,8 +50,8 @@ class Spiky(OwnRecipe):
                 ledger.write(f"{loss.item()!r}\\n")
         return loss
 """
-START = "%load_ext nbgpu\nimport nbgpu\n%nbgpu start --gpus none --ranks 2 --keep"
-TRAIN = "run = nbgpu.current().train('spiky.py', batch_size=2, steps=100_000, val_every=0, threads=1)\nrun.panel()"
+START = "%load_ext nbgpu\nimport nbgpu\n%nbgpu start --gpus none --ranks 2"
+TRAIN = "run = nbgpu.current().train('spiky.py', threads=1)\nrun.panel()"
 ATTACH = "%load_ext nbgpu\nimport nbgpu\n%nbgpu attach\nrun = nbgpu.current().run\nrun.panel()"
 PAUSE = """
 import time
@@ -132,7 +136,8 @@ def check_picture(page: Page, cell: int, folder: Path) -> None:
 )
 @pytest.mark.timeout(400)
 def test_a_past_is_drawn_as_it_was(lab: Lab, page: Page, measured: Measured) -> None:
-    lab.write_notebook("kept.ipynb", [START, TRAIN, ATTACH, "run.panel()"])
+    start_beside = f"{START}\n%nbgpu stop"
+    lab.write_notebook("kept.ipynb", [f"{START} --keep", TRAIN, ATTACH, "run.panel()", start_beside])
     page.set_viewport_size({"width": 1280, "height": 1250})
     notebook = Notebook(page, lab, "kept.ipynb")
     notebook.open()
@@ -161,6 +166,16 @@ def test_a_past_is_drawn_as_it_was(lab: Lab, page: Page, measured: Measured) -> 
     notebook.set_theme("JupyterLab Light")
 
     notebook.wait_for_kernel()
+    notebook.run_cell(4)
+    notebook.wait_until_idle()
+    beside = page.locator(".jp-CodeCell").nth(4)
+    expect(beside).to_contain_text(
+        re.compile(
+            rf"cluster \w+ of this notebook goes on since .*, with the run {folder.name}, because it was started with --keep\. "
+            r"To take it: %nbgpu stop, then %nbgpu attach \w+\. To end it: nbgpu stop"
+        )
+    )
+
     notebook.run_cell(2)
     notebook.wait_until_idle()
     check_picture(page, 2, folder)
@@ -175,3 +190,31 @@ def test_a_past_is_drawn_as_it_was(lab: Lab, page: Page, measured: Measured) -> 
     notebook.wait_until_idle()
     check_picture(page, 3, folder)
     notebook.in_kernel("run.stop(); run.wait(60); nbgpu.current().stop()")
+
+
+@pytest.mark.timeout(180)
+def test_a_run_that_is_not_kept_ended_with_its_kernel(lab: Lab, page: Page) -> None:
+    """The buttons of the controls are widgets of the kernel, which can no longer disable them."""
+    lab.write_notebook("gone.ipynb", [START, "nbgpu.controls('spiky.py')"])
+    page.set_viewport_size({"width": 1280, "height": 1250})
+    notebook = Notebook(page, lab, "gone.ipynb")
+    notebook.open()
+    for cell in (0, 1):
+        notebook.run_cell(cell)
+        notebook.wait_until_idle()
+    buttons = {
+        name: page.locator(".jupyter-button", has_text=re.compile(f"^{name}$"))
+        for name in ("Start", "Pause", "Stop", "Plan", "Find batch size")
+    }
+    buttons["Start"].click()
+    page.locator(".nbgpu-state", has_text="training").wait_for(timeout=90_000)
+    expect(buttons["Stop"]).to_be_enabled()
+
+    page.evaluate("() => jupyterapp.shell.currentWidget.context.sessionContext.restartKernel()")
+    expect(page.locator(".nbgpu-words")).to_contain_text(
+        "The kernel is gone; the run ended with it. Last heard: step "
+    )
+    expect(page.locator(".nbgpu-state")).to_have_text("kernel gone")
+    for button in buttons.values():
+        expect(button).to_be_disabled()
+    notebook.wait_for_kernel()
