@@ -1,4 +1,4 @@
-"""The controls of every recipe in a real page: planned, started and stopped, and what is typed wrongly."""
+"""The controls of every recipe in a page: planned, searched for a batch size, started, stopped; and wrong entries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from nbgpu.config import TRAIN_CONFIGS, own_file
 
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.subshells]
 
-START = "%load_ext nbgpu\nimport nbgpu\n%nbgpu start --gpus none --ranks 2"
+# What a Stop in the middle of this import does is test_interrupts's.
+START = """%load_ext nbgpu
+import nbgpu
+%nbgpu start --gpus none --ranks 2
+nbgpu.current().execute("import torch._dynamo")"""
 STOP = "%nbgpu stop"
 TEMPLATE = "my_recipe.py"
 RECIPES = [*sorted(TRAIN_CONFIGS), TEMPLATE]
@@ -42,7 +46,7 @@ def open_group(page: Page, name: str) -> None:
 
 
 @pytest.mark.timeout(560)
-def test_every_recipe_is_planned_started_and_stopped(lab: Lab, page: Page) -> None:
+def test_every_recipe_is_planned_searched_started_and_stopped(lab: Lab, page: Page) -> None:
     page.set_viewport_size({"width": 1280, "height": 1300})
     own_file.create(str(lab.root / TEMPLATE))
     lab.write_notebook("all.ipynb", [START, *(f"nbgpu.controls({recipe!r})" for recipe in RECIPES), STOP])
@@ -59,6 +63,12 @@ def test_every_recipe_is_planned_started_and_stopped(lab: Lab, page: Page) -> No
                 fill(page, label, text)
         button(page, "Plan").click()
         expect(page.get_by_role("status").filter(has_text="Memory")).to_be_visible(timeout=PATIENCE_MS)
+        if button(page, "Find batch size").is_visible():
+            button(page, "Find batch size").click()
+            expect(page.get_by_role("status").filter(has_text="trying batch sizes")).to_be_visible()
+            button(page, "Stop").click()
+            stopped = page.get_by_role("alert").filter(has_text=re.compile("^stopped; "))
+            expect(stopped).to_be_visible(timeout=PATIENCE_MS)
         button(page, "Start").click()
         page.locator(".nbgpu-state", has_text="training").wait_for(timeout=PATIENCE_MS)
         button(page, "Stop").click()
