@@ -176,7 +176,7 @@ def _sweep(arguments: list[str]) -> int:
                 "usage: nbgpu sweep RECIPE [flags], or nbgpu sweep --resume FOLDER [flags]. "
                 f"Recipes: {', '.join(TRAIN_CONFIGS)}"
             )
-        plan = trials.Plan.read(Path(folder))
+        plan = trials.SweepPlan.read(Path(folder))
         stored = plan.config.model_dump() | plan.cluster.model_dump()
         values = flags.parse([SweepConfig, ClusterConfig], rest, "nbgpu sweep --resume", defaults=stored)
         sweep = client_sweep.go_on(folder, **values)

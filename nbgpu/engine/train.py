@@ -310,7 +310,7 @@ def main(arguments: list[str]) -> None:
     chosen = devices.choose(cluster.gpus, local_world_size)
     config = settled(config, chosen * (world_size // local_world_size))
     # Under torchrun nobody could start the processes anew, so that only the first way is tried.
-    rung = transports.rungs(cluster, chosen)[0]
+    transport = transports.candidates(cluster, chosen)[0]
     device = chosen[local_rank]
     visible = [device] if devices.is_part(device) else [d for d in chosen if d.kind == "cuda"]
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(d.uuid for d in visible))
@@ -323,11 +323,11 @@ def main(arguments: list[str]) -> None:
         world_size,
         local_rank,
         torch.device(devices.torch_name(device, chosen)),
-        rung.backend,
-        rung.name,
+        transport.backend,
+        transport.name,
         cluster.collective_timeout_s,
     )
-    if rung.name == transports.NCCL_SAFE:
+    if transport.name == transports.NCCL_SAFE:
         safe_nccl.apply(one_host=world_size == local_world_size)
     limit_bytes = devices.memory_limit_bytes(cluster, device, chosen)
     if limit_bytes is not None:

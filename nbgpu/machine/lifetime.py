@@ -14,7 +14,7 @@ from pathlib import Path
 from nbgpu.protocol.records import KEPT
 
 
-class Vigil:
+class LifetimeWatch:
     """Watches, through pidfds, the processes without which this one is of no use.
 
     Args:
@@ -54,4 +54,4 @@ def end_with(parent_pid: int) -> None:
         select.select([parent], [], [])
         os._exit(1)
 
-    threading.Thread(target=wait, name="nbgpu-vigil", daemon=True).start()
+    threading.Thread(target=wait, name="nbgpu-lifetime", daemon=True).start()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
 
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError
@@ -16,7 +18,7 @@ SINGLE: Final = "single"
 
 
 @dataclass(frozen=True)
-class Rung:
+class Transport:
     """One way to talk."""
 
     name: Literal["nccl", "nccl in safe mode", "gloo", "single"]
@@ -25,10 +27,11 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class Climb:
+class ChosenTransport:
     """How the ranks came to talk."""
 
-    rung: Rung
+    transport: Annotated[Transport, Field(alias="rung")]
+    """The files of clusters call it 'rung', as earlier versions did."""
     settings: tuple[str, ...] = ()
     """Variables that were set for it, as 'NAME=value'."""
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -40,16 +43,16 @@ class Climb:
             *([f"{' and '.join(self.failed)} failed"] if self.failed else []),
             *([f"with {' '.join(self.settings)}"] if self.settings else []),
         ]
-        return f"{self.rung.name} ({'; '.join(notes)})" if notes else self.rung.name
+        return f"{self.transport.name} ({'; '.join(notes)})" if notes else self.transport.name
 
 
-_NCCL = Rung("nccl", "nccl")
-_NCCL_SAFE = Rung(NCCL_SAFE, "nccl")
-_GLOO = Rung("gloo", "gloo")
-_SINGLE = Rung(SINGLE, "gloo")
+_NCCL = Transport("nccl", "nccl")
+_NCCL_SAFE = Transport(NCCL_SAFE, "nccl")
+_GLOO = Transport("gloo", "gloo")
+_SINGLE = Transport(SINGLE, "gloo")
 
 
-def rungs(config: ClusterConfig, chosen: Sequence[Device]) -> tuple[Rung, ...]:
+def candidates(config: ClusterConfig, chosen: Sequence[Device]) -> tuple[Transport, ...]:
     """What is tried, in this order, until one works. A backend that is named is the only one.
 
     Raises:

@@ -2,7 +2,7 @@
 
 A rank keeps its share of the volumes (its shard) for the whole run, because it may have them decoded in memory.
 All ranks must do the same number of optimizer steps in an epoch, and every step takes the same number of samples,
-so what does not come out even is either used twice or left out. `shards` says which, and `Epoch.words` how many.
+so what does not come out even is either used twice or left out. `shards` says which, and `EpochPlan.words` how many.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nbgpu.config import TrainConfig
 
 
 @dataclass(frozen=True)
-class Epoch:
+class EpochPlan:
     """One epoch of a run. Tuples have a value for each rank."""
 
     num_volumes: int
@@ -40,7 +40,7 @@ def share_of(count: int, rate: float) -> int:
     return math.ceil(round(count * rate, 6))
 
 
-def epoch_of(config: TrainConfig, num_volumes: int, samples_per_volume: int, world_size: int) -> Epoch:
+def epoch_of(config: TrainConfig, num_volumes: int, samples_per_volume: int, world_size: int) -> EpochPlan:
     """The epochs of a run.
 
     Args:
@@ -79,7 +79,9 @@ def epoch_of(config: TrainConfig, num_volumes: int, samples_per_volume: int, wor
         _words_for_memory(config, sizes, num_cached, num_replaced),
         _words_for_steps(num_steps, num_taken * world_size, num_repeated, num_left_out, any(num_replaced)),
     )
-    return Epoch(num_volumes, sizes, num_cached, num_replaced, num_steps, num_repeated, num_left_out, words)
+    return EpochPlan(
+        num_volumes, sizes, num_cached, num_replaced, num_steps, num_repeated, num_left_out, words
+    )
 
 
 def epoch_of_samples(config: TrainConfig, num_samples: int, world_size: int) -> tuple[int, tuple[str, ...]]:

@@ -91,7 +91,7 @@ Varied = Mapping[str, Sequence[Any] | Range]
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """A whole sweep, as `sweep.toml` says it."""
 
     recipe: str
@@ -122,7 +122,7 @@ class Plan:
         write_whole(folder / FILE, tomli_w.dumps(tables))
 
     @classmethod
-    def read(cls, folder: Path, **overrides: Any) -> Plan:
+    def read(cls, folder: Path, **overrides: Any) -> SweepPlan:
         """What `write` has written; `overrides` are settings of the sweep or the cluster.
 
         Raises:
@@ -176,7 +176,7 @@ def split_settings(recipe: str, settings: Mapping[str, Any]) -> Split:
     return Split(*({name: v for name, v in settings.items() if name in home} for home in homes))
 
 
-def plan(recipe: str, settings: Mapping[str, Any]) -> Plan:
+def plan(recipe: str, settings: Mapping[str, Any]) -> SweepPlan:
     """The sweep that a person asks for.
 
     Args:
@@ -208,10 +208,10 @@ def plan(recipe: str, settings: Mapping[str, Any]) -> Plan:
     if problems:
         raise ConfigError("\n".join(problems))
     trials = _drawn(config, varied) if config.random else _grid(varied)
-    return Plan(recipe, config, cluster, shared, varied, trials)
+    return SweepPlan(recipe, config, cluster, shared, varied, trials)
 
 
-def checked(plan: Plan, ranks: Sequence[Sequence[Device]]) -> Plan:
+def checked(plan: SweepPlan, ranks: Sequence[Sequence[Device]]) -> SweepPlan:
     """The plan with the settings of every trial whole and checked.
 
     Args:
@@ -234,10 +234,10 @@ def checked(plan: Plan, ranks: Sequence[Sequence[Device]]) -> Plan:
     configs = [plan.settings(number).model_dump() for number in range(len(plan.trials))]
     trials = [{name: config[name] for name in plan.varied} for config in configs]
     shared = {n: value for n, value in configs[0].items() if n not in (*plan.varied, "recipe")}
-    return Plan(plan.recipe, plan.config, plan.cluster, shared, plan.varied, trials)
+    return SweepPlan(plan.recipe, plan.config, plan.cluster, shared, plan.varied, trials)
 
 
-def create_folder(plan: Plan) -> Path:
+def create_folder(plan: SweepPlan) -> Path:
     """Makes the folder of a new sweep, which only the user can enter, with sweep.toml in it."""
     started = time.strftime("%Y%m%d-%H%M%S")
     runs_dir = Path(plan.settings(0).runs_dir).absolute()
@@ -357,7 +357,7 @@ def _number_type(info: FieldInfo) -> type | None:
     return next((kind for kind in (int, float) if kind in _types(info)), None)
 
 
-def _wrong_with(plan: Plan, number: int, ranks: Iterable[Sequence[Device]]) -> list[str]:
+def _wrong_with(plan: SweepPlan, number: int, ranks: Iterable[Sequence[Device]]) -> list[str]:
     """Why one trial cannot run, in lines; the same line once."""
     try:
         config = plan.settings(number)
@@ -369,7 +369,7 @@ def _wrong_with(plan: Plan, number: int, ranks: Iterable[Sequence[Device]]) -> l
     return []
 
 
-def _told(plan: Plan, line: str, numbers: Sequence[int]) -> str:
+def _told(plan: SweepPlan, line: str, numbers: Sequence[int]) -> str:
     """One reason, and the combinations that it keeps from running, in as few words as say it."""
     if len(numbers) == len(plan.trials):
         return f"all trials: {line}"

@@ -30,7 +30,7 @@ class Workers:
 
 
 @dataclass(frozen=True)
-class Host:
+class HostResources:
     """What there is for all ranks of one host."""
 
     num_cores: int
@@ -39,7 +39,7 @@ class Host:
     """The size of /dev/shm; None where there is none."""
 
 
-def workers_for(config: TrainConfig, host: Host) -> Workers:
+def workers_for(config: TrainConfig, host: HostResources) -> Workers:
     """How many processes read, decode, crop and augment for each rank."""
     if config.num_workers is not None:
         return Workers(config.num_workers, "as the settings say")
@@ -75,10 +75,10 @@ def workers_for_own(config: TrainConfig) -> Workers:
     return Workers(0, "the rank reads its samples itself, between two steps; num_workers has them read ahead")
 
 
-def this_host(world_size: int) -> Host:
+def this_host(world_size: int) -> HostResources:
     """What the ranks of this process's host share; under torchrun it says how many of them are here."""
     shared = Path("/dev/shm")
-    return Host(
+    return HostResources(
         len(os.sched_getaffinity(0)),
         int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
         shutil.disk_usage(shared).total if shared.is_dir() else None,

@@ -159,7 +159,7 @@ KeyboardInterrupt there and the code went on, or it imports a part of torch. Emp
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class MainThreadState:
     """What a rank's main thread does at one moment."""
 
     doing: Literal["idle", "cell", "call", "run"]

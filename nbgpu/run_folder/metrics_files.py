@@ -16,11 +16,11 @@ from typing import Protocol
 
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import lines, names
-from nbgpu.run_folder.metrics_table import Epoch, Epochs, Ledger, Row
+from nbgpu.run_folder.metrics_table import EpochSummarizer, EpochSummary, MetricsRow, MetricsTable
 from nbgpu.run_folder.names import EPOCHS, METRICS
 from nbgpu.run_folder.rank_files import Tail
 
-_log = logging.getLogger("nbgpu.logbook")
+_log = logging.getLogger("nbgpu.metrics_files")
 
 _KEYS = ("step", "epoch", "rank", "time_s")
 _LAST_LINES_BYTES = 2**20
@@ -33,7 +33,7 @@ _MAX_DIGITS = 18
 class Sink(Protocol):
     """What takes a run's numbers. An exception ends it, and nothing else."""
 
-    def take(self, rows: Sequence[Row], epochs: Sequence[Epoch]) -> None:
+    def take(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
         """The next rows, whole steps in their order, and the epochs that are over with them."""
         ...
 
@@ -59,7 +59,7 @@ class MetricsFile:
         if self._path.exists():
             self._carry_on()
 
-    def take(self, rows: Sequence[Row], epochs: Sequence[Epoch]) -> None:
+    def take(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
         new = dict.fromkeys(name for row in rows for name in row.values if name not in self._columns)
         if new:
             self._add_columns(list(new))
@@ -114,7 +114,7 @@ class MetricsFile:
 
 
 class EpochsFile:
-    """`epochs.jsonl`: one JSON object for each epoch, with the fields of `ledger.Epoch`.
+    """`epochs.jsonl`: one JSON object for each epoch, with the fields of `metrics_table.EpochSummary`.
 
     Attributes:
         last_step: the last step of the file as it was found; what began later is written.
@@ -136,7 +136,7 @@ class EpochsFile:
                     self.last_step = last_step
             self._path.write_text("".join(kept))
 
-    def take(self, rows: Sequence[Row], epochs: Sequence[Epoch]) -> None:
+    def take(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
         new = [epoch for epoch in epochs if epoch.first_step > self.last_step]
         if new:
             with self._path.open("a") as file:
@@ -146,7 +146,7 @@ class EpochsFile:
         pass
 
 
-class Logbook:
+class MetricsWriter:
     """Follows the records of a run and feeds its files, and other sinks, with what is new.
 
     Args:
@@ -185,12 +185,12 @@ class Logbook:
     @property
     def over(self) -> bool:
         """Whether every rank has said how it ended."""
-        return self._ledger.over
+        return self._table.over
 
     def update(self) -> None:
         """Passes on what the ranks have written since the last call, as far as steps are complete."""
         rows = self._new_rows()
-        if self._ledger.went_back:
+        if self._table.went_back:
             self._begin_the_files_again()
             rows = self._new_rows()
         self._pass_on(rows, self._epochs.add(rows))
@@ -198,7 +198,7 @@ class Logbook:
     def finish(self) -> None:
         """Passes on all that is left and closes the sinks; nothing more will come."""
         self.update()
-        rows = self._ledger.rest()
+        rows = self._table.rest()
         epochs = self._epochs.add(rows) + self._epochs.rest()
         self._pass_on(rows, epochs)
         for name, sink in list(self._sinks.items()):
@@ -210,17 +210,17 @@ class Logbook:
     def _read_from_the_beginning(self) -> None:
         self._info = runs.read_info(self._folder)
         self._tails = [Tail(self._folder, rank) for rank in range(self._info.world_size)]
-        self._ledger = Ledger(self._info.world_size)
-        self._epochs = Epochs(lambda step: self._info.epoch_at(step))
+        self._table = MetricsTable(self._info.world_size)
+        self._epochs = EpochSummarizer(lambda step: self._info.epoch_at(step))
 
     def _epoch_of(self, step: int) -> int:
         return self._info.epoch_at(step).epoch
 
-    def _new_rows(self) -> list[Row]:
+    def _new_rows(self) -> list[MetricsRow]:
         records = [record for tail in self._tails for record in tail.new()]
         # After the records: a setting that changes the steps of an epoch stands here before the first step under it.
         self._info = runs.read_info(self._folder)
-        return self._ledger.add(records)
+        return self._table.add(records)
 
     def _make(self, name: str, make: Callable[[int], Sink], known_step: int) -> None:
         self._known_steps[name] = known_step
@@ -242,7 +242,7 @@ class Logbook:
             (self._folder / name).unlink(missing_ok=True)
             self._make(name, files[name], known_step=0)
 
-    def _pass_on(self, rows: Sequence[Row], epochs: Sequence[Epoch]) -> None:
+    def _pass_on(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
         if rows:
             self._newest_step = max(self._newest_step, rows[-1].step)
         # The file comes last, because it tells what the others have had already.
@@ -274,7 +274,7 @@ def complete(folder: Path, last_step: int, surely: bool = False) -> None:
     if surely or _last_step(folder / METRICS) < last_step:
         for name in (METRICS, EPOCHS):
             (folder / name).unlink(missing_ok=True)
-        Logbook(folder).finish()
+        MetricsWriter(folder).finish()
 
 
 def _last_step(path: Path) -> int:

@@ -29,7 +29,7 @@ def is_of_rank(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MetricsRow:
     """The numbers of one step on one rank."""
 
     step: int
@@ -40,7 +40,7 @@ class Row:
     """By series. Memory and utilization are those that were measured last."""
 
 
-class Ledger:
+class MetricsTable:
     """Puts the records of all ranks in order of their steps.
 
     Args:
@@ -48,13 +48,13 @@ class Ledger:
     """
 
     def __init__(self, world_size: int) -> None:
-        self._open: dict[int, dict[int, Row]] = {}
+        self._open: dict[int, dict[int, MetricsRow]] = {}
         self._reached: list[float] = [-1] * world_size
         """The last step that each rank has recorded; infinity where there will be none any more."""
         self._closed_step = 0
         self.went_back = False
         """Whether a rank has gone back to a step before those that were given out: their rows are of a state that was
-        lost. All records in one new ledger give the rows of the steps as they were done in the end."""
+        lost. All records in one new table give the rows of the steps as they were done in the end."""
         self._measured: list[dict[str, float]] = [{} for _ in range(world_size)]
 
     @property
@@ -62,7 +62,7 @@ class Ledger:
         """Whether every rank has said how it ended."""
         return min(self._reached) == math.inf
 
-    def add(self, records: Iterable[Sample | Event]) -> list[Row]:
+    def add(self, records: Iterable[Sample | Event]) -> list[MetricsRow]:
         """Takes new records, each rank's in their order; returns the rows of the steps that are complete now."""
         for record in records:
             if isinstance(record, Sample):
@@ -77,7 +77,7 @@ class Ledger:
                     self._is_at(record.rank, record.step)
         return self._close(min(self._reached))
 
-    def rest(self) -> list[Row]:
+    def rest(self) -> list[MetricsRow]:
         """The rows of the steps that are left, when nothing more will come."""
         return self._close(math.inf)
 
@@ -94,7 +94,7 @@ class Ledger:
         if STEP_SERIES in sample.values:
             if sample.step > self._closed_step:
                 values = {**sample.values, **self._measured[sample.rank]}
-                row = Row(sample.step, sample.rank, sample.time_s, values)
+                row = MetricsRow(sample.step, sample.rank, sample.time_s, values)
                 self._open.setdefault(sample.step, {})[sample.rank] = row
             self._reached[sample.rank] = sample.step
             return
@@ -104,7 +104,7 @@ class Ledger:
         measured = {name: v for name, v in sample.values.items() if not name.startswith(VALIDATION)}
         self._measured[sample.rank].update(measured)
 
-    def _close(self, beyond: float) -> list[Row]:
+    def _close(self, beyond: float) -> list[MetricsRow]:
         done = sorted(step for step in self._open if step < beyond)
         if done:
             self._closed_step = done[-1]
@@ -112,7 +112,7 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
+class EpochSummary:
     """One pass over the data, or the part of it that the run did."""
 
     epoch: int
@@ -146,7 +146,7 @@ class Epoch:
         return asdict(self)
 
 
-class Epochs:
+class EpochSummarizer:
     """Sums up rows, in order of their steps, into epochs.
 
     Args:
@@ -155,11 +155,11 @@ class Epochs:
 
     def __init__(self, span_of: Callable[[int], EpochSpan]) -> None:
         self._span_of = span_of
-        self._rows: list[Row] = []
+        self._rows: list[MetricsRow] = []
 
-    def add(self, rows: Iterable[Row]) -> list[Epoch]:
+    def add(self, rows: Iterable[MetricsRow]) -> list[EpochSummary]:
         """Takes the next rows, whole steps; returns the epochs that are over with them."""
-        over: list[Epoch] = []
+        over: list[EpochSummary] = []
         for row in rows:
             if self._rows and self._span_of(row.step) != self._span_of(self._rows[0].step):
                 over += self.rest()
@@ -168,14 +168,14 @@ class Epochs:
             over += self.rest()
         return over
 
-    def rest(self) -> list[Epoch]:
+    def rest(self) -> list[EpochSummary]:
         """The epoch that is under way, as far as it got, when nothing more will come."""
         rows, self._rows = self._rows, []
         if not rows:
             return []
         first, last = rows[0].step, rows[-1].step
         span = self._span_of(first)
-        by_rank: dict[int, list[Row]] = {}
+        by_rank: dict[int, list[MetricsRow]] = {}
         for row in rows:
             by_rank.setdefault(row.rank, []).append(row)
         own_s = {rank: _own_s(own) for rank, own in sorted(by_rank.items())}
@@ -193,7 +193,7 @@ class Epochs:
         }
         complete = (first, last) == (span.first_step, span.last_step)
         return [
-            Epoch(
+            EpochSummary(
                 epoch=span.epoch,
                 first_step=first,
                 last_step=last,
@@ -213,16 +213,16 @@ class Epochs:
         ]
 
 
-def _own_s(rows: Sequence[Row]) -> float:
+def _own_s(rows: Sequence[MetricsRow]) -> float:
     name = "compute_s" if all("compute_s" in row.values for row in rows) else "step_s"
     return _mean(rows, name)
 
 
-def _mean(rows: Sequence[Row], name: str) -> float:
+def _mean(rows: Sequence[MetricsRow], name: str) -> float:
     return sum(row.values[name] for row in rows) / len(rows)
 
 
-def _means(rows: Sequence[Row]) -> dict[str, float]:
+def _means(rows: Sequence[MetricsRow]) -> dict[str, float]:
     finite: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.values.items():
@@ -238,10 +238,10 @@ def _memory_bytes(values: Mapping[str, float]) -> float:
     return values.get("memory_reserved_bytes", values.get("memory_rss_bytes", 0.0))
 
 
-def epochs_of(records: Iterable[Sample | Event], info: RunInfo) -> list[Epoch]:
+def epochs_of(records: Iterable[Sample | Event], info: RunInfo) -> list[EpochSummary]:
     """The epochs of a run, from all of its records."""
     if info.steps_per_epoch < 1:
         return []
-    ledger, epochs = Ledger(info.world_size), Epochs(info.epoch_at)
-    rows = [*ledger.add(records), *ledger.rest()]
+    table, epochs = MetricsTable(info.world_size), EpochSummarizer(info.epoch_at)
+    rows = [*table.add(records), *table.rest()]
     return [*epochs.add(rows), *epochs.rest()]

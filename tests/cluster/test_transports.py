@@ -16,7 +16,7 @@ from rows import row
 
 import nbgpu
 from nbgpu.client.host import host_checks, registry
-from nbgpu.machine.transports import NCCL_SAFE, SINGLE, Rung
+from nbgpu.machine.transports import NCCL_SAFE, SINGLE, Transport
 
 SETTINGS = {"data": "phantoms", "patch_size": 16, "num_phantoms": 16, "steps": 2, "val_every": 0}
 
@@ -56,7 +56,7 @@ def test_down_to_a_rank_alone_and_up_again(monkeypatch: pytest.MonkeyPatch, tmp_
         cluster.start()
     with stopping(cluster):
         assert cluster.describe() == "no GPU used: 1 CPU rank, single (gloo failed)"
-        assert (cluster.world_size, cluster.rung.name, cluster.backend) == (1, SINGLE, "gloo")
+        assert (cluster.world_size, cluster.transport.name, cluster.backend) == (1, SINGLE, "gloo")
         assert cluster.status().startswith(cluster.describe())
         said = cluster.execute("x = torch.ones(3); dist.all_reduce(x); print(world_size, x.tolist())")
         assert said == {0: "1 [1.0, 1.0, 1.0]\n"}
@@ -83,8 +83,8 @@ def test_a_backend_that_is_named_is_taken_at_its_word(monkeypatch: pytest.Monkey
 @pytest.mark.skipif(dist.is_nccl_available(), reason="this torch has NCCL, which CPU ranks would not use")
 def test_two_ways_that_fail_and_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engines of a way that failed are gone: what it left in them is nobody's concern."""
-    ways = (Rung("nccl", "nccl"), Rung(NCCL_SAFE, "nccl"), Rung("gloo", "gloo"))
-    monkeypatch.setattr("nbgpu.machine.transports.rungs", lambda config, chosen: ways)
+    ways = (Transport("nccl", "nccl"), Transport(NCCL_SAFE, "nccl"), Transport("gloo", "gloo"))
+    monkeypatch.setattr("nbgpu.machine.transports.candidates", lambda config, chosen: ways)
     cluster = nbgpu.Cluster(gpus="none", ranks=2, spare=1)
     with pytest.warns(UserWarning, match=r"(?s)nccl failed: .*nccl in safe mode failed: "):
         cluster.start()

@@ -438,13 +438,13 @@ def test_a_damaged_epoch_is_made_again_from_the_records(tmp_path: Path, line: st
     assert [epoch["last_step"] for epoch in expected] == [3, 6, 9]
     first, _, last = (folder / "epochs.jsonl").read_text().splitlines()
     (folder / "epochs.jsonl").write_text(f"{first}\n{line}\n{last}\n")
-    metrics_files.Logbook(folder).finish()
+    metrics_files.MetricsWriter(folder).finish()
     assert [json.loads(epoch) for epoch in (folder / "epochs.jsonl").read_text().splitlines()] == expected
 
 
 def test_a_damaged_table_of_metrics_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = _run(tmp_path, metrics_csv="step,epoch,rank,time_s,loss\n1,1,0,1.0,1.0\nx,x\n")
-    metrics_files.Logbook(folder).finish()
+    metrics_files.MetricsWriter(folder).finish()
     (said,) = caplog.messages
     assert said.startswith("metrics.csv is not written any more: its last lines are not what nbgpu writes")
     StoredRun(folder)

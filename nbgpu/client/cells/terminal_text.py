@@ -15,7 +15,7 @@ _BEGUN_CONTROL = re.compile(r"\x1b(\[\d*)?\Z")
 
 
 @dataclass
-class _Row:
+class _ScreenRow:
     text: str = ""
     redrawn: bool = False
     """Whether it was written from its beginning more than once, as progress bars are."""
@@ -25,7 +25,7 @@ class Screen:
     """Turns written text into lines. What is above the cursor and no longer visited is a line for good."""
 
     def __init__(self) -> None:
-        self._rows = [_Row()]
+        self._rows = [_ScreenRow()]
         self._cursor = 0
         self._column = 0
         self._highest = [0, 0]
@@ -88,7 +88,7 @@ class Screen:
         self._column = 0
         self._highest[1] = min(self._highest[1], self._cursor)
         while len(self._rows) <= self._cursor:
-            self._rows.append(_Row())
+            self._rows.append(_ScreenRow())
 
     def _put(self, text: str) -> None:
         row = self._rows[self._cursor]
@@ -107,7 +107,7 @@ class Screen:
         return next((i for i, row in enumerate(self._rows) if row.redrawn), self._cursor)
 
     def _leave(self, num_rows: int) -> list[str]:
-        left, self._rows = self._rows[:num_rows], self._rows[num_rows:] or [_Row()]
+        left, self._rows = self._rows[:num_rows], self._rows[num_rows:] or [_ScreenRow()]
         self._cursor = max(0, self._cursor - num_rows)
         self._highest = [max(0, row - num_rows) for row in self._highest]
         # A bar that went away left an empty row.

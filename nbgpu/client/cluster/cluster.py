@@ -26,7 +26,7 @@ from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.ranks import Ranks, StandstillNotice
 from nbgpu.client.engines.results import collect, sentence
 from nbgpu.client.engines.seating import Seating
-from nbgpu.client.engines.transport_fallback import climb_down
+from nbgpu.client.engines.transport_fallback import find_transport
 from nbgpu.client.faults.hangs import HangWatch
 from nbgpu.client.faults.stacks import Lookout, Sighting
 from nbgpu.client.faults.watch import RankWatch
@@ -49,7 +49,7 @@ from nbgpu.errors import (
 )
 from nbgpu.machine import devices, transports
 from nbgpu.machine.signals import take_interrupt, uninterrupted
-from nbgpu.machine.transports import Climb, Rung
+from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import CellOptions, Device
@@ -105,13 +105,15 @@ class Cluster:
         chosen = devices.choose(config.gpus, config.ranks)
         for device in chosen:
             devices.memory_limit_bytes(config, device, chosen)
-        self._describe(config, chosen, Climb(transports.rungs(config, chosen)[0]))
+        self._describe(config, chosen, ChosenTransport(transports.candidates(config, chosen)[0]))
 
-    def _describe(self, config: ClusterConfig, chosen: tuple[Device, ...], climb: Climb) -> None:
+    def _describe(
+        self, config: ClusterConfig, chosen: tuple[Device, ...], chosen_transport: ChosenTransport
+    ) -> None:
         self.config = config
         self.devices = self._wanted = chosen
-        self._rungs = transports.rungs(config, chosen)
-        self.climb = climb
+        self._transports = transports.candidates(config, chosen)
+        self.chosen_transport = chosen_transport
         """How the ranks talk, and what was tried before; before the start what is tried first."""
         self.run: Run | None = None
         """The training run that was started last, which may be over."""
@@ -158,12 +160,12 @@ class Cluster:
     @property
     def backend(self) -> str:
         """torch.distributed's."""
-        return self.climb.rung.backend
+        return self.chosen_transport.transport.backend
 
     @property
-    def rung(self) -> Rung:
+    def transport(self) -> Transport:
         """The way in which the ranks talk."""
-        return self.climb.rung
+        return self.chosen_transport.transport
 
     @property
     def pids(self) -> dict[int, int]:
@@ -196,9 +198,9 @@ class Cluster:
         count = f"{self.world_size} {'rank' if self.world_size == 1 else 'ranks'}"
         if self.devices[0].kind == "cpu":
             found = "no GPU found" if self.config.gpus == "auto" else "no GPU used"
-            return f"{found}: {count.replace(' ', ' CPU ')}, {self.climb.describe()}"
+            return f"{found}: {count.replace(' ', ' CPU ')}, {self.chosen_transport.describe()}"
         names = ", ".join(f"{d.label()} ({d.uuid})" for d in dict.fromkeys(self.devices))
-        return f"{count} on {names}, {self.climb.describe()}"
+        return f"{count} on {names}, {self.chosen_transport.describe()}"
 
     def start(self) -> Self:
         """Starts the engines and returns when an all_reduce over all of them gave the right sum.
@@ -220,14 +222,16 @@ class Cluster:
         return self._start(lambda: None)
 
     def _start(self, at_the_end: Callable[[], None]) -> Self:
-        self.devices, self.climb = self._wanted, Climb(self._rungs[0])
+        self.devices, self.chosen_transport = self._wanted, ChosenTransport(self._transports[0])
         num_engines = self.world_size + self.config.spare
-        host_checks.require_startable(os.environ, [rung.backend for rung in self._rungs], num_engines)
+        host_checks.require_startable(
+            os.environ, [transport.backend for transport in self._transports], num_engines
+        )
         self._processes = processes = Processes.prepare()
         try:
             # What `stop` does not know of it cannot take back.
             with uninterrupted():
-                entry = registry.new_entry(self.config, self.devices, self.climb, processes.folder)
+                entry = registry.new_entry(self.config, self.devices, self.chosen_transport, processes.folder)
                 registry.claim(entry)
                 self._entry = entry
                 processes.start(num_engines, environment.of_engines(self.config, self.devices))
@@ -237,7 +241,7 @@ class Cluster:
                 self._client, self.world_size, self.config.start_timeout_s, processes.require_reachable
             )
             self._ranks = self._sit_down(processes, seating)
-            self._take_way(climb_down(self._ranks, self._rungs, self.config))
+            self._take_way(find_transport(self._ranks, self._transports, self.config))
             if self.config.spare:
                 self._ranks.prepare_to_train(TRAIN_CONFIGS)
             if self.config.keep:
@@ -252,7 +256,7 @@ class Cluster:
     def restored(cls, entry: registry.Entry) -> Cluster:
         """The handle of a cluster that another process has started; `entry` says all that is known of it."""
         cluster = cls.__new__(cls)
-        cluster._describe(entry.config, entry.devices, entry.climb)
+        cluster._describe(entry.config, entry.devices, entry.chosen_transport)
         cluster._entry = entry
         cluster._processes = Processes(entry.folder, entry.leaders)
         num_engines = sum(process.alive() for process in entry.engines.values())
@@ -288,17 +292,17 @@ class Cluster:
             if any(collect(asked).values()) or not group_is_whole:
                 self.ranks.regroup()
 
-    def _take_way(self, climb: Climb) -> None:
+    def _take_way(self, chosen_transport: ChosenTransport) -> None:
         """Notes how the ranks talk, and says so where it is not the best way."""
-        self.climb = climb
+        self.chosen_transport = chosen_transport
         self.devices = self.devices[: len(self.ranks)]
         self._note()
-        if climb.failed:
-            why = "\n".join(f"{name} failed: {error}" for name, error in climb.failed.items())
+        if chosen_transport.failed:
+            why = "\n".join(f"{name} failed: {error}" for name, error in chosen_transport.failed.items())
             now = (
                 "there is one rank, alone"
                 if self.world_size == 1
-                else f"the ranks talk over {climb.rung.name}"
+                else f"the ranks talk over {chosen_transport.transport.name}"
             )
             warnings.warn(f"{now}, because better ways failed\n{why}\nnbgpu doctor says more", stacklevel=3)
 
@@ -312,7 +316,7 @@ class Cluster:
             return
         known: dict[str, Any] = {
             "leaders": self._processes.leaders,
-            "climb": self.climb,
+            "chosen_transport": self.chosen_transport,
             "devices": self.devices,
         }
         if self._ranks is not None:
@@ -642,7 +646,7 @@ class Cluster:
         found = results[0].result()
         data, steps_per_epoch = data_in_words(config, self.world_size, found["data"])
         self._planned = Plan(
-            self.config, config, self.devices, self.climb, found["memory"], data, steps_per_epoch
+            self.config, config, self.devices, self.chosen_transport, found["memory"], data, steps_per_epoch
         )
         return self._planned
 
@@ -809,7 +813,15 @@ class Cluster:
             return status.table(self, lookout)
 
     def _sit_down(self, processes: Processes, seating: Seating) -> Ranks:
-        return Ranks(processes, self._client, self.devices, self.climb.rung, self.config, seating, self._note)
+        return Ranks(
+            processes,
+            self._client,
+            self.devices,
+            self.chosen_transport.transport,
+            self.config,
+            seating,
+            self._note,
+        )
 
     def _chosen(self, ranks: Sequence[int] | None) -> list[int]:
         self.note_use()

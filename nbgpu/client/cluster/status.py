@@ -12,7 +12,7 @@ from nbgpu.text.tables import aligned
 if TYPE_CHECKING:
     from nbgpu.client.cluster.cluster import Cluster
 
-_WHEREABOUTS_PATIENCE_S = 0.7
+_LOOK_PATIENCE_S = 0.7
 
 
 def table(cluster: Cluster, lookout: Lookout) -> str:
@@ -20,7 +20,7 @@ def table(cluster: Cluster, lookout: Lookout) -> str:
     pids = cluster.pids
     rows = [("rank", "device", "pid", "memory", "state")]
     lookout.ask()
-    lookout.collect(_WHEREABOUTS_PATIENCE_S)
+    lookout.collect(_LOOK_PATIENCE_S)
     for rank, device in enumerate(cluster.devices):
         try:
             memory = f"{psutil.Process(pids[rank]).memory_info().rss / 2**20:.0f} MiB"

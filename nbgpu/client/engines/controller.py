@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from nbgpu.machine.lifetime import Vigil
+from nbgpu.machine.lifetime import LifetimeWatch
 from nbgpu.protocol.records import engine_pid
 
 _FAREWELL_S = 1.0
@@ -27,15 +27,15 @@ def main() -> None:
     """Runs the controller until it is told to stop, or its owner or the engines' parent is gone."""
     folder = Path(sys.argv.pop(1))
     owner_pid, nursery_pid = (int(sys.argv.pop(1)) for _ in range(2))
-    vigil = Vigil(folder, os.pidfd_open(owner_pid), [nursery_pid])
+    lifetime = LifetimeWatch(folder, os.pidfd_open(owner_pid), [nursery_pid])
 
     def end_with_the_others() -> None:
-        while not vigil.over(select.select(vigil.fds, [], [])[0]):
+        while not lifetime.over(select.select(lifetime.fds, [], [])[0]):
             pass
         # In good order, so that one can tell who was killed; the helpers see it end, and do the same.
         os._exit(0)
 
-    threading.Thread(target=end_with_the_others, name="nbgpu-vigil", daemon=True).start()
+    threading.Thread(target=end_with_the_others, name="nbgpu-lifetime", daemon=True).start()
     multiprocessing.set_start_method("fork")
     os.register_at_fork(after_in_child=_end_with_parent)
     from ipyparallel.controller.app import IPController
@@ -123,7 +123,7 @@ def _end_with_parent() -> None:
         select.select([parent], [], [])
         os._exit(1)
 
-    threading.Thread(target=wait, name="nbgpu-vigil", daemon=True).start()
+    threading.Thread(target=wait, name="nbgpu-lifetime", daemon=True).start()
 
 
 if __name__ == "__main__":

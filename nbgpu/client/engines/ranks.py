@@ -27,9 +27,9 @@ from nbgpu.client.ipykernel.notice import Notice
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, RankError
 from nbgpu.machine import devices
-from nbgpu.machine import processes as process_id
+from nbgpu.machine import processes as machine_processes
 from nbgpu.machine.signals import take_interrupt, uninterrupted
-from nbgpu.machine.transports import SINGLE, Rung
+from nbgpu.machine.transports import SINGLE, Transport
 from nbgpu.machine.unix_sockets import short_path
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import CellOptions, Device, GivenUp
@@ -52,7 +52,7 @@ class Ranks:
         processes: the engines' processes, which have been started.
         client: ipyparallel's client, to which as many engines have come as there are ranks and spares.
         chosen: the device of each rank.
-        rung: how they talk, if that is known already.
+        transport: how they talk, if that is known already.
         config: the cluster's settings.
         seating: who sits where so far.
         note: called when that has changed.
@@ -63,7 +63,7 @@ class Ranks:
         processes: Processes,
         client: Client,
         chosen: Sequence[Device],
-        rung: Rung,
+        transport: Transport,
         config: ClusterConfig,
         seating: Seating,
         note: Callable[[], None],
@@ -76,24 +76,24 @@ class Ranks:
         self._client = client
         self._views: dict[int, Any] = {}
         """By engine: to make one takes longer than to send a cell."""
-        self._glances: dict[int, process_id.Glance] = {}
+        self._glances: dict[int, machine_processes.Glance] = {}
         """By process."""
         self._why_ended: dict[int, str] = {}
         """By process: how it ended, in words, where this object has ended it."""
         self._distrusted: set[int] = set()
         """While the group is not whole: ranks whose state is not to be trusted where the ranks differ."""
-        self._seats = self._seats_for(rung)
+        self._seats = self._seats_for(transport)
 
-    def _seats_for(self, rung: Rung) -> list[dict[str, Any]]:
+    def _seats_for(self, transport: Transport) -> list[dict[str, Any]]:
         """What each engine is told of its place (engine/process/boot.py, Seat)."""
-        chosen = self._chosen[:1] if rung.name == SINGLE else self._chosen
+        chosen = self._chosen[:1] if transport.name == SINGLE else self._chosen
         return [
             {
                 "rank": rank,
                 "world_size": len(chosen),
                 "local_rank": rank,
-                "backend": rung.backend,
-                "rung": rung.name,
+                "backend": transport.backend,
+                "rung": transport.name,
                 "device": devices.torch_name(device, self._chosen),
                 "described": asdict(device),
                 "rendezvous": str(self._processes.folder),
@@ -142,7 +142,7 @@ class Ranks:
         return self._client.send_cell(engines, code, options, arrivals, is_awaited)
 
     @uninterrupted()
-    def prepare_for(self, rung: Rung, anew: bool) -> None:
+    def prepare_for(self, transport: Transport, anew: bool) -> None:
         """Gives the engines their places for a way to talk.
 
         Args:
@@ -150,7 +150,7 @@ class Ranks:
         """
         if anew:
             self.end(range(len(self)))
-        self._seats = self._seats_for(rung)
+        self._seats = self._seats_for(transport)
         if anew:
             self.seating.generation += 1
             self._give_places({rank: self._new_spare() for rank in range(len(self))})
@@ -192,7 +192,7 @@ class Ranks:
         for rank in ranks:
             with suppress(ProcessLookupError):
                 os.kill(self.seating.pids[rank], signal.SIGINT)
-            process_id.interrupt_programs_of(self.seating.pids[rank])
+            machine_processes.interrupt_programs_of(self.seating.pids[rank])
 
     def sever(self) -> None:
         """Frees all ranks from whatever collective they wait in; after it the group must be formed anew.
@@ -239,7 +239,7 @@ class Ranks:
 
     def is_ending(self, rank: int) -> bool:
         """Whether the process of a rank is on its way out."""
-        return process_id.is_ending(self.seating.pids[rank])
+        return machine_processes.is_ending(self.seating.pids[rank])
 
     def standstills(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
         """Which of these ranks live and are kept from going on, and why and what lets them go on, in words.
@@ -248,7 +248,9 @@ class Ranks:
             ranks: the ranks to look at; None for all.
         """
         chosen = self.seating.pids if ranks is None else ranks
-        return {rank: why for rank in chosen if (why := process_id.standstill(self.seating.pids[rank]))}
+        return {
+            rank: why for rank in chosen if (why := machine_processes.standstill(self.seating.pids[rank]))
+        }
 
     @uninterrupted()
     def wait_for(self, results: Mapping[int, ipp.AsyncResult]) -> dict[int, Any]:
@@ -266,21 +268,21 @@ class Ranks:
 
             return collect(results, check=check)
 
-    def core_use(self, rank: int) -> process_id.CoreUse | None:
+    def core_use(self, rank: int) -> machine_processes.CoreUse | None:
         """What a rank's process has had of the cores so far; None where it is gone."""
-        return process_id.core_use(self.seating.pids[rank])
+        return machine_processes.core_use(self.seating.pids[rank])
 
     def gone(self) -> dict[int, str]:
         """The ranks whose processes have ended, and how."""
         ending = [rank for rank in range(len(self)) if self._glance(rank).is_ending()]
         return {rank: how for rank in ending if (how := self.how_ended(rank)) is not None}
 
-    def _glance(self, rank: int) -> process_id.Glance:
+    def _glance(self, rank: int) -> machine_processes.Glance:
         pid = self.seating.pids[rank]
         if pid not in self._glances:
             for replaced in set(self._glances) - set(self.seating.pids.values()):
                 self._glances.pop(replaced).close()
-            self._glances[pid] = process_id.Glance(pid)
+            self._glances[pid] = machine_processes.Glance(pid)
         return self._glances[pid]
 
     def close(self) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError, RankError
-from nbgpu.machine.transports import Climb, Rung
+from nbgpu.machine.transports import ChosenTransport, Transport
 
 
-def climb_down(ranks: Ranks, rungs: Sequence[Rung], config: ClusterConfig) -> Climb:
+def find_transport(ranks: Ranks, transports: Sequence[Transport], config: ClusterConfig) -> ChosenTransport:
     """Forms the first group over the first way that works.
 
     Raises:
@@ -23,18 +23,18 @@ def climb_down(ranks: Ranks, rungs: Sequence[Rung], config: ClusterConfig) -> Cl
         ConfigError: a rank cannot do what the settings ask for.
     """
     failed: dict[str, str] = {}
-    for rung in rungs:
-        ranks.prepare_for(rung, anew=bool(failed))
-        timeout_s = config.probe_timeout_s if rung.backend == "nccl" else config.start_timeout_s
+    for transport in transports:
+        ranks.prepare_for(transport, anew=bool(failed))
+        timeout_s = config.probe_timeout_s if transport.backend == "nccl" else config.start_timeout_s
         try:
-            return Climb(rung, tuple(ranks.join(timeout_s)), failed)
+            return ChosenTransport(transport, tuple(ranks.join(timeout_s)), failed)
         except RankError as error:
             wrong = [failure for failure in error.failures if failure.error_type == "ConfigError"]
             if wrong:
                 raise ConfigError(wrong[0].message) from None
-            failed[rung.name] = str(error)
+            failed[transport.name] = str(error)
         except ClusterError as error:
-            failed[rung.name] = str(error)
+            failed[transport.name] = str(error)
         ranks.require_reachable()
     told = "\n".join(f"{name}: {why}" for name, why in failed.items())
     advice = "" if config.backend == "auto" else "\nbackend='auto' tries other ways, too"

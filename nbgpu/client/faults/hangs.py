@@ -12,7 +12,7 @@ import ipyparallel as ipp
 import psutil
 
 from nbgpu.client.faults.stacks import Lookout, told
-from nbgpu.protocol.records import Whereabouts
+from nbgpu.protocol.records import MainThreadState
 from nbgpu.text.ranks import named_ranks
 
 _LONGEST_PERIOD_S = 1.0
@@ -20,7 +20,7 @@ _PERIODS_BEFORE_NOTICE = 5
 _SILENCE_WORTH_SAYING_S = 1.0
 _ANSWER_PATIENCE_S = 1.2
 _CONFIRM_PATIENCE_S = 0.3
-_GETS_READY = Whereabouts("call", busy_with="getting ready")
+_GETS_READY = MainThreadState("call", busy_with="getting ready")
 """Where a rank is that has not answered since a run began."""
 
 
@@ -28,7 +28,7 @@ _GETS_READY = Whereabouts("call", busy_with="getting ready")
 class Place:
     """Where one rank is, as far as a cell or a run is concerned."""
 
-    where: Whereabouts | None = None
+    where: MainThreadState | None = None
     """None where it has not answered yet, or has nothing to do with it any more."""
     for_s: float = 0.0
     """How long it has been there, with nothing going through its process groups."""
@@ -145,7 +145,7 @@ class HangWatch:
         self._is_busy = is_busy
         self._period_s = min(_LONGEST_PERIOD_S, notice_after_s / _PERIODS_BEFORE_NOTICE or _LONGEST_PERIOD_S)
         self._asked_mono_s = self._began_mono_s = self._busy_mono_s = time.monotonic()
-        self._here_since: dict[int, tuple[Whereabouts, float]] = {}
+        self._here_since: dict[int, tuple[MainThreadState, float]] = {}
         self.text = ""
         """The notice; empty while there is nothing to say."""
         self.longest_wait_s = 0.0

@@ -18,7 +18,7 @@ import psutil
 
 from nbgpu.machine import processes
 from nbgpu.machine.unix_sockets import short_path
-from nbgpu.protocol.records import Whereabouts
+from nbgpu.protocol.records import MainThreadState
 
 _ANSWER_BYTES = 65536
 _BUSY_SHARE = 0.1
@@ -32,7 +32,7 @@ _LINE_OF_CELL = re.compile(r", line (\d+) in [^\n]+\n[^\n]+ in run_code\n")
 class Sighting:
     """Where a rank was, and when."""
 
-    where: Whereabouts
+    where: MainThreadState
     mono_s: float
 
 
@@ -68,7 +68,7 @@ class Lookout:
                 # Gone, or not listening any more.
                 with suppress(OSError, psutil.NoSuchProcess):
                     if rank not in self._open:
-                        self._ask(rank, pid, folder / Whereabouts.socket_name(pid))
+                        self._ask(rank, pid, folder / MainThreadState.socket_name(pid))
 
     def _ask(self, rank: int, pid: int, path: Path) -> None:
         cpu_s = _cpu_s(pid)
@@ -102,7 +102,7 @@ class Lookout:
         if not part:
             self._drop(rank)
             if question.answer:
-                self.seen[rank] = Sighting(Whereabouts(**json.loads(question.answer)), time.monotonic())
+                self.seen[rank] = Sighting(MainThreadState(**json.loads(question.answer)), time.monotonic())
 
     def silent_s(self, rank: int) -> float:
         """Since when the rank owes an answer; 0 where it owes none."""
@@ -144,7 +144,7 @@ class Lookout:
 
         By a signal, which may cut a sleep in C code short: for a rank that was interrupted anyway.
         """
-        stack = self._folder / Whereabouts.stack_name(self._pids[rank])
+        stack = self._folder / MainThreadState.stack_name(self._pids[rank])
         before = stack.stat().st_size
         os.kill(self._pids[rank], signal.SIGUSR2)
         deadline_s = time.monotonic() + _STACK_PATIENCE_S
@@ -167,7 +167,7 @@ class Lookout:
         connection.close()
 
 
-def told(where: Whereabouts) -> str:
+def told(where: MainThreadState) -> str:
     """What a rank does, in words: 'idle', 'loading packages', 'cell line 6: x = f(y)', 'cell line 4, in barrier: dist.barrier()'."""
     if where.doing == "idle":
         return "idle"
@@ -179,7 +179,7 @@ def told(where: Whereabouts) -> str:
     return f"{place}: {where.source}" if where.source else place
 
 
-def _located(where: Whereabouts) -> str:
+def _located(where: MainThreadState) -> str:
     if where.doing == "idle":
         return "idle"
     return f"at {where.place}" if where.place else where.busy_with or "busy"

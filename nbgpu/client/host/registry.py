@@ -28,7 +28,7 @@ from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, NoClusterError
 from nbgpu.machine.files import write_whole
 from nbgpu.machine.processes import ProcessId
-from nbgpu.machine.transports import Climb
+from nbgpu.machine.transports import ChosenTransport
 from nbgpu.protocol.records import Device
 from nbgpu.version import VERSION
 
@@ -108,9 +108,11 @@ class Entry(Footprint):
     config: ClusterConfig
     devices: tuple[Device, ...]
     """By rank."""
-    climb: Climb
-    """How the ranks talk, and what was tried before."""
+    chosen_transport: ChosenTransport = Field(alias="climb")
+    """How the ranks communicate, and what was tried before. The file calls it as earlier entries do."""
     seating: Seating = Seating()
+
+    model_config = ConfigDict(populate_by_name=True)
 
     def gpus(self) -> list[str]:
         return list(dict.fromkeys(d.uuid for d in self.devices if d.kind == "cuda"))
@@ -183,7 +185,10 @@ def folder() -> Path:
 
 
 def new_entry(
-    config: ClusterConfig, devices: tuple[Device, ...], climb: Climb, cluster_folder: Path
+    config: ClusterConfig,
+    devices: tuple[Device, ...],
+    chosen_transport: ChosenTransport,
+    cluster_folder: Path,
 ) -> Entry:
     """The entry of a cluster that this process is about to start."""
     return Entry(
@@ -194,7 +199,7 @@ def new_entry(
         notebook=_own_name(),
         config=config,
         devices=devices,
-        climb=climb,
+        chosen_transport=chosen_transport,
         folder=cluster_folder,
         started_s=time.time(),
     )
@@ -359,7 +364,7 @@ def _parsed(text: bytes) -> AnyEntry:
 
 
 def _write(entry: Entry) -> None:
-    write_whole(_path(entry), entry.model_dump_json(), mode=0o600)
+    write_whole(_path(entry), entry.model_dump_json(by_alias=True), mode=0o600)
 
 
 def _path(entry: Footprint) -> Path:

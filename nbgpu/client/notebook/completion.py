@@ -47,7 +47,7 @@ _RANKS = re.compile(r"--ranks[\s=]+(?P<first>\d+)")
 
 
 @dataclass(frozen=True)
-class Question:
+class NameRequest:
     """Code for the ranks that a cursor is in."""
 
     code: str
@@ -56,30 +56,30 @@ class Question:
     begin: int
     """Where `code` begins in the notebook's cell."""
     rank: int = 0
-    """Who is asked: the first that the code is for."""
+    """The rank to ask: the first that the code is for."""
     only_variables: bool = False
     """Names of the language's own are no answer."""
 
 
-def question(cell: str, cursor: int) -> Question | None:
+def name_request(cell: str, cursor: int) -> NameRequest | None:
     """What a cursor in a cell asks the ranks; None where it is in code of the notebook's own."""
     if (found := _CELL.match(cell)) is not None:
         if cursor < found.end():
             return None
         ranks = _RANKS.search(found["arguments"])
-        return Question(
+        return NameRequest(
             cell[found.end() :], cursor - found.end(), found.end(), int(ranks["first"]) if ranks else 0
         )
     line_begin = cell.rfind("\n", 0, cursor) + 1
     found = _VARIABLES.match(cell[line_begin:cursor])
     if found is not None and not _last_word(found["words"]).startswith("--"):
         begin = line_begin + found.end()
-        return Question(cell[begin:cursor], cursor - begin, begin, only_variables=True)
+        return NameRequest(cell[begin:cursor], cursor - begin, begin, only_variables=True)
     if (found := _LINE.match(cell, line_begin)) is None or cursor < found.end():
         return None
     line_end = cell.find("\n", cursor)
     code = cell[found.end() : len(cell) if line_end < 0 else line_end]
-    return Question(code, cursor - found.end(), found.end())
+    return NameRequest(code, cursor - found.end(), found.end())
 
 
 def words_that_fit(cell: str, cursor: int, words: Mapping[str, Sequence[str]]) -> list[str]:
@@ -113,7 +113,7 @@ class NamesOnRanks:
         self._words = words
         self._complete_here: Callable[..., Any] = kernel.do_complete
         self._inspect_here: Callable[..., Any] = kernel.do_inspect
-        self._owed: WeakKeyDictionary[Ranks, dict[int, ipp.AsyncResult]] = WeakKeyDictionary()
+        self._unanswered: WeakKeyDictionary[Ranks, dict[int, ipp.AsyncResult]] = WeakKeyDictionary()
         """By rank, a question that it has not answered; it gets no other one. Ranks that were stopped answer nothing."""
         kernel.do_complete = self._complete
         kernel.do_inspect = self._inspect
@@ -127,42 +127,42 @@ class NamesOnRanks:
     def _complete(self, code: str, cursor_pos: int | None) -> Any:
         _note_use()
         cursor = len(code) if cursor_pos is None else cursor_pos
-        asked = question(code, cursor)
-        if asked is None and (fitting := words_that_fit(code, cursor, self._words)):
+        request = name_request(code, cursor)
+        if request is None and (fitting := words_that_fit(code, cursor, self._words)):
             return _reply(fitting, cursor - len(_last_word(code[:cursor])), cursor)
-        cluster = _cluster() if asked else None
-        if asked is None or cluster is None:
+        cluster = _cluster() if request else None
+        if request is None or cluster is None:
             return self._complete_here(code, cursor_pos)
-        return self._complete_there(cluster, asked, cursor)
+        return self._complete_there(cluster, request, cursor)
 
     def _inspect(self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:
         _note_use()
-        asked = question(code, cursor_pos)
-        cluster = _cluster() if asked else None
-        if asked is None or cluster is None:
+        request = name_request(code, cursor_pos)
+        cluster = _cluster() if request else None
+        if request is None or cluster is None:
             return self._inspect_here(code, cursor_pos, detail_level, omit_sections)
-        return self._inspect_there(cluster, asked, detail_level, list(omit_sections))
+        return self._inspect_there(cluster, request, detail_level, list(omit_sections))
 
-    async def _complete_there(self, cluster: Cluster, asked: Question, cursor: int) -> Mapping[str, Any]:
-        reply = await self._ask(cluster, asked.rank, Call.COMPLETE_NAME, asked.code, asked.cursor)
+    async def _complete_there(self, cluster: Cluster, request: NameRequest, cursor: int) -> Mapping[str, Any]:
+        reply = await self._ask(cluster, request.rank, Call.COMPLETE_NAME, request.code, request.cursor)
         if reply is None:
             return _reply([], cursor, cursor)
-        if asked.only_variables:
+        if request.only_variables:
             variables = [name for name in reply["matches"] if not _is_of_the_language(name)]
-            return _reply(variables, asked.begin + reply["cursor_start"], cursor)
+            return _reply(variables, request.begin + reply["cursor_start"], cursor)
         metadata = {
-            key: [_moved(match, asked.begin, "start", "end") for match in matches]
+            key: [_moved(match, request.begin, "start", "end") for match in matches]
             if key == "_jupyter_types_experimental"
             else matches
             for key, matches in reply["metadata"].items()
         }
-        return {**_moved(reply, asked.begin, "cursor_start", "cursor_end"), "metadata": metadata}
+        return {**_moved(reply, request.begin, "cursor_start", "cursor_end"), "metadata": metadata}
 
     async def _inspect_there(
-        self, cluster: Cluster, asked: Question, detail_level: int, omit_sections: list[str]
+        self, cluster: Cluster, request: NameRequest, detail_level: int, omit_sections: list[str]
     ) -> Mapping[str, Any]:
-        arguments = (asked.code, asked.cursor, detail_level, omit_sections)
-        reply = await self._ask(cluster, asked.rank, Call.INSPECT_NAME, *arguments)
+        arguments = (request.code, request.cursor, detail_level, omit_sections)
+        reply = await self._ask(cluster, request.rank, Call.INSPECT_NAME, *arguments)
         return reply or {"status": "ok", "found": False, "data": {}, "metadata": {}}
 
     async def _ask(
@@ -171,12 +171,14 @@ class NamesOnRanks:
         """A rank's answer; None where it is busy, or gone."""
         rank = min(rank, cluster.world_size - 1)
         ranks = cluster.ranks
-        owed = self._owed.setdefault(ranks, {}).get(rank)
-        if (owed is not None and not owed.ready()) or (cluster.run is not None and not cluster.run.over):
+        unanswered = self._unanswered.setdefault(ranks, {}).get(rank)
+        if (unanswered is not None and not unanswered.ready()) or (
+            cluster.run is not None and not cluster.run.over
+        ):
             return None
         try:
             begun = ranks.call(Call.MONOTONIC_S, ranks=[rank])[rank]
-            self._owed[ranks][rank] = answer = ranks.call(function, *arguments, ranks=[rank])[rank]
+            self._unanswered[ranks][rank] = answer = ranks.call(function, *arguments, ranks=[rank])[rank]
         except ClusterError as error:
             _log.info("no names from rank %d: %s", rank, error)
             return None

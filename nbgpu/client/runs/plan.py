@@ -8,7 +8,7 @@ from typing import Any
 
 from nbgpu.config import ClusterConfig, OwnConfig, TrainConfig
 from nbgpu.machine import devices
-from nbgpu.machine.transports import Climb
+from nbgpu.machine.transports import ChosenTransport
 from nbgpu.planning import epochs, workers
 from nbgpu.protocol.records import Device
 from nbgpu.text.sizes import in_words
@@ -25,7 +25,7 @@ class Plan:
     cluster: ClusterConfig
     config: TrainConfig
     devices: Sequence[Device]
-    climb: Climb
+    chosen_transport: ChosenTransport
     memory: Mapping[str, Any]
     """An estimate for one rank, in bytes: `parameters`, `gradients`, `optimizer`, `activations`, `before` (what the rank
     holds already), `peak`; or `unknown`, with the reason."""
@@ -36,13 +36,17 @@ class Plan:
 
     @classmethod
     def at_first(
-        cls, cluster: ClusterConfig, config: TrainConfig, devices: Sequence[Device], climb: Climb
+        cls,
+        cluster: ClusterConfig,
+        config: TrainConfig,
+        devices: Sequence[Device],
+        chosen_transport: ChosenTransport,
     ) -> Plan:
         """What is known with no rank asked."""
         unknown = {"unknown": "it is known when the ranks have looked at the data"}
         data, _ = data_in_words(config, len(devices), unknown)
         memory = {"unknown": f"cluster.plan({config.recipe!r}, ...) estimates it"}
-        return cls(cluster, config, devices, climb, memory, data, 0)
+        return cls(cluster, config, devices, chosen_transport, memory, data, 0)
 
     @property
     def fits(self) -> bool | None:
@@ -56,7 +60,7 @@ class Plan:
         labels = ", ".join(dict.fromkeys(device.label() for device in self.devices))
         rows = [
             ("devices", labels),
-            ("backend", f"{self.climb.describe()}; strategy {config.strategy}"),
+            ("backend", f"{self.chosen_transport.describe()}; strategy {config.strategy}"),
             (
                 "batch",
                 f"{config.batch_size} samples for each rank and micro-batch, {config.samples_per_step(num_ranks)} in each "
@@ -68,7 +72,7 @@ class Plan:
             ("memory", self._memory()),
         ]
         if not self._trains_a_model:
-            told = {"backend": self.climb.describe(), "length": f"at most {config.steps} steps"}
+            told = {"backend": self.chosen_transport.describe(), "length": f"at most {config.steps} steps"}
             kept = ("devices", "backend", "length", "data", "memory")
             rows = [(name, told.get(name, row)) for name, row in rows if name in kept]
         return "\n".join(f"{name:<{_WIDTH}}{told}" for name, told in rows)

@@ -85,7 +85,7 @@ class Run:
     ) -> None:
         self.folder = folder
         self.config = config
-        self._planned = planned or Plan.at_first(host.config, config, info.devices, host.climb)
+        self._planned = planned or Plan.at_first(host.config, config, info.devices, host.chosen_transport)
         self.reader = Reader(folder, info.world_size)
         self._info = info
         self._info_written_ns = 0
@@ -405,7 +405,7 @@ def _info(folder: Path, config: TrainConfig, host: Host) -> RunInfo:
         recipe=config.title,
         devices=host.devices,
         backend=host.backend,
-        rung=host.rung.name,
+        rung=host.transport.name,
         total_steps=config.total_steps(steps_per_epoch=0),
         steps_per_epoch=0,
         batch_size=config.batch_size,

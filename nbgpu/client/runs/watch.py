@@ -20,7 +20,7 @@ from nbgpu.client.faults.stacks import Lookout
 from nbgpu.client.faults.watch import RankWatch
 from nbgpu.config import ClusterConfig, TrainConfig
 from nbgpu.errors import ClusterError, NbgpuError, RunError
-from nbgpu.machine.transports import Climb, Rung
+from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import BUSY_STATES, FINAL_STATES, Device, RankFailure, RankStatus, RunState
 
@@ -42,7 +42,7 @@ class Host(Protocol):
 
     config: ClusterConfig
     devices: tuple[Device, ...]
-    climb: Climb
+    chosen_transport: ChosenTransport
     news: list[str]
 
     @property
@@ -52,7 +52,7 @@ class Host(Protocol):
     def backend(self) -> str: ...
 
     @property
-    def rung(self) -> Rung: ...
+    def transport(self) -> Transport: ...
 
     @property
     def ranks(self) -> Ranks: ...

@@ -64,7 +64,7 @@ class Sweep:
         trials: in the order in which they start.
     """
 
-    def __init__(self, folder: Path, plan: trials.Plan, clusters: Sequence[Cluster]) -> None:
+    def __init__(self, folder: Path, plan: trials.SweepPlan, clusters: Sequence[Cluster]) -> None:
         self.folder = folder
         self.plan = plan
         self._claim = _claim(folder)
@@ -335,14 +335,14 @@ def go_on(resume: str | Path = "", **settings: Any) -> Sweep:
             "name a recipe: nbgpu.sweep('autoencoder', lr=[1e-4, 1e-3]), or resume=FOLDER of a sweep"
         )
     folder = Path(resume).absolute()
-    plan = trials.Plan.read(folder, **settings)
+    plan = trials.SweepPlan.read(folder, **settings)
     clusters = _clusters(plan)
     plan = trials.checked(plan, [cluster.devices for cluster in clusters])
     _require_free(clusters)
     return Sweep(folder, plan, clusters)
 
 
-def _clusters(plan: trials.Plan) -> list[Cluster]:
+def _clusters(plan: trials.SweepPlan) -> list[Cluster]:
     """A cluster for each trial that can train at the same time; none is started."""
     shares = places(plan.cluster, plan.config.parallel)
     num_ranks = plan.cluster.ranks or 1

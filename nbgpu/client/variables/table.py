@@ -33,7 +33,7 @@ def table(apply: Callable[..., Mapping[int, Sequence[Variable]]], pattern: str) 
 
 
 @dataclass(frozen=True)
-class Row:
+class VariableRow:
     """One variable on the ranks that have it alike."""
 
     ranks: tuple[int, ...]
@@ -80,17 +80,17 @@ class VariableTable:
         frame = pd.DataFrame(rows, columns=list(_HEADINGS)).astype({"bytes": "Int64"})
         return frame.sort_values(["name", "rank"], ignore_index=True)
 
-    def _rows_of(self, there: Mapping[int, Variable]) -> list[Row]:
+    def _rows_of(self, there: Mapping[int, Variable]) -> list[VariableRow]:
         differs = _difference(there, self._ranks)
         alike: dict[Any, list[int]] = {}
         for rank, variable in there.items():
             alike.setdefault(_face(variable), []).append(rank)
-        return [Row(tuple(ranks), there[ranks[0]], differs) for ranks in alike.values()]
+        return [VariableRow(tuple(ranks), there[ranks[0]], differs) for ranks in alike.values()]
 
     def _cells(self) -> list[tuple[str, ...]]:
         """The table's text, row by row."""
         lines: list[tuple[str, ...]] = []
-        rows_by_name: dict[str, list[Row]] = {}
+        rows_by_name: dict[str, list[VariableRow]] = {}
         for row in self.rows:
             rows_by_name.setdefault(row.variable.name, []).append(row)
         for name, rows in rows_by_name.items():

@@ -30,7 +30,7 @@ from nbgpu.engine.frames import RUNS_A_CALL, RUNS_A_CELL, called_collective, is_
 from nbgpu.engine.group import activity
 from nbgpu.engine.ipykernel import awaiting, interrupts
 from nbgpu.machine.unix_sockets import short_path
-from nbgpu.protocol.records import Whereabouts
+from nbgpu.protocol.records import MainThreadState
 
 _log = logging.getLogger("nbgpu.engine")
 
@@ -54,14 +54,14 @@ def answer_from(folder: Path) -> None:
     hinder. It may cut that code's sleep short, so it is for ranks that are interrupted anyway.
     """
     global _stack_file  # kept open
-    _stack_file = (folder / Whereabouts.stack_name(os.getpid())).open("w")
+    _stack_file = (folder / MainThreadState.stack_name(os.getpid())).open("w")
     take_signal_back()
     listener = socket.socket(socket.AF_UNIX)
     with short_path(folder) as short:
-        listener.bind(str(short / Whereabouts.socket_name(os.getpid())))
+        listener.bind(str(short / MainThreadState.socket_name(os.getpid())))
     listener.listen()
     os.register_at_fork(after_in_child=lambda: _leave(listener))
-    threading.Thread(target=_answer, args=(listener,), name="nbgpu-whereabouts", daemon=True).start()
+    threading.Thread(target=_answer, args=(listener,), name="nbgpu-stacks", daemon=True).start()
 
 
 def signal_is_taken() -> bool:
@@ -108,7 +108,7 @@ def _answer(listener: socket.socket) -> None:
                 connection.sendall(answer)
 
 
-def find() -> Whereabouts:
+def find() -> MainThreadState:
     """What the main thread does now. Called on any thread."""
     main_thread = threading.main_thread().ident
     assert main_thread is not None
@@ -124,16 +124,16 @@ def find() -> Whereabouts:
         return _in_person_code("cell", frames[first:], main_thread)
     if (first := _first_below(frames, RUNS_A_CALL)) is not None:
         return _with_activity(_in_call(frames, first, main_thread), main_thread)
-    return Whereabouts("idle")
+    return MainThreadState("idle")
 
 
-def _in_call(frames: Sequence[FrameType], first: int, main_thread: int) -> Whereabouts:
+def _in_call(frames: Sequence[FrameType], first: int, main_thread: int) -> MainThreadState:
     if (in_loop := _first_below(frames, _RUNS_A_LOOP)) is not None:
         return _in_run(frames[in_loop - 1 :], main_thread)
     return _in_person_code("call", frames[first:], main_thread)
 
 
-def _with_activity(where: Whereabouts, main_thread: int) -> Whereabouts:
+def _with_activity(where: MainThreadState, main_thread: int) -> MainThreadState:
     """Adds what the rank is busy with, and a pulse of the processor time that this takes."""
     busy_with = activity.current()
     if not busy_with:
@@ -150,16 +150,16 @@ def _first_below(frames: Sequence[FrameType], caller: tuple[str, str]) -> int | 
     return None
 
 
-def _in_person_code(doing: Any, frames: Sequence[FrameType], main_thread: int) -> Whereabouts:
+def _in_person_code(doing: Any, frames: Sequence[FrameType], main_thread: int) -> MainThreadState:
     own = [index for index, frame in enumerate(frames) if not is_library(frame.f_code.co_filename)]
     if not own:  # such as a call of a library's function, or a run that begins
-        return Whereabouts(doing, collective=_collective(frames), pulse=_pulse("", main_thread))
+        return MainThreadState(doing, collective=_collective(frames), pulse=_pulse("", main_thread))
     cell_file = frames[own[0]].f_code.co_filename
     in_cell = [index for index in own if frames[index].f_code.co_filename == cell_file]
     innermost = frames[own[-1]]
     elsewhere = doing == "call" or own[-1] != in_cell[-1]
     collective = _collective(frames[own[-1] :])
-    return Whereabouts(
+    return MainThreadState(
         doing,
         line=frames[in_cell[-1]].f_lineno if doing == "cell" else 0,
         source=_source(innermost),
@@ -169,13 +169,13 @@ def _in_person_code(doing: Any, frames: Sequence[FrameType], main_thread: int) -
     )
 
 
-def _in_run(frames: Sequence[FrameType], main_thread: int) -> Whereabouts:
+def _in_run(frames: Sequence[FrameType], main_thread: int) -> MainThreadState:
     """`frames` begins with that of the run's loop."""
     paths = [frame.f_code.co_filename for frame in frames]
     ours_or_theirs = [i for i, path in enumerate(paths) if path.startswith(_PACKAGE) or not is_library(path)]
     innermost = frames[ours_or_theirs[-1]]
     collective = _collective(frames[ours_or_theirs[-1] :])
-    return Whereabouts(
+    return MainThreadState(
         "run",
         source=_source(innermost),
         within=_described(innermost),

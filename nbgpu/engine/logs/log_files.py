@@ -17,7 +17,7 @@ from nbgpu.config import TrainConfig
 from nbgpu.engine.logs.histograms import Histograms
 from nbgpu.engine.logs.wandb_log import WandBLog
 from nbgpu.run_folder import names
-from nbgpu.run_folder.metrics_files import Logbook, Sink
+from nbgpu.run_folder.metrics_files import MetricsWriter, Sink
 from nbgpu.run_folder.recorder import Recorder
 
 _PERIOD_S = 1.0
@@ -65,22 +65,22 @@ class Books:
             self._recorder.event("note", f"the run's logs are not written any more: {error!r}")
 
     def _keep(self) -> None:
-        logbook: Logbook | None = None
+        writer: MetricsWriter | None = None
         while not self._closing.wait(_PERIOD_S):
-            logbook = logbook or self._open()
-            if logbook is not None:
-                logbook.update()
-        logbook = logbook or self._open()
-        if logbook is None:
+            writer = writer or self._open()
+            if writer is not None:
+                writer.update()
+        writer = writer or self._open()
+        if writer is None:
             return
         give_up_s = time.monotonic() + self._patience_s
-        logbook.update()
-        while not logbook.over and time.monotonic() < give_up_s:
+        writer.update()
+        while not writer.over and time.monotonic() < give_up_s:
             time.sleep(_POLL_PERIOD_S)
-            logbook.update()
-        logbook.finish()
+            writer.update()
+        writer.finish()
 
-    def _open(self) -> Logbook | None:
+    def _open(self) -> MetricsWriter | None:
         """None before the ranks have looked at the data, which is before the first step."""
         if not (self._folder / names.INFO).exists():
             return None
@@ -89,7 +89,7 @@ class Books:
             more["TensorBoard's log"] = self._tensorboard
         if self._config.wandb != "off":
             more["W&B's log"] = lambda known_step: WandBLog(self._folder)
-        return Logbook(self._folder, more, lambda text: self._recorder.event("note", text))
+        return MetricsWriter(self._folder, more, lambda text: self._recorder.event("note", text))
 
     def _tensorboard(self, known_step: int) -> Sink:
         # The package takes a second to import, and is not there everywhere.

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from nbgpu.run_folder.metrics_table import VALIDATION, Epoch, Row, is_of_rank
+from nbgpu.run_folder.metrics_table import VALIDATION, EpochSummary, MetricsRow, is_of_rank
 
 
-def steps_of(rows: Sequence[Row]) -> Iterator[tuple[int, list[Row]]]:
+def steps_of(rows: Sequence[MetricsRow]) -> Iterator[tuple[int, list[MetricsRow]]]:
     """The rows of each step, which are in order."""
     for step, of_step in groupby(rows, key=lambda row: row.step):
         yield step, list(of_step)
 
 
-def step_values(of_step: Sequence[Row]) -> dict[str, float]:
+def step_values(of_step: Sequence[MetricsRow]) -> dict[str, float]:
     """The numbers of one step over all ranks: means of what they share, and each rank's own of time and memory."""
     values: dict[str, float] = {}
     shared: dict[str, list[float]] = {}
@@ -29,7 +29,7 @@ def step_values(of_step: Sequence[Row]) -> dict[str, float]:
     return {f"train/{name}": sum(of_ranks) / len(of_ranks) for name, of_ranks in shared.items()} | values
 
 
-def epoch_values(epoch: Epoch) -> dict[str, float]:
+def epoch_values(epoch: EpochSummary) -> dict[str, float]:
     """The numbers of an epoch; they stand at its last step."""
     return {
         "epoch/number": float(epoch.epoch),

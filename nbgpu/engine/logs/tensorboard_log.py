@@ -12,7 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 from nbgpu.engine.logs.histograms import Histograms
 from nbgpu.engine.logs.step_values import epoch_values, step_values, steps_of
 from nbgpu.run_folder import names
-from nbgpu.run_folder.metrics_table import Epoch, Row
+from nbgpu.run_folder.metrics_table import EpochSummary, MetricsRow
 
 FOLDER = "tensorboard"
 NUM_BINS = 64
@@ -36,7 +36,7 @@ class TensorBoardLog:
             lines = (folder / names.SETTINGS).read_text().splitlines()
             self._writer.add_text("settings", "\n".join(f"    {line}" for line in lines))
 
-    def take(self, rows: Sequence[Row], epochs: Sequence[Epoch]) -> None:
+    def take(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
         for step, of_step in steps_of(rows):
             self._add(step_values(of_step), step, of_step[0].time_s)
         for epoch in epochs:

@@ -11,7 +11,7 @@ from pathlib import Path
 from nbgpu.engine.logs.step_values import epoch_values, step_values, steps_of
 from nbgpu.errors import RunError
 from nbgpu.machine import interpreter
-from nbgpu.run_folder.metrics_table import Epoch, Row
+from nbgpu.run_folder.metrics_table import EpochSummary, MetricsRow
 
 _PATIENCE_S = 60.0
 
@@ -34,7 +34,7 @@ class WandBLog:
             text=True,
         )
 
-    def take(self, rows: Sequence[Row], epochs: Sequence[Epoch]) -> None:
+    def take(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
         # With the time at which it was measured; W&B would take the one at which it is told.
         by_step = {
             step: {**step_values(of_step), "_timestamp": of_step[0].time_s}

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from nbgpu.engine.ipykernel import interrupts, stacks
 from nbgpu.machine import descendants, interpreter
 from nbgpu.machine.devices import is_part
-from nbgpu.machine.lifetime import Vigil
+from nbgpu.machine.lifetime import LifetimeWatch
 from nbgpu.machine.transports import NCCL_SAFE, SINGLE
 from nbgpu.machine.unix_sockets import MAX_PATH_BYTES, short_path
 from nbgpu.protocol.plain_cells import are_plain
@@ -42,13 +42,13 @@ _GRACE_S = 0.5
 class Sentinel:
     """A thread that can act while the main thread sits in C++, which it may do for minutes.
 
-    When the vigil is over it ends this engine and what that has started. On a socket in the cluster's folder the client
+    When its lifetime is over, the sentinel ends this engine and what that has started. On a socket in the cluster's folder the client
     tells it which generation of the group is given up, and it frees the rank from that one. No signal takes part in
     this: the person's code may do with the handlers of signals what it likes.
     """
 
-    def __init__(self, vigil: Vigil, cluster_folder: Path) -> None:
-        self._vigil = vigil
+    def __init__(self, lifetime: LifetimeWatch, cluster_folder: Path) -> None:
+        self._lifetime = lifetime
         self._cluster_folder = cluster_folder
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         with short_path(cluster_folder) as folder:
@@ -60,7 +60,7 @@ class Sentinel:
     def _leave(self) -> None:
         """Close the descriptors in a child that code on the rank has forked: it has no sentinel."""
         self._socket.close()
-        for pidfd in self._vigil.fds:
+        for pidfd in self._lifetime.fds:
             with suppress(OSError):
                 os.close(pidfd)
 
@@ -80,7 +80,7 @@ class Sentinel:
 
     def _obey_to_the_end(self) -> None:
         socket_fd = self._socket.fileno()
-        while not self._vigil.over(ready := select.select([*self._vigil.fds, socket_fd], [], [])[0]):
+        while not self._lifetime.over(ready := select.select([*self._lifetime.fds, socket_fd], [], [])[0]):
             if socket_fd in ready:
                 generation = int(self._socket.recv(GivenUp.MAX_BYTES))
                 try:
@@ -93,11 +93,11 @@ class Sentinel:
 _sentinel: Sentinel | None = None
 
 
-def begin(number: int, vigil: Vigil, cluster_folder: Path) -> NoReturn:
+def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoReturn:
     """Runs ipyparallel's engine in this process, under the eyes of a sentinel, until it is told to stop."""
     global _sentinel
     descendants.adopt_orphans()
-    _sentinel = Sentinel(vigil, cluster_folder)
+    _sentinel = Sentinel(lifetime, cluster_folder)
     stacks.answer_from(cluster_folder)
     _keep_sockets_of_multiprocessing_in(cluster_folder)
     from ipyparallel.engine.app import IPEngine

@@ -29,7 +29,7 @@ import psutil
 from nbgpu.engine.process import boot
 from nbgpu.machine import descendants
 from nbgpu.machine.files import write_whole
-from nbgpu.machine.lifetime import Vigil
+from nbgpu.machine.lifetime import LifetimeWatch
 from nbgpu.machine.unix_sockets import short_path
 from nbgpu.protocol.records import CLUSTER_FOLDER, CONTROLLER_PID, TAKEN
 
@@ -93,24 +93,24 @@ class Nursery:
             for connection in self._untaken:
                 connection.close()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            vigil = Vigil(self._folder, self._owner, [nursery_pid, self._controller_pid])
-            boot.begin(number, vigil, self._folder)
+            lifetime = LifetimeWatch(self._folder, self._owner, [nursery_pid, self._controller_pid])
+            boot.begin(number, lifetime, self._folder)
         self._pid_of[os.pidfd_open(pid)] = pid
         return number, pid
 
     def serve(self) -> None:
         """Answers requests, and writes down how engines ended, until that is of no use any more."""
-        vigil = Vigil(self._folder, self._owner, [self._controller_pid])
+        lifetime = LifetimeWatch(self._folder, self._owner, [self._controller_pid])
         while True:
             requests = self._requests.fileno()
             connections = {connection.fileno(): connection for connection in self._untaken}
-            watched = [*vigil.fds, requests, *self._pid_of, *connections]
+            watched = [*lifetime.fds, requests, *self._pid_of, *connections]
             ready = set(select.select(watched, [], [], self._end_orphans())[0])
             for pidfd in ready & set(self._pid_of):
                 self._bury(pidfd)
             for fd in ready & set(connections):
                 self._hand_over(connections[fd])
-            if vigil.over(ready):
+            if lifetime.over(ready):
                 return
             if requests in ready:
                 self._answer(self._requests.accept()[0])

@@ -24,7 +24,7 @@ _GAP, _SHARE = 10.0, 0.1
 
 
 @dataclass(frozen=True)
-class Row:
+class PatientRow:
     """A patient's examination."""
 
     image: Path
@@ -39,8 +39,8 @@ class Row:
 class Table:
     """A CSV file's rows. Where it has no column with folds, `held_out` is empty, and `training` has all of them."""
 
-    training: tuple[Row, ...]
-    held_out: tuple[Row, ...]
+    training: tuple[PatientRow, ...]
+    held_out: tuple[PatientRow, ...]
     patients: tuple[str, ...]
     """Of each row in `training` where there is no fold: rows of one patient stay together."""
 
@@ -71,7 +71,7 @@ def read_table(
             f"{path}: has no column {', '.join(missing)}. Its headings are: {', '.join(headings) or '(none)'}"
         )
     reading = _Reading(path, columns, fold, features, image_problem)
-    found: list[tuple[int, Row, str, str]] = []
+    found: list[tuple[int, PatientRow, str, str]] = []
     problems: list[str] = []
     for number, line in lines:
         wrong = list(reading.problems(line))
@@ -158,10 +158,12 @@ class _Reading:
             if value is None or not math.isfinite(value):
                 yield f"{name} is {line[name]!r}, not a number"
 
-    def row(self, line: Mapping[str, str]) -> Row:
+    def row(self, line: Mapping[str, str]) -> PatientRow:
         """A line with no problems."""
         features = tuple(float(line[name]) for name in self._features)
-        return Row(self._path(line), float(line[self._time]), _EVENTS[line[self._event].lower()], features)
+        return PatientRow(
+            self._path(line), float(line[self._time]), _EVENTS[line[self._event].lower()], features
+        )
 
     def part(self, line: Mapping[str, str]) -> str:
         """'training', 'held out', or nothing where the line does not say."""
@@ -182,7 +184,7 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _problems_of_all(found: Sequence[tuple[int, Row, str, str]], fold: str) -> Iterator[str]:
+def _problems_of_all(found: Sequence[tuple[int, PatientRow, str, str]], fold: str) -> Iterator[str]:
     """What is wrong with rows that are right by themselves."""
     lines_of: dict[Path, list[int]] = {}
     parts_of: dict[str, dict[str, list[int]]] = {}
@@ -208,7 +210,7 @@ def _problems_of_all(found: Sequence[tuple[int, Row, str, str]], fold: str) -> I
         yield f"all times are {times.pop():g}, so that nobody comes before anybody else"
 
 
-def _problems_of_unit(found: Sequence[tuple[int, Row, str, str]]) -> Iterator[str]:
+def _problems_of_unit(found: Sequence[tuple[int, PatientRow, str, str]]) -> Iterator[str]:
     in_order = sorted((row.time, number) for number, row, _, _ in found)
     margin = max(3, math.ceil(_SHARE * len(in_order)))
     for first in range(margin, len(in_order) - margin + 1):

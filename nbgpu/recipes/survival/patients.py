@@ -15,7 +15,7 @@ from nbgpu.engine.data.loader import hold_out
 from nbgpu.engine.data.volumes import header_problem
 from nbgpu.errors import DataError
 from nbgpu.recipes.survival.cohort import patient
-from nbgpu.recipes.survival.files import Row, read_table
+from nbgpu.recipes.survival.files import PatientRow, read_table
 from nbgpu.recipes.survival.metrics import Flags, Floats
 
 
@@ -92,7 +92,7 @@ def _outcomes(seed: int, num_patients: int) -> list[tuple[float, bool, float]]:
     return [(one.time, one.event, one.log_hazard) for one in patients]
 
 
-def _standardised(rows: list[Row], num_training: int, config: SurvivalConfig) -> NDArray[np.float64]:
+def _standardised(rows: list[PatientRow], num_training: int, config: SurvivalConfig) -> NDArray[np.float64]:
     """The features (N, F) with mean 0 and standard deviation 1 among those that are trained on, and nobody else."""
     values = np.array([row.features for row in rows]).reshape(len(rows), len(config.features))
     if not num_training:

@@ -26,7 +26,7 @@ from nbgpu.protocol.records import (
     RunState,
 )
 from nbgpu.run_folder import lines, names
-from nbgpu.run_folder.metrics_table import Epoch, epochs_of
+from nbgpu.run_folder.metrics_table import EpochSummary, epochs_of
 from nbgpu.run_folder.reader import Reader
 from nbgpu.ui.cell.ansi import to_html
 from nbgpu.ui.run import wording
@@ -34,7 +34,7 @@ from nbgpu.ui.run.charts import charts, plotly_figure, svg
 from nbgpu.ui.run.history import History
 
 
-class Told(Protocol):
+class Reportable(Protocol):
     """What is shown of a run, whether it goes on in this process or is read from its folder."""
 
     folder: Path
@@ -59,7 +59,7 @@ MAX_EPOCHS = 200
 """Rows of the report's table; epochs.jsonl has them all."""
 
 
-def history_of(run: Told) -> History:
+def history_of(run: Reportable) -> History:
     """Everything that was recorded of a run so far."""
     history = History()
     for records, _ in run.reader.batches():
@@ -67,12 +67,12 @@ def history_of(run: Told) -> History:
     return history
 
 
-def summary(run: Told, history: History) -> str:
+def summary(run: Reportable, history: History) -> str:
     """One line on where a run is; see `words.summary`."""
     return wording.summary(run.info, run.status, run.statuses(), history)
 
 
-def bundle(run: Told, history: History | None = None) -> dict[str, Any]:
+def bundle(run: Reportable, history: History | None = None) -> dict[str, Any]:
     """The MIME bundle that shows a run's curves with no kernel: Plotly where it is known, else SVG, else text.
 
     Text alone where nothing was recorded, as of a run that failed while its packages were loaded.
@@ -87,7 +87,7 @@ def bundle(run: Told, history: History | None = None) -> dict[str, Any]:
     }
 
 
-def write_report(run: Told) -> Path:
+def write_report(run: Reportable) -> Path:
     """Writes `report.html` into the run's folder: one file that opens anywhere, with no network.
 
     Returns:
@@ -101,7 +101,7 @@ def write_report(run: Told) -> Path:
     return path
 
 
-def report_html(run: Told) -> str:
+def report_html(run: Reportable) -> str:
     """The report's page."""
     history = history_of(run)
     info = run.info
@@ -210,7 +210,7 @@ def _cell(value: object) -> str:
     return f"<td>{_escape(value)}</td>"
 
 
-def _settings(run: Told) -> str:
+def _settings(run: Reportable) -> str:
     fields = type(run.config).model_fields
     rows = [(name, value, fields[name].description or "") for name, value in run.config.model_dump().items()]
     return _table(("setting", "value", "meaning"), rows)
@@ -248,7 +248,7 @@ def _events(events: Iterable[Event], info: RunInfo) -> str:
     return _table(("after", "step", "rank", "what", "in words"), rows)
 
 
-def _epochs(epochs: Sequence[Epoch]) -> str:
+def _epochs(epochs: Sequence[EpochSummary]) -> str:
     """One row for each epoch; of a long run the last ones."""
     shown = epochs[-MAX_EPOCHS:]
     names = list(dict.fromkeys(name for epoch in shown for name in epoch.means))
@@ -286,7 +286,7 @@ def _profiles(history: History) -> str:
     return about + _table(header, rows)
 
 
-def _failures(run: Told) -> str:
+def _failures(run: Reportable) -> str:
     return "".join(
         f"<p>rank {f.rank}: {_escape(f.error_type)}: {_escape(f.message)}</p><pre>{to_html(f.traceback)}</pre>"
         for f in run.failures

@@ -21,7 +21,7 @@ _PACE_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True)
-class Progress:
+class ProgressBar:
     """How far a run is. `eta_s` is None where it cannot be said; epochs are 0 until the data was looked at."""
 
     step: int
@@ -33,7 +33,7 @@ class Progress:
     eta_s: float | None
 
 
-def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> Progress:
+def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> ProgressBar:
     """How far the slowest rank of a run is, and how long the rest will take at the present pace."""
     step = min((s.step for s in statuses), default=0)
     rates = [s.values.get("samples_per_s", 0.0) for s in statuses]
@@ -41,7 +41,7 @@ def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> Progr
     samples_left = (info.total_steps - step) * info.global_batch_size
     # The pace of the steps says nothing of what comes after the last one.
     moving = samples_per_s > 0 and samples_left > 0 and state not in FINAL_STATES and state != "paused"
-    return Progress(
+    return ProgressBar(
         step=step,
         total_steps=info.total_steps,
         epoch=info.epoch_at(max(1, min(step + 1, info.total_steps))).epoch if info.steps_per_epoch else 0,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
+class TrialRow:
     """One trial in the table; every cell is text."""
 
     number: int
@@ -30,13 +30,13 @@ def columns(sweep: Sweep) -> list[str]:
     return ["trial", *sweep.plan.varied, "state", "step", "loss", f"best {sweep.plan.config.sort_by}"]
 
 
-def rows(sweep: Sweep, trials: Sequence[Trial]) -> list[Row]:
+def rows(sweep: Sweep, trials: Sequence[Trial]) -> list[TrialRow]:
     """The table's rows, in the order of `trials`."""
     best = sweep.best
     return [_row(trial, trial is best) for trial in trials]
 
 
-def _row(trial: Trial, is_best: bool) -> Row:
+def _row(trial: Trial, is_best: bool) -> TrialRow:
     step, total, loss, best = trial.step, trial.total_steps, trial.loss, trial.best
     cells = [
         str(trial.number),
@@ -47,4 +47,4 @@ def _row(trial: Trial, is_best: bool) -> Row:
         "" if best is None else f"{best[1]:.4g} (step {best[0]})",
     ]
     error = "" if trial.error is None else f"{type(trial.error).__name__}: {trial.error}"
-    return Row(trial.number, rank_color(trial.number), cells, error, is_best)
+    return TrialRow(trial.number, rank_color(trial.number), cells, error, is_best)

@@ -15,7 +15,7 @@ from nbgpu.client.sweeps.trial import LOSS, Curve
 from nbgpu.text.palette import RANK_COLORS, rank_color
 from nbgpu.text.tables import aligned
 from nbgpu.ui.run.charts import GRID_COLOR, TEXT_COLOR, render_svg, smoothed, style_axes
-from nbgpu.ui.sweep.rows import Row, columns, rows
+from nbgpu.ui.sweep.rows import TrialRow, columns, rows
 
 if TYPE_CHECKING:
     from nbgpu.client.sweeps.sweep import Sweep
@@ -139,7 +139,7 @@ def page(sweep: Sweep, picture: str) -> str:
     )
 
 
-def table_html(header: Sequence[str], shown: Sequence[Row]) -> str:
+def table_html(header: Sequence[str], shown: Sequence[TrialRow]) -> str:
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in header)
     body = []
     for row in shown:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from nbgpu.client.faults.hangs import Place, notice
-from nbgpu.protocol.records import Whereabouts
+from nbgpu.protocol.records import MainThreadState
 
 
 def _waits(collective: str, line: int, for_s: float) -> Place:
-    return Place(Whereabouts("cell", line=line, source="...", collective=collective), for_s)
+    return Place(MainThreadState("cell", line=line, source="...", collective=collective), for_s)
 
 
 def _works(line: int, source: str) -> Place:
-    return Place(Whereabouts("cell", line=line, source=source), 100)
+    return Place(MainThreadState("cell", line=line, source=source), 100)
 
 
 def _result(for_s: float) -> Place:
     return Place(
-        Whereabouts("run", step=9, within="result, recipe.py line 3", busy_with="working out the result"),
+        MainThreadState("run", step=9, within="result, recipe.py line 3", busy_with="working out the result"),
         for_s,
     )
 
@@ -51,11 +51,11 @@ FINISHED = Place(instead="has finished the cell")
         ([_waits("barrier", 1, 7)], "rank 0 waits in barrier, cell line 1, for 7 s"),
         ([_waits("barrier", 1, 7), Place()], "rank 0 waits in barrier, cell line 1, for 7 s; rank 1 has not answered yet"),
         (
-            [_waits("barrier", 1, 7), Place(Whereabouts("idle"), 7)],
+            [_waits("barrier", 1, 7), Place(MainThreadState("idle"), 7)],
             "rank 0 waits in barrier, cell line 1, for 7 s; rank 1 is idle",
         ),
         (
-            [_waits("barrier", 1, 7), Place(Whereabouts("call"), 7)],
+            [_waits("barrier", 1, 7), Place(MainThreadState("call"), 7)],
             "rank 0 waits in barrier, cell line 1, for 7 s; rank 1 is busy",
         ),
         (
@@ -72,7 +72,7 @@ def test_who_waits_where_and_who_does_not(places: list[Place], said: str) -> Non
     assert notice(dict(enumerate(places)), after_s=5) == said
 
 
-@pytest.mark.parametrize("slow", [_result(1), _works(2, "load()"), Place(Whereabouts("call"), 70)])
+@pytest.mark.parametrize("slow", [_result(1), _works(2, "load()"), Place(MainThreadState("call"), 70)])
 def test_waiting_for_a_rank_that_was_busy_just_now_is_no_hang(slow: Place) -> None:
     places = {0: _waits("barrier", 1, 70), 1: slow}
     assert not notice(places, after_s=5, since_busy_s=0)
@@ -85,12 +85,12 @@ def test_waiting_for_a_rank_that_was_busy_just_now_is_no_hang(slow: Place) -> No
 @pytest.mark.parametrize(
     ("where", "place"),
     [
-        (Whereabouts("idle"), ""),
-        (Whereabouts("cell", line=4), "cell line 4"),
-        (Whereabouts("cell", line=4, within="fit, model.py line 30"), "fit, model.py line 30, called at cell line 4"),
-        (Whereabouts("call", within="fit, model.py line 30"), "fit, model.py line 30"),
-        (Whereabouts("run", step=11, within="loss, unet.py line 3"), "loss, unet.py line 3, in step 12"),
+        (MainThreadState("idle"), ""),
+        (MainThreadState("cell", line=4), "cell line 4"),
+        (MainThreadState("cell", line=4, within="fit, model.py line 30"), "fit, model.py line 30, called at cell line 4"),
+        (MainThreadState("call", within="fit, model.py line 30"), "fit, model.py line 30"),
+        (MainThreadState("run", step=11, within="loss, unet.py line 3"), "loss, unet.py line 3, in step 12"),
     ],
 )  # fmt: skip
-def test_a_place_in_words(where: Whereabouts, place: str) -> None:
+def test_a_place_in_words(where: MainThreadState, place: str) -> None:
     assert where.place == place

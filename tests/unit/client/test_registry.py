@@ -19,7 +19,7 @@ from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
 from nbgpu.machine import processes
 from nbgpu.machine.processes import ProcessId
-from nbgpu.machine.transports import Climb, Rung
+from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.protocol.records import Device
 
 GPUS = tuple(Device("cuda", f"Pretend {i}", f"GPU-{i}{i}{i}{i}", i, 2**36) for i in range(3))
@@ -41,7 +41,9 @@ def engine() -> Iterator[subprocess.Popen[bytes]]:
 
 def cluster_on(*gpus: Device, share_gpus: bool = False, engine_pid: int | None = None) -> Entry:
     config = ClusterConfig(share_gpus=share_gpus)
-    entry = registry.new_entry(config, gpus, Climb(Rung("nccl", "nccl")), Path("/nonexistent/nbgpu-x"))
+    entry = registry.new_entry(
+        config, gpus, ChosenTransport(Transport("nccl", "nccl")), Path("/nonexistent/nbgpu-x")
+    )
     engines = {} if engine_pid is None else {0: ProcessId.of(engine_pid)}
     return entry.model_copy(update={"engines": engines})
 
@@ -83,12 +85,12 @@ def test_cpu_ranks_need_no_lease() -> None:
 _TAKE = """
 import sys
 from pathlib import Path
-from nbgpu.machine.transports import Climb, Rung
-from nbgpu.client.host import ps as listing, registry; from nbgpu.machine import processes as process_id
+from nbgpu.machine.transports import ChosenTransport, Transport
+from nbgpu.client.host import registry
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
 from nbgpu.protocol.records import Device
-entry = registry.new_entry(ClusterConfig(), (Device("cuda", "Pretend", "GPU-0000", 0, 1),), Climb(Rung("nccl", "nccl")), Path("/none/nbgpu-x"))
+entry = registry.new_entry(ClusterConfig(), (Device("cuda", "Pretend", "GPU-0000", 0, 1),), ChosenTransport(Transport("nccl", "nccl")), Path("/none/nbgpu-x"))
 print("ready", flush=True)
 sys.stdin.readline()
 try:

@@ -196,7 +196,7 @@ def test_a_checkpoint_under_another_steps_name_is_refused(tmp_path: Path) -> Non
 SAVE_FOR_EVER_AND_BE_KILLED = """
 import json, os, random, signal, statistics, sys, tempfile, time, torch
 from pathlib import Path
-from nbgpu.run_folder import checkpoint_files as manifest
+from nbgpu.run_folder import checkpoint_files
 from nbgpu.engine.checkpoints import files as checkpoint
 folder, num_kills, moments = Path(sys.argv[1]), int(sys.argv[2]), random.Random(1)
 tensors = {"model.w": torch.rand(200_000), "optimizer.0.m": torch.rand(400_000)}
@@ -208,7 +208,7 @@ with tempfile.TemporaryDirectory() as elsewhere:
         taken_s.append(time.perf_counter() - begun_s)
 save_s = statistics.median(taken_s)
 for _ in range(num_kills):
-    newest = manifest.checkpoints(folder)
+    newest = checkpoint_files.checkpoints(folder)
     step = int(newest[0].name.removeprefix("step-")) if newest else 0
     child = os.fork()
     if child == 0:
@@ -218,8 +218,8 @@ for _ in range(num_kills):
     time.sleep(moments.uniform(0.3 * save_s, 5 * save_s))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    damages = {path.name: manifest.damage(path) for path in manifest.checkpoints(folder)}
-    num_unfinished = len(list(folder.glob("checkpoints/*" + manifest.UNFINISHED)))
+    damages = {path.name: checkpoint_files.damage(path) for path in checkpoint_files.checkpoints(folder)}
+    num_unfinished = len(list(folder.glob("checkpoints/*" + checkpoint_files.UNFINISHED)))
     print(json.dumps([damages, num_unfinished]))
 """
 

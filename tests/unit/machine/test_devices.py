@@ -123,7 +123,10 @@ def test_parts_of_a_gpu_that_is_split_stand_for_it(monkeypatch: pytest.MonkeyPat
     parts = devices.choose("MIG-10,MIG-13", None)
     # CUDA shows a process one part at most, and NCCL does not talk between parts.
     assert [devices.torch_name(d, parts) for d in parts] == ["cuda:0", "cuda:0"]
-    assert [rung.name for rung in transports.rungs(ClusterConfig(), parts)] == ["gloo", "single"]
+    assert [transport.name for transport in transports.candidates(ClusterConfig(), parts)] == [
+        "gloo",
+        "single",
+    ]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-13-4ae0")
     assert chosen_uuids("auto") == ["MIG-13-4ae0"]
 
@@ -169,8 +172,10 @@ def test_a_backend_that_is_named_is_the_only_one() -> None:
 
 def ladder(chosen: tuple[Device, ...] | None = None, **settings: Any) -> list[str]:
     return [
-        rung.name
-        for rung in transports.rungs(ClusterConfig(**settings), chosen or devices.choose("auto", None))
+        transport.name
+        for transport in transports.candidates(
+            ClusterConfig(**settings), chosen or devices.choose("auto", None)
+        )
     ]
 
 

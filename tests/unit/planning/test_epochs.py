@@ -8,7 +8,7 @@ import pytest
 
 from nbgpu.config import TrainConfig
 from nbgpu.planning.epochs import epoch_of, share_of
-from nbgpu.planning.workers import MIN_SHARED_BYTES, Host, workers_for
+from nbgpu.planning.workers import MIN_SHARED_BYTES, HostResources, workers_for
 
 
 @pytest.mark.parametrize("num_volumes", [1, 2, 3, 7, 8, 9])
@@ -98,18 +98,28 @@ def test_a_share_is_what_a_person_counts() -> None:
 @pytest.mark.parametrize(
     ("settings", "host", "count", "said"),
     [
-        ({"num_workers": 3}, Host(2, 2, 0), 3, "as the settings say"),
-        ({}, Host(64, 2, None), 0, "all volumes are decoded in memory"),
-        ({"dataset": "plain", "transforms_on": "gpu"}, Host(64, 2, None), 0, "thread of the rank"),
-        ({"cache_rate": 0.5, "replace_rate": 0.5}, Host(64, 2, None), 0, "threads of its own"),
-        ({"dataset": "plain"}, Host(64, 8, 64 * 1024**2), 0, "/dev/shm has 64 MiB"),
-        ({"dataset": "plain"}, Host(2, 2, None), 0, "2 cores for 2 ranks leave none for workers"),
-        ({"cache_rate": 0.5}, Host(8, 2, MIN_SHARED_BYTES), 3, "8 cores for 2 ranks leave 3 for each"),
-        ({"dataset": "persistent"}, Host(64, 1, None), 4, "leave 63 for each rank's workers, of which 4"),
+        ({"num_workers": 3}, HostResources(2, 2, 0), 3, "as the settings say"),
+        ({}, HostResources(64, 2, None), 0, "all volumes are decoded in memory"),
+        ({"dataset": "plain", "transforms_on": "gpu"}, HostResources(64, 2, None), 0, "thread of the rank"),
+        ({"cache_rate": 0.5, "replace_rate": 0.5}, HostResources(64, 2, None), 0, "threads of its own"),
+        ({"dataset": "plain"}, HostResources(64, 8, 64 * 1024**2), 0, "/dev/shm has 64 MiB"),
+        ({"dataset": "plain"}, HostResources(2, 2, None), 0, "2 cores for 2 ranks leave none for workers"),
+        (
+            {"cache_rate": 0.5},
+            HostResources(8, 2, MIN_SHARED_BYTES),
+            3,
+            "8 cores for 2 ranks leave 3 for each",
+        ),
+        (
+            {"dataset": "persistent"},
+            HostResources(64, 1, None),
+            4,
+            "leave 63 for each rank's workers, of which 4",
+        ),
     ],
 )
 def test_workers_are_chosen_with_a_reason(
-    settings: dict[str, Any], host: Host, count: int, said: str
+    settings: dict[str, Any], host: HostResources, count: int, said: str
 ) -> None:
     chosen = workers_for(TrainConfig(**settings), host)
     assert chosen.count == count

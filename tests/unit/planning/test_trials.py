@@ -14,19 +14,19 @@ from nbgpu.client.sweeps.trial import CURVE_POINTS, Curve
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, flags
 from nbgpu.errors import ConfigError
 from nbgpu.machine.devices import cpu
-from nbgpu.planning import trials as sweeps
-from nbgpu.planning.trials import Plan, SweepConfig
+from nbgpu.planning import trials
+from nbgpu.planning.trials import SweepConfig, SweepPlan
 from nbgpu.protocol.records import Device
 
 ONE_RANK = [[cpu(0)]]
 
 
-def trials(**settings: Any) -> Sequence[Any]:
+def trials_of(**settings: Any) -> Sequence[Any]:
     return checked(**settings).trials
 
 
-def checked(**settings: Any) -> Plan:
-    return sweeps.checked(sweeps.plan("autoencoder", settings), ONE_RANK)
+def checked(**settings: Any) -> SweepPlan:
+    return trials.checked(trials.plan("autoencoder", settings), ONE_RANK)
 
 
 def refused(**settings: Any) -> list[str]:
@@ -45,7 +45,7 @@ def test_a_grid_has_every_combination_and_what_is_no_list_is_shared() -> None:
 
 def test_text_from_a_command_line_becomes_the_fields_values() -> None:
     given = {"lr": "1e-4,1e-3", "channels": "8 16,8 32", "warmup_steps": "none,3", "compile": "true,false"}
-    plan = checked(**{name: sweeps.from_text(text) for name, text in given.items()})
+    plan = checked(**{name: trials.from_text(text) for name, text in given.items()})
     assert len(plan.trials) == 16
     assert plan.trials[0] == {"lr": 1e-4, "channels": (8, 16), "warmup_steps": None, "compile": True}
     assert plan.trials[-1] == {"lr": 1e-3, "channels": (8, 32), "warmup_steps": 3, "compile": False}
@@ -59,9 +59,9 @@ def test_draws_stay_within_their_ranges_and_are_the_same_for_the_same_seed() -> 
         "seed": [3, 4],
         "random": 200,
     }
-    drawn = trials(**asked)
-    assert drawn == trials(**asked)
-    assert drawn != trials(**asked, random_seed=1)
+    drawn = trials_of(**asked)
+    assert drawn == trials_of(**asked)
+    assert drawn != trials_of(**asked, random_seed=1)
     assert all(1e-5 <= t["lr"] <= 1e-2 and 0.5 <= t["clip_norm"] <= 2 for t in drawn)
     assert {t["batch_size"] for t in drawn} == set(range(1, 9))
     assert {t["seed"] for t in drawn} == {3, 4}
@@ -71,7 +71,7 @@ def test_draws_stay_within_their_ranges_and_are_the_same_for_the_same_seed() -> 
 
 
 def test_a_draw_from_lists_repeats_no_combination() -> None:
-    drawn = trials(lr=[1e-4, 1e-3, 1e-2], seed=[0, 1], random=6)
+    drawn = trials_of(lr=[1e-4, 1e-3, 1e-2], seed=[0, 1], random=6)
     assert len({str(trial) for trial in drawn}) == 6
 
 
@@ -118,17 +118,17 @@ def test_a_sweep_that_makes_no_sense_is_refused(settings: dict[str, Any], told: 
 def test_the_file_gives_back_the_same_sweep(tmp_path: Path) -> None:
     plan = checked(lr="1e-5..1e-2:log", channels=[(8, 16), (8, 32)], warmup_steps=[None, 3], random=8)
     plan.write(tmp_path)
-    again = Plan.read(tmp_path, parallel=3)
+    again = SweepPlan.read(tmp_path, parallel=3)
     assert [again.settings(i) for i in range(8)] == [plan.settings(i) for i in range(8)]
     assert {name: str(values) for name, values in again.varied.items()}["lr"] == "1e-05..0.01:log"
     assert again.config.parallel == 3
     with pytest.raises(ConfigError, match=r"lr cannot be changed"):
-        Plan.read(tmp_path, lr=[1])
+        SweepPlan.read(tmp_path, lr=[1])
     with pytest.raises(ConfigError, match=r"is no sweep's folder"):
-        Plan.read(tmp_path / "elsewhere")
-    (tmp_path / sweeps.FILE).write_text("[sweep]\n")
+        SweepPlan.read(tmp_path / "elsewhere")
+    (tmp_path / trials.FILE).write_text("[sweep]\n")
     with pytest.raises(ConfigError, match="is not what nbgpu writes"):
-        Plan.read(tmp_path)
+        SweepPlan.read(tmp_path)
 
 
 def test_no_setting_of_a_sweep_has_the_name_of_another() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from nbgpu.protocol.records import Device, EpochSpan, Event, RunInfo, Sample
 from nbgpu.run_folder import metrics_files
-from nbgpu.run_folder.metrics_table import Epoch, Epochs, Ledger, Row
+from nbgpu.run_folder.metrics_table import EpochSummarizer, EpochSummary, MetricsRow, MetricsTable
 from nbgpu.run_folder.rank_files import Tail, record_path
 from nbgpu.run_folder.recorder import Recorder
 
@@ -29,24 +29,24 @@ def state(rank: int, name: str, at_step: int) -> Event:
     return Event(rank, 0, 0.0, at_step, "state", name)
 
 
-def keys(rows: list[Row]) -> list[tuple[int, int]]:
+def keys(rows: list[MetricsRow]) -> list[tuple[int, int]]:
     return [(row.step, row.rank) for row in rows]
 
 
 def test_a_step_is_complete_when_every_rank_has_gone_beyond_it() -> None:
-    ledger = Ledger(2)
-    assert ledger.add([step(0, 1), step(0, 2), step(0, 3)]) == []
-    assert keys(ledger.add([step(1, 1), step(1, 2)])) == [(1, 0), (1, 1)]
-    assert keys(ledger.add([step(1, 3), step(0, 4)])) == [(2, 0), (2, 1)]
-    assert not ledger.over
-    assert keys(ledger.add([state(0, "finished", 4), state(1, "finished", 3)])) == [(3, 0), (3, 1), (4, 0)]
-    assert ledger.over
-    assert ledger.rest() == []
+    table = MetricsTable(2)
+    assert table.add([step(0, 1), step(0, 2), step(0, 3)]) == []
+    assert keys(table.add([step(1, 1), step(1, 2)])) == [(1, 0), (1, 1)]
+    assert keys(table.add([step(1, 3), step(0, 4)])) == [(2, 0), (2, 1)]
+    assert not table.over
+    assert keys(table.add([state(0, "finished", 4), state(1, "finished", 3)])) == [(3, 0), (3, 1), (4, 0)]
+    assert table.over
+    assert table.rest() == []
 
 
 def test_what_comes_in_pieces_is_put_together() -> None:
-    ledger = Ledger(1)
-    rows = ledger.add(
+    table = MetricsTable(1)
+    rows = table.add(
         [
             sample(0, 0, memory_rss_bytes=5.0),
             step(0, 1),
@@ -56,33 +56,31 @@ def test_what_comes_in_pieces_is_put_together() -> None:
             step(0, 3),
         ]
     )
-    rows += ledger.rest()
+    rows += table.rest()
     assert [row.values["memory_rss_bytes"] for row in rows] == [5.0, 6.0, 6.0]
     assert [row.values.get("val_loss") for row in rows] == [0.7, None, None]
 
 
 def test_a_step_that_is_done_again_counts_once() -> None:
     """A run of fsdp begins anew when a rank is lost."""
-    ledger = Ledger(2)
-    rows = ledger.add([step(r, s) for s in (1, 2, 3) for r in (0, 1)])
-    rows += ledger.add([state(0, "training", 0), state(1, "failed", 2), state(1, "training", 0)])
-    assert not ledger.over
-    rows += ledger.add([step(r, s, loss=9.0) for s in (1, 2, 3, 4) for r in (0, 1)])
-    rows += ledger.rest()
+    table = MetricsTable(2)
+    rows = table.add([step(r, s) for s in (1, 2, 3) for r in (0, 1)])
+    rows += table.add([state(0, "training", 0), state(1, "failed", 2), state(1, "training", 0)])
+    assert not table.over
+    rows += table.add([step(r, s, loss=9.0) for s in (1, 2, 3, 4) for r in (0, 1)])
+    rows += table.rest()
     assert keys(rows) == [(s, r) for s in (1, 2, 3, 4) for r in (0, 1)]
 
 
 def test_a_rank_that_takes_another_s_place_loses_no_step_of_it() -> None:
     """While it loads packages it does not know yet how far the run is."""
-    ledger = Ledger(2)
-    assert keys(ledger.add([step(r, s) for s in (1, 2, 3, 4) for r in (0, 1)])) == [
+    table = MetricsTable(2)
+    assert keys(table.add([step(r, s) for s in (1, 2, 3, 4) for r in (0, 1)])) == [
         (s, r) for s in (1, 2, 3) for r in (0, 1)
     ]
-    assert (
-        ledger.add([state(0, "loading packages", 0), state(0, "loading", 4), state(0, "training", 4)]) == []
-    )
-    assert not ledger.went_back
-    rows = ledger.add([step(r, 5) for r in (0, 1)]) + ledger.rest()
+    assert table.add([state(0, "loading packages", 0), state(0, "loading", 4), state(0, "training", 4)]) == []
+    assert not table.went_back
+    rows = table.add([step(r, 5) for r in (0, 1)]) + table.rest()
     assert keys(rows) == [(s, r) for s in (4, 5) for r in (0, 1)]
 
 
@@ -94,11 +92,11 @@ def of_two_steps(step: int) -> EpochSpan:
 def test_epochs_are_summed_up_by_hand() -> None:
     rows = []
     for number in (1, 2, 3):
-        rows.append(Row(number, 0, 0.0, {**step(0, number, loss=number).values, "compute_s": 0.2}))
+        rows.append(MetricsRow(number, 0, 0.0, {**step(0, number, loss=number).values, "compute_s": 0.2}))
         slower = {"compute_s": 0.3, "step_s": 0.6, "memory_rss_bytes": 7.0}
-        rows.append(Row(number, 1, 0.0, {**step(1, number, loss=float("nan")).values, **slower}))
+        rows.append(MetricsRow(number, 1, 0.0, {**step(1, number, loss=float("nan")).values, **slower}))
     rows[2].values["val_psnr_db"] = 20.0
-    epochs = Epochs(of_two_steps)
+    epochs = EpochSummarizer(of_two_steps)
     (first,) = epochs.add(rows)
     assert (first.epoch, first.first_step, first.last_step, first.complete) == (1, 1, 2, True)
     assert first.train_s == pytest.approx(1.2)
@@ -142,12 +140,12 @@ def table(folder: Path) -> list[dict[str, str]]:
 
 def test_a_series_that_comes_later_gets_a_column(folder: Path) -> None:
     record(folder, range(1, 3), end=False)
-    book = metrics_files.Logbook(folder)
-    book.update()
+    writer = metrics_files.MetricsWriter(folder)
+    writer.update()
     assert "val_loss" not in table(folder)[0]
     record(folder, range(3, 6), end=True)
-    book.update()
-    book.finish()
+    writer.update()
+    writer.finish()
     rows = table(folder)
     assert [(row["step"], row["epoch"], row["rank"]) for row in rows][:5] == [
         ("1", "1", "0"),
@@ -162,13 +160,13 @@ def test_a_series_that_comes_later_gets_a_column(folder: Path) -> None:
 @pytest.mark.parametrize("lost_bytes", [0, 1, 60, 150])
 def test_files_that_were_cut_off_are_carried_on(folder: Path, lost_bytes: int) -> None:
     record(folder, range(1, 5), end=False)
-    metrics_files.Logbook(folder).update()
+    metrics_files.MetricsWriter(folder).update()
     metrics = folder / metrics_files.METRICS
     cut = metrics.read_bytes()
     metrics.write_bytes(cut[: len(cut) - lost_bytes])
     told: list[str] = []
     record(folder, range(5, 7), end=True)
-    metrics_files.Logbook(folder, tell=told.append).finish()
+    metrics_files.MetricsWriter(folder, tell=told.append).finish()
     expected = [(str(s), str(r)) for s in range(1, 7) for r in (0, 1)]
     assert [(row["step"], row["rank"]) for row in table(folder)] == expected
     lines = [json.loads(line) for line in (folder / metrics_files.EPOCHS).read_text().splitlines()]
@@ -178,13 +176,13 @@ def test_files_that_were_cut_off_are_carried_on(folder: Path, lost_bytes: int) -
 
 def test_another_number_of_steps_an_epoch_counts_from_where_it_began(folder: Path) -> None:
     record(folder, range(1, 5), end=False)
-    book = metrics_files.Logbook(folder)
-    book.update()
+    writer = metrics_files.MetricsWriter(folder)
+    writer.update()
     path = folder / "run_info.json"
     info = json.loads(path.read_text())
     path.write_text(json.dumps({**info, "steps_per_epoch": 3, "epochs_from": [(0, 0, 2), (4, 2, 3)]}))
     record(folder, range(5, 9), end=True)
-    book.finish()
+    writer.finish()
     epochs = [int(row["epoch"]) for row in table(folder) if row["rank"] == "0"]
     assert epochs == [1, 1, 2, 2, 3, 3, 3, 4]
     lines = [json.loads(line) for line in (folder / metrics_files.EPOCHS).read_text().splitlines()]
@@ -202,7 +200,7 @@ class Rows:
     def __init__(self) -> None:
         self.taken: list[tuple[int, int]] = []
 
-    def take(self, rows: Sequence[Row], epochs: Sequence[Epoch]) -> None:
+    def take(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
         self.taken += keys(list(rows))
 
     def close(self) -> None:
@@ -213,8 +211,8 @@ def test_a_run_that_goes_back_has_its_steps_as_they_were_done_in_the_end(folder:
     """With fsdp a run goes back to its newest checkpoint when a rank is lost."""
     record(folder, range(1, 6), end=False)
     rows = Rows()
-    book = metrics_files.Logbook(folder, {"rows": lambda step: rows})
-    book.update()
+    writer = metrics_files.MetricsWriter(folder, {"rows": lambda step: rows})
+    writer.update()
     assert [row["step"] for row in table(folder)][-1] == "4"
     recorders = [Recorder(folder, rank) for rank in (0, 1)]
     for rank, recorder in enumerate(recorders):
@@ -223,7 +221,7 @@ def test_a_run_that_goes_back_has_its_steps_as_they_were_done_in_the_end(folder:
             recorder.sample(number, **step(rank, number, loss=9.0).values)
         recorder.state("stopped", 4)
         recorder.close()
-    book.finish()
+    writer.finish()
     losses = [(int(row["step"]), float(row["loss"])) for row in table(folder)]
     assert losses == [(s, loss) for s, loss in [(1, 1.0), (2, 1.0), (3, 9.0), (4, 9.0)] for _ in (0, 1)]
     lines = [json.loads(line) for line in (folder / metrics_files.EPOCHS).read_text().splitlines()]
@@ -233,7 +231,7 @@ def test_a_run_that_goes_back_has_its_steps_as_they_were_done_in_the_end(folder:
 
 def test_files_of_a_run_whose_rank_0_died_are_completed(folder: Path) -> None:
     record(folder, range(1, 4), end=False)
-    metrics_files.Logbook(folder).update()
+    metrics_files.MetricsWriter(folder).update()
     metrics_files.complete(folder, last_step=3)
     assert len(table(folder)) == 6
     assert json.loads((folder / metrics_files.EPOCHS).read_text().splitlines()[-1])["complete"] is False
