@@ -1,8 +1,8 @@
 """Cells that leave behind whatever a person's cells may, at random, with deaths and Stops in between.
 
 No step may end without a right sum in the second cell after it, a rank is replaced only where the step ended its process,
-and the ranks that lived have their variables. At the end nothing is left over: not of a cluster that is stopped, and not of one
-whose kernel is killed.
+and the ranks that lived have their variables. Nothing is left over of a cluster that was stopped, also where a Stop came
+while it stopped or started, and nothing of one whose kernel is killed.
 
 Not collected with the tests; `make soak` names it. ADVERSARY_MINUTES is how long each seed of ADVERSARY_SEEDS goes on.
 """
@@ -37,6 +37,7 @@ SETTLED_S = 15
 MAX_NEW_IN_KERNEL = 12
 """Descriptors and threads that the kernel may have more at the end; a step that leaked one each would soon pass this."""
 
+START = f"%nbgpu start --gpus none --ranks {NUM_RANKS}"
 KEEP = "kept = torch.arange(100, dtype=torch.float32, device='cpu') + 1000 * rank"
 SUM = """%%distributed
 total = torch.ones(1, dtype=torch.float32, device='cpu')
@@ -111,8 +112,15 @@ class Adversary:
         before = self.pids()
         did, may_end = [], set[int]()
         for act in self.chance.choices(
-            [self.leave_behind, self.blow, self.stand_still, self.cut_short, self.cut_twice],
-            [6, 5, 1, 1, 1],
+            [
+                self.leave_behind,
+                self.blow,
+                self.stand_still,
+                self.cut_short,
+                self.cut_twice,
+                self.begin_again,
+            ],
+            [6, 5, 1, 1, 1, 1],
             k=self.chance.choice([1, 2, 2]),
         ):
             name, ended = act()
@@ -179,6 +187,16 @@ class Adversary:
         self.run("import nbgpu\nranks = nbgpu.current().ranks\nranks.sever(); ranks.sever()")
         return "two cuts at once", set()
 
+    def begin_again(self) -> tuple[str, set[int]]:
+        """Stop while the cluster stops, and while another one starts; then one starts that nobody disturbs."""
+        self.run("print('stopping')\n%nbgpu stop", self.stop_in(self.chance.uniform(0, 1)))
+        self.run(f"print('starting')\n{START}", self.stop_in(self.chance.uniform(0, 2)))
+        self.run("%nbgpu stop")
+        require_nothing_left(self.notebook.manager.provisioner.process.pid)
+        assert (started := self.run(START)).status == "ok", started.error
+        assert self.run(f"%%distributed\n{KEEP}").status == "ok"
+        return "Stop while the cluster stops and starts", set(range(NUM_RANKS))
+
     def stop_in(self, after_s: float) -> Callable[[], None]:
         """Stop so long after the cell's first words, if it still runs then."""
         # What the kernel's manager does for an interrupt; it would make an event loop for the timer's thread.
@@ -227,7 +245,7 @@ class Adversary:
 @contextmanager
 def adversary(seed: int) -> Iterator[Adversary]:
     with kernel() as notebook:
-        started = notebook.run(f"%load_ext nbgpu\n%nbgpu start --gpus none --ranks {NUM_RANKS}")
+        started = notebook.run(f"%load_ext nbgpu\n{START}")
         assert started.status == "ok", started.error
         assert notebook.run(f"%%distributed\n{KEEP}").status == "ok"
         yield Adversary(notebook, random.Random(seed))
@@ -277,7 +295,7 @@ def test_nothing_that_cells_leave_behind_breaks_the_cluster(seed: int) -> None:
         )
         assert person.run("%nbgpu stop").status == "ok"
         require_nothing_left(kernel_pid)
-        assert person.run(f"%nbgpu start --gpus none --ranks {NUM_RANKS}").status == "ok"
+        assert person.run(START).status == "ok"
         person.run(
             "%%distributed\nimport subprocess; subprocess.Popen(['sleep', '3571'], start_new_session=True)"
         )
