@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nbgpu.protocol.records import RankFailure
 
 
-_TOLD_BY_THEIR_MESSAGE = (
+_EXPLAINED_BY_THEIR_MESSAGE = (
     "ConfigError",
     "DataError",
     "RunError",
@@ -125,30 +125,30 @@ class RankError(NbgpuError, RuntimeError):
         ranks_by_text: dict[str, list[int]] = {}
         for failure in self.failures:
             ranks_by_text.setdefault(f"{failure.error_type}: {failure.message}", []).append(failure.rank)
-        told = "; ".join(f"{self._named(ranks)}: {text}" for text, ranks in ranks_by_text.items())
-        return f"{told}\n{self._also}" if self._also else told
+        causes = "; ".join(f"{self._named(ranks)}: {text}" for text, ranks in ranks_by_text.items())
+        return f"{causes}\n{self._also}" if self._also else causes
 
     @property
     def has_tracebacks(self) -> bool:
         """Whether a failure has lines of the person's code to show, and is not told by its message alone."""
-        return any(failure.error_type not in _TOLD_BY_THEIR_MESSAGE for failure in self.failures)
+        return any(failure.error_type not in _EXPLAINED_BY_THEIR_MESSAGE for failure in self.failures)
 
     def _render_traceback_(self) -> list[str]:
         """What IPython prints for this error: each rank's traceback, the same one on several ranks once."""
-        told_by_kind: dict[str, str] = {}
+        text_by_kind: dict[str, str] = {}
         ranks_by_kind: dict[str, list[int]] = {}
         for failure in self.failures:
-            told = failure.traceback
-            if failure.error_type in _TOLD_BY_THEIR_MESSAGE:
-                told = f"\x1b[31m{failure.error_type}\x1b[0m: {failure.message}"
+            text = failure.traceback
+            if failure.error_type in _EXPLAINED_BY_THEIR_MESSAGE:
+                text = f"\x1b[31m{failure.error_type}\x1b[0m: {failure.message}"
             # Ranks number their cells on their own: one that sat out a cell is behind by one.
-            kind = re.sub(r"In\[\d+\]", "In[]", told)
-            told_by_kind.setdefault(kind, told)
+            kind = re.sub(r"In\[\d+\]", "In[]", text)
+            text_by_kind.setdefault(kind, text)
             ranks_by_kind.setdefault(kind, []).append(failure.rank)
         lines: list[str] = []
         for kind, ranks in ranks_by_kind.items():
             lines.append(f"on {self._named(ranks)}:")
-            lines.extend(told_by_kind[kind].splitlines())
+            lines.extend(text_by_kind[kind].splitlines())
         return [*lines, self._also] if self._also else lines
 
     def _named(self, ranks: Sequence[int]) -> str:

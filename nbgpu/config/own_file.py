@@ -136,7 +136,7 @@ def _comments(text: str) -> Mapping[int, str]:
 
 
 def _setting(node: ast.AnnAssign, comments: Mapping[int, str], path: Path) -> Setting:
-    told = ast.unparse(node)
+    line = ast.unparse(node)
     how = (
         "A setting is an int, float, str, bool or Literal[...] with a plain value, such as `hidden: int = 64`; leave the "
         "type out where something is no setting"
@@ -145,9 +145,9 @@ def _setting(node: ast.AnnAssign, comments: Mapping[int, str], path: Path) -> Se
         annotation = _annotation(node.annotation)
         default = ast.literal_eval(node.value) if node.value is not None else ...
     except ValueError:
-        raise ValueError(f"`{told}` is no setting. {how}") from None
+        raise ValueError(f"`{line}` is no setting. {how}") from None
     if not isinstance(node.target, ast.Name) or default is ...:
-        raise ValueError(f"`{told}` has no value. {how}")
+        raise ValueError(f"`{line}` has no value. {how}")
     description = comments.get(node.end_lineno or node.lineno, "") or f"a setting of {path.name}"
     return Setting(node.target.id, annotation, default, description)
 

@@ -227,11 +227,11 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         pass  # the reason is worked out below
-    told = f"{text.strip()!r} is not a number"
+    reason = f"{text.strip()!r} is not a number"
     with_point = text.strip().replace(",", ".")
     if re.fullmatch(r"[-+]?\d*\.\d+(e[-+]?\d+)?", with_point, re.IGNORECASE):
-        told += f" (with a decimal point it would be {with_point})"
-    raise ValueError(told)
+        reason += f" (with a decimal point it would be {with_point})"
+    raise ValueError(reason)
 
 
 def _several(kind: Any, text: str) -> tuple[Any, ...]:

@@ -92,8 +92,8 @@ def epoch_of_samples(config: TrainConfig, num_samples: int, world_size: int) -> 
     num_taken = num_steps * per_step
     repeated, left_out = max(0, num_taken - num_samples), max(0, num_samples - num_taken)
     shared = f" over {world_size} ranks" if world_size > 1 else " on one rank"
-    told = _words_for_steps(num_steps, num_taken, repeated, left_out, only_cached=False)
-    return num_steps, (f"{num_samples} samples{shared}, in another order each time", told)
+    words = _words_for_steps(num_steps, num_taken, repeated, left_out, only_cached=False)
+    return num_steps, (f"{num_samples} samples{shared}, in another order each time", words)
 
 
 def _shard_sizes(config: TrainConfig, num_volumes: int, world_size: int) -> tuple[int, ...]:
@@ -109,16 +109,16 @@ def _words_for_shards(sizes: tuple[int, ...], num_volumes: int) -> str:
     world_size = len(sizes)
     if world_size == 1:
         return f"{_volumes(num_volumes)} on one rank"
-    told = f"{_volumes(num_volumes)} over {world_size} ranks"
+    words = f"{_volumes(num_volumes)} over {world_size} ranks"
     if num_volumes < world_size:
-        return f"{told}: fewer than ranks, so each rank takes all of them and draws its own samples"
+        return f"{words}: fewer than ranks, so each rank takes all of them and draws its own samples"
     if len(set(sizes)) > 1:
         num_more = sizes.count(max(sizes))
         more = "1 rank has" if num_more == 1 else f"{num_more} ranks have"
-        return f"{told}: {more} {max(sizes)}, the others {min(sizes)}"
+        return f"{words}: {more} {max(sizes)}, the others {min(sizes)}"
     num_shared = sum(sizes) - num_volumes
     shared = f"; {num_shared} of them on two ranks, so that all have as many" if num_shared else ""
-    return f"{told}: {sizes[0]} on each{shared}"
+    return f"{words}: {sizes[0]} on each{shared}"
 
 
 def _words_for_memory(
@@ -145,15 +145,17 @@ def _words_for_memory(
 def _words_for_steps(
     num_steps: int, num_taken: int, num_repeated: int, num_left_out: int, only_cached: bool
 ) -> str:
-    told = f"an epoch has {num_steps} step{'s' if num_steps != 1 else ''} of {num_taken // num_steps} samples"
+    words = (
+        f"an epoch has {num_steps} step{'s' if num_steps != 1 else ''} of {num_taken // num_steps} samples"
+    )
     if not num_repeated and not num_left_out:
-        return f"{told} and uses {'each of these' if only_cached else 'every sample'} exactly once"
+        return f"{words} and uses {'each of these' if only_cached else 'every sample'} exactly once"
     parts = []
     if num_repeated:
         parts.append(f"{num_repeated} of its {num_taken} samples are repeats")
     if num_left_out:
         parts.append(f"{num_left_out} are left out, other ones each time")
-    return f"{told}; {', and '.join(parts)}"
+    return f"{words}; {', and '.join(parts)}"
 
 
 def _volumes(count: int) -> str:

@@ -133,8 +133,8 @@ class SweepPlan:
             raise ConfigError(f"{folder} is no sweep's folder: it has no {FILE}")
         tables = read_tables(path)
         try:
-            told = dict(tables["sweep"])
-            recipe = str(told.pop("recipe"))
+            table = dict(tables["sweep"])
+            recipe = str(table.pop("recipe"))
             split = split_settings(recipe, overrides)
             if split.train:
                 raise ConfigError(
@@ -144,7 +144,7 @@ class SweepPlan:
             fields = _fields(recipe)
             return cls(
                 recipe,
-                SweepConfig.checked(**{**told, **split.sweep}),
+                SweepConfig.checked(**{**table, **split.sweep}),
                 ClusterConfig.checked(**{**tables["cluster"], **split.cluster}),
                 tables["train"],
                 {name: _varied(fields[name], values) for name, values in tables["vary"].items()},
@@ -227,7 +227,7 @@ def checked(plan: SweepPlan, ranks: Sequence[Sequence[Device]]) -> SweepPlan:
             wrong.setdefault(line, []).append(number)
     if wrong:
         num_bad = len(set(itertools.chain(*wrong.values())))
-        lines = [_told(plan, line, numbers) for line, numbers in wrong.items()]
+        lines = [_refusal(plan, line, numbers) for line, numbers in wrong.items()]
         raise ConfigError(
             f"{num_bad} of {len(plan.trials)} trials cannot run, and none was started:\n" + "\n".join(lines)
         )
@@ -369,7 +369,7 @@ def _wrong_with(plan: SweepPlan, number: int, ranks: Iterable[Sequence[Device]])
     return []
 
 
-def _told(plan: SweepPlan, line: str, numbers: Sequence[int]) -> str:
+def _refusal(plan: SweepPlan, line: str, numbers: Sequence[int]) -> str:
     """One reason, and the combinations that it keeps from running, in as few words as say it."""
     if len(numbers) == len(plan.trials):
         return f"all trials: {line}"

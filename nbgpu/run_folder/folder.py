@@ -140,8 +140,8 @@ def leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | Non
     if outcome is None:
         path.unlink(missing_ok=True)
         return
-    told = {"failure": asdict(outcome)} if isinstance(outcome, RankFailure) else {"state": outcome}
-    write_whole(path, json.dumps(told))
+    fields = {"failure": asdict(outcome)} if isinstance(outcome, RankFailure) else {"state": outcome}
+    write_whole(path, json.dumps(fields))
 
 
 def outcome(folder: Path, rank: int) -> RunState | RankFailure | None:

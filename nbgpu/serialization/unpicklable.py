@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
-_MAX_TOLD = 10
+_MAX_LINES = 10
 _MAX_DEPTH = 50
 
 _OF_THE_GROUP = "belongs to the process group, of which the notebook is no part"
@@ -98,22 +98,22 @@ def described(values: Mapping[str, Any], refusal: Callable[[Any], Exception | No
     seen: set[int] = set()
 
     def look(path: str, value: Any, depth: int = 0) -> None:
-        if len(lines) > _MAX_TOLD or id(value) in seen:
+        if len(lines) > _MAX_LINES or id(value) in seen:
             return
         error = refusal(value)
         if error is None:
             return
         seen.add(id(value))
-        told_before = len(lines)
+        num_lines_before = len(lines)
         if not must_stay(value) and depth < _MAX_DEPTH:
             for suffix, part in _parts(value):
                 look(path + suffix, part, depth + 1)
-        if len(lines) == told_before:
+        if len(lines) == num_lines_before:
             lines.append(f"{path}: {_kind(value)} cannot travel: {_reason(value, error)}")
 
     for name, value in values.items():
         look(name, value)
-    return lines[:_MAX_TOLD] + ["and more"] * (len(lines) > _MAX_TOLD)
+    return lines[:_MAX_LINES] + ["and more"] * (len(lines) > _MAX_LINES)
 
 
 def path_to(name: str, values: Mapping[str, Any]) -> str:
@@ -193,7 +193,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 def _parts_of_object(value: Any) -> Iterator[tuple[str, Any]]:
     try:
         reduced = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-    except Exception:  # noqa: BLE001 - it is the obstacle itself, and the caller has its error
+    except Exception:  # noqa: BLE001 - this is what keeps the value from being pickled, and the caller has the error
         return
     if isinstance(reduced, str):
         return

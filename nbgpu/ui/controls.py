@@ -431,12 +431,12 @@ class _Controls:
 
     def _say_error(self, error: NbgpuError) -> None:
         """Say what went wrong, and below it in which lines of the person's code, as a cell shows it."""
-        told = _said(str(error), is_error=True)
+        text = _said(str(error), is_error=True)
         if isinstance(error, RankError) and error.has_tracebacks:
             # Outside of the alert: a screen reader would read all of it aloud.
             traceback = to_html("\n".join(error._render_traceback_()))
-            told += f'<pre style="{_TRACEBACK_STYLE}">{traceback}</pre>'
-        self._said.value = told
+            text += f'<pre style="{_TRACEBACK_STYLE}">{traceback}</pre>'
+        self._said.value = text
 
 
 def _said(text: str, is_error: bool = False, is_table: bool = False) -> str:

@@ -230,7 +230,7 @@ class DistributedCell:
         self._restore_group()
 
     def _tell_what_was_reloaded(self) -> None:
-        for line in self._cluster.reloading.told():
+        for line in self._cluster.reloading.take_messages():
             _tell(line)
 
     @uninterrupted()
@@ -258,11 +258,11 @@ class DistributedCell:
         if stuck:
             self._cluster.leave_behind(self._results)
             self._cluster.history.forget_newest(self._results)
-            told = self._hangs.not_back(stuck)
+            explanation = self._hangs.not_back(stuck)
             if causes := self._watch.causes():
                 self._output.finish(without=[*self._watch.pending(), *self._watch.gone])
-                raise RankError(causes, self._cluster.world_size, told)
-            raise ClusterError(told)
+                raise RankError(causes, self._cluster.world_size, explanation)
+            raise ClusterError(explanation)
 
     def _close(self) -> None:
         self._output.close()

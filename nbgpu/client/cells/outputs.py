@@ -245,21 +245,19 @@ class CellOutput:
         return num_shown
 
     def _where_it_goes_on(self, transcript: Transcript) -> list[Block]:
-        told = f"this cell prints more than the {self._max_lines:,} lines that are shown (max_output_lines). All of it is in"
-        return [Block((), NOTE, [told]), *(Block((r,), FILE, [p]) for r, p in transcript.paths().items())]
+        note = f"this cell prints more than the {self._max_lines:,} lines that are shown (max_output_lines). All of it is in"
+        return [Block((), NOTE, [note]), *(Block((r,), FILE, [p]) for r, p in transcript.paths().items())]
 
     def _last_words(self, transcript: Transcript) -> list[Block]:
         counts = sorted(set(transcript.num_lines().values()))
-        told = f"the last of {' to '.join(f'{count:,}' for count in counts[:: len(counts) - 1 or 1])} lines:"
-        return [Block((), NOTE, [told]), *transcript.tail()]
+        note = f"the last of {' to '.join(f'{count:,}' for count in counts[:: len(counts) - 1 or 1])} lines:"
+        return [Block((), NOTE, [note]), *transcript.tail()]
 
     def _show(self, blocks: Sequence[Block], is_end: bool = False) -> None:
         """Shows blocks; a display ends the text before it, and the change of one does not."""
         changes = [block for block in blocks if block.kind == "update_display_data"]
-        standing = [block for block in blocks if block.kind != "update_display_data"]
-        parts = [
-            (is_text, list(run)) for is_text, run in groupby(standing, lambda b: b.kind != "display_data")
-        ]
+        added = [block for block in blocks if block.kind != "update_display_data"]
+        parts = [(is_text, list(run)) for is_text, run in groupby(added, lambda b: b.kind != "display_data")]
         for number, (is_text, run) in enumerate(parts, start=1):
             if is_text:
                 self._show_text(run, is_over=is_end or number < len(parts))
@@ -347,16 +345,16 @@ def _display(rank: int, message: Message) -> tuple[str, str]:
     display_id = content.get("transient", {}).get("display_id")
     # Each rank numbers its displays on its own.
     own_id = None if display_id is None else f"nbgpu-rank{rank}-{display_id}"
-    return message["header"]["msg_type"], _told(content, own_id)
+    return message["header"]["msg_type"], _as_json(content, own_id)
 
 
 def _value(content: Message) -> Item:
     if set(content["data"]) <= {"text/plain"}:
         return "stdout", content["data"].get("text/plain", "")
-    return "display_data", _told(content, None)
+    return "display_data", _as_json(content, None)
 
 
-def _told(content: Message, display_id: str | None) -> str:
+def _as_json(content: Message, display_id: str | None) -> str:
     return json.dumps([content["data"], content.get("metadata", {}), display_id], sort_keys=True)
 
 

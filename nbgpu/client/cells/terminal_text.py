@@ -30,7 +30,7 @@ class Screen:
         self._column = 0
         self._highest = [0, 0]
         """The highest rows that the cursor was in before the last `settle`, and since."""
-        self._told = ""
+        self._last_shown = ""
         self._begun_control = ""
 
     def write(self, text: str) -> list[str]:
@@ -72,8 +72,8 @@ class Screen:
         """The rows that may still change, for a person to see: also a line's beginning, once it is no news."""
         texts = [row.text.rstrip() for row in self._rows]
         is_begun_line = len(self._rows) == 1 and not self._rows[0].redrawn
-        was_told, self._told = self._told, texts[0]
-        if is_begun_line and texts[0] != was_told:
+        last_shown, self._last_shown = self._last_shown, texts[0]
+        if is_begun_line and texts[0] != last_shown:
             return []
         return [text for text in texts if text]
 

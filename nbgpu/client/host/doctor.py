@@ -11,7 +11,6 @@ import platform
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ def examine(runs_dir: str) -> Iterator[Finding]:
 def _versions() -> Iterator[Finding]:
     """Python, nbgpu, and what nbgpu needs, against what it asks for."""
     yield ok("python", f"{platform.python_version()} ({platform.python_implementation()})")
-    told, wrong = [f"nbgpu {metadata.version('nbgpu')}"], []
+    versions, wrong = [f"nbgpu {metadata.version('nbgpu')}"], []
     for line in metadata.requires("nbgpu") or []:
         needed = Requirement(line)
         if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
@@ -71,10 +70,10 @@ def _versions() -> Iterator[Finding]:
         except metadata.PackageNotFoundError:
             wrong.append(f"{needed.name} is missing")
             continue
-        told.append(f"{needed.name} {version}")
+        versions.append(f"{needed.name} {version}")
         if not needed.specifier.contains(version, prereleases=True):
             wrong.append(f"{needed.name} {version} is not {needed.specifier}")
-    yield ok("packages", ", ".join(told))
+    yield ok("packages", ", ".join(versions))
     if wrong:
         yield fail("packages", "; ".join(wrong), "pip install --upgrade nbgpu")
     for name, installed, tried in newer_than_tried():
@@ -124,7 +123,7 @@ def _groups(torch: dict[str, Any]) -> Iterator[Finding]:
     """Groups of real processes, formed as a cluster's are."""
     pair = (devices.cpu(0), devices.cpu(1))
     try:
-        yield ok("gloo", _told(probes.all_reduce(pair, "gloo")))
+        yield ok("gloo", _timing_in_words(probes.all_reduce(pair, "gloo")))
     except ClusterError as error:
         yield fail(
             "gloo", f"2 CPU processes could not form a group: {error}", "see loopback and environment above"
@@ -138,7 +137,7 @@ def _groups(torch: dict[str, Any]) -> Iterator[Finding]:
         )
     elif gpus and torch["nccl"]:
         try:
-            yield ok("nccl", _told(probes.all_reduce(gpus, "nccl")))
+            yield ok("nccl", _timing_in_words(probes.all_reduce(gpus, "nccl")))
         except ClusterError as error:
             yield fail(
                 "nccl",
@@ -147,7 +146,7 @@ def _groups(torch: dict[str, Any]) -> Iterator[Finding]:
             )
 
 
-def _told(answers: Sequence[dict[str, Any]]) -> str:
+def _timing_in_words(answers: Sequence[dict[str, Any]]) -> str:
     slowest_s = max(answer["all_reduce_s"] for answer in answers)
     form_s = max(answer["form_s"] for answer in answers)
     if not all(answer["ok"] for answer in answers):
@@ -157,8 +156,8 @@ def _told(answers: Sequence[dict[str, Any]]) -> str:
 
 def line(finding: Finding) -> str:
     """A finding as a person reads it; what to do stands below."""
-    told = f"{finding.verdict:<5} {finding.check:<14} {finding.told}"
-    return f"{told}\n{'':<20} -> {finding.fix}" if finding.fix else told
+    text = f"{finding.verdict:<5} {finding.check:<14} {finding.text}"
+    return f"{text}\n{'':<20} -> {finding.fix}" if finding.fix else text
 
 
 def summary(findings: Sequence[Finding]) -> str:
@@ -169,7 +168,9 @@ def summary(findings: Sequence[Finding]) -> str:
 
 def as_json(findings: Sequence[Finding]) -> str:
     """For a bug report: the home folder and the user's name are left out."""
-    text = json.dumps({"verdict": worst(findings), "findings": [asdict(f) for f in findings]}, indent=2)
+    # Scripts read these keys, so they stay, whatever the fields of a Finding are called.
+    fields = [{"check": f.check, "verdict": f.verdict, "told": f.text, "fix": f.fix} for f in findings]
+    text = json.dumps({"verdict": worst(findings), "findings": fields}, indent=2)
     home = Path.home()
     text = re.sub(rf"{re.escape(str(home))}(?=/)", "~", text)
     return re.sub(rf"/{re.escape(home.name)}(?=[/\"])", "/USER", text)

@@ -15,21 +15,21 @@ class Finding:
 
     check: str
     verdict: Verdict
-    told: str
+    text: str
     fix: str = ""
     """What to do; empty where there is nothing to be done."""
 
 
-def ok(check: str, told: str) -> Finding:
+def ok(check: str, text: str) -> Finding:
     """Nothing to be done."""
-    return Finding(check, "ok", told)
+    return Finding(check, "ok", text)
 
 
-def warn(check: str, told: str, fix: str) -> Finding:
+def warn(check: str, text: str, fix: str) -> Finding:
     """Works, but slower than it could, or not always."""
-    return Finding(check, "warn", told, fix)
+    return Finding(check, "warn", text, fix)
 
 
-def fail(check: str, told: str, fix: str) -> Finding:
+def fail(check: str, text: str, fix: str) -> Finding:
     """Does not work."""
-    return Finding(check, "fail", told, fix)
+    return Finding(check, "fail", text, fix)

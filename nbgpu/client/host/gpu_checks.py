@@ -59,40 +59,40 @@ def gpus(torch: Mapping[str, Any] | None) -> Iterator[Finding]:
 def _driver(torch: Mapping[str, Any] | None) -> Finding:
     most = pynvml.nvmlSystemGetCudaDriverVersion()
     driver_cuda = (most // 1000, most % 1000 // 10)
-    told = f"{_text(pynvml.nvmlSystemGetDriverVersion())}, for CUDA {driver_cuda[0]}.{driver_cuda[1]} at most"
+    text = f"{_text(pynvml.nvmlSystemGetDriverVersion())}, for CUDA {driver_cuda[0]}.{driver_cuda[1]} at most"
     if torch is None:
-        return ok("driver", told)
+        return ok("driver", text)
     if torch["cuda"] is None:
         fix = "pip install torch from https://download.pytorch.org/whl/ of your CUDA version"
-        return fail("driver", f"{told}, and torch {torch['torch']} is built for the CPU only", fix)
+        return fail("driver", f"{text}, and torch {torch['torch']} is built for the CPU only", fix)
     built_for = tuple(int(part) for part in torch["cuda"].split("."))
     if built_for[0] > driver_cuda[0]:
         fix = "install a newer driver, or a torch that is built for an older CUDA"
-        return fail("driver", f"{told}, and torch is built for CUDA {torch['cuda']}", fix)
-    return ok("driver", told)
+        return fail("driver", f"{text}, and torch is built for CUDA {torch['cuda']}", fix)
+    return ok("driver", text)
 
 
 def _gpu(index: int, handle: Any, torch: Mapping[str, Any] | None) -> Iterator[Finding]:
     name, memory = f"GPU {index}", pynvml.nvmlDeviceGetMemoryInfo(handle)
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    told = (
+    text = (
         f"{_text(pynvml.nvmlDeviceGetName(handle))}, compute capability {major}.{minor}, "
         f"{memory.free / _GIB:.1f} GiB free of {memory.total / _GIB:.1f} GiB"
     )
     mode = pynvml.nvmlDeviceGetComputeMode(handle)
     if mode == pynvml.NVML_COMPUTEMODE_PROHIBITED:
         yield fail(
-            name, f"{told}; its compute mode forbids every use", f"nvidia-smi -i {index} -c DEFAULT, as root"
+            name, f"{text}; its compute mode forbids every use", f"nvidia-smi -i {index} -c DEFAULT, as root"
         )
     elif torch is not None and torch["architectures"] and not _runs_on(torch["architectures"], major, minor):
         built = ", ".join(torch["architectures"])
-        yield fail(name, f"{told}; torch has no kernels for it ({built})", "install a torch that has")
+        yield fail(name, f"{text}; torch has no kernels for it ({built})", "install a torch that has")
     elif memory.free < memory.total / 2:
         yield warn(
-            name, f"{told}; somebody uses it", "nvidia-smi shows who, and nbgpu ps which of your clusters"
+            name, f"{text}; somebody uses it", "nvidia-smi shows who, and nbgpu ps which of your clusters"
         )
     else:
-        yield ok(name, told)
+        yield ok(name, text)
 
 
 def _runs_on(architectures: list[str], major: int, minor: int) -> bool:
@@ -119,9 +119,9 @@ def _links(handles: list[Any]) -> Iterator[Finding]:
         way = _P2P_STATUS.get(status, "no P2P") + (" over NVLink" if by_nvlink else f", {near}")
         pairs.setdefault((way, status == pynvml.NVML_P2P_STATUS_OK), []).append(f"{i}-{j}")
     for (way, has_p2p), named in pairs.items():
-        told = f"{way}: GPUs {', '.join(named)}"
+        text = f"{way}: GPUs {', '.join(named)}"
         fix = "NCCL goes through host memory there, which is slower; if it hangs: nccl_safe=True"
-        yield ok("links", told) if has_p2p else warn("links", told, fix)
+        yield ok("links", text) if has_p2p else warn("links", text, fix)
     links = {index: _num_nvlinks(handle) for index, handle in enumerate(handles)}
     if any(links.values()):
         yield ok("NVLink", ", ".join(f"GPU {index}: {number} links" for index, number in links.items()))

@@ -40,40 +40,40 @@ _NOT_NCCLS = {
 
 def system() -> Finding:
     """The operating system. The ranks need Linux: pidfds, /proc, memfds."""
-    told = f"{platform.system()} {platform.release()}, {platform.machine()}, glibc {platform.libc_ver()[1] or 'none'}"
+    text = f"{platform.system()} {platform.release()}, {platform.machine()}, glibc {platform.libc_ver()[1] or 'none'}"
     if platform.system() != "Linux":
-        return fail("system", told, "nbgpu runs its ranks on Linux only (WSL 2 is one)")
-    return ok("system", told)
+        return fail("system", text, "nbgpu runs its ranks on Linux only (WSL 2 is one)")
+    return ok("system", text)
 
 
 def cores() -> Finding:
     """Cores that the ranks may use, and whether the container has less time than they give."""
     usable, quota = len(os.sched_getaffinity(0)), cpu_quota()
-    told = f"{usable} of the host's {os.cpu_count()} cores"
+    text = f"{usable} of the host's {os.cpu_count()} cores"
     if quota is not None and quota < usable:
         return warn(
             "cores",
-            f"{told}, and the container may use the time of {quota:g}",
+            f"{text}, and the container may use the time of {quota:g}",
             f"share them out yourself: threads_per_rank={max(1, int(quota) // 2)} for 2 ranks (--threads-per-rank)",
         )
     if usable < 2:
-        return warn("cores", told, "two CPU ranks take turns on one core; take a host with two or more")
-    return ok("cores", told)
+        return warn("cores", text, "two CPU ranks take turns on one core; take a host with two or more")
+    return ok("cores", text)
 
 
 def memory() -> Finding:
     """Host memory, and the container's limit."""
     host, limit_bytes = psutil.virtual_memory(), memory_limit_bytes()
-    told = f"{host.total / _GIB:.1f} GiB, {host.available / _GIB:.1f} GiB of it free"
+    text = f"{host.total / _GIB:.1f} GiB, {host.available / _GIB:.1f} GiB of it free"
     if limit_bytes is not None and limit_bytes < host.total:
         return warn(
             "memory",
-            f"{told}; the container is killed above {limit_bytes / _GIB:.1f} GiB",
+            f"{text}; the container is killed above {limit_bytes / _GIB:.1f} GiB",
             "keep the ranks below it with memory_limit, so that one raises an error and is not killed",
         )
     if host.available < _MIN_MEMORY_BYTES:
-        return warn("memory", told, "end what else runs here, or take smaller pieces")
-    return ok("memory", told)
+        return warn("memory", text, "end what else runs here, or take smaller pieces")
+    return ok("memory", text)
 
 
 def shared_memory() -> Finding:
@@ -84,14 +84,14 @@ def shared_memory() -> Finding:
         return fail(
             "/dev/shm", f"cannot be used ({error.strerror})", "mount it: mount -t tmpfs tmpfs /dev/shm"
         )
-    told = f"{usage.free / _GIB:.2f} GiB free of {usage.total / _GIB:.2f} GiB"
+    text = f"{usage.free / _GIB:.2f} GiB free of {usage.total / _GIB:.2f} GiB"
     if usage.free < _MIN_SHARED_BYTES:
         return warn(
             "/dev/shm",
-            told,
+            text,
             "docker run --shm-size=8g, or --ipc=host; in Kubernetes an emptyDir of medium Memory",
         )
-    return ok("/dev/shm", told)
+    return ok("/dev/shm", text)
 
 
 def disk(runs_dir: str) -> Finding:
@@ -105,10 +105,10 @@ def disk(runs_dir: str) -> Finding:
             "runs folder", f"{shown} cannot be written", "name another one with runs_dir (--runs-dir)"
         )
     free_bytes = shutil.disk_usage(folder).free
-    told = f"{shown}: {free_bytes / _GIB:.1f} GiB free"
+    text = f"{shown}: {free_bytes / _GIB:.1f} GiB free"
     if free_bytes < _MIN_DISK_BYTES:
-        return warn("runs folder", told, "name a larger disk with runs_dir, or keep fewer checkpoints")
-    return ok("runs folder", told)
+        return warn("runs folder", text, "name a larger disk with runs_dir, or keep fewer checkpoints")
+    return ok("runs folder", text)
 
 
 def limits(has_gpus: bool) -> Iterator[Finding]:
@@ -171,10 +171,10 @@ def loopback() -> Finding:
             "let the firewall pass 127.0.0.1 on every port",
         )
     first, last = (int(port) for port in Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    told = f"127.0.0.1 answers; {last - first + 1} ports to choose from"
+    text = f"127.0.0.1 answers; {last - first + 1} ports to choose from"
     if last - first < 1000:
-        return warn("loopback", told, "sysctl net.ipv4.ip_local_port_range='32768 60999'")
-    return ok("loopback", told)
+        return warn("loopback", text, "sysctl net.ipv4.ip_local_port_range='32768 60999'")
+    return ok("loopback", text)
 
 
 def require_startable(variables: Mapping[str, str], backends: Iterable[str], num_engines: int) -> None:
@@ -226,13 +226,13 @@ def environment(variables: Mapping[str, str]) -> Iterator[Finding]:
     for name, why in _NOT_NCCLS.items():
         if name in variables:
             yield warn("environment", f"{name}={variables[name]}: {why}", f"unset {name}")
-    told = [
+    set_variables = [
         f"{name}={value}"
         for name, value in sorted(variables.items())
         if name.startswith(("NCCL_", "TORCH_NCCL_", "GLOO_", "CUDA_VISIBLE", "PYTORCH_"))
         or name == "OMP_NUM_THREADS"
     ]
-    yield ok("environment", ", ".join(told) or "nothing of CUDA, NCCL, gloo or torch is set")
+    yield ok("environment", ", ".join(set_variables) or "nothing of CUDA, NCCL, gloo or torch is set")
 
 
 def interfaces() -> list[str]:
@@ -280,9 +280,9 @@ def memory_limit_bytes() -> int | None:
     """The memory above which the container is killed; None where that is not limited."""
     names = ("memory.max", "memory.limit_in_bytes")
     paths = [folder / name for folder in _cgroup_folders("memory") for name in names]
-    told = [path.read_text().strip() for path in paths if path.exists()]
+    limits = [path.read_text().strip() for path in paths if path.exists()]
     # The first version of cgroups says a very large number for none.
-    return min((int(text) for text in told if text != "max" and int(text) < 2**60), default=None)
+    return min((int(text) for text in limits if text != "max" and int(text) < 2**60), default=None)
 
 
 def _cgroup_folders(controller: str) -> Iterator[Path]:

@@ -108,8 +108,8 @@ class Sweep:
     @property
     def best(self) -> Trial | None:
         """The trial with the best value so far; None before there is one."""
-        told = [trial for trial in self.trials if trial.best is not None]
-        return min(told, key=self._order, default=None)
+        compared = [trial for trial in self.trials if trial.best is not None]
+        return min(compared, key=self._order, default=None)
 
     def describe(self) -> str:
         """One line on where it is: '3 of 8 trials finished, 1 failed, 2 train; best val_loss 0.0123 (lr=0.001)'."""

@@ -93,7 +93,7 @@ class Trial:
         self._num_ranks = 1
         self._sort_by = sort_by
         self._curves = {LOSS: Curve(), sort_by: Curve(goal)}
-        self._half_told: dict[tuple[str, int], list[float]] = {}
+        self._incomplete: dict[tuple[str, int], list[float]] = {}
         """By name and step: the values of the ranks that have told theirs, while others have not."""
         self._step = 0
         self._state: TrialState = "waiting"
@@ -237,7 +237,7 @@ class Trial:
         for curve in self._curves.values():
             curve.cut_after(step)
         self._step = step
-        self._half_told = {}
+        self._incomplete = {}
         self._seconds_before = self.seconds
         self._started_s = (folder / names.SETTINGS).stat().st_mtime
 
@@ -255,12 +255,12 @@ class Trial:
             if not isinstance(record, Sample):
                 continue
             for name in self._curves.keys() & record.values.keys():
-                told = self._half_told.setdefault((name, record.step), [])
-                told.append(record.values[name])
+                values = self._incomplete.setdefault((name, record.step), [])
+                values.append(record.values[name])
                 # What is validated is added up over the ranks, and rank 0 tells it.
-                if len(told) == self._num_ranks or name.startswith("val_"):
-                    del self._half_told[name, record.step]
-                    self._curves[name].add(record.step, sum(told) / len(told))
+                if len(values) == self._num_ranks or name.startswith("val_"):
+                    del self._incomplete[name, record.step]
+                    self._curves[name].add(record.step, sum(values) / len(values))
 
 
 def _world_size(run_folder: Path) -> int:

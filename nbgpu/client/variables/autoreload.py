@@ -31,7 +31,7 @@ class Reloading:
             self.on = to == "on"
             what = Call.RELOAD_EDITED_MODULES if self.on else Call.STOP_RELOADING
             answers = ranks.wait_for(ranks.call(what))
-            loaded = _told(answers) if self.on else []
+            loaded = _messages(answers) if self.on else []
         state = (
             "autoreload is on: modules that were edited are loaded anew before each cell"
             if self.on
@@ -44,7 +44,7 @@ class Reloading:
         if self.on:
             self._asked.append(ranks.call(Call.RELOAD_EDITED_MODULES))
 
-    def told(self) -> list[str]:
+    def take_messages(self) -> list[str]:
         """What was loaded anew, or could not be, in lines; once."""
         lines: list[str] = []
         while self._asked and all(answer.ready() for answer in self._asked[0].values()):
@@ -52,7 +52,7 @@ class Reloading:
             failed = failures(asked)
             lines += [f"rank {f.rank} could not look for edited modules: {f.message}" for f in failed]
             gone = {failure.rank for failure in failed}
-            lines += _told({rank: answer.result() for rank, answer in asked.items() if rank not in gone})
+            lines += _messages({rank: answer.result() for rank, answer in asked.items() if rank not in gone})
         return lines
 
     def forget(self) -> None:
@@ -60,7 +60,7 @@ class Reloading:
         self._asked.clear()
 
 
-def _told(by_rank: dict[int, dict[str, str]]) -> list[str]:
+def _messages(by_rank: dict[int, dict[str, str]]) -> list[str]:
     ranks_by_outcome: dict[tuple[str, str], list[int]] = {}
     for rank, outcomes in by_rank.items():
         for outcome in outcomes.items():

@@ -26,8 +26,8 @@ def bundle(event: Event | None) -> dict[str, Any]:
     images = event.detail["images"]
     figures = "".join(picture(f"step {event.step}: {caption}", source) for caption, source in images.items())
     style = "display:flex;flex-wrap:wrap;gap:8px;align-items:flex-end"
-    told = f"step {event.step}: {', '.join(images)}"
-    return {"text/html": f'<div style="{style}">{figures}</div>', "text/plain": told}
+    text = f"step {event.step}: {', '.join(images)}"
+    return {"text/html": f'<div style="{style}">{figures}</div>', "text/plain": text}
 
 
 class PictureView:

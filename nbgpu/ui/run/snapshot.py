@@ -227,13 +227,13 @@ def _devices(devices: Iterable[Device]) -> str:
 def _versions(folder: Path) -> str:
     """What the run's `env.json` says of packages, GPUs and the working tree."""
     try:
-        told = lines.load(folder / names.ENVIRONMENT)
+        environment = lines.load(folder / names.ENVIRONMENT)
         rows = [
-            ("Python", told["python"]),
-            ("host", told["platform"]),
-            ("git", told["git"] or "no repository"),
+            ("Python", environment["python"]),
+            ("host", environment["platform"]),
+            ("git", environment["git"] or "no repository"),
         ]
-        return _table(("what", "version"), [*rows, *told["packages"].items()])
+        return _table(("what", "version"), [*rows, *environment["packages"].items()])
     except FileNotFoundError:
         return "<p>There is no env.json in the run's folder.</p>"
     except (RunError, KeyError, TypeError, AttributeError):

@@ -42,7 +42,7 @@ class StoredRun:
         outcomes = {rank: runs.outcome(folder, rank) for rank in range(self.info.world_size)}
         failed_s = {event.rank: event.time_s for event in self.reader.events() if event.kind == "failure"}
         self.failures: Sequence[RankFailure] = sorted(
-            (told for told in outcomes.values() if isinstance(told, RankFailure)),
+            (outcome for outcome in outcomes.values() if isinstance(outcome, RankFailure)),
             key=lambda failure: failed_s.get(failure.rank, math.inf),
         )
         self.status: RunState = self._status()

@@ -82,7 +82,7 @@ def test_the_containers_share_of_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_
     assert host_checks.cpu_quota() == 0.5
     assert host_checks.memory_limit_bytes() == 2**30
     assert host_checks.cores().verdict == "warn"
-    assert "above 1.0 GiB" in host_checks.memory().told
+    assert "above 1.0 GiB" in host_checks.memory().text
 
 
 def test_folders_that_a_cluster_left_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ def test_folders_that_a_cluster_left_are_told(monkeypatch: pytest.MonkeyPatch, t
 def test_a_library_newer_than_those_that_were_tried_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     version = metadata.version
     monkeypatch.setattr(metadata, "version", lambda name: "7.99.0" if name == "ipykernel" else version(name))
-    (newer,) = [finding for finding in doctor._versions() if "is newer than" in finding.told]
+    (newer,) = [finding for finding in doctor._versions() if "is newer than" in finding.text]
     assert newer.verdict == "warn"
-    assert newer.told.startswith("ipykernel 7.99.0 is newer than 7.")
+    assert newer.text.startswith("ipykernel 7.99.0 is newer than 7.")
 
 
 def test_a_report_tells_neither_home_nor_user(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,8 +155,8 @@ def test_gpus_and_their_links() -> None:
     found = {f.check: f for f in gpu_checks.gpus(torch_for("12.1", "sm_80", "sm_90"))}
     assert found["driver"] == Finding("driver", "ok", "550.54, for CUDA 12.4 at most")
     assert found["GPU 0"].verdict == "warn"  # 10 of 80 GiB free
-    assert found["GPU 1"].told == "Pretend 1, compute capability 9.0, 79.0 GiB free of 80.0 GiB"
-    assert found["links"].told == "no P2P (chipset), one PCIe switch: GPUs 0-1"
+    assert found["GPU 1"].text == "Pretend 1, compute capability 9.0, 79.0 GiB free of 80.0 GiB"
+    assert found["links"].text == "no P2P (chipset), one PCIe switch: GPUs 0-1"
     assert "nccl_safe" in found["links"].fix
     assert "NVLink" not in found
 
@@ -173,7 +173,7 @@ def test_gpus_and_their_links() -> None:
 def test_a_torch_that_does_not_fit_the_gpus(torch: dict[str, Any], check: str, said: str) -> None:
     found = [f for f in gpu_checks.gpus(torch) if f.check == check]
     assert [f.verdict for f in found] == ["fail"]
-    assert said.replace("\\", "") in found[0].told
+    assert said.replace("\\", "") in found[0].text
 
 
 def test_kernels_run_on_later_minors_and_ptx_on_later_majors() -> None:
