@@ -1,4 +1,4 @@
-"""All that a process has started, directly or through others, also in sessions of its own, and how that is ended."""
+"""Find and end all descendants of this process, including those in sessions of their own."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _KILL_PATIENCE_S = 5.0
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of each of its descendants whose own parent ends, as init is of all others.
+    """Make this process the parent of each of its descendants whose own parent ends, as init is of all
+    others.
 
-    A program that detaches itself, such as a daemon, stays findable in this way (man 2 PR_SET_CHILD_SUBREAPER).
+    A program that detaches itself, such as a daemon, can still be found then (man 2 PR_SET_CHILD_SUBREAPER).
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
@@ -27,7 +28,7 @@ def adopt_orphans() -> None:
 
 
 def of_this_process(without: Collection[int] = ()) -> list[psutil.Process]:
-    """The descendants that run, without these and without their descendants."""
+    """The running descendants, except for the processes in `without` and their descendants."""
     return _below(psutil.Process(), without)
 
 
@@ -58,13 +59,13 @@ def _runs(process: psutil.Process) -> bool:
 
 
 class Ending:
-    """Ends processes step by step: each one is asked first (SIGTERM), and killed where it does not go.
+    """Ends processes step by step: sends SIGTERM to each one first, and SIGKILL if it does not end.
 
-    Python's resource tracker ignores SIGTERM and ends when the processes have ended that it serves: what they left in
-    shared memory it removes then.
+    Python's resource tracker ignores SIGTERM. It ends after the processes that it serves, once it has removed
+    what they left in shared memory.
 
     Args:
-        patience_s: from the asking to the kill.
+        patience_s: the time between SIGTERM and SIGKILL.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -72,7 +73,8 @@ class Ending:
         self._asked_mono_s: dict[psutil.Process, float] = {}
 
     def step(self, processes: Iterable[psutil.Process]) -> bool:
-        """Ask or kill each of these processes; call again in a moment if the answer is that one is left."""
+        """Send the next signal to each of these processes that is due. Returns whether any process was
+        left."""
         now_s = time.monotonic()
         is_left = False
         for process in processes:
@@ -87,7 +89,7 @@ class Ending:
 
 
 def end_all(patience_s: float) -> None:
-    """End all descendants of this process, until none is left or one does not end although it was killed."""
+    """End all descendants of this process. Return when none is left, or when one survives SIGKILL."""
     ending = Ending(patience_s)
     give_up_s = time.monotonic() + patience_s + _KILL_PATIENCE_S
     while ending.step(of_this_process()) and time.monotonic() < give_up_s:

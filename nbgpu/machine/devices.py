@@ -1,7 +1,8 @@
-"""Which GPUs there are, by UUID, and how busy they are; the CPU where there is none.
+"""The host's GPUs by UUID and how busy they are, or the CPU where there is no GPU.
 
-NVML is asked and not torch: the notebook's kernel never imports torch, and a question to CUDA would take
-memory on every GPU. A machine with no driver is not an error, it is a machine with no GPU.
+The information comes from NVML and not from torch, because the notebook's kernel never imports torch, and a
+call to CUDA would take memory on every GPU. A machine without a driver is not an error but a machine without
+a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ DEFAULT_CPU_RANKS = 2
 
 
 def inventory() -> tuple[Device, ...]:
-    """Every NVIDIA GPU of the host, or part of one, that `CUDA_VISIBLE_DEVICES` leaves visible, in the driver's order."""
+    """Every NVIDIA GPU of the host, or part of one, that `CUDA_VISIBLE_DEVICES` leaves visible, in the
+    driver's order."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -43,7 +45,7 @@ def inventory() -> tuple[Device, ...]:
 
 
 def _parts(handle: Any, index: int) -> Iterator[Device]:
-    """A GPU, or, where it is split (MIG), its parts: CUDA has no use for the whole of it then."""
+    """A GPU, or its parts where it is split (MIG), because CUDA cannot use a split GPU as a whole."""
     num_slots = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle) if _is_split(handle) else 0
     parts = []
     for slot in range(num_slots):
@@ -73,10 +75,11 @@ def choose(gpus: str, ranks: int | None) -> tuple[Device, ...]:
 
     Args:
         gpus: 'auto', 'none', or GPUs by index or UUID (its beginning is enough), separated by commas.
-        ranks: how many; None is one for each GPU, or 2 on the CPU.
+        ranks: the number of ranks; None for one on each GPU, or 2 on the CPU.
 
     Raises:
-        ConfigError: a GPU is named that is not there, twice, or not clearly; the message lists those that are there.
+        ConfigError: a GPU does not exist, is named twice, or is ambiguous; the message lists the GPUs of the
+            host.
     """
     if gpus == "none":
         chosen: tuple[Device, ...] = ()
@@ -86,19 +89,22 @@ def choose(gpus: str, ranks: int | None) -> tuple[Device, ...]:
         chosen = _named(inventory(), gpus)
     if not chosen:
         return tuple(cpu(rank) for rank in range(ranks or DEFAULT_CPU_RANKS))
-    # More ranks than GPUs share them in turn: slow, but it lets one GPU show what two ranks do.
+    # Where there are more ranks than GPUs, ranks share them. That is slow, but it lets one GPU show what two
+    # ranks do.
     return tuple(chosen[rank % len(chosen)] for rank in range(ranks or len(chosen)))
 
 
 def is_part(device: Device) -> bool:
-    """Whether it is a part of a GPU that is split (MIG)."""
+    """Whether a device is a part of a GPU that is split (MIG)."""
     return device.uuid.startswith("MIG-")
 
 
 def torch_name(device: Device, chosen: Sequence[Device]) -> str:
-    """torch's name of a device in a process that sees the chosen GPUs only, in their order: 'cuda:1' or 'cpu'.
+    """The name that torch gives a device, 'cuda:1' or 'cpu', in a process that sees only the chosen GPUs, in
+    their order.
 
-    A process that has a part of a GPU (MIG) sees nothing else, because CUDA shows it one part at most.
+    A process that has a part of a GPU (MIG) sees no other device, because CUDA shows a process one part at
+    most.
     """
     if device.kind == "cpu":
         return "cpu"
@@ -108,12 +114,12 @@ def torch_name(device: Device, chosen: Sequence[Device]) -> str:
 
 
 def memory_limit_bytes(config: ClusterConfig, device: Device, chosen: Sequence[Device]) -> int | None:
-    """What each rank on a device may take, in bytes; None where `memory_limit` is empty.
+    """The memory that each rank on a device may take, in bytes; None where `memory_limit` is empty.
 
-    A share of a device is divided among the ranks on it, a number of bytes is for each of them.
+    A share of a device is divided among the ranks on it, while a number of bytes applies to each of them.
 
     Raises:
-        ConfigError: that is more than the device has.
+        ConfigError: the limit is more than the device has.
     """
     if not config.memory_limit:
         return None
@@ -135,10 +141,11 @@ def cpu(rank: int) -> Device:
 
 
 def utilization_probe(device: Device) -> Callable[[], Mapping[str, float]]:
-    """A function that returns `utilization_percent` of the device since it was last called.
+    """Make a function that returns the `utilization_percent` of a device since its last call.
 
-    For a GPU it is NVML's share of time in which a kernel ran. For a CPU it is this process's CPU time over
-    the time that passed, 100 for one whole core, so that two busy threads show as 200.
+    For a GPU that is the share of time in which a kernel ran, according to NVML. For a CPU it is this
+    process's CPU time
+    divided by the elapsed time: 100 is one whole core, so two busy threads show as 200.
     """
     if device.kind == "cpu":
         process = psutil.Process()
@@ -150,12 +157,13 @@ def utilization_probe(device: Device) -> Callable[[], Mapping[str, float]]:
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)
     if is_part(device):
-        return lambda: {}  # NVML does not say it of parts of a GPU
+        return lambda: {}  # NVML does not report the utilization of a part of a GPU
     return lambda: {"utilization_percent": float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)}
 
 
 def _visible(gpus: Sequence[Device], names: str) -> tuple[Device, ...]:
-    """What `CUDA_VISIBLE_DEVICES` leaves: CUDA ignores it from the first name on that it does not know."""
+    """The GPUs that `CUDA_VISIBLE_DEVICES` leaves visible. CUDA ignores the first unknown name and all after
+    it."""
     chosen: list[Device] = []
     for name in names.split(","):
         found = _found(gpus, name.strip())
@@ -171,7 +179,7 @@ def _compute_capability(handle: Any) -> float:
 
 
 def _named(gpus: Sequence[Device], names: str) -> tuple[Device, ...]:
-    """The GPUs that a person names; ConfigError with a line for each name that is wrong."""
+    """The GPUs that the user has named; ConfigError with a line for each wrong name."""
     chosen: list[Device] = []
     wrong = []
     for name in (part.strip() for part in names.split(",")):
@@ -197,14 +205,14 @@ def _named(gpus: Sequence[Device], names: str) -> tuple[Device, ...]:
 
 
 def _found(gpus: Sequence[Device], name: str) -> list[Device]:
-    """The GPUs of a number, or whose UUID begins so."""
+    """The GPUs that have this number, or whose UUID begins with this text."""
     if name.isdigit():
         return [gpu for gpu in gpus if gpu.index == int(name)]
     return [gpu for gpu in gpus if len(name) > 4 and gpu.uuid.startswith(name)]
 
 
 def _text(value: str | bytes) -> str:
-    # Older bindings of NVML answer in bytes.
+    # Older bindings of NVML return bytes.
     return value.decode() if isinstance(value, bytes) else value
 
 

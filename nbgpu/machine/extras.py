@@ -9,7 +9,7 @@ from nbgpu.errors import ConfigError
 
 
 def require(config: TrainConfig) -> None:
-    """ConfigError where the settings ask for a package that is not installed; all of them at once."""
+    """Raise a ConfigError that names every package which the settings need and which is not installed."""
     wanted = {"tensorboard": config.tensorboard, "wandb": config.wandb != "off"}
     lacking = [name for name, is_wanted in wanted.items() if is_wanted and find_spec(name) is None]
     if lacking:

@@ -1,8 +1,9 @@
-"""Where the Python processes that nbgpu starts look for modules.
+"""The module search path of the Python processes that nbgpu starts.
 
-A file beside the notebook may have the name of a module of the standard library, such as `random.py` or `secrets.py`. A
-notebook's kernel does not mind: IPython puts the notebook's folder behind the standard library. The processes that
-nbgpu starts do the same, because torch and ipyparallel import parts of the standard library at any time.
+A file beside the notebook may have the name of a module of the standard library, such as `random.py` or
+`secrets.py`. That does no harm in a notebook's kernel, because IPython puts the notebook's folder behind the
+standard library. The processes that nbgpu starts do the same, because torch and ipyparallel import parts of
+the standard library at any time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 _USUALLY_IGNORED = ("DeprecationWarning", "PendingDeprecationWarning", "ImportWarning", "ResourceWarning")
-"""Warnings that Python does not show where nobody asks for them, but for those of the main module."""
+"""The warnings that Python ignores by default, except in the main module."""
 
 
 _RUN_MODULE = (
@@ -25,23 +26,25 @@ _RUN_MODULE = (
     "sys.path.insert(place, {folder!r}); "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
-"""Does what `python -m` does, with the very nbgpu that runs here: it may be a checkout in the working folder, which is not
-installed, or beside which another one is."""
+"""Does the same as `python -m`, with the very nbgpu that runs here. That may be a checkout in the working
+folder which is not installed, or which differs from the installed one."""
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of nbgpu in a process of its own, which does not look in the working folder for
-    modules.
+    """The command that runs a module of nbgpu in a process of its own, without the working folder on the
+    search path.
 
-    The environment variable PYTHONSAFEPATH would do the same, and also to programs that a person's code starts there.
+    The environment variable PYTHONSAFEPATH would do the same, but also to programs that the user's code
+    starts there.
     """
     run_module = _RUN_MODULE.format(folder=str(Path(__file__).resolve().parents[2]))
     return [sys.executable, "-P", *_warning_options(), "-c", run_module, module, *arguments]
 
 
 def _warning_options() -> list[str]:
-    """Options by which warnings that the environment makes errors are errors in the person's cells only: the libraries
-    warn of one another all the time, and a process would end of that before it has started."""
+    """Options that confine warnings which the environment turns into errors to the user's cells. The
+    libraries warn of one another all the time, and a process would fail because of that before it has
+    started."""
     options = []
     for option in filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")):
         action, message, category, module, *_ = (*option.strip().split(":"), "", "", "", "")
@@ -54,7 +57,8 @@ def _warning_options() -> list[str]:
 
 
 def look_in(folders: Iterable[str]) -> None:
-    """Put folders on this process's search path, behind the standard library and before installed packages."""
+    """Put folders on this process's search path, behind the standard library and before installed
+    packages."""
     place = 1 + max((i for i, entry in enumerate(sys.path) if entry in _standard_library()), default=-1)
     sys.path[place:place] = folders
 
@@ -65,8 +69,8 @@ def _standard_library() -> set[str]:
 
 
 def note_namesakes(error: BaseException) -> None:
-    """Add a note to an error of an import, or of the use of a module, where several files have the module's name: the
-    error itself would not say so. May be called again for the same error."""
+    """Add a note to an ImportError, or to an AttributeError of a module, where several files have the
+    module's name, which the error itself does not say. May be called again for the same error."""
     sentence = _about_namesakes(error)
     if sentence and sentence not in getattr(error, "__notes__", ()):
         error.add_note(sentence)
@@ -79,7 +83,7 @@ def _about_namesakes(error: BaseException) -> str:
         name = error.obj.__name__
     else:
         return ""
-    # Code in cells is of the module '__main__', which nobody imports.
+    # Code in cells belongs to the module '__main__', which is not imported.
     name = (name or "").partition(".")[0]
     if not name or name == "__main__":
         return ""
@@ -90,7 +94,7 @@ def _about_namesakes(error: BaseException) -> str:
 
 
 def _imported_from(name: str) -> list[str]:
-    """The file that a module was imported from; none where it was not imported."""
+    """The file that a module was imported from, in a list that is empty if the module was not imported."""
     spec = getattr(sys.modules.get(name), "__spec__", None)
     return [_place(spec.origin)] if spec is not None and spec.origin else []
 
@@ -102,5 +106,5 @@ def _found_along_the_path(name: str) -> list[str]:
 
 
 def _place(origin: str) -> str:
-    # '' on the path gives names that begin with a dot or with nothing.
+    # The entry '' of the path gives relative names.
     return f"{origin} in Python itself" if origin in ("built-in", "frozen") else str(Path(origin).absolute())

@@ -1,4 +1,4 @@
-"""Processes by number and start time: a number alone may belong to somebody else by now."""
+"""Processes identified by pid and start time, because a pid alone may belong to another process by now."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLL_S = 0.01
 _STAT_BYTES = 4096
 """More than the line in /proc/PID/stat can have."""
 _ENDED = "ZX"
-"""States of a process of which only its number and how it ended are left."""
+"""The states of a process of which only the pid and the exit status are left."""
 _STOPPED, _TRACED, _UNINTERRUPTIBLE = "T", "t", "D"
 _CGROUPS = "/sys/fs/cgroup"
 _EXITING, _SIGNALED = 0x4, 0x400
@@ -34,36 +34,37 @@ _libc.pread.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c
 
 
 class ProcessId(NamedTuple):
-    """A process of this host, as long as the host is not booted anew."""
+    """A process of this host, valid until the next boot."""
 
     pid: int
     started_ticks: int
-    """Clock ticks from the host's boot to the process's start. The time of day of the start, which psutil gives,
-    is worked out from a clock that may be set; this number stays."""
+    """Clock ticks from the host's boot to the start of the process. psutil gives the time of day of the
+    start, which it derives from a clock that may be set; this number does not change."""
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """The process that has this number now; ProcessLookupError where there is none."""
+        """The process that has this pid now; ProcessLookupError where there is none."""
         state, *fields = _stat(pid)
         if state in _ENDED:
             raise ProcessLookupError(f"process {pid} has ended")
         return cls(pid, int(fields[18]))
 
     def alive(self) -> bool:
-        """Whether this very process runs; one that has ended and was not yet waited for does not."""
+        """Whether this very process runs. A zombie does not."""
         try:
             return self.of(self.pid) == self
         except ProcessLookupError:
             return False
 
     def send(self, signal_number: int) -> None:
-        """Sends a signal to this process, and never to one that got its number; harmless where it is gone."""
+        """Send a signal to this process, and never to another one that got its pid. Does nothing if it has
+        ended."""
         try:
             fd = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return
         try:
-            # The descriptor is of whatever has the number now; only once that is known to be ours is it used.
+            # The descriptor refers to whatever process has the pid now. It is used only if that is this one.
             if self.alive():
                 signal.pidfd_send_signal(fd, signal_number)
         except ProcessLookupError:
@@ -73,7 +74,7 @@ class ProcessId(NamedTuple):
 
 
 def is_ending(pid: int) -> bool:
-    """Whether a process is on its way out, which takes a while where the host is busy or the process was large."""
+    """Whether a process is exiting, which takes a while where the host is busy or the process was large."""
     try:
         return _says_ending(_stat(pid))
     except ProcessLookupError:
@@ -81,17 +82,19 @@ def is_ending(pid: int) -> bool:
 
 
 class Glance:
-    """Answers again and again whether one process is on its way out, in a third of the time of `is_ending`: every rank is
-    looked at before each cell, and that took as long as to send it."""
+    """Tells repeatedly whether one process is exiting, in a third of the time that the function `is_ending`
+    takes. Every rank is checked before each cell, and with the function that took as long as to send the
+    cell."""
 
     def __init__(self, pid: int) -> None:
         self._file: int | None = None
         with suppress(FileNotFoundError):  # it is gone
-            # The main thread's own: for the whole process the kernel sums up all threads.
+            # The file of the main thread, because for the whole process the kernel adds up all threads.
             self._file = os.open(f"/proc/{pid}/task/{pid}/stat", os.O_RDONLY)
 
     def is_ending(self) -> bool:
-        """As `is_ending`, of the process that had the number when this was made."""
+        """The same as the function `is_ending`, for the process that had the pid when this object was
+        made."""
         if self._file is None:
             return True
         try:
@@ -106,8 +109,8 @@ class Glance:
 
 
 def _pread(file: int) -> bytes:
-    """As os.pread, from the beginning, and without letting other threads run meanwhile: the call takes 5 us, and the thread that
-    sends a kernel's output would keep the caller waiting for twenty times as long."""
+    """The same as os.pread from the beginning of a file, but with the GIL held. The call takes 5 us, and the
+    thread that sends a kernel's output would keep the caller waiting for twenty times as long."""
     buffer = ctypes.create_string_buffer(_STAT_BYTES)
     num = _libc.pread(file, buffer, _STAT_BYTES, 0)
     if num < 0:
@@ -121,7 +124,8 @@ def _says_ending(fields: list[str]) -> bool:
 
 
 def standstill(pid: int) -> str:
-    """Why a process that lives does nothing at all, and how it goes on, in words; empty where nothing holds it."""
+    """Why a living process does nothing at all, and how to let it go on, in words; empty where nothing holds
+    it."""
     try:
         state = _stat(pid)[0]
     except ProcessLookupError:
@@ -136,7 +140,8 @@ def standstill(pid: int) -> str:
 
 
 def waits_in_the_system(pid: int) -> bool:
-    """Whether the main thread of a process waits in the operating system and hears no signal, as it does for a disk."""
+    """Whether the main thread of a process is in an uninterruptible wait of the system, such as for a
+    disk."""
     try:
         return _stat(pid)[0] == _UNINTERRUPTIBLE
     except ProcessLookupError:
@@ -154,11 +159,11 @@ def _tracer(pid: int) -> str:
 
 
 def _frozen_group(pid: int) -> str:
-    """The control group of a process, if it is frozen (cgroups(7)); else empty."""
+    """The control group of a process, if the group is frozen (cgroups(7)); else empty."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            with suppress(OSError):  # it is not to be seen from in here
+            with suppress(OSError):  # the group cannot be seen from inside the container
                 if not controllers and "frozen 1" in Path(f"{_CGROUPS}{path}/cgroup.events").read_text():
                     return path
                 if controllers == "freezer":
@@ -169,7 +174,8 @@ def _frozen_group(pid: int) -> str:
 
 
 def wait_status(pid: int) -> int | None:
-    """As waitpid gives it, of a process that has ended and whose parent, who is busy, has not asked yet; else None."""
+    """The wait status of a process that has ended while its parent, which is busy, has not called waitpid;
+    else None."""
     try:
         fields = _stat(pid)
     except ProcessLookupError:
@@ -178,9 +184,10 @@ def wait_status(pid: int) -> int | None:
 
 
 def interrupt_programs_of(pid: int) -> None:
-    """Sends SIGINT to the programs that a process has started, as a terminal would; not to copies of itself, such as
-    workers that load data, nor to programs that have detached themselves, which became its children when theirs ended."""
-    with suppress(OSError):  # it, or one of them, has ended
+    """Send SIGINT to the programs that a process has started, as a terminal would. Copies of the process
+    itself, such as data workers, get none, nor do detached programs, which became its children when their own
+    parents ended."""
+    with suppress(OSError):  # the process, or one of its children, has ended
         own_program = Path(f"/proc/{pid}/exe").readlink()
         for child in _children(pid):
             is_detached = os.getsid(child) not in (child, os.getsid(pid))
@@ -202,19 +209,21 @@ def _children(pid: int) -> Iterator[int]:
 
 
 class CoreUse(NamedTuple):
-    """What all threads of a process have had of the host's cores since they began."""
+    """The time that all threads of a process have had on the host's cores since they began."""
 
     had_s: float
     waited_s: float
-    """How long they were ready to run and had none; threads that waited side by side count each."""
+    """The time for which threads were ready to run and had no core. Threads that waited side by side are
+    added up."""
 
 
 def core_use(pid: int) -> CoreUse | None:
-    """As the kernel counts it (schedstat in its docs); None where the process is gone."""
+    """The use of cores as the Linux kernel counts it (schedstat in its docs); None where the process has
+    ended."""
     had_ns = waited_ns = 0
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
                 had, waited, _ = (task / "schedstat").read_text().split()
                 had_ns, waited_ns = had_ns + int(had), waited_ns + int(waited)
     except OSError:
@@ -223,7 +232,7 @@ def core_use(pid: int) -> CoreUse | None:
 
 
 def _stat(pid: int) -> list[str]:
-    """What the kernel says of a process in /proc/PID/stat, from its third field on (man 5 proc_pid_stat)."""
+    """The fields of /proc/PID/stat from the third on (man 5 proc_pid_stat)."""
     try:
         return _fields(Path(f"/proc/{pid}/stat").read_bytes())
     except OSError:
@@ -231,20 +240,20 @@ def _stat(pid: int) -> list[str]:
 
 
 def _fields(stat: bytes, num: int = -1) -> list[str]:
-    """All fields from the third on, or at least so many."""
-    # The second field is the program's name in brackets, and may itself hold blanks and brackets.
+    """All fields from the third on; with `num`, at least so many of them as separate fields."""
+    # The second field is the program's name in brackets, and may itself contain blanks and brackets.
     return stat[stat.rindex(b")") + 1 :].decode().split(maxsplit=num)
 
 
 def end(leaders: Iterable[ProcessId], others: Iterable[ProcessId] = ()) -> list[ProcessId]:
-    """Ends processes, all that is in the process groups which the leaders lead, and all that these have started. The
-    leaders are asked first.
+    """End processes, everything in the process groups of the leaders, and all descendants of these. The
+    leaders get a SIGTERM first.
 
     Returns:
-        Those that lived.
+        The processes that were alive.
 
     Raises:
-        ClusterError: one does not end even when it is killed, as a process that hangs in a driver does not.
+        ClusterError: a process survives SIGKILL, as one that hangs in a driver does.
     """
     leading = list(leaders)
     groups = {process.pid for process in leading}
@@ -267,10 +276,10 @@ def end(leaders: Iterable[ProcessId], others: Iterable[ProcessId] = ()) -> list[
 
 
 def _with_their_families(known: Iterable[ProcessId], groups: set[int]) -> set[ProcessId]:
-    """The processes that live, what shares one of the groups with them, and the descendants of all these.
+    """The living processes among `known`, the members of their groups, and the descendants of all these.
 
-    A group's number is its leader's, and may be somebody else's by now as well; while one of its members is known to
-    be ours, it is ours.
+    The number of a group is the pid of its leader, and may have been given to another group by now. As long
+    as one of the members is known to be ours, the group is ours.
     """
     found = {process for process in known if process.alive()}
     if not found:
@@ -302,7 +311,7 @@ def _group_of(pid: int) -> int | None:
 
 
 def _wait(processes: Iterable[ProcessId], patience_s: float) -> set[ProcessId]:
-    """Waits for their end; returns those that live on."""
+    """Wait for processes to end; return those that still live."""
     give_up_s = time.monotonic() + patience_s
     while left := {process for process in processes if process.alive()}:
         if time.monotonic() > give_up_s:

@@ -1,4 +1,4 @@
-"""Work that an interrupt must not cut in two."""
+"""Protect blocks of code from interrupts (SIGINT)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold an interrupt (SIGINT) back until the block has ended, and give it then to the handler from before.
+    """Hold an interrupt (SIGINT) back until the block has ended, and then pass it to the previous handler.
 
-    That handler raises KeyboardInterrupt, as a rule. In a callback of an event loop this would end the loop and not the
-    cell: there ipykernel's own handler, which cancels the cell, must hear of it.
+    That handler usually raises KeyboardInterrupt. In a callback of an event loop that would end the loop and
+    not the cell; there ipykernel's own handler, which cancels the cell, must be called.
 
-    Interrupts come to the main thread only: on another one there is nothing to hold back, and neither is there in
-    a process that ignores them, as one that a shell has put into the background. A block within such a block adds
+    Only the main thread gets interrupts, so in another thread this does nothing, and neither does it in a
+    process that ignores them, such as one that a shell has put into the background. A nested block adds
     nothing: the interrupt is handled at the end of the outer one, or where `take_interrupt` is called.
 
-    So must all code be run that waits for another thread. An interrupt that is raised within `threading.Condition` leaves
-    its lock taken, and the other thread waits for that for ever.
+    All code that waits for another thread must run in such a block. An interrupt that is raised within
+    `threading.Condition` leaves its lock taken, and the other thread then waits for the lock for ever.
     """
     with noted() as note:
         yield
@@ -31,9 +31,10 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def noted() -> Iterator[Note]:
-    """Have an interrupt do no more during the block than be noted in what the block is given.
+    """Only record an interrupt during the block, in the Note that the block is given.
 
-    A block within such a block is given the outer one's note. Where no interrupt can come, or none is heard, nothing is noted.
+    A nested block is given the outer one's note. Where no interrupt can come, or where they are ignored, none
+    is recorded.
     """
     before = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
@@ -41,7 +42,7 @@ def noted() -> Iterator[Note]:
         yield before
         return
     note = Note(before)
-    # None stands for a handler that was set in C, and that cannot be put back from here.
+    # None means that the handler was set in C. Python cannot restore such a handler.
     if not is_main or before in (signal.SIG_IGN, None):
         yield note
         return
@@ -53,9 +54,11 @@ def noted() -> Iterator[Note]:
 
 
 def take_interrupt() -> None:
-    """Give an interrupt that came in the `uninterrupted` block around the caller to the handler from before the block.
+    """Pass an interrupt that came in the `uninterrupted` block around the caller to the handler from before
+    the block.
 
-    For loops that wait: between two looks nothing is cut in two. Outside of such a block there is nothing to do.
+    Loops that wait call this between two polls, where an interrupt does no harm. Outside of such a block it
+    does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -71,10 +74,10 @@ def take_interrupt() -> None:
 
 
 class Note:
-    """A handler of SIGINT that only remembers that an interrupt came.
+    """A handler of SIGINT that only records that an interrupt came.
 
     Args:
-        before: the handler whose place it takes.
+        before: the handler that it replaces.
     """
 
     def __init__(self, before: Any) -> None:

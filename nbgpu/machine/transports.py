@@ -1,4 +1,4 @@
-"""The ways in which the ranks of a cluster may talk, best first: what a cluster steps down where one does not work."""
+"""The transports over which the ranks of a cluster may communicate, and the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ SINGLE: Final = "single"
 
 @dataclass(frozen=True)
 class Transport:
-    """One way to talk."""
+    """A way for ranks to communicate."""
 
     name: Literal["nccl", "nccl in safe mode", "gloo", "single"]
     backend: Literal["nccl", "gloo"]
-    """torch.distributed's."""
+    """The backend of torch.distributed."""
 
 
 @dataclass(frozen=True)
 class ChosenTransport:
-    """How the ranks came to talk."""
+    """The transport that a cluster uses, and why it uses that one."""
 
     transport: Annotated[Transport, Field(alias="rung")]
     """The files of clusters call it 'rung', as earlier versions did."""
     settings: tuple[str, ...] = ()
-    """Variables that were set for it, as 'NAME=value'."""
+    """The environment variables that were set for it, as 'NAME=value'."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """What was tried before, and why it did not work."""
+    """The transports that were tried before, each with the reason why it did not work."""
 
     def describe(self) -> str:
-        """'gloo', or 'gloo (nccl and nccl in safe mode failed)', or with the variables that were set."""
+        """The choice in words: 'gloo', or 'gloo (nccl and nccl in safe mode failed)', or with the variables
+        that were set."""
         notes = [
             *([f"{' and '.join(self.failed)} failed"] if self.failed else []),
             *([f"with {' '.join(self.settings)}"] if self.settings else []),
@@ -53,13 +54,14 @@ _SINGLE = Transport(SINGLE, "gloo")
 
 
 def candidates(config: ClusterConfig, chosen: Sequence[Device]) -> tuple[Transport, ...]:
-    """What is tried, in this order, until one works. A backend that is named is the only one.
+    """The transports to try, in this order, until one works. A backend that the settings name is the only
+    candidate.
 
     Raises:
-        ConfigError: NCCL is asked for, and a rank has no GPU of its own.
+        ConfigError: the settings name NCCL, and a rank has no GPU of its own.
     """
     gpus = [d.uuid for d in chosen if d.kind == "cuda"]
-    # NCCL takes no two ranks on one GPU, and no part of a GPU that is split (MIG).
+    # NCCL supports neither two ranks on one GPU nor a part of a GPU that is split (MIG).
     own_gpu_each = bool(gpus) and len(set(gpus)) == len(gpus) and not any(map(is_part, chosen))
     nccl = (_NCCL_SAFE,) if config.nccl_safe else (_NCCL, _NCCL_SAFE)
     if config.backend == "nccl":

@@ -1,4 +1,4 @@
-"""The newest versions that nbgpu was tried with, of the libraries whose private names it uses."""
+"""The newest tested versions of the libraries whose private names nbgpu uses."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from importlib import metadata
 from packaging.version import Version
 
 TRIED = {"ipykernel": "7.4", "ipython": "9.18", "ipyparallel": "9.2", "torch": "2.13"}
-"""By distribution: major and minor version."""
+"""The major and minor version by distribution."""
 
 
 def newer_than_tried() -> Iterator[tuple[str, str, str]]:
-    """Each library that is installed in a newer minor version, as name, installed version and tried version."""
+    """Each library whose installed version is newer, as its name, the installed version and the tested
+    version."""
     for name, tried in TRIED.items():
         installed = metadata.version(name)
         if Version(installed).release[:2] > Version(tried).release[:2]:

@@ -8,14 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MAX_PATH_BYTES = 107
-"""What the kernel takes at most for the path of a Unix socket."""
+"""The longest path of a Unix socket that Linux accepts."""
 
 
 @contextmanager
 def short_path(folder: Path) -> Iterator[Path]:
-    """Give another path of a folder, through which a socket in it can be bound or reached while the block lasts.
+    """Give a short path of a folder, through which a socket in it can be bound or reached while the block
+    lasts.
 
-    Its own path may be longer than MAX_PATH_BYTES, as where TMPDIR is.
+    The folder's own path may be longer than MAX_PATH_BYTES, for example where TMPDIR is long.
 
     Raises:
         OSError: there is no such folder.

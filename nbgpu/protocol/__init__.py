@@ -1,1 +1,1 @@
-"""What the notebook's side and the ranks agree on."""
+"""The types, names and limits that the notebook's side and the ranks agree on."""

@@ -1,11 +1,11 @@
-"""What numbers in messages and files can be: one that cannot was damaged on its way, or forged."""
+"""The range of numbers in messages and files. A number outside of it was damaged on its way, or forged."""
 
 from __future__ import annotations
 
 LATEST_TIME_S = 2.0**36
-"""No time is later: in the year 4147."""
+"""No time in seconds since the epoch is later than this one, which is in the year 4147."""
 MAX_NUMBER = 2**53
-"""No count is greater: up to it a float has every whole number."""
+"""No count is greater. A float represents every whole number up to this one."""
 
 
 def is_time(value: object) -> bool:

@@ -1,7 +1,8 @@
 """Every function of the engine that the notebook's side calls on ranks.
 
-The notebook's side names them by strings, because it imports neither the engine nor torch. They stand in one place, so
-that a function which is moved or renamed is missed by a test (tests/unit/protocol/test_calls.py) and not by a person.
+The notebook's side names them by strings, because it imports neither the engine nor torch. All the strings
+are here, so that a test (tests/unit/protocol/test_calls.py), and not a user, notices when a function was moved or
+renamed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Call(StrEnum):
     UNTOUCHED_BY_CELL = "nbgpu.engine.group.group:untouched_by_cell"
     FREE_MEMORY = "nbgpu.engine.memory.usage:free"
     MONOTONIC_S = "time:monotonic"
-    """For the one question whether a rank answers at all."""
+    """Called only to find out whether a rank answers at all."""
 
     GET_READY_TO_TRAIN = "nbgpu.engine.train:get_ready"
     TRAIN = "nbgpu.engine.train:run_in_engine"

@@ -1,8 +1,9 @@
 """The switch that turns off the short cuts of distributed cells.
 
-With NBGPU_PLAIN_CELLS=1 in the environment of the notebook's kernel, and so of its engines, ipykernel and ipyparallel send, run
-and answer cells in their own way, which takes some milliseconds longer. A fault that goes away with the switch lies in one of
-the short cuts, as after an upgrade that has moved a private name.
+With NBGPU_PLAIN_CELLS=1 in the environment of the notebook's kernel, and so of its engines, ipykernel and
+ipyparallel send, run and answer cells in their own way, which takes some milliseconds longer. A fault that
+goes away with the switch is in one of the short cuts. An upgrade that moves a private name can cause such a
+fault.
 """
 
 from __future__ import annotations
@@ -13,5 +14,5 @@ VARIABLE = "NBGPU_PLAIN_CELLS"
 
 
 def are_plain() -> bool:
-    """Whether this process leaves the short cuts out."""
+    """Whether this process does without the short cuts."""
     return os.environ.get(VARIABLE, "") not in ("", "0")

@@ -1,7 +1,9 @@
-"""The types that cross a process boundary: what a rank writes is what the notebook and the disk read.
+"""The types that cross a process boundary, shared by the rank that writes them and the notebook that reads
+them.
 
-All are frozen dataclasses of plain values, so that they become JSON and pickle without help. Times named
-`time_s` are seconds since the epoch (`time.time()`), comparable between the processes of one host.
+All are frozen dataclasses of plain values, so that they can be pickled and written as JSON without help.
+Times named `time_s` are seconds since the epoch (`time.time()`), comparable between the processes of one
+host.
 """
 
 from __future__ import annotations
@@ -31,36 +33,40 @@ RunState = Literal[
     "finished",
     "failed",
 ]
-"""What a rank, and the run as a whole, is doing. The last three are final. 'loading' is about data and model."""
+"""What a rank, and the run as a whole, is doing. The last three are final. 'loading' is the loading of data
+and model."""
 
 FINAL_STATES = frozenset({"stopped", "finished", "failed"})
 STATES_OF_NO_STEP = frozenset({"loading packages"})
-"""States in which a rank does not know yet how many steps were done: it may take another rank's place, or go on from a
-checkpoint. The step of such a record says nothing."""
+"""States in which a rank does not know yet how many steps were done, because it may replace another rank or
+resume from a checkpoint. The step of such a record means nothing."""
 
 BUSY_STATES = frozenset({"starting", "loading packages", "loading", "working out the result"})
-"""States in which a rank may do something by itself while the others wait for it."""
+"""States in which a rank may work on its own while the others wait for it."""
 
 DAMAGE = "damage"
-"""Kind of the event that stands for a line of a rank's file that cannot be read. Its step and time say nothing."""
+"""The kind of an event that replaces an unreadable line of a rank's file. Its step and time mean nothing."""
 
 PROFILE_PARTS = ("data", "forward", "backward", "communication", "optimizer", "other", "hidden")
-"""What a 'profile' event divides the time of a step into; its detail has each as seconds, such as `data_s`."""
+"""The parts into which a 'profile' event divides the time of a step. Its detail has each in seconds, such as
+`data_s`."""
 
 Command = Literal["pause", "resume", "stop"]
-"""What a person can ask of a run while it goes on."""
+"""What the user can ask of a run while it goes on."""
 
 CONTROLLER_PID = "controller.pid"
-"""File in the cluster's folder: the controller's process, which the engines cannot be reached without."""
+"""A file in the cluster's folder with the pid of the controller, without which the engines cannot be
+reached."""
 
 TAKEN = b"taken"
-"""What the client answers the engines' parent when it has taken note of a new engine."""
+"""The client's answer to the engines' parent when it has registered a new engine."""
 
 KEPT = "kept"
-"""File in the cluster's folder: it has started, and goes on when its notebook's kernel ends."""
+"""A file in the cluster's folder. It exists once the cluster has started, if the cluster is to outlive its
+notebook's kernel."""
 
 CLUSTER_FOLDER = "NBGPU_CLUSTER_FOLDER"
-"""Environment variable of a cluster's processes: its private folder."""
+"""The environment variable that gives a cluster's processes the path of its private folder."""
 
 
 def cluster_folder() -> Path | None:
@@ -70,18 +76,19 @@ def cluster_folder() -> Path | None:
 
 
 def engine_name(pid: int) -> str:
-    """The name under which the engine in this process registers with ipyparallel's controller; no two engines share one."""
+    """The name under which the engine in this process registers with ipyparallel's controller; no two engines
+    share one."""
     return f"{pid}-{secrets.token_hex(16)}"
 
 
 def engine_pid(name: str) -> int:
-    """The process of the engine that has registered under a name of `engine_name`."""
+    """The pid of the engine that registered under a name from `engine_name`."""
     return int(name.partition("-")[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One place that a rank can run on: a GPU, or a share of the CPU."""
+    """A device that a rank can run on: a GPU, or a share of the CPU."""
 
     kind: Literal["cuda", "cpu"]
     name: str
@@ -91,9 +98,9 @@ class Device:
     index: int
     """The driver's number for a GPU (what nvidia-smi shows); the rank's number for a CPU."""
     memory_bytes: int
-    """The device's whole memory; for a CPU the host's."""
+    """The device's total memory; for a CPU, the host's."""
     compute_capability: float = 0.0
-    """NVIDIA's number for what a GPU can do, such as 9.0; 0 for a CPU."""
+    """NVIDIA's compute capability of a GPU, such as 9.0; 0 for a CPU."""
 
     def label(self) -> str:
         """A short name for chips and lists, such as 'GPU 0 NVIDIA H200' or 'CPU rank 1'."""
@@ -111,7 +118,8 @@ class Sample:
     step: int
     """The optimizer steps that the rank had finished."""
     values: dict[str, float]
-    """By series name. Units stand in the names; `loss` and `val_loss` have the recipe's own."""
+    """The values by the name of their series. Units are part of the names; `loss` and `val_loss` have the
+    recipe's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,22 +131,22 @@ class Event:
     time_s: float
     step: int
     kind: str
-    """'state' (text is the RunState), 'checkpoint', 'note', 'result', 'profile' (where the steps' time went), 'setting' (detail
-    has the new values), 'nonfinite' (a step was left out) or 'failure'."""
+    """'state' (the text is the RunState), 'checkpoint', 'note', 'result', 'profile' (where the steps' time
+    went), 'setting' (the detail has the new values), 'nonfinite' (a step was skipped) or 'failure'."""
     text: str
     detail: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """The last that is known of one rank."""
+    """The latest known status of one rank."""
 
     rank: int
     state: RunState
     step: int
     device: Device
     silent_s: float
-    """Seconds since the rank was last heard: a rank that holds the GIL in C code is silent, not dead."""
+    """Seconds since the last record of the rank. A rank that holds the GIL in C code is silent, not dead."""
     values: dict[str, float]
     """The newest value of every series."""
 
@@ -154,36 +162,39 @@ class RankFailure:
 
 
 Unheeded = Literal["", "replaced", "caught", "importing"]
-"""Why interrupts do not end what a rank runs: its code has replaced the handler of SIGINT, or an interrupt has raised
-KeyboardInterrupt there and the code went on, or it imports a part of torch. Empty where nothing of that is known."""
+"""Why interrupts do not end the code on a rank: the code has replaced the handler of SIGINT, or it has caught
+the KeyboardInterrupt and gone on, or it is importing a part of torch. Empty where no such reason is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class MainThreadState:
-    """What a rank's main thread does at one moment."""
+    """What a rank's main thread is doing at one moment."""
 
     doing: Literal["idle", "cell", "call", "run"]
-    """Between cells, in a cell, in a function that `Cluster.apply` sent, or in a training run."""
+    """Whether the rank is between cells, in a cell, in a function that `Cluster.apply` sent, or in a training
+    run."""
     line: int = 0
-    """The line of the cell, from 1; 0 where the rank is in no cell."""
+    """The line of the cell, counted from 1; 0 where the rank is in no cell."""
     source: str = ""
     """The text of the line."""
     within: str = ""
-    """The person's innermost code where that is not the cell's own: 'fit, model.py line 30'."""
+    """The innermost frame of the user's code, where that is not the cell itself: 'fit, model.py line 30'."""
     collective: str = ""
-    """What of torch.distributed the rank is in, such as 'all_reduce' or 'DDP backward'; empty where in nothing."""
+    """The call of torch.distributed that the rank is in, such as 'all_reduce' or 'DDP backward'; empty where
+    there is none."""
     step: int = 0
     """The optimizer steps that a training run had finished."""
     busy_with: str = ""
-    """What the rank does by itself while the others wait for it, such as 'loading packages'; mostly empty."""
+    """The work that the rank does on its own while the others wait for it, such as 'loading packages';
+    usually empty."""
     pulse: str = ""
-    """Differs between two answers if anything went through the rank's process groups meanwhile, or if it has computed for
-    what it is busy with."""
+    """A text that differs between two answers if anything went through the rank's process groups in between,
+    or if the rank has computed for the work that it is busy with."""
     unheeded: Unheeded = ""
 
     @property
     def is_busy(self) -> bool:
-        """Whether the others wait for what this rank does by itself."""
+        """Whether the others wait for work that this rank does on its own."""
         return bool(self.busy_with) and not self.collective
 
     @staticmethod
@@ -193,12 +204,13 @@ class MainThreadState:
 
     @staticmethod
     def stack_name(pid: int) -> str:
-        """The file in the cluster's folder into which SIGUSR2 makes the engine write its main thread's stack."""
+        """The file in the cluster's folder into which SIGUSR2 makes the engine write its main thread's
+        stack."""
         return f"stack-{pid}"
 
     @property
     def place(self) -> str:
-        """Where that is, in words: 'cell line 4', 'fit, model.py line 30, called at cell line 4', 'step 12'."""
+        """The position in words: 'cell line 4', 'fit, model.py line 30, called at cell line 4', 'step 12'."""
         where = {"cell": f"cell line {self.line}", "run": f"step {self.step + 1}"}.get(self.doing, "")
         if not self.within:
             return where
@@ -210,65 +222,70 @@ class MainThreadState:
 
 
 class GivenUp:
-    """How the client tells an engine that a generation of the process group is given up: a datagram with its number.
+    """The message that tells an engine that a generation of the process group is given up: a datagram with
+    its number.
 
-    The number makes the message safe to repeat, to lose and to come late: it means that generation and those before it, and
-    never one that was formed later.
+    The number makes the message safe to repeat, to lose and to deliver late. It stands for that generation
+    and all before it, and never for one that was formed later.
     """
 
     MAX_BYTES: ClassVar[int] = 32
 
     @staticmethod
     def socket_name(pid: int) -> str:
-        """The socket in the cluster's folder on which the engine with this pid takes it."""
+        """The socket in the cluster's folder on which the engine with this pid receives the message."""
         return f"given-up-{pid}"
 
 
 @dataclass(frozen=True, slots=True)
 class CellOptions:
-    """What a rank is told of a cell beside its code."""
+    """What the notebook sends a rank with the code of a cell."""
 
     METADATA: ClassVar[str] = "nbgpu"
-    """Under this name it travels in the metadata of the request."""
+    """The key of the options in the metadata of the request."""
 
     number: int = 0
-    """The notebook's own, as in `In [12]`; 0 where there is none, and the rank counts."""
+    """The cell's number in the notebook, as in `In [12]`; 0 where there is none, so that the rank counts on
+    its own."""
     full: bool = False
-    """Tracebacks show libraries' frames too."""
+    """Whether tracebacks show the frames of libraries, too."""
     are_answered: bool = False
-    """Somebody is there whom `input()` can ask."""
+    """Whether there is a frontend that can answer `input()`."""
 
 
 class CellOutputs:
-    """What a cell publishes, and how a rank says that there is no more of it."""
+    """The messages that a cell publishes, and how a rank says how many they are."""
 
     KINDS: ClassVar[tuple[str, ...]] = ("stream", "display_data", "update_display_data", "execute_result")
-    """Types of message of the Jupyter protocol; they come on another socket than the answer, in their order."""
+    """Types of message of the Jupyter protocol. They arrive in order, but on another socket than the
+    reply."""
     NUM: ClassVar[str] = "nbgpu_num_outputs"
-    """Under this name the metadata of the answer says how many of them there were in all."""
+    """The key in the reply's metadata of the number of these messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What a cell or a call left behind on a rank that the next one must not find; sent with its answer."""
+    """What a cell or a call left broken on a rank, to be mended before the next one. It is sent with the
+    reply."""
 
     METADATA: ClassVar[str] = "nbgpu_remains"
-    """The key in the answer's metadata; it is there only where something is to be mended."""
+    """The key in the reply's metadata, which is there only where something must be mended."""
 
     group_ended: bool = False
-    """The rank is in no process group any more."""
+    """Whether the rank is no longer in a process group."""
     signals: tuple[str, ...] = ()
-    """The names of the signals that the engine needs and whose handlers were taken from it."""
+    """The names of the signals that the engine needs and whose handlers the code has replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a rank asks the person with `input()`."""
+    """A question that code on a rank asks with `input()`."""
 
     SOCKET: ClassVar[str] = "questions"
-    """In the cluster's folder: one line of JSON each way."""
+    """The socket in the cluster's folder. One line of JSON goes each way."""
     NEWEST: ClassVar[str] = "nbgpu question"
-    """Under this name the rank publishes a question's number when all that it printed before is on its way."""
+    """The name under which a rank publishes the number of a question, once all that it printed before has
+    been sent."""
 
     rank: int
     number: int
@@ -279,22 +296,22 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class EpochSpan:
-    """Where a step stands among the epochs; everything is counted from 1."""
+    """The epoch that a step belongs to, with its first and last step, all counted from 1."""
 
     epoch: int
     first_step: int
     last_step: int
-    """The step with which the epoch is whole."""
+    """The step that completes the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a reader needs to know of a training run; `run_info.json` in its folder."""
+    """What a reader needs to know about a training run; the content of `run_info.json` in its folder."""
 
     run_id: str
     recipe: str
     devices: tuple[Device, ...]
-    """By rank; their number is the world size."""
+    """The devices by rank. Their number is the world size."""
     backend: str
     total_steps: int
     steps_per_epoch: int
@@ -304,21 +321,23 @@ class RunInfo:
     """batch_size x world_size x accumulate."""
     started_s: float
     resumed_from: str = ""
-    """The checkpoint's folder that the run began with; empty where it began with the first step."""
+    """The folder of the checkpoint that the run resumed from; empty where it began with the first step."""
     rung: str = ""
-    """The way to talk that the ranks took, such as 'nccl in safe mode' (`nbgpu/machine/transports.py`)."""
+    """The transport that the ranks use, such as 'nccl in safe mode' (`nbgpu/machine/transports.py`)."""
     data: tuple[str, ...] = ()
-    """How the data come to the ranks, a sentence each: shards, dataset, steps of an epoch, workers."""
+    """How the data reach the ranks, in sentences about shards, the dataset, the steps of an epoch and the
+    workers."""
     epochs_from: tuple[tuple[int, int, int], ...] = ()
-    """(Steps done, epochs done, steps of an epoch from there on), in order of the steps: another batch size gives
-    an epoch another number of steps in the middle of a run. Empty in the files of older versions."""
+    """(Steps done, epochs done, steps per epoch from there on), in order of the steps. A change of the batch
+    size in the middle of a run changes the number of steps per epoch. Empty in the files of older
+    versions."""
 
     @property
     def world_size(self) -> int:
         return len(self.devices)
 
     def epoch_at(self, step: int) -> EpochSpan:
-        """The epoch that a step, counted from 1, belongs to."""
+        """The epoch to which a step, counted from 1, belongs."""
         sections = self.epochs_from or ((0, 0, self.steps_per_epoch),)
         begun = [section for section in sections if section[0] < step]
         steps_done, epochs_done, steps_per_epoch = begun[-1] if begun else sections[0]
@@ -332,10 +351,10 @@ class RunInfo:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> RunInfo:
-        """From what `run_info.json` says.
+        """Build the info from the content of `run_info.json`.
 
         Raises:
-            ValueError: it is not what nbgpu writes.
+            ValueError: the content is not what nbgpu writes.
         """
         try:
             info = _run_info_type().validate_python(fields)
@@ -355,13 +374,13 @@ class RunInfo:
 
 @cache
 def _run_info_type() -> TypeAdapter[RunInfo]:
-    # Making it takes longer than reading a file.
+    # Building the adapter takes longer than reading a file.
     return TypeAdapter(RunInfo)
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One of a person's variables on one rank; what does not apply to it is empty."""
+    """One of the user's variables on one rank. Fields that do not apply to it are empty."""
 
     name: str
     type: str
@@ -369,26 +388,28 @@ class Variable:
     dtype: str = ""
     device: str = ""
     num_bytes: int | None = None
-    """Of tensors and arrays, also those inside; None where it holds none."""
+    """The size of its tensors and arrays, those inside it included; None where it holds none."""
     content: str = ""
-    """Such as '3 items', '1,024 parameters', or the value itself where it is a number or a short text."""
+    """A summary such as '3 items' or '1,024 parameters', or the value itself where it is a number or a short
+    text."""
     fingerprint: str = ""
-    """Differs between ranks whose values differ; empty where the value was not looked at."""
+    """A hash that differs between ranks whose values differ; empty where the value was not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A function or a class that was defined in a cell of the notebook, as its source."""
+    """The source of a function or a class that was defined in a cell of the notebook."""
 
     name: str
-    """The variable that gets it."""
+    """The variable that holds it."""
     defines: str
-    """The name in the source; another one where the variable is a second name for it."""
+    """The name in the source. It differs from `name` where the variable is a second name for the same
+    object."""
     cell: str
-    """The whole cell, so that lines keep their numbers."""
+    """The text of the whole cell, so that lines keep their numbers."""
     cell_number: int
-    """The notebook's count, 0 where it has none."""
+    """The cell's number in the notebook; 0 where it has none."""
     line: int
-    """Where in the cell the statement begins, decorators included, counted from 1."""
+    """The line of the cell at which the statement begins, decorators included, counted from 1."""
     flags: int
-    """What the notebook has imported from `__future__`, as the compiler takes it."""
+    """The compiler flags of the notebook's imports from `__future__`."""

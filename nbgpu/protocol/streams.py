@@ -1,4 +1,4 @@
-"""ipykernel's stdout and stderr, without the waits for what was never written."""
+"""ipykernel's stdout and stderr without needless flushes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from typing import Any
 def flush_only_what_was_written(
     stream: Any, about_to_flush: Callable[[], None] = lambda: None
 ) -> Callable[[], None]:
-    """Each request flushes both streams twice, and each time waits for the thread that sends; now only where text waits.
+    """Make a stream's `flush` do nothing while no text is waiting.
 
-    Whether it does is private to ipykernel (from 6.29 to 7.4): where that cannot be seen, all is flushed as ever.
+    ipykernel flushes both streams twice in each request, and each time waits for the thread that sends.
+    Whether text is waiting is a private attribute of ipykernel (from 6.29 to 7.4); where it is missing, every
+    flush takes place.
 
     Args:
         stream: an ipykernel OutStream.
         about_to_flush: called before text is flushed.
 
     Returns:
-        What gives the stream its own way back.
+        A function that restores the stream's own `flush`.
     """
     before = vars(stream).get("flush")
     flush = stream.flush
 
     def flush_what_waits() -> None:
-        # Text that the other thread has begun to send goes before all that is handed to it from now on.
+        # Text that the other thread has begun to send goes before anything that is handed to the thread
+        # later.
         if getattr(stream, "_flush_pending", True):
             about_to_flush()
             flush()
