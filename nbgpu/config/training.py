@@ -397,6 +397,8 @@ class TrainConfig(
 ):
     """What every training run has, whatever it trains."""
 
+    IMPLEMENTATION: ClassVar[str] = ""
+    """Where the recipe's class is, as module:class. It is imported on the ranks, when it is asked for."""
     VALIDATION_VALUES: ClassVar[tuple[str, ...]] = ("loss",)
     """What the recipe's `validate` gives, by name; empty where that is known only when it runs."""
     INPUTS: ClassVar[str] = ""

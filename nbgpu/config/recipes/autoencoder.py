@@ -15,6 +15,7 @@ from nbgpu.config.training import TrainConfig
 class AutoencoderConfig(TrainConfig):
     """MONAI's 3D AutoencoderKL on random patches of volumes."""
 
+    IMPLEMENTATION = "nbgpu.recipes.autoencoder.recipe:Autoencoder"
     VALIDATION_VALUES = ("loss", "psnr_db")
     LIVE_PICTURES = True
     WITHOUT_FILES = ("mni152", "phantoms")

@@ -14,6 +14,7 @@ from nbgpu.config.training import TrainConfig
 class DiffusionConfig(TrainConfig):
     """One modality of a brain from the other three, by diffusion in a few steps (Fast-DDPM)."""
 
+    IMPLEMENTATION = "nbgpu.recipes.diffusion.recipe:Diffusion"
     VALIDATION_VALUES = ("loss", "psnr_db")
     WITHOUT_FILES = ("phantoms",)
     INPUTS = "a folder of BraTS (2023, before, or the Decathlon's Task01); 'phantoms'"

@@ -15,6 +15,7 @@ from nbgpu.config.training import TrainConfig
 class LithographyConfig(TrainConfig):
     """From a mask to its aerial image: a network that learns a projection lens, and the lens itself."""
 
+    IMPLEMENTATION = "nbgpu.recipes.lithography.recipe:Lithography"
     VALIDATION_VALUES = ("loss", "mae", "iou")
     WITHOUT_FILES = ("generated",)
     INPUTS = "masks as .npz, LithoBench's folders, or layouts: .glp, .gds, .oas"

@@ -53,6 +53,7 @@ _SWAPPING = ("simulatedannealing", "ytpost")
 class MicrostructureConfig(TrainConfig):
     """Finds a picture or a volume with the statistics of a given one (MCRpy's method)."""
 
+    IMPLEMENTATION = "nbgpu.recipes.microstructure.recipe:Microstructure"
     VALIDATION_VALUES = ("loss", "s2_error", "volume_fraction_error")
     LIVE_PICTURES = True
     WITHOUT_FILES = ("generated",)

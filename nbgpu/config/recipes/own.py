@@ -20,6 +20,7 @@ RECIPE_GROUP = "Recipe"
 class OwnConfig(TrainConfig):
     """What every recipe in a file of one's own has; `settings_of` adds those of the file."""
 
+    IMPLEMENTATION = "nbgpu.recipes.own:Own"
     VALIDATION_VALUES = ()
     UNUSED: ClassVar[Mapping[str, str]] = dict.fromkeys(
         (

@@ -14,6 +14,7 @@ from nbgpu.config.training import TrainConfig
 class SurvivalConfig(TrainConfig):
     """From a volume to how soon an event is to be expected: a 3D ResNet with Cox's partial likelihood."""
 
+    IMPLEMENTATION = "nbgpu.recipes.survival.recipe:Survival"
     VALIDATION_VALUES = ("loss", "c_index")
     WITHOUT_FILES = ("generated",)
     INPUTS = (

@@ -9,22 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from nbgpu.config import OwnConfig, TrainConfig
+from nbgpu.config import TRAIN_CONFIGS, OwnConfig, TrainConfig
 from nbgpu.engine.workload.recipe import Recipe
-from nbgpu.errors import ConfigError
 from nbgpu.run_folder import folder as runs
-
-_RECIPES = {
-    "autoencoder": "nbgpu.recipes.autoencoder.recipe:Autoencoder",
-    "diffusion": "nbgpu.recipes.diffusion.recipe:Diffusion",
-    "lithography": "nbgpu.recipes.lithography.recipe:Lithography",
-    "microstructure": "nbgpu.recipes.microstructure.recipe:Microstructure",
-    "survival": "nbgpu.recipes.survival.recipe:Survival",
-}
-"""Where each recipe's class is; imported when it is asked for, because some need libraries of their own."""
-
-
-_OWN = "nbgpu.recipes.own:Own"
 
 
 def load(config: TrainConfig, run_folder: Path | None = None) -> Recipe:
@@ -39,19 +26,17 @@ def load(config: TrainConfig, run_folder: Path | None = None) -> Recipe:
         if run_folder is not None:
             for path in (run_folder, run_folder / original.name):
                 runs.require_own(path)
-        own: Recipe = _class(_OWN)(config, original if run_folder is None else run_folder / original.name)
+        own: Recipe = _class(config)(config, original if run_folder is None else run_folder / original.name)
         return own
-    if config.recipe not in _RECIPES:
-        raise ConfigError(f"recipe = {config.recipe!r} is not known. Recipes: {', '.join(sorted(_RECIPES))}")
-    recipe: Recipe = _class(_RECIPES[config.recipe])(config)
+    recipe: Recipe = _class(config)(config)
     return recipe
 
 
 def import_code(recipe: str) -> None:
     """Imports what the recipe's name, or the path of one's own, stands for, and all that it needs."""
-    _class(_RECIPES.get(recipe, _OWN))
+    _class(TRAIN_CONFIGS.get(recipe, OwnConfig))
 
 
-def _class(place: str) -> Any:
-    module_name, class_name = place.split(":")
+def _class(config: TrainConfig | type[TrainConfig]) -> Any:
+    module_name, class_name = config.IMPLEMENTATION.split(":")
     return getattr(import_module(module_name), class_name)
