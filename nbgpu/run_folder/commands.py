@@ -1,4 +1,4 @@
-"""What a person asks of a run while it goes on: lines of `commands.jsonl`, which the notebook writes and rank 0 reads."""
+"""What a person asks of a run that goes on: lines of `commands.jsonl`, which rank 0 reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def send_command(folder: Path, command: Command, cluster_folder: Path | None = N
 
     Args:
         folder: the run's.
-        cluster_folder: takes the line where the run's folder cannot: it was deleted, or its disk is full or read-only.
+        cluster_folder: takes the line where the run's folder cannot: it is gone, or its disk is full.
 
     Raises:
         OSError: neither folder can be written.
@@ -88,7 +88,7 @@ class CommandWatch:
         return bool(self._settings)
 
     def take_settings(self) -> dict[str, Any]:
-        """What `newest` came across since it was taken last; of a field that was set twice the newer value."""
+        """What `newest` came across since the last call; of a field that was set twice the newer value."""
         taken, self._settings = self._settings, {}
         return taken
 

@@ -1,5 +1,5 @@
-"""A rank's two files in the run's folder: `rankN.jsonl`, with a record in each line, and `rankN.endpoint.json`, which says where
-the rank sends the same records while the run goes on."""
+"""A rank's two files in the run's folder: `rankN.jsonl`, with a record in each line, and
+`rankN.endpoint.json`, which says where the rank sends the same records while the run goes on."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def parse(rank: int, line: bytes) -> Record:
 
 
 def _are_numbers(values: object) -> bool:
-    """Whether these can be the numbers of a sample. A loss may be NaN or infinite; what is measured of each step may not."""
+    """Whether these can be the numbers of a sample. A loss may be NaN or infinite; what is measured of each
+    step may not."""
     if type(values) is not dict:
         return False
     types = {*map(type, values.values())}

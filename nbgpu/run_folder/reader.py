@@ -33,8 +33,8 @@ _POLL_PERIOD_MS = 100
 _READ_BYTES = 2**22
 
 WINDOW = 4096
-"""Records of each rank that a Reader keeps in memory, the newest ones; those before them are read from the files again. A
-record takes about 700 bytes there, and a week of eight ranks would have ten million of them."""
+"""Records of each rank that a Reader keeps in memory, the newest ones; those before them are read from the
+files again. A record takes about 700 bytes there, and a week of eight ranks has ten million of them."""
 
 Cursor = tuple[int, ...]
 """How many records of each rank were taken from a Reader."""
@@ -60,7 +60,7 @@ class _RankSource:
     torn_lines: list[int] = field(default_factory=list)
     """Those whose records do not follow on the records of the lines before them."""
     shift: int = 0
-    """By how much a record's `seq` differs from the number of lines before it; 0 in a file as a rank writes it."""
+    """A record's `seq` less the number of lines before it; 0 in a file as a rank writes it."""
     socket: zmq.Socket[bytes] | None = None
     endpoint: bytes = b""
     """Where the socket is connected to; a rank that is replaced has another one."""
@@ -86,8 +86,8 @@ def _damage_of(source: _RankSource) -> list[str]:
 class Reader:
     """Follows every rank of a run, or reads a run that is over.
 
-    Of the samples it keeps the newest in memory (WINDOW), of the events all. What is older is read from the files when
-    somebody asks for it.
+    Of the samples it keeps the newest in memory (WINDOW), of the events all. What is older is read from the
+    files when somebody asks for it.
 
     Args:
         folder: the run's folder.
@@ -117,8 +117,8 @@ class Reader:
             self._thread.start()
 
     def since(self, cursor: Cursor = START) -> tuple[list[Record], Cursor]:
-        """All records that arrived after `cursor`, in the order of their times, and the cursor for the next call. Of a long
-        run they may be more than there is memory for; `batches` gives them piece by piece."""
+        """All records that arrived after `cursor`, in the order of their times, and the cursor for the next
+        call. Of a long run they may be more than there is memory for; `batches` gives them piece by piece."""
         records: list[Record] = []
         behind = cursor or (0,) * len(self._sources)
         for batch, now in self.batches(cursor):
@@ -127,8 +127,8 @@ class Reader:
         return records, behind
 
     def batches(self, cursor: Cursor = START) -> Iterator[tuple[list[Record], Cursor]]:
-        """The records that arrived after `cursor`, at most WINDOW of each rank at a time, each time with the cursor for the
-        next call. In a batch they are in the order of their times."""
+        """The records that arrived after `cursor`, at most WINDOW of each rank at a time, each time with the
+        cursor for the next call. In a batch they are in the order of their times."""
         taken = list(cursor or (0,) * len(self._sources))
         while True:
             by_rank = [self._after(source, taken[source.rank]) for source in self._sources]
@@ -148,8 +148,8 @@ class Reader:
             return list(self._events)
 
     def damage(self) -> list[str]:
-        """Says which lines of the files were passed over, or are not as the ranks wrote them: a sentence or two for each
-        file, and none where all is well."""
+        """Says which lines of the files were passed over, or are not as the ranks wrote them: a sentence or
+        two for each file, and none where all is well."""
         with self._lock:
             return [sentence for source in self._sources for sentence in _damage_of(source)]
 
@@ -294,8 +294,9 @@ class Reader:
         Args:
             source: what they come from.
             batch: lines; what stands behind the last whole one counts once it is whole.
-            is_file: the batch begins with the first line of the file that was not taken. It has what there is, so that
-                its records are taken whatever their `seq` says. A socket repeats some, and loses some.
+            is_file: the batch begins with the first line of the file that was not taken. It has what there
+                is, so that its records are taken whatever their `seq` says. A socket repeats some, and loses
+                some.
         """
         taken: list[Record] = []
         places_bytes: list[int] = []

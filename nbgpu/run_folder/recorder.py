@@ -47,14 +47,15 @@ def _make_whole(path: Path) -> int:
 class Recorder:
     """Writes one rank's samples and events; a thread of its own does the input and output.
 
-    The main thread only appends to a list, so that telemetry costs a step nothing that can be noticed, and the
-    thread keeps sending while the main thread waits in a collective.
+    The main thread only appends to a list, so that telemetry costs a step nothing that can be noticed, and
+    the thread keeps sending while the main thread waits in a collective.
 
     Args:
         folder: the run's folder, which exists.
         rank: whose records these are.
-        probe: called about once a second on the recorder's thread, from the first record or `at` on; returns series
-            such as memory and utilization. An exception in it ends up as a 'note' event once, and stops the probing.
+        probe: called about once a second on the recorder's thread, from the first record or `at` on; returns
+            series such as memory and utilization. An exception in it ends up as a 'note' event once, and
+            stops the probing.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class Recorder:
         self._waiting: list[bytes] = []
         self._seq = _make_whole(record_path(folder, rank))
         self._step: int | None = None
-        """What the probe's samples belong to. A rank that takes another's place, or goes on from a checkpoint, does not
-        begin at step 0, and nothing is measured before its step is known."""
+        """What the probe's samples belong to. A rank that takes another's place, or goes on from a
+        checkpoint, does not begin at step 0, and nothing is measured before its step is known."""
         self._unwritten = bytearray()
         self._full_disk_told = False
         self._closing = threading.Event()

@@ -35,7 +35,7 @@ def digest(named: Mapping[str, Tensor]) -> str:
 
 
 def require_the_same(loaders: Loaders) -> None:
-    """Raises DataError on every rank where the ranks do not have the same samples to share out. A collective."""
+    """Raises DataError on every rank where they do not have the same samples to share out. A collective."""
 
     def identities() -> list[dict[str, Identity]]:
         own = together(lambda: dict(loaders.identity()))

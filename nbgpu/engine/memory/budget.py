@@ -1,4 +1,5 @@
-"""The memory of a training run: what it holds from step to step, what a step takes, and which batch size would have fitted."""
+"""The memory of a training run: what it holds from step to step, what a step takes, and which batch size
+would have fitted."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from nbgpu.text.sizes import in_words
 _PACKAGE = str(Path(__file__).parents[2])
 
 SPARE_BYTES = 96 * 2**20
-"""Of what a CPU rank may have, for a run's loggers and checkpoints, and for the kernels that oneDNN makes and keeps for each
-shape: steps that were tried leave some behind."""
+"""Of what a CPU rank may have, for a run's loggers and checkpoints, and for the kernels that oneDNN makes and
+keeps for each shape: steps that were tried leave some behind."""
 _BESIDE_SHAPES = 0.3
-"""What a step takes beside the tensors that have a shape, as a share: the kernels' scratch memory, and what allocators
-keep. For the autoencoder on CPU ranks it was 0.1 to 0.2."""
+"""What a step takes beside the tensors that have a shape, as a share: the kernels' scratch memory, and what
+allocators keep. For the autoencoder on CPU ranks it was 0.1 to 0.2."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Static:
     """What a run holds from step to step, in bytes, whatever the batch size."""
 
     before_bytes: int
-    """What the process held before the run: the cells' variables; on the CPU also Python and its libraries."""
+    """What the process held before the run: the cells' variables, on the CPU also Python's libraries."""
     parameters_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
@@ -50,8 +51,8 @@ class Static:
         average: Iterable[Tensor] = (),
         discriminator: Iterable[Tensor] = (),
     ) -> Static:
-        """As the tensors say it. Gradients stand in DDP's buckets from the start; the optimizer's state appears with
-        the first step. `before_bytes` is what `before_run` gave."""
+        """As the tensors say it. Gradients stand in DDP's buckets from the start; the optimizer's state
+        appears with the first step. `before_bytes` is what `before_run` gave."""
         state = (value for values in optimizer.state.values() for value in values.values())
         return cls(
             before_bytes=before_bytes,
@@ -90,18 +91,18 @@ def before_run(
     average: Iterable[Tensor] = (),
     discriminator: Iterable[Tensor] = (),
 ) -> int:
-    """What the process holds on the device beside a run that is about to step, in bytes; the peak begins anew."""
+    """What the process holds on the device beside a run that is about to step, in bytes. Resets the peak."""
     begin_peak(device)
     static = Static.of(model, optimizer, 0, average, discriminator)
     return max(0, Usage.of(device).used_bytes - static.total_bytes)
 
 
 def batch_size_that_fits(batch_size: int, asked: int, usage: Usage, static: Static, had_fitted: bool) -> int:
-    """An estimate: what a sample needs is (peak - static) / batch_size, and the rest of the memory is there for it.
+    """Estimate it: a sample needs (peak - static) / batch_size, and the rest of the memory is there for it.
 
     Args:
-        had_fitted: whether an earlier step had come to its end with this batch size. Else a sample needs more than
-            was seen of it, and at most half of the batch size is named.
+        had_fitted: whether an earlier step had come to its end with this batch size. Else a sample needs more
+            than was seen of it, and at most half of the batch size is named.
 
     Returns:
         0 where not even one sample would have fitted; never as many as did not fit.

@@ -132,7 +132,7 @@ def _root(error: BaseException | None) -> BaseException | None:
 
 
 def refused(error: BaseException, device: torch.device) -> tuple[torch.device, int]:
-    """(The device that had no more memory: this rank's or the CPU; how many bytes were asked for, 0 where that is not known.)
+    """(The device that had no more memory, this rank's or the CPU; how many bytes were asked for, 0 if unknown.)
 
     Args:
         error: one for which `is_exhausted` holds.

@@ -37,7 +37,7 @@ def gather(own: Mapping[str, Any], saves: Saves) -> Gathered:
     """Tells the other ranks where this one stands, and settles whose state all begin with. A collective.
 
     Args:
-        own: JSON; `ready`, whether this rank has the state of its `step`, and whatever else the others are to know.
+        own: JSON; `ready`, whether this rank has the state of its `step`, and what else others are to know.
         saves: the run's checkpoints.
     """
     standings = exchange.gather(dict(own))

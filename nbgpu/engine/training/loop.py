@@ -1,4 +1,4 @@
-"""What the two loops of a rank have in common: how a run begins, pauses, is steered, saves its state and ends."""
+"""What both loops of a rank have: how a run begins, pauses, is steered, saves its state and ends."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RunContext:
 
 
 class Loop(ABC):
-    """One run on this rank: steps, with checkpoints and validations between them, until the last one or a command.
+    """One run on this rank: steps, and between them checkpoints, validations and what the person asks for.
 
     Args:
         config: the settings.
@@ -83,13 +83,13 @@ class Loop(ABC):
         self._steering = Steering()
         self._saves = Saves(self.folder, config.keep_checkpoints, self.rank, self._tell)
         self._consensus: Consensus
-        """With each `run` a new one, so that the newest command counts even if a rank that had heard it is gone."""
+        """New with each `run`, so that the newest command counts even if a rank that had heard it is gone."""
 
     def run(self, mended: str = "") -> RunState:
         """Does the steps to the last one, or until the person or a validation that gets no better stops them.
 
-        After a failure that is mended (a rank was replaced, the group formed again) every rank calls it again, and the
-        run goes on with the state of the rank that had got furthest.
+        After a failure that is mended (a rank was replaced, the group formed again) every rank calls it
+        again, and the run goes on with the state of the rank that had got furthest.
 
         Args:
             mended: the failure that was mended, in words, which is recorded; empty at the start.
@@ -99,7 +99,8 @@ class Loop(ABC):
 
         Raises:
             DataError: the data cannot be used; every rank raises it, at the same step.
-            RunError: a step gave NaN or an infinite number; every rank raises it, after a checkpoint of the step before.
+            RunError: a step gave NaN or an infinite number; every rank raises it, after a checkpoint of the
+                step before.
         """
         self._consensus = Consensus(CommandWatch(self.folder, cluster_folder()) if self.rank == 0 else None)
         self._gather_ranks()
@@ -159,7 +160,7 @@ class Loop(ABC):
     # ---- between the ranks ----
 
     def _gather(self, is_ready: bool, **more: Any) -> Gathered:
-        """Settles whose state all ranks begin with, and takes the step and the settings of that. A collective.
+        """Settles whose state all ranks begin with, and takes its step and its settings. A collective.
 
         Args:
             is_ready: whether this rank has the state of `step`.
@@ -175,7 +176,7 @@ class Loop(ABC):
         self._devices = [Device(**standing["device"]) for standing in gathered.standings]
         self._take_settings(self._steering.catch_up([s["steering"] for s in gathered.standings]))
         if not is_ready:
-            # Known before the first record: this rank may have taken another's place, or go on from a checkpoint.
+            # Before the first record: this rank may have taken another's place, or go on from a checkpoint.
             self.step = gathered.step
         if self.recorder is not None:
             self.recorder.at(self.step)
@@ -232,7 +233,7 @@ class Loop(ABC):
     # ---- checkpoints ----
 
     def _whole_state(self) -> WholeState:
-        """The state, with what tells whether another run can go on from it. A collective where weights are shared out."""
+        """The state, with what tells whether another run can go on from it. A collective with fsdp."""
         tensors, about = self.state()
         config = self.config.model_dump(mode="json")
         return tensors, {**about, "config": config, "world_size": self.member.world_size}

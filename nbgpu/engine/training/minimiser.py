@@ -32,8 +32,9 @@ class _Leave(Exception):
 class Minimiser(Loop):
     """Minimises one problem on the ranks of the process group, all of which do the same steps.
 
-    A run that goes on from a checkpoint, or after a rank was replaced, goes on with the tensor; what the optimizer
-    remembered of earlier steps is not kept, so that its next steps are others than they would have been.
+    A run that goes on from a checkpoint, or after a rank was replaced, goes on with the tensor; what the
+    optimizer remembered of earlier steps is not kept, so that its next steps are others than they would have
+    been.
 
     Args:
         problem: what is minimised, built with the same settings.
@@ -96,7 +97,8 @@ class Minimiser(Loop):
 
     def _write_info(self) -> None:
         if self.rank == 0:
-            steps = (sum(self.problem.num_steps),) * 2  # in the run, and in an epoch, of which it has one
+            total_steps = steps_per_epoch = sum(self.problem.num_steps)
+            steps = (total_steps, steps_per_epoch)
             with self._telling_what_is_not_written():
                 run_info.write(
                     self.folder, self.config, self.member, self._devices, *steps, self.problem.told
@@ -198,7 +200,7 @@ class Minimiser(Loop):
         self._between_steps()
 
     def _between_steps(self) -> None:
-        """What the person asks for, and a checkpoint where one is due; begins the next message of the consensus."""
+        """Saves a checkpoint where one is due, does what the person asks for, and begins the next message."""
         is_best = self._progress.is_best(self.step)
         if self._saves.newest_step < self.step and (self._due(self.config.checkpoint_every) or is_best):
             self._saves.begin(self.step, self._whole_state(), self._score())
@@ -265,7 +267,8 @@ class Minimiser(Loop):
     # ---- what stays ----
 
     def _conclude(self) -> None:
-        """Writes the last checkpoint, measures what was found and says so. Where the person stops early, too: it may be enough."""
+        """Writes the last checkpoint, measures what was found and says so. Where the person stops early, too:
+        it may be enough."""
         if self.step and self._validated_step != self.step and self.config.val_every:
             self._validate()
         failure = self._save_and_wait()

@@ -1,4 +1,5 @@
-"""The model of a run on this rank: how it is built and spread, what a step does to it, and how a step that was cut off is undone."""
+"""The model of a run on this rank: how it is built and spread, what a step does to it, and how a step that
+was cut off is undone."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class Networks:
 
 
 class RankModel:
-    """The model on this rank, which is built once, and spread over the ranks each time that their group is formed.
+    """The model on this rank, which is built once, and spread over the ranks whenever their group is formed.
 
     Args:
         guard: leaves out the updates of bad steps.
@@ -97,7 +98,7 @@ class RankModel:
     # ---- a step ----
 
     def begin_step(self, config: TrainConfig, recipe: Recipe, step: int) -> PlainStep:
-        """What the next step computes, where `step` of them are done: with the discriminator if its time has come."""
+        """What the step after `step` computes: with the discriminator, if its time has come."""
         self._buffers_before_step = [buffer.clone() for buffer in self.state.model.buffers()]
         parts = (config, recipe, self.state, self.strategy, self._device)
         discriminator = self.state.discriminator
@@ -106,7 +107,7 @@ class RankModel:
         return AdversarialStep(*parts, discriminator)
 
     def end_step(self, computed: PlainStep, step: int, lr: float, grad_norm: Tensor) -> Mapping[str, Tensor]:
-        """Moves the weights, unless the step is a bad one. An interrupt in the middle would leave a state of no step.
+        """Moves the weights, unless the step is a bad one. An interrupt in it would leave a state of no step.
 
         Returns:
             What `Guard.judge` wants to know of the inputs.

@@ -1,4 +1,5 @@
-"""What one optimizer step computes: the losses of its micro-batches, their gradients, and which optimizers then move."""
+"""What one optimizer step computes: the losses of its micro-batches, their gradients, and which optimizers
+then move."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class PlainStep:
         self._state.scaler.scale(loss / self._config.accumulate).backward(start)
 
     def learn_beside(self) -> Mapping[str, Tensor]:
-        """Has what learns beside the model learn from the last micro-batch; returns the losses of that by name."""
+        """Has what learns beside the model learn from the last micro-batch; returns its losses by name."""
         return {}
 
     def gradient_norms(self) -> dict[str, Tensor]:

@@ -173,7 +173,7 @@ class Trainer(Loop):
         return LearningRate(self.config, self.member.world_size, self.total_steps)
 
     def state(self) -> WholeState:
-        """As every Loop's, with the tensors of `State.parts`. A collective where the strategy shares out the weights."""
+        """As every Loop's, with the tensors of `State.parts`. A collective with fsdp."""
         assert self._unrecorded is None, "the last step was looked at (_flush) before its state counts"
         tensors, about = self._built.parts()
         return tensors, about | {
@@ -266,7 +266,8 @@ class Trainer(Loop):
                 self._train_step()
 
     def _steer(self) -> None:
-        """Takes the settings that the person asked for, at the same step on all ranks; those of the data with the next epoch."""
+        """Takes the settings that the person asked for, at the same step on all ranks; those of the data with
+        the next epoch."""
         self._steering.asked |= self._consensus.new_settings()
         if not self._steering.asked:
             return
@@ -405,7 +406,7 @@ class Trainer(Loop):
             self._look_back(self._smoke)
 
     def _go_back_to_best(self) -> None:
-        """Takes the state with the best validation, all of it, so that a run that is healed meanwhile is in order."""
+        """Takes the whole state with the best validation, so that a run that is healed meanwhile is in order."""
         path, why = self._saves.best(self.step, self._progress.best)
         if path is not None:
             together(lambda: self.load_state(*checkpoint.load(path)))
