@@ -8,16 +8,18 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 import pytest
+from kernel import Kernel, kernel
 from rows import Measured, row
 
 import nbgpu
+from nbgpu.client.host import ps, registry
 from nbgpu.client.runs.run import Run
 from nbgpu.protocol.records import Sample
 from nbgpu.ui.run.snapshot import history_of, report_html
@@ -149,7 +151,7 @@ def heal(cluster: nbgpu.Cluster, run: Run, rank: int) -> None:
     go_on(run, 60)
 
 
-def check_every_view(run: Run, ledger: Ledger, may_lack: tuple[int, ...] = ()) -> None:
+def check_every_view(run: Run | StoredRun, ledger: Ledger, may_lack: tuple[int, ...] = ()) -> None:
     """Compares all that is shown of a run which is over; `may_lack`: ranks that died before they had written all."""
     check_table(run, ledger, may_lack)
     check_charts(run, ledger, may_lack)
@@ -164,7 +166,7 @@ def check_keys(found: set[tuple[int, int]], ledger: Ledger, may_lack: tuple[int,
     assert len(lacking) <= 6 * len(may_lack), "a killed rank lacks what it wrote last, at most some steps"
 
 
-def check_table(run: Run, ledger: Ledger, may_lack: tuple[int, ...]) -> None:
+def check_table(run: Run | StoredRun, ledger: Ledger, may_lack: tuple[int, ...]) -> None:
     table = pd.read_csv(run.folder / "metrics.csv", float_precision="round_trip")
     keys = list(zip(table["rank"], table["step"], strict=True))
     assert len(set(keys)) == len(keys)
@@ -176,7 +178,7 @@ def check_table(run: Run, ledger: Ledger, may_lack: tuple[int, ...]) -> None:
         assert line.time_s == pytest.approx(entry.ended_s, abs=0.5)
 
 
-def check_charts(run: Run, ledger: Ledger, may_lack: tuple[int, ...]) -> None:
+def check_charts(run: Run | StoredRun, ledger: Ledger, may_lack: tuple[int, ...]) -> None:
     history = history_of(StoredRun(run.folder))
     assert {(0, "loss"), (1, "loss"), (0, "lr"), (0, "memory_rss_bytes")} <= set(history.series)
     for (_, name), series in history.series.items():
@@ -202,7 +204,7 @@ def check_charts(run: Run, ledger: Ledger, may_lack: tuple[int, ...]) -> None:
         assert trace["x"] == sorted(trace["x"])
 
 
-def check_epochs(run: Run, ledger: Ledger, may_lack: tuple[int, ...]) -> None:
+def check_epochs(run: Run | StoredRun, ledger: Ledger, may_lack: tuple[int, ...]) -> None:
     told = [json.loads(line) for line in (run.folder / "epochs.jsonl").read_text().splitlines()]
     assert [e["epoch"] for e in told] == sorted({entry.epoch for entry in ledger.values()})
     for epoch in told:
@@ -220,7 +222,7 @@ def check_epochs(run: Run, ledger: Ledger, may_lack: tuple[int, ...]) -> None:
             assert epoch["means"]["loss"] == pytest.approx(sum(losses) / len(losses))
 
 
-def check_measured(run: Run, ledger: Ledger) -> None:
+def check_measured(run: Run | StoredRun, ledger: Ledger) -> None:
     """Memory and utilization stand at the step that the rank was at when they were measured, from the first one on."""
     first_step = min(step for _, step in ledger)
     ended = {rank: sorted((e.ended_s, s) for (r, s), e in ledger.items() if r == rank) for rank in (0, 1)}
@@ -270,3 +272,59 @@ def test_what_is_shown_is_what_the_ranks_did(
     goes_on = ledger_of(resumed.folder, before=ledger)
     assert min(step for _, step in goes_on) == last_step + 1
     check_every_view(resumed, goes_on)
+
+
+def well(notebook: Kernel, code: str) -> str:
+    """Runs a cell that must succeed; returns what it printed."""
+    done = notebook.run(code, timeout_s=120)
+    assert done.status == "ok", done.error
+    return done.stdout
+
+
+def going_on(num_steps: int) -> str:
+    """Code that waits until both ranks have taken so many more steps."""
+    return f"""
+import time
+until = max(s.step for s in run.statuses()) + {num_steps}
+while min(s.step for s in run.statuses()) < until and not run.over: time.sleep(0.02)
+assert not run.over, run.failures
+"""
+
+
+@contextmanager
+def kept_cluster() -> Iterator[Kernel]:
+    """A kernel that has started a cluster which outlives it; the cluster is ended where nobody else has ended it."""
+    others = {entry.id for entry in registry.entries()}
+    try:
+        with kernel() as notebook:
+            well(notebook, "%load_ext nbgpu\nimport nbgpu\n%nbgpu start --gpus none --ranks 2 --keep")
+            yield notebook
+    finally:
+        ps.stop([entry.id for entry in registry.entries() if entry.id not in others])
+
+
+@pytest.mark.long
+@row(
+    "the kernel is killed under a kept run; another one attaches to it and changes its lr; a rank is killed",
+    "charts, report, metrics.csv and epochs.jsonl agree with what the ranks themselves noted of every step",
+    bound_s=None,
+)
+@pytest.mark.timeout(240)
+def test_what_is_shown_of_a_run_that_was_attached_to_is_what_the_ranks_did(
+    recipe: str, tmp_path: Path
+) -> None:
+    settings = {**SETTINGS, "runs_dir": str(tmp_path / "runs")}
+    with kept_cluster() as first:
+        well(first, f"run = nbgpu.current().train({recipe!r}, **{settings!r})\n{going_on(14)}")
+        os.killpg(first.manager.provisioner.pid, signal.SIGKILL)
+        time.sleep(1)  # the run goes on, and nobody reads what it records
+        with kernel() as second:
+            well(second, f"import nbgpu\nrun = nbgpu.attach().run\n{going_on(14)}")
+            well(second, f"run.set(lr=1e-5)\n{going_on(20)}")
+            kill = "import os, signal\nos.kill(nbgpu.current().pids[1], signal.SIGKILL)"
+            well(second, f"{kill}\n{going_on(60)}")
+            well(second, "run.stop()\nassert run.wait(60).status == 'stopped'\nnbgpu.current().stop()")
+    (folder,) = (tmp_path / "runs").iterdir()
+    ledger = ledger_of(folder)
+    assert {entry.lr for entry in ledger.values()} > {1e-5}
+    check_every_view(StoredRun(folder), ledger, may_lack=(1,))
