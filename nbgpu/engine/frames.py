@@ -1,4 +1,4 @@
-"""Whose code a Python frame runs: the person's, a library's, or what called the person's."""
+"""Which code a Python frame runs: the person's, a library's, or the caller of the person's code."""
 
 from __future__ import annotations
 
@@ -16,84 +16,86 @@ _LIBRARIES = (*{f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib",
 RUNS_A_CELL = ("IPython/core/interactiveshell.py", "run_code")
 """The function that runs a cell's code: the end of its file's path, and its name."""
 RUNS_A_CALL = ("ipyparallel/engine/kernel.py", "do_apply")
-"""The one that runs what `Cluster.apply` sent."""
+"""The function that runs a call from `Cluster.apply`."""
 RUNS_A_TASK = ("asyncio/events.py", "_run")
-"""The one that takes a task of the event loop one step further, and that runs its callbacks."""
+"""The function that advances a task of the event loop by one step, and runs its callbacks."""
 IMPORTS_A_MODULE = ("<frozen importlib._bootstrap>", "_load_unlocked")
-"""The one that runs a module's code; `spec` is its variable."""
+"""The function that runs a module's code; its variable `spec` names the module."""
 TAKES_A_REQUEST = ("ipykernel/kernelbase.py", "dispatch_shell")
-"""The one in which the kernel answers a request."""
+"""The function in which the kernel answers a request."""
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 
 
 def is_function(frame: FrameType, function: tuple[str, str]) -> bool:
-    """Whether a frame is one of the function (end of its file's path, name)."""
+    """Whether a frame belongs to a function, given as (end of its file's path, name)."""
     path, name = function
     return frame.f_code.co_name == name and frame.f_code.co_filename.endswith(path)
 
 
 def is_library(filename: str) -> bool:
-    """Whether code of this file is a library's, or made at run time, and not the person's own."""
-    # '<frozen importlib._bootstrap>', '<string>': made at run time, and no one's file.
+    """Whether this file's code is a library's or made at run time, rather than the person's own."""
+    # '<frozen importlib._bootstrap>' and '<string>' are not files of anybody's.
     made_at_run_time = filename.startswith("<") and not filename.startswith("<ipython")
     return made_at_run_time or filename.startswith(_LIBRARIES)
 
 
 def is_ours(filename: str) -> bool:
-    """Whether code of this file is nbgpu's."""
+    """Whether this file's code is nbgpu's."""
     return filename.startswith(_PACKAGE)
 
 
 def num_left_out_in_words(count: int) -> str:
-    """'3 frames of libraries left out'."""
+    """Return a text such as '3 frames of libraries left out'."""
     return f"{count} frame{'s' if count > 1 else ''} of libraries left out"
 
 
 def error_as_text(error: BaseException) -> str:
-    """The error as Python prints it, but with the person's own lines only where its traceback has any.
+    """Return the error as Python prints it, but with only the person's own lines if its traceback has any.
 
     Frames of libraries between and below them are counted. Causes are shortened in the same way.
     """
-    told = traceback.TracebackException(type(error), error, error.__traceback__, lookup_lines=False)
-    num_left_out = _shorten(told)
-    lines = list(told.format())
+    formatted = traceback.TracebackException(type(error), error, error.__traceback__, lookup_lines=False)
+    num_left_out = _shorten(formatted)
+    lines = list(formatted.format())
     if num_left_out:
-        num_of_message = len(list(told.format_exception_only()))
+        num_of_message = len(list(formatted.format_exception_only()))
         lines.insert(len(lines) - num_of_message, f"  ({num_left_out_in_words(num_left_out)})\n")
     return "".join(lines)
 
 
-def _shorten(told: traceback.TracebackException) -> int:
-    """Leaves the person's lines, as `error_as_text` says, and returns how many frames were left out of the last part."""
-    for cause in (told.__cause__, told.__context__):
+def _shorten(formatted: traceback.TracebackException) -> int:
+    """Keep only the person's lines, as for `error_as_text`; return the number of frames left out of the last
+    part."""
+    for cause in (formatted.__cause__, formatted.__context__):
         if cause is not None:
             _shorten(cause)
-    own = [index for index, line in enumerate(told.stack) if not is_library(line.filename)]
+    own = [index for index, line in enumerate(formatted.stack) if not is_library(line.filename)]
     if not own:
         return 0
-    num_left_out = len(told.stack) - own[0] - len(own)
-    told.stack[:] = [told.stack[index] for index in own]
+    num_left_out = len(formatted.stack) - own[0] - len(own)
+    formatted.stack[:] = [formatted.stack[index] for index in own]
     return num_left_out
 
 
 def own_part(traceback: TracebackType | None) -> tuple[TracebackType | None, int]:
-    """(the traceback with the frames of the person's code only, frames left out between and below them).
+    """Return (the traceback with only the frames of the person's code, the number of frames left out between
+    and below).
 
-    With no frame of theirs the whole traceback comes back, and none is left out.
+    A traceback without such a frame comes back whole.
     """
     frames = _frames(traceback)
     own = [index for index, frame in enumerate(frames) if not is_library(frame.tb_frame.f_code.co_filename)]
     if not own:
         return (frames[0] if frames else None), 0
     kept: TracebackType | None = None
-    # Built anew from the end: cutting the original would take the frames from a debugger too.
+    # A new chain from the end: cutting the original would take the frames from a debugger too.
     for index in reversed(own):
         kept = TracebackType(kept, frames[index].tb_frame, frames[index].tb_lasti, frames[index].tb_lineno)
     return kept, len(frames) - own[0] - len(own)
 
 
 def part_of_nbgpu(traceback: TracebackType | None) -> TracebackType | None:
-    """The traceback with nbgpu's frames only; None where it has none."""
+    """Return the traceback with only nbgpu's frames; None if it has none."""
     kept: TracebackType | None = None
     for frame in reversed(_frames(traceback)):
         if is_ours(frame.tb_frame.f_code.co_filename):
@@ -102,9 +104,10 @@ def part_of_nbgpu(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def called_collective(codes: Iterable[CodeType]) -> str:
-    """The function of torch.distributed that was called, of the code from the caller inwards; empty for none.
+    """Return the function of torch.distributed that was called; empty for none. `codes` begins with the
+    caller.
 
-    The first that is public: `all_gather_object` calls `all_gather`.
+    The first public one counts: `all_gather_object` calls `all_gather`.
     """
     for code in codes:
         if code.co_filename.endswith(_COLLECTIVES) and not code.co_name.startswith("_"):
@@ -113,25 +116,28 @@ def called_collective(codes: Iterable[CodeType]) -> str:
 
 
 def empty_library_frames(traceback: TracebackType | None) -> None:
-    """Takes from the libraries' frames what they hold: the whole traceback outlives the failure in IPython's frames,
-    and a tensor that a function was called with would live as long."""
+    """Clear the variables of the libraries' frames.
+
+    IPython's frames keep the whole traceback after the failure, and with it a tensor that a function was
+    called with.
+    """
     while traceback is not None:
         if is_library(traceback.tb_frame.f_code.co_filename):
-            # Those above the cell are still at work, and stay as they are.
+            # Frames above the cell are still running, and cannot be cleared.
             with suppress(RuntimeError):
                 traceback.tb_frame.clear()
         traceback = traceback.tb_next
 
 
 def codes(traceback: TracebackType | None) -> Iterator[CodeType]:
-    """The code that each frame of a traceback runs, from the caller inwards."""
+    """Yield the code of each frame of a traceback, from the caller inwards."""
     while traceback is not None:
         yield traceback.tb_frame.f_code
         traceback = traceback.tb_next
 
 
 def _frames(traceback: TracebackType | None) -> list[TracebackType]:
-    """The traceback's parts, from the caller inwards."""
+    """Return the traceback's parts, from the caller inwards."""
     frames = []
     while traceback is not None:
         frames.append(traceback)

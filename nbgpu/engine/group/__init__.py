@@ -1,1 +1,1 @@
-"""The process group: forming it, cutting it, talking over it, and looking into it."""
+"""The process group: how it is formed and cut, small messages over it, and what can be read from it."""

@@ -1,4 +1,4 @@
-"""What this rank does by itself while the others wait for it, in words, for whoever asks where it is."""
+"""A description of the work that this rank does alone while the others wait for it, for stacks.py."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ _now = ""
 
 
 def current() -> str:
-    """Return what the main thread is at, such as 'loading packages'; empty where it is at nothing of the kind."""
+    """Return what the main thread is doing, such as 'loading packages'; empty if it does no such work."""
     return _now
 
 
 @contextmanager
 def during(what: str) -> Iterator[None]:
-    """Have `current` return a text while the block runs. Call on the main thread.
+    """Have `current` return this text while the block runs. Call on the main thread.
 
     Args:
-        what: goes behind 'rank 0 is', such as 'working out the result'.
+        what: completes 'rank 0 is', such as 'working out the result'.
     """
-    global _now  # the thread that answers reads it
+    global _now  # read by the thread that answers the client
     before, _now = _now, what
     try:
         yield

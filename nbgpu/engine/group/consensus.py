@@ -1,9 +1,9 @@
-"""How all ranks come to the same decision at the same step, at no cost to it.
+"""How all ranks reach the same decision at the same step, without slowing the step.
 
-Each step sends one small message around while loss and gradients are being computed: what the person asked for,
-and whether a rank's data failed. The answer is read before the weights move, where the exchange of gradients has
-brought all ranks together anyway. A rank whose data failed takes part until there, or it would leave the others
-waiting.
+Each step reduces one small message over the ranks while loss and gradients are being computed: the person's
+command, and whether a rank's data failed. The result is read before the weights change, where the exchange of
+gradients has brought all ranks together anyway. A rank whose data failed takes part up to that point, because
+the others would otherwise wait for it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _CODES: tuple[Command | None, ...] = (None, "resume", "pause", "stop")
 
 
 class PeerFailed(RunError):
-    """This rank gave up because another one has failed, which says itself how."""
+    """This rank gave up because another one failed; that rank reports the cause itself."""
 
 
 class Consensus:
     """The ranks' common decision, one for each step.
 
     Args:
-        commands: what the person asks for; only rank 0 has it.
+        commands: the person's commands; None on all ranks but rank 0.
     """
 
     def __init__(self, commands: CommandWatch | None) -> None:
@@ -44,7 +44,7 @@ class Consensus:
         self._settings_are_there = False
 
     def newest_command(self) -> Command | None:
-        """What the person asked for last, told by rank 0. A collective."""
+        """Return the person's last command, as rank 0 knows it. A collective."""
         command: Command | None = exchange.broadcast(self._newest(), source=0)
         return command
 
@@ -52,7 +52,7 @@ class Consensus:
         return self._commands.newest() if self._commands is not None else None
 
     def begin(self, failure: Exception | None = None) -> None:
-        """Sends this rank's news; returns at once."""
+        """Send this rank's command and failure; return at once."""
         command = self._newest()
         self._failure = failure
         self._message[0] = _CODES.index(command)
@@ -61,10 +61,10 @@ class Consensus:
         self._work = dist.all_reduce(self._message, dist.ReduceOp.MAX, async_op=True)
 
     def finish(self) -> Command | None:
-        """The command that all ranks follow at this step.
+        """Return the command that all ranks follow at this step.
 
         Raises:
-            DataError, PeerFailed: a rank failed; every rank raises, and names the rank and the cause.
+            DataError, PeerFailed: a rank failed. Every rank raises, and names the rank and the cause.
         """
         assert self._work is not None, "finish goes with begin"
         self._work.wait()
@@ -74,7 +74,10 @@ class Consensus:
         return _CODES[int(self._message[0])]
 
     def new_settings(self) -> dict[str, Any]:
-        """What the person set since the last call, the same on every rank; a collective only if there is any."""
+        """Return the settings changed since the last call, the same on every rank.
+
+        A collective only if there are any.
+        """
         if not self._settings_are_there:
             return {}
         self._settings_are_there = False
@@ -84,26 +87,26 @@ class Consensus:
 
 
 def together(work: Callable[[], Result]) -> Result:
-    """Does this rank's share of some work, and raises on every rank if it failed on any.
+    """Do this rank's share of some work, and raise on every rank if it failed on any.
 
-    A collective, so that the work itself must hold none: a rank that failed early would be missed in it.
-    Returns what the work returned on this rank; raises as `raise_together` does.
+    A collective. The work itself must contain none, because a rank that failed early would not take part in
+    it. Returns the work's result on this rank; raises as `raise_together` does.
     """
     result, failure = None, None
     try:
         result = work()
-    except Exception as error:  # noqa: BLE001 - whatever it is, all ranks must learn of it
+    except Exception as error:  # noqa: BLE001 - all ranks must learn of any error
         failure = error
     raise_together(failure)
     return cast(Result, result)
 
 
 def raise_together(failure: Exception | None) -> None:
-    """Raises on every rank if any rank has a failure. A collective: every rank must call it.
+    """Raise on every rank if any rank has a failure. A collective: every rank must call it.
 
     Raises:
-        DataError: every failure is one; all messages, each once.
-        PeerFailed: a rank failed otherwise; the rank itself raises what it met.
+        DataError: every failure is a DataError; it has each message once.
+        PeerFailed: a rank failed in another way; that rank itself raises its own error.
     """
     mine = (
         None

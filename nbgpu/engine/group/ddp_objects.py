@@ -1,6 +1,6 @@
-"""Which DistributedDataParallel objects live in this process, and what each was made with.
+"""The DistributedDataParallel objects that are alive in this process, and the arguments of each.
 
-An object is told apart from others by how many were made before it.
+An object is identified by the number of objects made before it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 _numbers = itertools.count()
 _made: WeakKeyDictionary[DistributedDataParallel, tuple[int, dict[str, Any]]] = WeakKeyDictionary()
-"""Of every DDP object that lives: how many were made before it, and what it was made with."""
+"""For every DDP object that is alive: the number of objects made before it, and its arguments."""
 
 
 def note() -> None:
-    """From now on notes the arguments of every DDP object that is made."""
+    """Record the arguments of every DDP object that is made from now on."""
     make = DistributedDataParallel.__init__
     signature = inspect.signature(make)
 
@@ -34,30 +34,30 @@ def note() -> None:
         number, _ = _made.get(self, (next(_numbers), {}))
         _made[self] = number, arguments
         if dist.get_backend() == "fake":
-            # The reducer wants a result of each exchange, and that group gives none.
-            # A lambda, because DDP looks at annotations, and does not know them as strings.
+            # The reducer needs a result of each exchange, and the fake group gives none.
+            # A lambda, because DDP checks annotations and does not understand them as strings.
             self.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))
 
     DistributedDataParallel.__init__ = make_and_note  # type: ignore[method-assign]
 
 
 def are_there() -> bool:
-    """Whether any DDP object lives in this process."""
+    """Whether any DDP object is alive in this process."""
     return bool(_made)
 
 
 def all_made() -> dict[DistributedDataParallel, tuple[int, dict[str, Any]]]:
-    """Of every DDP object that lives, in the order in which they were made: (how many were made before it, its arguments)."""
+    """Return (number of objects made before it, its arguments) for every living DDP object, in order."""
     return dict(sorted(_made.items(), key=lambda item: item[1][0]))
 
 
 def references() -> list[ref[DistributedDataParallel]]:
-    """Weak references to all of them: to look whether anything else holds them."""
+    """Return weak references to all DDP objects, with which to check whether anything else holds them."""
     return _made.keyrefs()
 
 
 def next_number() -> int:
-    """Return how many objects were made, and leave that number out."""
+    """Return the number of objects made so far, and skip that number."""
     return next(_numbers)
 
 
@@ -68,7 +68,7 @@ def go_on_from(number: int) -> None:
 
 
 def forget(ddp: DistributedDataParallel) -> None:
-    """Says that an object is of no use any more, though it lives until the collector comes by: `move` leaves it."""
+    """Mark an object as unused, so that `move` skips it while it waits for the garbage collector."""
     _made.pop(ddp, None)
 
 

@@ -10,18 +10,18 @@ from nbgpu.engine.group import torch_private
 
 
 def compare_collectives() -> None:
-    """Switches the comparison on, for groups that are made from now on."""
+    """Switch the comparison on for groups that are made from now on."""
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
     torch_private.read_debug_level()
     mend_ddp()
 
 
 def mend_ddp() -> None:
-    """Makes DDP work in debug mode; changes nothing where that is off.
+    """Make DDP work in debug mode; change nothing where debug mode is off.
 
     DDP's logger looks for gloo's options in the group, finds the wrapper that compares the collectives, and
-    reads it as if it were gloo: a segmentation fault in the constructor (torch 2.13). It logs only, so it goes
-    without.
+    reads it as if it were gloo: a segmentation fault in the constructor (torch 2.13). The options are only
+    logged, so that DDP can do without them.
     """
     if torch_private.compares_collectives():
         dist.Logger = torch_private.LoggerWithoutOptions  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """Small messages between the ranks, as JSON.
 
-torch's own collectives for objects pickle them, and what is unpickled can run anything: gloo's sockets are
-not authenticated, so that nothing which comes from them may be unpickled.
+torch's own collectives for objects pickle them. gloo's sockets are not authenticated, and unpickling can run
+any code, so that nothing that comes from them may be unpickled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 
 def gather(value: Any) -> list[Any]:
-    """Every rank's value, in order of rank, on every rank. A collective; the values must be JSON."""
+    """Return every rank's value, in order of rank, on every rank. A collective; the values must be JSON."""
     own = _encoded(value)
     sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, torch.tensor([len(own)], dtype=torch.int64, device="cpu"))
@@ -27,7 +27,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def broadcast(value: Any, source: int) -> Any:
-    """The value of the rank `source`, on every rank. A collective; the value must be JSON."""
+    """Return the value of the rank `source` on every rank. A collective; the value must be JSON."""
     is_source = dist.get_rank() == source
     text = _encoded(value) if is_source else torch.zeros(0, dtype=torch.uint8, device="cpu")
     size = torch.tensor([len(text)], dtype=torch.int64, device="cpu")
@@ -41,10 +41,12 @@ def broadcast(value: Any, source: int) -> Any:
 def broadcast_tensors(
     tensors: Mapping[str, torch.Tensor], source: int, device: torch.device
 ) -> Mapping[str, torch.Tensor]:
-    """The tensors of the rank `source`, on every rank: its own there, copies elsewhere. A collective.
+    """Return the tensors of the rank `source` on every rank: the originals there, copies elsewhere.
+
+    A collective.
 
     Args:
-        tensors: by name; only what the source gives counts.
+        tensors: by name; only those of the source are used.
         device: where the copies of tensors on a GPU are made. Those on the CPU stay on the CPU.
     """
     is_source = dist.get_rank() == source

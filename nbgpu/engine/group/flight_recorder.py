@@ -1,7 +1,7 @@
-"""What torch's flight recorder noted of this rank's last collectives, kept where a run fails.
+"""The records of torch's flight recorder about this rank's last collectives, saved when a run fails.
 
-It holds the last 2000 collectives of gloo or NCCL, with their shapes and whether they ended. Compared over the ranks it
-shows which of them was missing where.
+The recorder holds the last 2000 collectives of gloo or NCCL, with their shapes and whether they ended. A
+comparison of the ranks' records shows which collective was missing on which rank.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ _log = logging.getLogger("nbgpu.run")
 
 
 def path(folder: Path, rank: int) -> Path:
-    """The file of one rank in a run's folder."""
+    """Return the path of one rank's file in a run's folder."""
     return folder / f"flight-rank{rank}.json"
 
 
 @contextmanager
 def kept_in(folder: Path, rank: int) -> Iterator[None]:
-    """Writes the recorder's content into a run's folder if what is done meanwhile fails.
+    """Write the recorder's content into a run's folder if the block fails.
 
-    Not where the run failed for a reason that nbgpu knows, such as a file: collectives have no part in it.
+    Nothing is written for an error that nbgpu itself explains, such as a bad file: collectives have no part
+    in it.
     """
     try:
         yield
@@ -38,21 +39,24 @@ def kept_in(folder: Path, rank: int) -> Iterator[None]:
     except BaseException:
         recording = torch_private.flight_recording()
         if recording is not None:
-            # In place of the failure nobody wants to read that this could not be written.
+            # A failure to write the file must not hide the failure of the run.
             with runs.telling_what_is_not_written(_log.warning):
                 write_whole(path(folder, rank), recording)
         raise
 
 
 def keep_nccl_from_ending_the_process() -> None:
-    """Settings of ProcessGroupNCCL for a process whose variables must outlive a failed collective; before a group is formed.
+    """Set up ProcessGroupNCCL so that the process outlives a failed collective.
 
-    By default torch's watchdog ends the process when a collective fails or times out. Here the sentinel aborts the
-    communicators (`group.give_up`), and the process goes on. PyTorch's own test of that (test_restart_pg_after_error)
-    has the same settings. Variables that the person has set stay.
+    Call before a group is formed.
+
+    By default torch's watchdog ends the process when a collective fails or times out. Here the sentinel
+    aborts the communicators (`group.give_up`), and the process goes on with its variables. PyTorch's own test
+    of this (test_restart_pg_after_error) has the same settings. Environment variables that the person has set
+    stay.
     """
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     os.environ.setdefault(
         "TORCH_NCCL_DUMP_ON_TIMEOUT", "0"
-    )  # it would be a pickle, and is written here as JSON
+    )  # torch's own file would be a pickle; ours is JSON
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")

@@ -1,11 +1,11 @@
 """The process group of the ranks, and its generations.
 
 A generation is one forming of the group. Each has a rendezvous of its own, a file in the cluster's private
-folder, so that nothing left over from an earlier group can be mistaken for news of this one.
+folder, so that nothing left over from an earlier group can be mistaken for a part of this one.
 
 After a failure `give_up` frees the ranks that wait in a collective, from a thread, and `form_again` makes the
-next generation; `replicas.py` moves the person's DistributedDataParallel objects to it. What is given up is named by
-its number, so that it does not matter how often, how late or how early that is said.
+next generation; `replicas.py` moves the person's DistributedDataParallel objects to it. `give_up` takes the
+number of a generation, so that it may come several times, late, or early.
 """
 
 from __future__ import annotations
@@ -37,62 +37,64 @@ class Membership:
     device: torch.device
     backend: str
     rung: str = ""
-    """The way to talk that was found to work, as `nbgpu.machine.transports` names it."""
+    """The transport that was found to work, as `nbgpu.machine.transports` names it."""
     timeout_s: float = 1800.0
     """How long a collective may take."""
     described: Device | None = None
-    """What the device is called, where the cluster has said so."""
+    """The device's description, if the cluster has given one."""
 
     @property
     def timeout(self) -> timedelta:
-        """How long a collective may take, for torch."""
+        """The timeout of a collective, as torch takes it."""
         return timedelta(seconds=self.timeout_s)
 
 
 _CONNECT_TIMEOUT_S = 4.0
-"""For gloo to connect ranks that are all there, which takes it a few milliseconds. It waits five times as long for a peer's
-connection (gloo/transport/tcp/pair.cc, waitUntil)."""
+"""The time for gloo to connect ranks that have all arrived, which takes a few milliseconds. gloo waits five
+times as long for a peer's connection (gloo/transport/tcp/pair.cc, waitUntil)."""
 _CONNECT_TIMEOUT_S_PER_RANK = 0.1
 _MAKING_PATIENCE_S = 0.1
-"""So long a rank that is to be freed may go on connecting to its peers: cut off in the middle, it would keep them waiting."""
+"""How long a rank that is to be freed may still connect to its peers: cut off halfway, it would keep them
+waiting."""
 
 _membership: Membership | None = None
 _bytes_before_cell = 0
 _alone: Membership | None = None
-"""The place of a rank whose group has nobody else in it, until that ends."""
+"""The membership of a rank that is alone in its group, until that group ends."""
 
 _cutting = threading.Lock()
-"""Held while the connections of a generation are cut, and where what stands below changes."""
+"""Held while a generation's connections are cut, and to change the variables below."""
 _generation = -1
-"""The one that this process formed last, or is forming; -1 before the first."""
+"""The generation that this process formed last, or is forming; -1 before the first."""
 _is_cut = True
-"""Whether the connections of that one were cut."""
+"""Whether the connections of `_generation` were cut."""
 _given_up = -1
-"""The newest generation that was given up; all before it are."""
+"""The newest generation that was given up; all earlier ones count as given up too."""
 _store_file: Path | None = None
-"""In which the ranks of that generation meet."""
+"""The file in which the ranks of `_generation` meet."""
 
 
 def membership() -> Membership:
-    """This process's place in the group that it formed last."""
+    """Return this process's place in the group that it formed last."""
     assert _membership is not None, "no group was formed in this process"
     return _membership
 
 
 def has_ended() -> bool:
-    """Whether this process had a group and has none now, as after torch's `destroy_process_group`."""
+    """Whether this process had a group and no longer has one, as after torch's `destroy_process_group`."""
     return _membership is not None and not dist.is_initialized()
 
 
 @torch_settings.as_at_the_beginning()
 def form(member: Membership, rendezvous: Path | None, generation: int = 0) -> None:
-    """Forms the default process group and proves it with a real all_reduce on the rank's device.
+    """Form the default process group and prove it with a real all_reduce on the rank's device.
 
     Args:
         member: this process's place.
-        rendezvous: folder in which the ranks meet; only the user can enter it. A FileStore there is used and
-            not a TCPStore, which listens on every interface of the host. None: as torchrun's environment says.
-        generation: which forming of the group this is.
+        rendezvous: the folder in which the ranks meet, which only the user can enter. It holds a FileStore; a
+            TCPStore would listen on every interface of the host. With None the ranks meet as torchrun's
+            environment says.
+        generation: the number of this forming of the group.
 
     Raises:
         RuntimeError: the all_reduce gave a wrong sum, a peer did not come within `member.timeout_s`, or the
@@ -126,7 +128,8 @@ def form(member: Membership, rendezvous: Path | None, generation: int = 0) -> No
     sockets.refuse_other_users()
     prove(member.world_size, member.device)
     if rendezvous is not None and member.rank == 0:
-        # torch removes a generation's file with its last group; the links that `give_up` puts in their place stay.
+        # torch removes a generation's file with its last group, but not the link that `give_up` puts in its
+        # place.
         for left_over in rendezvous.glob("group-generation-*"):
             if left_over.is_symlink() and left_over != store_file:
                 left_over.unlink(missing_ok=True)
@@ -134,20 +137,21 @@ def form(member: Membership, rendezvous: Path | None, generation: int = 0) -> No
 
 
 def _meet(store: dist.Store, member: Membership) -> None:  # type: ignore[name-defined]
-    """Wait until all ranks have come to this generation; DistStoreError where it is given up before they have.
+    """Wait until all ranks have joined this generation; DistStoreError if it is given up before that.
 
-    This wait may take long, and `give_up` ends it. gloo's wait for the connection of a peer hears of nothing, so that it
-    must not begin before all are there. For the same reason a rank that was here goes on to connect when all are,
-    also where the generation was given up meanwhile: the others may be connecting already.
+    This wait may take long, and `give_up` ends it. gloo's own wait for a peer's connection cannot be ended,
+    so that it must not begin before all ranks are there. For the same reason a rank that waited here connects
+    once all are there, even if the generation has been given up meanwhile: the others may be connecting
+    already.
     """
     store.set(f"nbgpu/here/{member.rank}", "")
     store.wait([f"nbgpu/here/{rank}" for rank in range(member.world_size)], member.timeout)
 
 
 def _connect_timeout(member: Membership) -> timedelta:
-    """How long gloo may wait for the connections of ranks that have met.
+    """Return how long gloo may wait for the connections of ranks that have met.
 
-    One of them may be freed, or die, just then. Nothing else ends the others' wait for it.
+    One of them may be freed, or die, at that moment, and nothing else ends the others' wait for it.
     """
     if not torch_private.can_change_timeout():
         return member.timeout
@@ -162,7 +166,7 @@ def _let_collectives_wait(timeout: timedelta) -> None:
 
 
 def prove(world_size: int, device: torch.device) -> None:
-    """One all_reduce of ones; RuntimeError unless every rank's one arrived exactly once."""
+    """Run one all_reduce of ones; RuntimeError unless every rank's one arrived exactly once."""
     total = torch.ones(1, dtype=torch.float32, device=device)
     dist.all_reduce(total)
     if total.item() != world_size:
@@ -170,12 +174,16 @@ def prove(world_size: int, device: torch.device) -> None:
 
 
 def torch_backend(backend: str) -> str:
-    """The backend string for torch: with nccl, CPU tensors still go over gloo, which control messages need."""
+    """Return the backend string for torch.
+
+    With nccl, CPU tensors still go over gloo, which control messages need.
+    """
     return "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
 
 
 def stay_on_loopback() -> None:
-    """Keeps gloo's and NCCL's sockets on the loopback interface, unless the person named another, or there is none."""
+    """Keep gloo's and NCCL's sockets on the loopback interface, unless the person
+    named another or there is none."""
     if any(name == "lo" for _, name in socket.if_nameindex()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
@@ -200,23 +208,23 @@ def note_connections() -> None:
 
 
 def note_traffic() -> None:
-    """Notes how much the groups of this process have sent and received so far."""
+    """Record how much the groups of this process have sent and received so far."""
     global _bytes_before_cell
     _bytes_before_cell = sockets.moved_bytes()
 
 
 def untouched_by_cell() -> bool:
-    """Whether nothing went through the groups since the cell began, so that a failure cannot have upset them.
+    """Whether nothing went through the groups since the cell began: a failure has not disturbed them.
 
-    NCCL moves its data past the sockets, and is never taken for untouched.
+    NCCL moves its data past the sockets, so that an NCCL group never counts as untouched.
     """
     return membership().backend == "gloo" and sockets.moved_bytes() == _bytes_before_cell
 
 
 def _begin(generation: int, store_file: Path | None) -> None:
-    """Enter a generation; DistBackendError where that was given up before this rank came to it.
+    """Enter a generation; DistBackendError if it was given up before this rank reached it.
 
-    A cut that is under way is waited for: late, it would hit the new connections.
+    A cut that is under way is waited for, because it would otherwise hit the new connections.
     """
     global _generation, _store_file, _is_cut
     with _cutting:
@@ -225,9 +233,9 @@ def _begin(generation: int, store_file: Path | None) -> None:
 
 
 def give_up(generation: int) -> None:
-    """Free this rank from whatever collective it waits in, of this generation or one before. Call on a thread.
+    """Free this rank from any collective of this or an earlier generation. Call on a thread of its own.
 
-    A rank that comes to form the generation later does not begin.
+    A rank that reaches this generation later does not begin to form it.
     """
     global _given_up
     with _cutting:
@@ -237,7 +245,8 @@ def give_up(generation: int) -> None:
 
 
 def _refuse_given_up() -> None:
-    """Raise DistBackendError where the generation was given up while a group was made: no cut knew its connections."""
+    """Raise DistBackendError if the generation was given up while a group was made, whose connections no cut
+    has reached."""
     with _cutting:
         if _is_given_up():
             _cut()
@@ -250,21 +259,21 @@ def _is_given_up() -> bool:
 
 def _require_wanted(generation: int) -> None:
     if generation <= _given_up:
-        # As torch says that a rank was freed from a collective.
+        # The error that torch raises on a rank that was freed from a collective.
         raise dist.DistBackendError(
             "the process group was given up while it was made, because another rank failed"
         )
 
 
 def _cut() -> None:
-    """Cut this rank off from the others; no group of this generation is of any use after it."""
+    """Cut this rank off from the others; afterwards no group of this generation is of any use."""
     global _is_cut
     _is_cut = True
     sockets.wait_for_group_in_the_making(_MAKING_PATIENCE_S)
     sockets.cut()
     if _store_file is not None:
-        # A rank that makes a group reads this file again and again until the others have come, for half an hour and
-        # deaf to signals. A link to itself cannot be opened, which ends that.
+        # A rank that makes a group polls this file until the others have come, for up to half an hour, and
+        # ignores signals meanwhile. A link to itself cannot be opened, which ends the polling.
         with suppress(FileNotFoundError):  # the cluster's folder is gone when the cluster ends
             link = _store_file.with_name(f"{_store_file.name}-{os.getpid()}")
             link.symlink_to(_store_file)
@@ -275,26 +284,30 @@ def _cut() -> None:
 
 
 def form_alone(member: Membership) -> None:
-    """Forms a group in which this rank has its number, and every collective returns at once and does nothing."""
+    """Form a group in which this rank keeps its number, and every collective returns at once and does
+    nothing."""
     global _alone
     _alone = member
     torch_private.init_fake_group(member.rank, member.world_size)
 
 
 def prepare_cell() -> None:
-    """Call before each cell: it finds a group, and what goes through the groups in it is counted."""
+    """Give the next cell a group, and begin to count its traffic. Call before each cell."""
     if _alone is not None and not dist.is_initialized():
-        form_alone(_alone)  # the cell before, which runs again here, has ended it
+        form_alone(_alone)  # an earlier run of this cell has ended it
     note_traffic()
 
 
 def form_again(member: Membership, rendezvous: Path, generation: int) -> None:
-    """Forms the group anew, in place of the one that this process may have. Every rank calls it."""
+    """Form the group again, in place of the one that this process may have.
+
+    Every rank calls this function.
+    """
     global _alone
     _alone = None
     with _cutting:
         if not _is_cut:
-            # Nobody is to wait in the old one for ever, such as a thread of the person's own.
+            # Nothing may wait in the old group for ever, such as a thread of the person's own.
             _cut()
     if dist.is_initialized():  # unless the person's own code has ended it
         dist.destroy_process_group()

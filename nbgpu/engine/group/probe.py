@@ -1,10 +1,10 @@
-"""What torch is built with here, and whether processes on this host can reach one another through it.
+"""What this build of torch supports, and whether processes on this host can reach one another through it.
 
     python -m nbgpu.engine.group.probe about
     python -m nbgpu.engine.group.probe reduce FOLDER RANK WORLD_SIZE BACKEND DEVICE
 
-Each in a process of its own, for `nbgpu doctor`: the doctor does not import torch, and what hangs or crashes here can be
-ended from outside. The answer is one line of JSON.
+`nbgpu doctor` runs each in a process of its own: the doctor does not import torch, and a probe that hangs or
+crashes can be ended from outside. The answer is one line of JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nbgpu.engine.group.group import Membership
 
 
 def about() -> dict[str, Any]:
-    """What this build of torch can do, and how many GPUs it sees. Touches no GPU."""
+    """Return what this build of torch supports, and how many GPUs it sees. Touches no GPU."""
     has_nccl = dist.is_nccl_available()
     return {
         "torch": torch.__version__,
@@ -36,12 +36,12 @@ def about() -> dict[str, Any]:
 
 
 def reduce(folder: str, rank: str, world_size: str, backend: str, device: str) -> dict[str, Any]:
-    """Forms a group with the other processes that meet in the folder, which proves itself with an all_reduce."""
+    """Form a group with the other processes that meet in the folder, and prove it with an all_reduce."""
     member = Membership(int(rank), int(world_size), int(rank), torch.device(device), backend)
     began_s = time.perf_counter()
     group.form(member, Path(folder))
     formed_s = time.perf_counter() - began_s
-    # A megabyte, and not the first collective, which sets the connections up.
+    # A megabyte; the first collective, which sets up the connections, is not timed.
     values = torch.ones(2**18, dtype=torch.float32, device=member.device)
     began_s = time.perf_counter()
     dist.all_reduce(values)

@@ -1,7 +1,7 @@
 """The TCP connections that process groups opened, and how to cut them.
 
-gloo has no way to give up a collective: a rank that waits for one that raised waits out the whole timeout,
-and neither `abort` nor `destroy_process_group` frees it. Shutting its connections down does.
+gloo cannot give up a collective: a rank that waits for a rank that raised waits for the whole timeout, and
+neither `abort` nor `destroy_process_group` frees it. Shutting down its connections does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 Connections = dict[int, int]
-"""The inode of each connection by its file descriptor: a descriptor's number is given again when it is free."""
+"""The inode of each connection by its file descriptor: the number of a closed descriptor is used again."""
 
 _QUIET_S = 0.02
 _QUIET_PATIENCE_S = 1.0
@@ -26,17 +26,17 @@ _LOOK_PERIOD_S = 0.002
 _LATENESS_FACTOR = 3
 _TCP_INFO_BYTES = 256
 _BYTES_ACKED_OFFSET = 120
-"""Of struct tcp_info (linux/tcp.h): tcpi_bytes_acked and tcpi_bytes_received, 8 bytes each."""
+"""The offset in struct tcp_info (linux/tcp.h) of tcpi_bytes_acked and tcpi_bytes_received, 8 bytes each."""
 
 _of_groups: Connections = {}
 _is_in_the_making = False
-"""Whether the main thread makes a group."""
+"""Whether the main thread is making a group."""
 
 
 @contextmanager
 def group_in_the_making() -> Iterator[None]:
-    """Have `wait_for_group_in_the_making` wait for the end of the block. For the main thread."""
-    global _is_in_the_making  # the thread that cuts reads it
+    """Have `wait_for_group_in_the_making` wait for the end of the block. Call on the main thread."""
+    global _is_in_the_making  # read by the thread that cuts
     before, _is_in_the_making = _is_in_the_making, True
     try:
         yield
@@ -46,7 +46,7 @@ def group_in_the_making() -> Iterator[None]:
 
 @contextmanager
 def noted_as_groups() -> Iterator[None]:
-    """Notes the connections that appear meanwhile as those of a process group."""
+    """Record the connections that are opened in the block as those of a process group."""
     before = _open_connections()
     try:
         with group_in_the_making():
@@ -56,26 +56,26 @@ def noted_as_groups() -> Iterator[None]:
 
 
 def wait_for_group_in_the_making(patience_s: float) -> None:
-    """Wait until the main thread makes no group, at most so long. Call on another thread."""
+    """Wait, at most this long, until the main thread is making no group. Call on another thread."""
     give_up_s = time.monotonic() + patience_s
     while _is_in_the_making and time.monotonic() < give_up_s:
         time.sleep(_LOOK_PERIOD_S)
 
 
 def refuse_other_users() -> None:
-    """Raises if a process of another user of this host is at the other end of a group's connection.
+    """Raise if a process of another user of this host is at the other end of a group's connection.
 
-    gloo takes whoever connects first, and names the number that it expects, for the rank that it waits for.
+    gloo accepts the first process that connects and names the expected number as the rank that it waits for.
 
     Raises:
-        ConnectionError: somebody is; called before the first tensor is sent.
+        ConnectionError: there is such a process. Call before the first tensor is sent.
     """
     uid_by_ends = _uid_by_ends()
     own_uid = os.getuid()
 
     def refuse(connection: socket.socket) -> None:
         here, there = connection.getsockname(), connection.getpeername()
-        if here[0] != there[0]:  # of another host nothing is known
+        if here[0] != there[0]:  # nothing is known of another host
             return
         uid = uid_by_ends.get((_as_in_proc(there), _as_in_proc(here)), own_uid)
         if uid != own_uid:
@@ -91,7 +91,8 @@ def refuse_other_users() -> None:
 
 
 def _uid_by_ends() -> dict[tuple[str, str], int]:
-    """Whose each TCP socket of this host is, by its own and its peer's address; see proc_net_tcp in the kernel's docs."""
+    """Return the user of each TCP socket of this host by its two addresses; see proc_net_tcp in the kernel's
+    docs."""
     found = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(FileNotFoundError):  # a kernel without IPv6
@@ -102,7 +103,7 @@ def _uid_by_ends() -> dict[tuple[str, str], int]:
 
 
 def _as_in_proc(address: tuple[str, int]) -> str:
-    """'127.0.0.1', 80 as '0100007F:0050': each four bytes in the machine's order."""
+    """Return ('127.0.0.1', 80) as '0100007F:0050': each four bytes in the machine's order."""
     host, port, *_ = address
     raw = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
     words = struct.unpack(f"={len(raw) // 4}I", raw)
@@ -110,10 +111,11 @@ def _as_in_proc(address: tuple[str, int]) -> str:
 
 
 def cut() -> None:
-    """Shuts down every connection of every process group of this process: whoever waits in them is freed.
+    """Shut down every connection of every process group of this process, which frees the threads that wait in
+    them.
 
-    It first lets them fall quiet, for at most a second, because gloo does not notice when a transfer is cut
-    in the middle and waits out the timeout.
+    The function first waits, for at most a second, until the connections are idle, because gloo does not
+    notice that a transfer was cut in the middle and waits for the whole timeout.
     """
     if _num_open() == 0:
         _of_groups.clear()
@@ -124,7 +126,7 @@ def cut() -> None:
     while looked_s - quiet_since_s < quiet_s and looked_s - started_s < _QUIET_PATIENCE_S:
         time.sleep(_LOOK_PERIOD_S)
         now_s = time.monotonic()
-        # Where this thread waits long for a core, the threads that move the data do too.
+        # If this thread waits long for a core, the threads that move the data do too.
         quiet_s = max(quiet_s, _LATENESS_FACTOR * (now_s - looked_s - _LOOK_PERIOD_S))
         looked_s = now_s
         now_bytes = moved_bytes()
@@ -132,7 +134,7 @@ def cut() -> None:
             last_bytes, quiet_since_s = now_bytes, now_s
     known = dict(_of_groups)
     _each(lambda connection: connection.shutdown(socket.SHUT_RDWR))
-    # Not all: the main thread may be adding those of a group that it has just made.
+    # Only those: the main thread may be adding the connections of a group that it has just made.
     for fd in known:
         _of_groups.pop(fd, None)
 
@@ -140,7 +142,7 @@ def cut() -> None:
 def _open_connections() -> Connections:
     found: Connections = {}
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - a Path for each would triple the time
-        # The descriptor may be closed by another thread at any moment, and is none of ours then.
+        # Another thread may close the descriptor at any moment.
         with suppress(OSError):
             fd = int(name)
             status = os.fstat(fd)
@@ -153,12 +155,12 @@ def _is_connected_tcp(fd: int) -> bool:
     with socket.socket(fileno=os.dup(fd)) as duplicate:
         if duplicate.type != socket.SOCK_STREAM or duplicate.family not in (socket.AF_INET, socket.AF_INET6):
             return False
-        duplicate.getpeername()  # OSError where nobody is at the other end
+        duplicate.getpeername()  # OSError without a peer
         return True
 
 
 def _each(act: Callable[[socket.socket], None]) -> None:
-    # A copy: threads ask while the main one may be making a group.
+    # A copy: other threads call this while the main thread may be making a group.
     for fd, inode in list(_of_groups.items()):
         with suppress(OSError):
             if os.fstat(fd).st_ino == inode:
@@ -173,7 +175,7 @@ def _num_open() -> int:
 
 
 def moved_bytes() -> int:
-    """Bytes that the peers acknowledged and that were received from them, over all connections."""
+    """Return the bytes that were acknowledged by the peers or received from them, over all connections."""
     total = 0
 
     def add(connection: socket.socket) -> None:
@@ -186,7 +188,7 @@ def moved_bytes() -> int:
 
 
 def _bytes_on_their_way() -> int:
-    """Bytes that this process has sent and nobody has acknowledged, or that have come and were not read."""
+    """Return the bytes that were sent and not yet acknowledged, or received and not yet read."""
     total = 0
 
     def add(connection: socket.socket) -> None:

@@ -1,12 +1,13 @@
-"""The settings that torch keeps for a whole process or thread, and how a run comes by its own.
+"""The settings that torch keeps for a whole process or thread, and how a run gets its own.
 
-A cell may change torch's default dtype or device, switch gradients off, or leave an autocast open. What the person's later
-cells compute then is what they asked for. A run is another matter: it says in `run.toml` how it computes, and a rank that
-takes a dead one's place has none of these settings. So a run begins with the settings that the process had before its first
-cell, and the cells find theirs again afterwards. The process group is formed under them, too.
+A cell may change torch's default dtype or device, switch gradients off, or leave an autocast open. What the
+person's later cells compute then is what they asked for. A run is different: `run.toml` says how it computes,
+and a rank that replaces a dead one has none of these settings. So a run begins with the settings that the
+process had before its first cell, and the cells' settings are restored afterwards. The process group is
+formed under the initial settings, too.
 
-What `precision.py` sets for a run is set inside of that. The private names of torch are needed for what has no public way
-to be read.
+`precision.py` changes a run's settings within these. Some settings can only be read through private names of
+torch.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from nbgpu.machine.signals import uninterrupted
 _FP32_PRECISIONS = [("generic", "all")] + [
     (backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "matmul", "conv", "rnn")
 ]
-"""What has a `fp32_precision` of its own, from torch 2.9 on."""
+"""The operations that have a `fp32_precision` of their own, from torch 2.9 on."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def _autocast_depth() -> int:
 
 
 def _set_autocast_depth(depth: int) -> None:
-    """Sets how many autocasts are open: the copies of weights that they keep are dropped at the end of the outermost only."""
+    """Set the depth of autocast: the cached copies of weights are dropped only at the end of the outermost
+    autocast."""
     now = _autocast_depth()
     while now < depth:
         now = torch.autocast_increment_nesting()
@@ -70,14 +72,15 @@ def _set_autocast_depth(depth: int) -> None:
 
 
 def _flushes_denormals() -> bool:
-    """Whether this thread takes numbers below the smallest normal one for 0, which torch does not say."""
+    """Whether this thread flushes denormal numbers to 0, which torch cannot be asked."""
     return sys.float_info.min / 2 == 0.0
 
 
 def _if_it_can_be_read(get: Callable[[], Any]) -> Callable[[], Any]:
-    """None where torch refuses to answer, because a `fp32_precision` was set that the older setting contradicts.
+    """Wrap a getter to return None where torch refuses to answer because a `fp32_precision` contradicts the
+    older setting.
 
-    It is the `fp32_precision` that counts then.
+    The `fp32_precision` counts then.
     """
 
     def value() -> Any:
@@ -139,7 +142,7 @@ _SETTINGS: dict[str, _Setting] = {
         _if_it_can_be_read(lambda: cudnn.allow_tf32), lambda allowed: setattr(cudnn, "allow_tf32", allowed)
     ),
 }
-"""By name, in the order in which they are set."""
+"""The settings by name, in the order in which they are set."""
 
 if hasattr(torch._C, "_get_fp32_precision_getter"):
     # After the two above, which set some of them.
@@ -171,7 +174,7 @@ class _FunctionModes:
 
     modes: list[overrides.TorchFunctionMode] = field(default_factory=list)
     default_device: dict[str, Any] = field(default_factory=dict)
-    """What torch remembers of `set_default_device`."""
+    """torch's own record of `set_default_device`."""
     device: torch.device | None = None
     """The device of the innermost `with torch.device(...)`."""
 
@@ -179,7 +182,7 @@ class _FunctionModes:
     def closed(cls) -> _FunctionModes:
         """Close all open modes, and return them."""
         modes = [overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
-        # Kept for each thread, in a `threading.local`.
+        # torch keeps them for each thread in a `threading.local`.
         remembered = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", threading.local()).__dict__
         found = cls(modes[::-1], dict(remembered), getattr(_device, "CURRENT_DEVICE", None))
         remembered.clear()
@@ -197,8 +200,8 @@ class _FunctionModes:
 class TorchSettings:
     """torch's settings for one run, which begin as those of a new process.
 
-    A recipe's file may change some of them, and does that once: they stay with the run, also where it is taken up again
-    after a failure.
+    A recipe's file runs once and may change some of them. The changes stay with the run, even if it is
+    continued after a failure.
     """
 
     def __init__(self) -> None:
@@ -207,14 +210,14 @@ class TorchSettings:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Apply these settings to this thread for a block, and put the ones from before back at its end."""
+        """Apply these settings to this thread for a block, and restore the previous ones at its end."""
         stack = ExitStack()
         try:
-            # An interrupt in the middle would leave some settings of both.
+            # An interrupt halfway would leave a mixture of both.
             with uninterrupted():
                 stack.callback(_FunctionModes.closed().open)
                 stack.enter_context(_python_dispatch._disable_current_modes())
-                # Also out of inference mode, which taints every tensor that is made in it.
+                # Leave inference mode, which marks every tensor that is made in it.
                 stack.enter_context(torch.inference_mode(False))
                 stack.callback(_write, _read())
                 stack.callback(torch.clear_autocast_cache)
