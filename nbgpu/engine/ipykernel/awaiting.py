@@ -1,8 +1,8 @@
 """Cells with an `await` of their own.
 
-To choose who hears an interrupt of such a cell, ipykernel 7 asks for the thread of its subshells. An engine of
-ipyparallel has no subshells: the request ends in an AttributeError and is never answered. Here the cell runs in a
-task on the engine's event loop.
+To interrupt such a cell, ipykernel 7 looks for the thread of its subshells. An engine of ipyparallel has no
+subshells: the request ends in an AttributeError and is never answered. Here the cell runs in a task on the
+engine's event loop.
 """
 
 from __future__ import annotations
@@ -14,34 +14,35 @@ from typing import Any
 from nbgpu.engine.frames import RUNS_A_CELL, is_function
 
 _cell: asyncio.Task[Any] | None = None
-"""The cell that is awaited."""
+"""The running cell, if it awaits something."""
 _was_interrupted = False
 
 
 async def run(shell: Any, code: str, silent: bool, store_history: bool) -> Any:
-    """Runs a cell that awaits something, and returns IPython's result; None for any other cell, which is not run."""
+    """Run a cell that awaits something, and return IPython's result; None for any other cell, which is not
+    run."""
     transformed = _to_be_awaited(shell, code)
     return None if transformed is None else await _run(shell, code, transformed, silent, store_history)
 
 
 def may_await(code: str) -> bool:
-    """False for most cells, for which compiling them to know would be a waste."""
+    """Whether a cell has to be compiled to find out if it awaits something; False for most cells."""
     return "await" in code or "async" in code
 
 
 def _to_be_awaited(shell: Any, code: str) -> str | None:
-    """The code without IPython's syntax if it awaits something; None for any other cell."""
+    """Return the code without IPython's syntax if it awaits something; None for any other cell."""
     if not may_await(code):
         return None
     try:
         transformed: str = shell.transform_cell(code)
-    except Exception:  # noqa: BLE001 - it comes up again where IPython runs the cell, and is shown there
+    except Exception:  # noqa: BLE001 - IPython raises and shows it again when it runs the cell
         return None
     return transformed if shell.should_run_async(code, transformed_cell=transformed) else None
 
 
 async def _run(shell: Any, code: str, transformed: str, silent: bool, store_history: bool) -> Any:
-    """Does what `InteractiveShell.run_cell` does for other cells."""
+    """Do what `InteractiveShell.run_cell` does for other cells."""
     global _cell, _was_interrupted
     shell._last_traceback, shell._last_traceback_during_displayhook = None, False
     _was_interrupted = False
@@ -61,19 +62,19 @@ async def _run(shell: Any, code: str, transformed: str, silent: bool, store_hist
 
 
 def was_interrupted() -> bool:
-    """Whether a cell is awaited that was interrupted already."""
+    """Whether an awaiting cell is running and was interrupted already."""
     return _cell is not None and _was_interrupted
 
 
 def interrupt() -> None:
-    """Cancels what the cell awaits, if one is awaited. Called in a signal's handler, on the main thread."""
+    """Cancel the running cell if it awaits something. Call in a signal's handler, on the main thread."""
     if _cell is not None:
-        # Wakes the event loop, which may be waiting for something that never comes.
+        # This wakes the event loop, which may be waiting for something that never comes.
         _cell.get_loop().call_soon_threadsafe(_cancel, _cell)
 
 
 def _cancel(cell: asyncio.Task[Any]) -> None:
-    # Cancelled before its first line or after its last, it would end with no result.
+    # A cell that is cancelled before its first line or after its last would end without a result.
     if any(is_function(frame, RUNS_A_CELL) for frame in frames()[:-1]):
         global _was_interrupted
         _was_interrupted = True
@@ -81,7 +82,8 @@ def _cancel(cell: asyncio.Task[Any]) -> None:
 
 
 def frames() -> list[FrameType]:
-    """Where the awaited cell stands, the outermost frame first; empty where no cell is awaited, or it is at work."""
+    """Return the frames of the suspended cell, the outermost first; empty if no cell is suspended at an
+    `await`."""
     found: list[FrameType] = []
     coroutine: Any = _cell.get_coro() if _cell is not None else None
     while (frame := _attribute(coroutine, "cr_frame", "gi_frame", "ag_frame")) is not None:

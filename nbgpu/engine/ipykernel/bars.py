@@ -1,6 +1,7 @@
-"""Progress bars of the ranks are text: a row for each rank, which the notebook draws in place.
+"""Draws the ranks' progress bars as text: a row for each rank, which the notebook updates in place.
 
-`tqdm.auto` sees a Jupyter kernel in an engine and would make widgets, one for each bar and rank, that live in the rank.
+`tqdm.auto` takes an engine for a Jupyter kernel and would make a widget for each bar and rank, which lives in
+the rank.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import Any
 
 
 def draw_as_text() -> None:
-    """Lets `tqdm.auto` choose text in this process; `tqdm.notebook` still makes widgets for who asks for them."""
+    """Make `tqdm.auto` choose text in this process; `tqdm.notebook` still makes widgets."""
     if "tqdm.std" not in sys.modules:
-        # torch has imported it wherever it is installed.
+        # torch imports tqdm if it is installed.
         return
     chosen = ModuleType("tqdm.autonotebook")
     chosen.__dict__.update({name: getattr(sys.modules["tqdm.std"], name) for name in ("tqdm", "trange")})
@@ -21,11 +22,11 @@ def draw_as_text() -> None:
 
 
 def keep_in_order_with_lines(shell: Any) -> None:
-    """Sends what a cell writes in the order in which it was written, once it has drawn a bar.
+    """Send a cell's text in the order in which it was written, once the cell has drawn a bar.
 
-    Bars are written to stderr and most lines to stdout. ipykernel keeps each stream's text for a while and sends one stream
-    after the other, so that the notebook could not tell whether a line came before the end of a bar or after it. Cells
-    without bars keep that: sending costs more than printing.
+    Bars are written to stderr and most lines to stdout. ipykernel buffers each stream's text and sends one
+    stream after the other, so that the notebook could not tell whether a line came before the end of a bar or
+    after it. For cells without bars the buffering stays, because sending costs more than printing.
     """
     streams = (sys.stdout, sys.stderr)
     drawn = _Drawn()
@@ -41,7 +42,7 @@ class _Drawn:
         self.is_there = False
 
     def forget(self, _: Any) -> None:
-        """Begin a cell, which has drawn none yet."""
+        """Begin a cell, which has drawn no bar yet."""
         self.is_there = False
 
 
@@ -52,7 +53,7 @@ def _send_other_first(stream: Any, other: Any, drawn: _Drawn) -> None:
         if not drawn.is_there and isinstance(text, str) and "\r" in text:
             drawn.is_there = True
         if drawn.is_there:
-            # Only what waits: see nbgpu/engine/ipykernel/publishing.py.
+            # This sends only if there is text: see nbgpu/engine/ipykernel/publishing.py.
             other.flush()
         return write(text)
 

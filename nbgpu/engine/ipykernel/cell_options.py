@@ -1,4 +1,4 @@
-"""What the notebook tells a rank of a cell beside its code."""
+"""The options that the notebook sends to a rank with a cell's code."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from nbgpu.protocol.records import CellOptions
 
 
 def follow(kernel: Any) -> None:
-    """From now on the engine's cells have the notebook's numbers, and tracebacks as they are asked for."""
+    """Give the engine's cells the notebook's execution counts, and the tracebacks that the options ask
+    for."""
     shell, do_execute = kernel.shell, kernel.do_execute
-    # The database of what was run, which is gone with the engine, takes each number once.
+    # The history database, which is gone with the engine, accepts each number only once.
     shell.history_manager.enabled = False
 
     async def do_execute_with_options(*args: Any, **kwargs: Any) -> Any:
@@ -33,5 +34,5 @@ def _count_on_from(shell: Any, number: int) -> None:
     history = shell.history_manager
     for typed in (history.input_hist_parsed, history.input_hist_raw):
         typed += [""] * (number - len(typed))
-    # A notebook whose kernel was started anew counts from 1 again.
+    # A notebook whose kernel was restarted counts from 1 again.
     history.output_hist.pop(number, None)

@@ -1,7 +1,8 @@
-"""`clear_output` on a rank: what it displayed goes, and what others displayed in the same cell stays.
+"""`clear_output` on a rank: removes this rank's displays, and leaves those of the other ranks in the same
+cell.
 
-A page can only clear a cell as a whole. So displays after the first `clear_output` of a cell get an id, by which they are
-emptied, or replaced by the next one.
+A page can only clear a cell as a whole. So displays after the first `clear_output` of a cell get an id, with
+which they are emptied or replaced by the next display.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from uuid import uuid4
 
 
 def clear_only_own_displays(shell: Any) -> None:
-    """From now on, on this rank."""
+    """Make `clear_output` on this rank clear only the rank's own displays."""
     own = _Displays(shell.display_pub)
     shell.display_pub.publish = own.publish
     shell.display_pub.clear_output = own.clear
@@ -19,10 +20,10 @@ def clear_only_own_displays(shell: Any) -> None:
 
 
 class _Displays:
-    """What one cell displays.
+    """The displays of one cell.
 
     Args:
-        publisher: the shell's, whose own method is called.
+        publisher: the shell's display publisher, whose own methods send the messages.
     """
 
     def __init__(self, publisher: Any) -> None:
@@ -32,16 +33,16 @@ class _Displays:
     def begin(self) -> None:
         self._clears = False
         self._shown: list[str] = []
-        """The ids of displays that can be cleared, the oldest first."""
+        """The ids of the displays that can be cleared, the oldest first."""
         self._stale: list[str] = []
-        """Of displays that are to go when the next one comes."""
+        """The ids of the displays that the next one replaces."""
         self._in_place_of: dict[str, str] = {}
-        """For the ids of displays that were put in an older one's place, that one's."""
+        """For each display that replaced an older one, the older one's id."""
 
     def publish(
         self, data: Any, metadata: Any = None, *, transient: Any = None, update: bool = False, **more: Any
     ) -> None:
-        """As the publisher's own."""
+        """Publish a display, as the publisher's own method does."""
         transient = dict(transient or {})
         own_id = transient.get("display_id")
         if update:
@@ -58,13 +59,13 @@ class _Displays:
         self._publish(data, metadata, transient=transient, update=update, **more)
 
     def clear(self, wait: bool = False) -> None:
-        """As the publisher's own, for this rank's displays."""
+        """Clear this rank's displays, as the publisher's own method clears the whole cell."""
         self._clears = True
         self._stale += [shown for shown in self._shown if shown not in self._stale]
         self._shown = []
         if not wait:
             self._empty(self._stale)
-            # The places stay, and can be used again.
+            # The emptied displays stay, and can be used again.
 
     def _empty(self, displays: list[str]) -> None:
         for display_id in displays:

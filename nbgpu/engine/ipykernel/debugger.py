@@ -14,10 +14,10 @@ from nbgpu.errors import OutOfMemoryError
 
 
 class _Debugger(debugger.InterruptiblePdb):
-    """IPython's, which Stop ends together with the cell."""
+    """IPython's debugger, which Stop ends together with the cell."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        # With `continue` pdb would take SIGINT for itself, for good.
+        # Without `nosigint` the command `continue` would make pdb handle SIGINT from then on.
         super().__init__(*args, **options, nosigint=True)
         self._stopped = False
 
@@ -29,20 +29,20 @@ class _Debugger(debugger.InterruptiblePdb):
             raise
 
     def interaction(self, frame: Any, tb_or_exc: Any) -> None:
-        # It prints an interrupt, and would go on with the cell.
+        # The base class prints an interrupt and would go on with the cell.
         super().interaction(frame, tb_or_exc)  # type: ignore[no-untyped-call]
         if self._stopped:
             raise KeyboardInterrupt
 
 
 def install(shell: Any) -> None:
-    """Gives the engine's shell that debugger, as ipykernel gives its own to a notebook's kernel.
+    """Give the engine's shell this debugger, as ipykernel gives its own to a notebook's kernel.
 
-    And from now on a failed cell's functions keep their variables for `%debug`, until the next cell.
+    From now on a failed cell's functions also keep their variables for `%debug`, until the next cell.
     """
     debugger.Pdb = pdb.Pdb = _Debugger  # type: ignore[misc]
     pdb.set_trace = debugger.set_trace
-    # debugpy, which ipykernel imports, makes it a call that does nothing without its own front end.
+    # debugpy, which ipykernel imports, installs a hook that does nothing without debugpy's own front end.
     sys.breakpointhook = sys.__breakpointhook__
     shell.InteractiveTB.debugger_cls = _Debugger
     shell.events.register(
@@ -63,7 +63,7 @@ def _keep(shell: Any, result: Any) -> None:
         shell._last_traceback = [
             "BdbQuit: the debugger was left with q, and the rest of the cell did not run"
         ]
-    # When there is no more memory, variables of functions are the last thing to keep.
+    # After an out-of-memory error nothing may hold on to the variables of functions.
     if isinstance(error, OutOfMemoryError | bdb.BdbQuit) or _is_debug(result.info):
         return
     if error is None or error.__traceback__ is None:

@@ -1,4 +1,4 @@
-"""What people know from a notebook's own kernel, and an engine of ipyparallel does otherwise."""
+"""Defaults of a notebook's own kernel that an engine of ipyparallel does not have."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from IPython.core.error import UsageError
 
 
 def take_over(shell: Any) -> None:
-    """Gives the engine's shell the habits of a kernel's."""
-    # Figures show themselves at the end of the cell. As ipykernel does it: matplotlib need not be there.
+    """Give the engine's shell the defaults of a kernel's."""
+    # Figures are shown at the end of the cell. Set as ipykernel sets it: matplotlib need not be installed.
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    # Plotly would take an engine for a script and write a page of its own. What it finds out by itself in Colab and on
-    # Kaggle is right.
+    # Plotly would take an engine for a script and write a page of its own. In Colab and on Kaggle it chooses
+    # the right renderer by itself.
     if not {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & set(os.environ):
         os.environ.setdefault("PLOTLY_RENDERER", "plotly_mimetype")
-    # The pager is a part of the page, which the ranks cannot reach.
+    # The pager belongs to the page, which the ranks cannot reach.
     shell.set_hook("show_in_pager", page.as_hook(_print), 0)
     shell.ask_exit = _refuse_to_exit
 
 
 def _print(shown: str | Mapping[str, str], *_: Any, **__: Any) -> None:
-    print(shown if isinstance(shown, str) else shown["text/plain"])  # noqa: T201 - the cell's output
+    print(shown if isinstance(shown, str) else shown["text/plain"])  # noqa: T201 - this is the cell's output
 
 
 def _refuse_to_exit() -> None:

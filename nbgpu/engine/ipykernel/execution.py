@@ -1,4 +1,4 @@
-"""How an engine runs a cell, and what it answers."""
+"""How an engine runs a cell, and what it replies."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from nbgpu.protocol.plain_cells import are_plain
 
 
 def answer_cells(kernel: Any) -> None:
-    """From now on the engine answers cells as ipykernel does, sooner, and also those with an `await` of their own.
+    """Make the engine reply to cells as ipykernel does, but faster, and also to cells with an `await` of
+    their own.
 
-    ipykernel's `do_execute` takes as long as an empty cell itself: it translates the cell's syntax to ask whether it has to be
-    awaited, and then once more to run it, and it looks up parameters that never change. IPython asks that again.
+    ipykernel's `do_execute` takes as long as an empty cell itself: it transforms the cell's syntax to find
+    out whether the cell has to be awaited, and once more to run it, and it looks up parameters that never
+    change. IPython then asks again whether the cell has to be awaited.
     """
     shell = kernel.shell
     by_ipykernel = kernel.do_execute
@@ -38,7 +40,7 @@ def answer_cells(kernel: Any) -> None:
                 )
                 return plain
             result = shell.run_cell(code, store_history=store_history, silent=silent)
-        # Of ipykernel from 7.3 on: the value of the last expression could not be shown.
+        # In ipykernel 7.3 and later this says that the value of the last expression could not be shown.
         failed_in_showing = getattr(shell, "_last_traceback_during_displayhook", False)
         answer: dict[str, Any] = {"user_expressions": {}, "payload": []}
         if result.success and not failed_in_showing:
@@ -53,7 +55,7 @@ def answer_cells(kernel: Any) -> None:
             answer["traceback"] = shell._last_traceback or []
             answer["engine_info"] = kernel.get_engine_info(method="execute")
         answer["execution_count"] = shell.execution_count - 1
-        # What `?` and `%load` ask a page to do, and nobody here can.
+        # `?` and `%load` ask the page for something here, which cannot be done for an engine.
         shell.payload_manager.clear_payload()
         return answer
 

@@ -1,7 +1,7 @@
 """`input()` on a rank: the notebook asks the person, and the answer comes back to this rank.
 
-ipyparallel has no way from an engine to a person. The notebook listens in the cluster's private folder, and says with
-each cell whether somebody sits in front of it.
+In ipyparallel an engine cannot ask a person. The notebook listens in the cluster's private folder, and says
+with each cell whether somebody can answer.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from nbgpu.protocol.records import Question
 _END_OF_INPUT = "\x04"
 
 are_answered = False
-"""Whether there is somebody who can be asked, in the cell that runs."""
+"""Whether a person can answer questions of the running cell."""
 
 
 def go_to_the_notebook(shell: Any, folder: Path, rank: int) -> None:
-    """From now on `input` and `getpass` of this process ask there.
+    """Make `input` and `getpass` of this process ask in the notebook.
 
     Args:
         shell: the engine's.
-        folder: the cluster's own.
-        rank: who asks.
+        folder: the cluster's private folder.
+        rank: this rank, for the question.
     """
     numbers = itertools.count(1)
 
@@ -53,7 +53,7 @@ def _ask(shell: Any, folder: Path, question: Question) -> str:
     sys.stderr.flush()
     if not are_answered:
         raise _nobody(question.rank)
-    # Takes the same way as what was printed, so that the notebook does not ask before it has shown that.
+    # This goes the same way as printed text, so that the notebook shows that text before it asks.
     shell.data_pub.publish_data({Question.NEWEST: question.number})
     with socket.socket(socket.AF_UNIX) as connection:
         try:

@@ -1,10 +1,12 @@
-"""SIGINT reaches what the person runs, and nothing else of the engine.
+"""SIGINT interrupts the person's code, and no other code of the engine.
 
-ipykernel lets it raise KeyboardInterrupt anywhere between the arrival of a request and its answer. One that comes
-before the first or after the last line of the cell then ends the request with no answer at all, and the client
-waits for it for ever. The client interrupts again until a rank is back, so one that is ignored is not missed.
+ipykernel lets SIGINT raise KeyboardInterrupt anywhere between the arrival of a request and its reply. A
+SIGINT before the first or after the last line of the cell then ends the request without a reply, and the
+client waits for ever. The client interrupts again until the rank has replied, so that an interrupt can be
+ignored here.
 
-What a cell does with the handlers of signals lasts as long as the cell: the next one could not be stopped.
+A signal handler that a cell sets lasts until the end of the cell; otherwise the next cell could not be
+stopped.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from nbgpu.engine.frames import (
 from nbgpu.engine.ipykernel import awaiting
 from nbgpu.protocol.records import Unheeded
 
-# The functions of `signal` make an Enum of each handler and number, which takes ten times as long as they themselves.
+# The functions of `signal` turn each handler and number into an Enum, which takes ten times as long as the C
+# functions.
 _signal = import_module("_signal")
 
 
@@ -37,7 +40,7 @@ def reach_only_the_persons_code(kernel: Any) -> None:
     """Install the handler of SIGINT. Call on the main thread.
 
     Args:
-        kernel: the engine's, whose own handler is set around every request.
+        kernel: the engine's kernel, whose own handler is set around every request.
     """
     kernel.post_handler_hook = _tidy_up
     take_back()
@@ -47,7 +50,7 @@ def reach_only_the_persons_code(kernel: Any) -> None:
 def take_back() -> None:
     """Install the handler of SIGINT before a request. Call on the main thread.
 
-    A handler that was set in C, as faulthandler does, does not show, so it is set each time.
+    It is set each time, because a handler that was set in C, as by faulthandler, cannot be seen.
     """
     global _unheeded
     _unheeded = ""
@@ -63,27 +66,31 @@ def is_taken() -> bool:
 
 
 def _leave() -> None:
-    """Let an interrupt raise anywhere in a child that code on the rank has forked, as in any process."""
+    """Let an interrupt raise anywhere in a child that code on the rank has forked, as in an ordinary
+    process."""
     if signal.getsignal(signal.SIGINT) is _interrupt:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def unheeded() -> Unheeded:
-    """Why interrupts do not end what the main thread runs, as far as that can be known. Call on any thread."""
-    # Another thread has a mask of its own, and is asked about the handler alone.
+    """Return why interrupts do not end the main thread's work, as far as that can be known.
+
+    Call on any thread.
+    """
+    # Another thread has its own signal mask, so that only the handler is looked at.
     if _signal.getsignal(signal.SIGINT) is not _interrupt:
         return "replaced"
     return "caught" if awaiting.was_interrupted() else _unheeded
 
 
 _unheeded: Unheeded = ""
-"""What became of the last interrupt in this request, where the request did not end with it."""
+"""The fate of the last interrupt in this request, if the request did not end with it."""
 _interrupted = False
-"""Since the last request an interrupt has cut something off."""
+"""Whether an interrupt has cut something off since the last request."""
 
 
 def _tidy_up() -> None:
-    """Runs after every request: a cell, and a call of the client such as the search for a batch size."""
+    """Clean up after a request: a cell, or a call of the client such as the search for a batch size."""
     global _interrupted
     if _interrupted:
         _interrupted = False
@@ -101,13 +108,14 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
         in_persons_code = in_persons_code or not is_library(frame.f_code.co_filename)
         if is_function(frame.f_back, RUNS_A_CALL) and frame.f_code.co_filename == "<string>":
             raise KeyboardInterrupt
-        # IPython calls functions of its own there too.
+        # IPython's own functions are called from there too.
         if is_function(frame.f_back, RUNS_A_CELL) and not is_library(frame.f_code.co_filename):
             raise KeyboardInterrupt
         if is_function(frame.f_back, TAKES_A_REQUEST):
             break
         if is_function(frame.f_back, RUNS_A_TASK) and in_persons_code:
-            # A task that a cell has started. A KeyboardInterrupt would end the event loop, and the engine.
+            # This is a task that a cell has started. KeyboardInterrupt would end the event loop, and with it
+            # the engine.
             raise asyncio.CancelledError
         frame = frame.f_back
     _unheeded = before
@@ -115,8 +123,12 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
 
 
 def _is_in_import_of_torch(frame: FrameType | None) -> bool:
-    """Parts of torch note in others that they were imported, and refuse a second time: cut off, torch._dynamo, which DDP and
-    all optimizers need, is of no use as long as the process lives. The client interrupts again when it is over."""
+    """Whether torch is being imported, which must not be interrupted.
+
+    Parts of torch register themselves in other parts when they are imported, and refuse to do so twice. After
+    an interrupted import torch._dynamo, which DDP and all optimizers need, would be unusable for the rest of
+    the process. The client interrupts again later.
+    """
     while frame is not None:
         if is_function(frame, IMPORTS_A_MODULE):
             name: str = frame.f_locals["spec"].name
@@ -127,12 +139,12 @@ def _is_in_import_of_torch(frame: FrameType | None) -> bool:
 
 
 def forget_half_imported() -> None:
-    """Takes away the modules whose package is not there, because an interrupt cut its import off.
+    """Remove the modules of packages whose import was interrupted.
 
-    Python takes only the package itself away. Imported again, it finds its parts in place and never makes them its
-    attributes: "module 'sympy' has no attribute 'core'", for as long as the process lives.
+    Python removes only the package itself. The next import of the package finds its modules in place and
+    never makes them its attributes: "module 'sympy' has no attribute 'core'", for the rest of the process.
     """
-    for name in sorted(sys.modules):  # a package before its parts
+    for name in sorted(sys.modules):  # a package before its modules
         package = name.rpartition(".")[0]
         if package and package not in sys.modules:
             del sys.modules[name]

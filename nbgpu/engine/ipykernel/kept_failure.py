@@ -1,4 +1,5 @@
-"""What the last cell raised, which is kept with the variables of its functions until the next cell, for `%debug`."""
+"""The error of the last cell, which is kept with its functions' variables until the next cell, for
+`%debug`."""
 
 from __future__ import annotations
 
@@ -10,17 +11,18 @@ from types import FrameType
 from nbgpu.engine.memory import usage as memory
 
 _kept: tuple[float, BaseException] | None = None
-"""When a cell failed, and with what."""
+"""The time at which the last cell failed, and its error."""
 
 
 def keep(error: BaseException) -> None:
-    """Keep what a cell has just raised."""
+    """Keep the error that a cell has just raised."""
     global _kept
     _kept = time.time(), error
 
 
 def make_last() -> None:
-    """Make what is kept Python's last error: whatever was raised since, also in the debugger, took its place."""
+    """Make the kept error Python's last error again, which later errors, such as those in the debugger,
+    replaced."""
     if _kept is not None:
         _, error = _kept
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
@@ -29,17 +31,17 @@ def make_last() -> None:
 
 
 def kept() -> tuple[float, str] | None:
-    """When the last cell failed here, and with what; None where nothing is kept of it."""
+    """Return the time and the type of the kept error; None if there is none."""
     return None if _kept is None else (_kept[0], type(_kept[1]).__name__)
 
 
 def kept_frames() -> list[FrameType]:
-    """The frames that the last failure keeps."""
+    """Return the frames of the kept error."""
     return [] if _kept is None else [frame for frame, _ in walk_tb(_kept[1].__traceback__)]
 
 
 def forget() -> None:
-    """Give back what the last failure keeps."""
+    """Release the kept error and its frames."""
     global _kept
     if _kept is not None:
         memory.let_go(_kept[1])

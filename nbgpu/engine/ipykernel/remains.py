@@ -1,7 +1,7 @@
-"""What a cell or a call leaves behind that the next one must not find.
+"""State that a cell or a call leaves behind and that must be repaired before the next one.
 
-It is sent with the answer, which costs no request of its own. The client forms a group again that was ended; the engine
-takes back the handlers of the signals that it needs.
+The reply to the client says what must be repaired, which takes no request of its own. The client forms a
+group again that was ended; the engine restores the signal handlers that it needs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from nbgpu.protocol.records import Remains
 
 
 def clear_before_each_request(kernel: Any) -> None:
-    """Have the engine take its signals back before each request, and tell with each answer what is to be mended."""
+    """Restore the engine's signal handlers before each request, and say in each reply what must be
+    repaired."""
     finish_metadata = kernel.finish_metadata
 
     def take_signals_back() -> None:

@@ -1,7 +1,8 @@
-"""Where this rank's main thread is, told without its help.
+"""Reports the position of this rank's main thread without its help.
 
-A thread reads the main thread's Python frames and answers on a socket in the cluster's private folder. It needs
-the GIL for that, which a collective gives away while it waits. A rank that does not answer holds it in C code.
+A thread reads the main thread's Python frames and replies on a socket in the cluster's private folder. It
+needs the GIL, which a collective releases while it waits. A rank that does not reply is in C code that holds
+the GIL.
 """
 
 from __future__ import annotations
@@ -41,19 +42,21 @@ _MAX_SOURCE_CHARS = 80
 
 STACK_SIGNAL = signal.SIGUSR2
 
-# The functions of `signal` make an Enum of each number and handler, which takes ten times as long as they themselves.
+# The functions of `signal` turn each number and handler into an Enum, which takes ten times as long as the C
+# functions.
 _signal = import_module("_signal")
 
 _stack_file: TextIO | None = None
 
 
 def answer_from(folder: Path) -> None:
-    """Starts the thread that answers whoever may enter the folder. Call on the main thread.
+    """Start the thread that replies to every process that may enter the folder. Call on the main thread.
 
-    And STACK_SIGNAL writes the main thread's stack into a file there, which even C code that holds the GIL cannot
-    hinder. It may cut that code's sleep short, so it is for ranks that are interrupted anyway.
+    STACK_SIGNAL writes the main thread's stack into a file there, which works even while C code holds the
+    GIL. The signal may cut a sleep in that code short, so it is only sent to ranks that are interrupted
+    anyway.
     """
-    global _stack_file  # kept open
+    global _stack_file  # it stays open
     _stack_file = (folder / MainThreadState.stack_name(os.getpid())).open("w")
     take_signal_back()
     listener = socket.socket(socket.AF_UNIX)
@@ -70,11 +73,14 @@ def signal_is_taken() -> bool:
 
 
 def take_signal_back() -> None:
-    """Have STACK_SIGNAL write the stack, whatever other code did with it. Call on the main thread."""
+    """Make STACK_SIGNAL write the stack again, whatever other code did with the signal.
+
+    Call on the main thread.
+    """
     _signal.pthread_sigmask(signal.SIG_UNBLOCK, (STACK_SIGNAL,))
     if signal_is_taken():
-        # faulthandler does not know that another handler took its place, until it is told to forget its own. What it puts back
-        # then is this one: at no moment does the signal end the process.
+        # faulthandler does not notice that another handler replaced its own, until its own is unregistered.
+        # It then restores the handler set here, so that the signal ends the process at no moment.
         _signal.signal(STACK_SIGNAL, _ignore)
         faulthandler.unregister(STACK_SIGNAL)
     assert _stack_file is not None, "the rank does not answer yet"
@@ -86,7 +92,8 @@ def _ignore(*_: Any) -> None:
 
 
 def _leave(listener: socket.socket) -> None:
-    """Give the socket and the signal back in a child that code on the rank has forked: no thread answers there."""
+    """Release the socket and the signal in a child that code on the rank has forked, which has no thread to
+    reply."""
     listener.close()
     if not signal_is_taken():
         faulthandler.unregister(STACK_SIGNAL)
@@ -101,15 +108,15 @@ def _answer(listener: socket.socket) -> None:
                 where = replace(find(), unheeded=interrupts.unheeded())
                 answer = json.dumps(asdict(where)).encode()
             except Exception:  # noqa: BLE001 - it is logged
-                # Frames of a thread that runs on are read; one bad reading must not be the last.
-                _log.exception("where the main thread is could not be told")
+                # The thread runs on while its frames are read; one failed reading must not end this loop.
+                _log.exception("the position of the main thread could not be read")
                 continue
-            with suppress(OSError):  # who asked may be gone
+            with suppress(OSError):  # the client may be gone
                 connection.sendall(answer)
 
 
 def find() -> MainThreadState:
-    """What the main thread does now. Called on any thread."""
+    """Return what the main thread is doing now. Call on any thread."""
     main_thread = threading.main_thread().ident
     assert main_thread is not None
     frames: list[FrameType] = []
@@ -134,7 +141,7 @@ def _in_call(frames: Sequence[FrameType], first: int, main_thread: int) -> MainT
 
 
 def _with_activity(where: MainThreadState, main_thread: int) -> MainThreadState:
-    """Adds what the rank is busy with, and a pulse of the processor time that this takes."""
+    """Add the rank's own activity, and to the pulse the CPU time of the main thread."""
     busy_with = activity.current()
     if not busy_with:
         return where
@@ -143,7 +150,7 @@ def _with_activity(where: MainThreadState, main_thread: int) -> MainThreadState:
 
 
 def _first_below(frames: Sequence[FrameType], caller: tuple[str, str]) -> int | None:
-    """The index of the first frame that the function has called."""
+    """Return the index of the first frame below the function `caller`."""
     for index, frame in enumerate(frames[:-1]):
         if is_function(frame, caller):
             return index + 1
@@ -170,7 +177,7 @@ def _in_person_code(doing: Any, frames: Sequence[FrameType], main_thread: int) -
 
 
 def _in_run(frames: Sequence[FrameType], main_thread: int) -> MainThreadState:
-    """`frames` begins with that of the run's loop."""
+    """Return the position in a run; `frames` begins with the frame of the loop."""
     paths = [frame.f_code.co_filename for frame in frames]
     ours_or_theirs = [i for i, path in enumerate(paths) if path.startswith(_PACKAGE) or not is_library(path)]
     innermost = frames[ours_or_theirs[-1]]
@@ -186,9 +193,10 @@ def _in_run(frames: Sequence[FrameType], main_thread: int) -> MainThreadState:
 
 
 def _described(frame: FrameType) -> str:
-    """'fit, model.py line 30'; of an earlier cell's function 'fit, an earlier cell's line 3'."""
+    """Return 'fit, model.py line 30', or for a function of an earlier cell 'fit, line 3 of an earlier
+    cell'."""
     path = Path(frame.f_code.co_filename)
-    # IPython compiles cells under this name.
+    # IPython compiles cells under such names.
     is_cell = path.parent.name.startswith("ipykernel_") or path.name.startswith("<ipython")
     return (
         f"{frame.f_code.co_name}, {'line' if is_cell else f'{path.name} line'} {frame.f_lineno}"
@@ -202,7 +210,8 @@ def _source(frame: FrameType) -> str:
 
 
 def _collective(frames: Sequence[FrameType]) -> str:
-    """What of torch.distributed the frames are in; the first is the person's innermost, or the trainer's."""
+    """Return the collective that the frames are in; the first frame is the person's innermost, or the
+    trainer's."""
     below = [(frame.f_code.co_filename, frame.f_code.co_name) for frame in frames[1:]]
     if not below:
         return _awaited_work(frames[0])
@@ -219,7 +228,7 @@ def _collective(frames: Sequence[FrameType]) -> str:
 
 
 def _awaited_work(frame: FrameType) -> str:
-    """'work.wait()' where that is what the frame is in, and `work` is what an asynchronous collective gave."""
+    """Return 'work.wait()' if the frame is in that call and `work` comes from an asynchronous collective."""
     positions = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
     if positions is None or None in positions or positions[0] != positions[1]:
         return ""
@@ -242,13 +251,13 @@ def _has_ddp() -> bool:
 
 
 def _pulse(collective: str, main_thread: int) -> str:
-    """Changes with every collective that begins and every byte that arrives."""
+    """Return a text that changes with every collective that begins and every byte that arrives."""
     from nbgpu.engine.group import sockets, torch_private
 
     num_begun = sum(torch_private.num_collectives(group) for group in torch_private.living_groups())
     pulse = f"{num_begun} {sockets.moved_bytes()}"
     if collective == "DDP backward":
-        # The same function computes gradients and waits for them; only the computing takes CPU time.
+        # One function computes gradients and waits for them; only computing takes CPU time.
         cpu_s = time.clock_gettime(time.pthread_getcpuclockid(main_thread))
         pulse += f" {cpu_s:.0f}"
     return pulse

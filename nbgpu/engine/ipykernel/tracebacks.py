@@ -1,8 +1,8 @@
-"""Tracebacks of cells that show the person's own code, and not the libraries'.
+"""Tracebacks of cells that show the person's own code and leave out the libraries'.
 
-IPython reads and parses every source file of a traceback. In torch's these are tens of thousands of lines, and
-a rank that failed in a collective would take seconds to say so while all others wait for it. What the person
-can change is in their own lines anyway; the message below them is the library's.
+IPython reads and parses every source file of a traceback. For torch these are tens of thousands of lines, and
+a rank that failed in a collective would take seconds to report it while all others wait. The person can
+change only their own lines anyway; the message below them is the library's.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ full = False
 """Whether the running cell's tracebacks show libraries' frames too."""
 
 _UNKNOWN_ARGUMENTS = "(***failed resolving arguments***)"
-"""What IPython says of a function whose frame was emptied."""
+"""IPython's text for the arguments of a function whose frame was cleared."""
 
 
 def install(shell: Any) -> None:
-    """Makes the engine's shell show tracebacks that way."""
+    """Make the engine's shell show only the person's part of tracebacks."""
     shell.set_custom_exc((Exception, KeyboardInterrupt, CancelledError), _show)
     show = shell.showtraceback
 
     def show_persons_part(*args: Any, **options: Any) -> None:
-        """For functions that were sent, which ipyparallel shows with the frames of its own."""
+        """Show errors of functions that were sent, which ipyparallel would show with its own frames."""
         _, error, traceback = sys.exc_info()
         if (
             not args
@@ -61,13 +61,13 @@ def _make_presentable(result: Any) -> None:
 
 
 def _presentable(error: BaseException) -> BaseException:
-    """The error, or one like it where it cannot say what it is: ipykernel would fail at it, and never answer."""
+    """Return the error, or a stand-in if its `__str__` fails: ipykernel would fail on it and never reply."""
     try:
         str(error)
     except Exception as failure:  # noqa: BLE001 - whatever the person's __str__ raises
         like_it: type[Exception] = type(type(error).__name__, (Exception,), {})
-        told = f"(what it says cannot be shown: its __str__ raised {type(failure).__name__})"
-        return like_it(told).with_traceback(error.__traceback__)
+        message = f"(what it says cannot be shown: its __str__ raised {type(failure).__name__})"
+        return like_it(message).with_traceback(error.__traceback__)
     return error
 
 
@@ -102,7 +102,7 @@ def _lines(shell: Any, error: BaseException, traceback: TracebackType, is_cell: 
         cause = cause.__cause__ or cause.__context__
     lines: list[str]
     if isinstance(error, SyntaxError):
-        # One of the cell itself comes from no line of the person's: it says its own.
+        # A SyntaxError of the cell itself comes from no line of the person's code: it has its own line.
         lines = shell.SyntaxTB.structured_traceback(type(error), error, _entries(own))
     else:
         lines = shell.InteractiveTB.structured_traceback(type(error), error, own, tb_offset=0)

@@ -1,1 +1,2 @@
-"""The person's variables on a rank: description, transfer, completion, definitions, and their process groups."""
+"""The person's variables on a rank: description, transfer, completion, definitions, and their process
+groups."""

@@ -1,4 +1,4 @@
-"""Modules of the person's that were edited, loaded anew on this rank; by IPython's autoreload."""
+"""Reloads the person's edited modules on this rank, with IPython's autoreload."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from nbgpu.engine.ipykernel import shell
 from nbgpu.engine.variables import import_times
 
 _reloader: ModuleReloader | None = None
-"""Kept while nothing is watched: the reloader knows what was made of a module before, and renews that with the module."""
+"""Kept while nothing is watched: it knows the objects made from each module, and updates them with the
+module."""
 _is_watching = False
 _known: set[str] = set()
-"""Modules that are watched, or that are a library's."""
+"""The modules that are watched, and those of libraries."""
 
 
 def check() -> dict[str, str]:
-    """Loads those modules anew whose files have changed since they were loaded.
+    """Reload the modules whose files have changed since they were loaded.
 
-    The first call begins to watch them, and finds what was edited before it, too.
+    The first call begins to watch them, and also finds modules that were edited before it.
 
     Returns:
-        By module that had changed: '', or what went wrong; the old one stays in use then.
+        For each changed module '', or the error that kept the old one in use.
     """
     global _reloader, _is_watching
     if _reloader is None:
@@ -41,17 +42,17 @@ def check() -> dict[str, str]:
         shell.current().events.register("post_run_cell", note_new)
         note_new()
     before = dict(_reloader.modules_mtimes)
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         _reloader.check(check_all=True)
     changed = [
         name for name, time_s in _reloader.modules_mtimes.items() if before.get(name, time_s) != time_s
     ]
-    return {name: _failure(name, told.getvalue()) for name in changed}
+    return {name: _failure(name, printed.getvalue()) for name in changed}
 
 
 def stop() -> None:
-    """Watches no more."""
+    """Stop watching modules."""
     global _is_watching
     if _is_watching:
         _is_watching = False
@@ -59,7 +60,8 @@ def stop() -> None:
 
 
 def note_new(_: Any = None) -> None:
-    """Notes when the modules that a cell has imported were last changed: they may change again before the next cell."""
+    """Record when the modules that a cell has imported were last changed; they may change again before the
+    next cell."""
     if _reloader is None:
         return
     for name in set(sys.modules) - _known:
@@ -72,9 +74,9 @@ def note_new(_: Any = None) -> None:
             _reloader.modules_mtimes[name] = time_s if known_s is None else known_s
 
 
-def _failure(module: str, told: str) -> str:
-    """The error that IPython has printed for a module, with its place; empty where there is none."""
-    _, found, rest = told.partition(f"[autoreload of {module} failed: ")
+def _failure(module: str, printed: str) -> str:
+    """Return the error that IPython has printed for a module, with its line; empty if there is none."""
+    _, found, rest = printed.partition(f"[autoreload of {module} failed: ")
     if not found:
         return ""
     traceback = rest.partition("\n]")[0].strip()

@@ -1,4 +1,4 @@
-"""Answers Tab and Shift-Tab for the notebook: with this rank's names, in this kernel's own words."""
+"""Completion and inspection (Tab and Shift-Tab) for the notebook, from this rank's variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger("nbgpu.engine")
 
 
 def complete(code: str, cursor: int) -> Mapping[str, Any] | None:
-    """What a kernel replies to a complete_request; None where IPython fails at it."""
+    """Return a kernel's reply to a complete_request; None if IPython fails."""
     kernel = shell.current().kernel
     return _answer(lambda: kernel.do_complete(code, cursor))
 
@@ -21,7 +21,7 @@ def complete(code: str, cursor: int) -> Mapping[str, Any] | None:
 def inspect(
     code: str, cursor: int, detail_level: int, omit_sections: Collection[str]
 ) -> Mapping[str, Any] | None:
-    """What a kernel replies to an inspect_request; None where IPython fails at it."""
+    """Return a kernel's reply to an inspect_request; None if IPython fails."""
     kernel = shell.current().kernel
     return _answer(lambda: kernel.do_inspect(code, cursor, detail_level, set(omit_sections)))
 
@@ -31,7 +31,7 @@ def _answer(ask: Any) -> Mapping[str, Any] | None:
         with _without_the_names_of_this_call():
             reply: Mapping[str, Any] = ask()
     except Exception:  # noqa: BLE001 - it is logged
-        # Raised to ipyparallel, it would become the error that %debug and sys.last_value tell of.
+        # An error raised to ipyparallel would become the one that %debug and sys.last_value show.
         _log.exception("a name could not be looked up")
         return None
     return reply
@@ -39,7 +39,8 @@ def _answer(ask: Any) -> Mapping[str, Any] | None:
 
 @contextmanager
 def _without_the_names_of_this_call() -> Iterator[None]:
-    """ipyparallel holds a call's function and arguments in the person's namespace while it runs."""
+    """Hide the function and the arguments of this call, which ipyparallel keeps in the person's namespace
+    meanwhile."""
     message_id = shell.current().kernel.get_parent("shell")["header"]["msg_id"]
     prefix = f"_{message_id.replace('-', '_')}_"
     variables = shell.current().user_ns

@@ -16,7 +16,8 @@ from nbgpu.protocol.records import Definition
 
 
 def check(definitions: Sequence[Definition]) -> list[tuple[str, str]]:
-    """(definition, name) for each name without which a definition would fail: a base class, a decorator, a default."""
+    """Return (definition, name) for each missing name that a definition needs at once: a base class,
+    decorator, default."""
     coming = {name for d in definitions for name in (d.name, d.defines)}
     return [
         (definition.name, name)
@@ -27,18 +28,19 @@ def check(definitions: Sequence[Definition]) -> list[tuple[str, str]]:
 
 
 def define(definitions: Sequence[Definition]) -> None:
-    """Runs the definitions, each after those that it needs."""
+    """Run the definitions, each after those that it needs."""
     variables = shell.current().user_ns
     for definition in _in_order(definitions):
         filename = shell.current().compile.cache(definition.cell, definition.cell_number)
-        # Into a dict of its own, so that a second name for it touches no variable of the first one's name.
+        # The locals are a new dict, so that a definition under a second name changes no variable of its own
+        # name.
         made: dict[str, Any] = {}
         exec(_code(definition, filename), variables, made)
         variables[definition.name] = made[definition.defines]
 
 
 def lacking(definitions: Sequence[Definition], closures: Sequence[str]) -> list[tuple[str, str]]:
-    """(function or class, name) for each name that they use when they are called, and that is not there."""
+    """Return (function or class, name) for each missing name that they use when they are called."""
     variables = shell.current().user_ns
     uses = {d.name: set(_used_later(_code(d, "<definition>"))) for d in definitions}
     uses |= {name: set(_globals_in(variables[name].__code__)) for name in closures}
@@ -46,12 +48,12 @@ def lacking(definitions: Sequence[Definition], closures: Sequence[str]) -> list[
 
 
 def remember_source(filename: str, text: str) -> None:
-    """Lets tracebacks and `inspect.getsource` show the lines of code that came as code."""
+    """Let tracebacks and `inspect.getsource` show the source of code objects that were sent."""
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
 
 
 def _in_order(definitions: Sequence[Definition]) -> Iterator[Definition]:
-    """Those first that others need at once."""
+    """Yield the definitions, first those that others need at once."""
     left = list(definitions)
     while left:
         names = {d.defines for d in left} | {d.name for d in left}
@@ -66,7 +68,7 @@ def _in_order(definitions: Sequence[Definition]) -> Iterator[Definition]:
 
 
 def _code(definition: Definition, filename: str) -> CodeType:
-    """The definition's statement, compiled so that its lines have the numbers that they have in the cell."""
+    """Compile the definition's statement with the line numbers that it has in the cell."""
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     tree: Any = compile(definition.cell, filename, "exec", flags, dont_inherit=True)
     (statement,) = [s for s in tree.body if _first_line(s) == definition.line]
@@ -81,7 +83,8 @@ def _first_line(statement: ast.stmt) -> int:
 
 
 def _needed_at_once(code: CodeType) -> set[str]:
-    """The names that are looked up while a statement runs, bodies of classes included, and bodies of functions not."""
+    """Return the names that are looked up while a statement runs, in bodies of classes but not of
+    functions."""
     own = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_NAME", "STORE_GLOBAL")}
     needed = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_NAME", "LOAD_GLOBAL")} - own
     for inner in _codes_in(code):
@@ -91,7 +94,7 @@ def _needed_at_once(code: CodeType) -> set[str]:
 
 
 def _used_later(code: CodeType) -> Iterator[str]:
-    """The globals that the functions in a statement use when they are called."""
+    """Yield the globals that the functions in a statement use when they are called."""
     for inner in _codes_in(code):
         if inner.co_flags & inspect.CO_OPTIMIZED:
             yield from _globals_in(inner)
@@ -101,7 +104,7 @@ def _used_later(code: CodeType) -> Iterator[str]:
 
 def _globals_in(code: CodeType) -> Iterator[str]:
     instructions = list(dis.get_instructions(code))
-    # A name that the function itself makes global is there once it has run.
+    # A global that the function itself assigns exists once the function has run.
     own = {i.argval for i in instructions if i.opname == "STORE_GLOBAL"}
     yield from (i.argval for i in instructions if i.opname == "LOAD_GLOBAL" and i.argval not in own)
     for inner in _codes_in(code):

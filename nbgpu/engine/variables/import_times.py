@@ -1,6 +1,6 @@
-"""When the person's modules had last been changed as this process imported them.
+"""The times at which the person's modules had last been changed when this process imported them.
 
-A module may be edited before anybody asks to watch it.
+A module may be edited before it is watched.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _changed_s: dict[str, float] = {}
 
 
 def note() -> None:
-    """Keep the times of change of the source files that this process imports, except libraries'.
+    """Record the modification time of each source file that this process imports, except libraries' files.
 
-    An import asks for that time itself, to compare it with that of the compiled file.
+    An import reads that time itself, to compare it with that of the compiled file.
     """
     path_stats = SourceFileLoader.path_stats
 
@@ -30,5 +30,6 @@ def note() -> None:
 
 
 def changed_s(path: str) -> float | None:
-    """When a source file had been changed last as it was imported, in seconds since the epoch; None where that is not known."""
+    """Return the modification time of a source file at its import, in seconds since the epoch; None if
+    unknown."""
     return _changed_s.get(path)

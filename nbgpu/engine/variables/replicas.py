@@ -1,8 +1,8 @@
 """How the person's DistributedDataParallel objects move to the next generation of the group.
 
 `DistributedDataParallel._update_process_group` is not enough: ranks that failed before DDP first rebuilt its
-buckets disagree on the buckets' sizes, and gloo aborts the process. So every object is initialised anew, in
-place and with its own arguments. It is told apart from others by the name of its variable, or by how many were
+buckets disagree on the buckets' sizes, and gloo aborts the process. So every object is initialised again, in
+place and with its own arguments. It is identified by the name of its variable, or by the number of objects
 made before it.
 """
 
@@ -23,25 +23,27 @@ from nbgpu.engine.group import ddp_objects, exchange, torch_settings
 from nbgpu.engine.ipykernel import kept_failure
 from nbgpu.engine.model import optimizers
 
-_told: set[tuple[str | int, ...]] = set()
-"""What some ranks do not have, which is said once: (key, the ranks without it)."""
+_reported: set[tuple[str | int, ...]] = set()
+"""Objects that some ranks lack, each reported once: (key, the ranks without it)."""
 
 
 @torch_settings.as_at_the_beginning()
 def move(variables: Mapping[str, Any], healthy: Sequence[int]) -> list[str]:
-    """Starts every DDP object anew on the group, with the same parameters and optimizer state on all ranks.
+    """Initialise every DDP object again on the group, with the same parameters and optimizer state on all
+    ranks.
 
     A collective: every rank calls it, right after the group was formed.
 
     Args:
-        variables: the person's own, by name.
-        healthy: the ranks whose state is to be trusted where the ranks differ; the lowest gives it.
+        variables: the person's variables, by name.
+        healthy: the ranks whose state is trusted; where the ranks differ, that of the lowest of these is
+            used.
 
     Returns:
         A line for each object that could not be moved, and for each whose state differed.
     """
     if ddp_objects.are_there():
-        gc.collect()  # so that no DDP object is taken for a living one that only waits for the collector
+        gc.collect()  # so that no object that only waits for the collector is taken for a living one
         _forget_what_only_failed_functions_hold()
     mine = _by_key(variables)
     arguments_of = {ddp: arguments for ddp, (_, arguments) in ddp_objects.all_made().items()}
@@ -66,7 +68,7 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int]) -> list[str]:
                 f"the parameters of {key} differed between the ranks: all have those of rank {source} now"
             )
         was_training = ddp.training
-        # The ranks agree by now, and what DDP would copy at this point are rank 0's buffers.
+        # The ranks agree by now; DDP's own synchronisation would only copy rank 0's buffers.
         ddp.__init__(ddp.module, **{**arguments, "init_sync": False})  # type: ignore[misc]
         ddp.training = was_training
         moved.append(ddp)
@@ -74,7 +76,8 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int]) -> list[str]:
 
 
 def _forget_what_only_failed_functions_hold() -> None:
-    """They are kept for the debugger, and nobody will go on with what is in them."""
+    """Forget the DDP objects that only the frames kept for the debugger refer to: nobody will train with
+    them."""
     frames = {id(frame) for frame in kept_failure.kept_frames()}
     for ddp_ref in ddp_objects.references() if frames else ():
         ddp = ddp_ref()
@@ -87,7 +90,7 @@ def _is_held_by_frames_only(ddp: DistributedDataParallel, frames: Collection[int
     for holder in holders:
         if id(holder) in frames:
             continue
-        # A frame that was asked for its locals has them a second time, in a dict of its own.
+        # A frame whose f_locals was read has its variables a second time, in a dict.
         others = gc.get_referrers(holder) if isinstance(holder, dict) else [None]
         if not all(other is holders or id(other) in frames for other in others):
             return False
@@ -95,7 +98,7 @@ def _is_held_by_frames_only(ddp: DistributedDataParallel, frames: Collection[int
 
 
 def _by_key(variables: Mapping[str, Any]) -> dict[str, DistributedDataParallel]:
-    """The DDP objects of this process in the order in which they were made."""
+    """Return the DDP objects of this process by key, in the order in which they were made."""
     names = {
         id(v): name for name, v in reversed(list(variables.items())) if isinstance(v, DistributedDataParallel)
     }
@@ -104,35 +107,36 @@ def _by_key(variables: Mapping[str, Any]) -> dict[str, DistributedDataParallel]:
 
 
 def _agree_on_the_next_number() -> None:
-    """A rank that has just come begins where the others are, so that its numbers never mean their objects."""
+    """Make a new rank count from the others' number, so that its numbers never refer to their objects."""
     ddp_objects.go_on_from(max(exchange.gather(ddp_objects.next_number())))
 
 
 def _on_every_rank(mine: Iterable[str], source: int, what: str) -> tuple[list[str], list[str]]:
-    """(what all ranks have, in the order of `source`; a line for each that only some have)."""
+    """Return (the keys that all ranks have, in the order of `source`; a line for each key that only some
+    have)."""
     theirs = exchange.gather(list(mine))
     everywhere = [key for key in theirs[source] if all(key in keys for keys in theirs)]
     lines = []
     for key in dict.fromkeys(itertools.chain.from_iterable(theirs)):
         without = [rank for rank, keys in enumerate(theirs) if key not in keys]
-        if without and (key, *without) not in _told:
-            _told.add((key, *without))
+        if without and (key, *without) not in _reported:
+            _reported.add((key, *without))
             named = ", ".join(map(str, without))
             lines.append(f"{key}, a {what} that rank {named} does not have: make it again on all ranks")
     return everywhere, lines
 
 
 def _differ(tensors: Sequence[Tensor]) -> str:
-    """'' where all ranks have equal tensors, 'in shape' or 'in value' where they do not. A collective."""
+    """Return '' if all ranks have equal tensors, otherwise 'in shape' or 'in value'. A collective."""
     gathered = exchange.gather([[list(t.shape) for t in tensors], [_fingerprint(t) for t in tensors]])
     if any(shapes != gathered[0][0] for shapes, _ in gathered):
         return "in shape"
-    # As text, because NaN is equal to nothing.
+    # Compared as text, because NaN is equal to nothing.
     return "in value" if len({str(values) for _, values in gathered}) > 1 else ""
 
 
 def _fingerprint(tensor: Tensor) -> tuple[float, float]:
-    """Sum and norm in float64, reduced with no copy of the tensor: memory may be short after a failure."""
+    """Return sum and norm in float64, without a copy of the tensor: memory may be short after a failure."""
     values = tensor.detach()
     total = float(values.sum(dtype=torch.float64))
     if not values.is_floating_point():
@@ -143,7 +147,7 @@ def _fingerprint(tensor: Tensor) -> tuple[float, float]:
 def _share_optimizers(
     variables: Mapping[str, Any], moved: Sequence[DistributedDataParallel], source: int
 ) -> list[str]:
-    """Gives optimizers of moved objects the same state on all ranks; those of other parameters are left alone."""
+    """Give the optimizers of moved objects the same state on all ranks; leave other optimizers alone."""
     shared = {id(parameter) for ddp in moved for parameter in ddp.parameters()}
     mine = {
         name: value

@@ -11,14 +11,14 @@ from nbgpu.engine.variables import autoreload
 
 
 def run(statements: Sequence[str], folders: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Runs import statements among the person's variables.
+    """Run import statements in the person's namespace.
 
     Args:
-        statements: one name each.
-        folders: where the notebook looks for modules; those that this rank does not know come last here.
+        statements: import statements of one name each.
+        folders: the notebook's import path; folders that this rank does not have are appended to its own.
 
     Returns:
-        (the errors by statement, the folders that were new).
+        (the errors by statement, the folders that were appended).
     """
     new = [folder for folder in dict.fromkeys(folders) if folder not in sys.path]
     sys.path += new

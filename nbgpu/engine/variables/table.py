@@ -1,4 +1,4 @@
-"""What this rank's variables are, in a form that can be compared with the other ranks'."""
+"""Descriptions of this rank's variables that can be compared with the other ranks'."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from nbgpu.protocol.records import Variable
 
 _FINGERPRINTS_TAKE_AT_MOST_S = 0.3
 _NUM_ELEMENTS_COMPARED = 16_384
-"""Of a tensor, evenly spread: values that differ in training differ nearly everywhere."""
+"""The number of evenly spaced elements of a tensor to compare: values that differ in training differ nearly
+everywhere."""
 _NUM_BYTES_COMPARED = 65_536
-"""Of a text, from each end."""
+"""The number of bytes of a text to compare, from each end."""
 _MAX_ITEMS_COMPARED = 1000
 _DEPTH = 3
-"""Of containers in containers that are searched for tensors."""
+"""The depth to which nested containers are searched for tensors."""
 _MAX_CONTENT_CHARS = 40
 
 _SCALARS = (bool, int, float, complex, type(None))
@@ -37,10 +38,11 @@ _absent = object()
 
 
 def describe(pattern: str) -> list[Variable]:
-    """The person's variables whose names fit a pattern such as 'loss*', in the order of their names.
+    """Describe the person's variables whose names match a pattern such as 'loss*', in the order of their
+    names.
 
-    Left out are modules, names that begin with an underscore, and what nbgpu and IPython have put there, as long as it
-    is still that (IPython's `%who` has the same rule).
+    Modules, names that begin with an underscore, and unchanged variables of nbgpu and IPython are left out
+    (IPython's `%who` has the same rule).
     """
     variables, hidden = shell.current().user_ns, shell.current().user_ns_hidden
     deadline_s = time.monotonic() + _FINGERPRINTS_TAKE_AT_MOST_S
@@ -54,7 +56,7 @@ def describe(pattern: str) -> list[Variable]:
 
 
 def _is_imported(value: Any) -> bool:
-    kind = type(value)  # asked of the value itself, a class may answer with an error
+    kind = type(value)  # an attribute of the value itself may raise
     if issubclass(kind, FunctionType | BuiltinFunctionType | type):
         return bool(value.__module__ != "__main__")
     return issubclass(kind, ModuleType)
@@ -66,7 +68,7 @@ def _described(name: str, value: Any, deadline_s: float) -> Variable:
         variable = replace(variable, **_facts(value))
         if time.monotonic() < deadline_s:
             variable = replace(variable, fingerprint=_fingerprint(value, deadline_s))
-    except Exception as error:  # noqa: BLE001 - any object may be among the person's
+    except Exception as error:  # noqa: BLE001 - a person's variable may be any object
         return replace(variable, content=f"cannot be read: {type(error).__name__}")
     return variable
 
@@ -115,7 +117,7 @@ def _facts_of_tensor(value: Tensor) -> dict[str, Any]:
     if value.layout is not torch.strided:
         return {**facts, "content": str(value.layout).removeprefix("torch.")}
     facts["num_bytes"] = _local(value).nbytes
-    placements = getattr(value, "placements", None)  # a DTensor's: this rank has a part of it
+    placements = getattr(value, "placements", None)  # only a DTensor has them: this rank has a part of it
     return facts if placements is None else {**facts, "content": ", ".join(map(repr, placements))}
 
 
@@ -124,7 +126,7 @@ def _facts_of_module(value: nn.Module) -> dict[str, Any]:
     if any(is_lazy(p) for p in parameters):
         return {"content": "no shapes yet"}
     tensors = [*parameters, *value.buffers()]
-    # The one that DistributedDataParallel holds is what the person made.
+    # DistributedDataParallel holds the module that the person made.
     inner = getattr(value, "module", None)
     wraps = isinstance(value, nn.parallel.DistributedDataParallel)
     return {
@@ -137,7 +139,7 @@ def _facts_of_module(value: nn.Module) -> dict[str, Any]:
 
 
 def _fingerprint(value: Any, deadline_s: float) -> str:
-    """Of values that are cheap to compare; empty for others, and where the time is up."""
+    """Return a fingerprint of a value that is cheap to compare; empty for others, and after the deadline."""
     digest = hashlib.blake2b(digest_size=8)
     if isinstance(value, str | bytes):
         ends = value[:_NUM_BYTES_COMPARED], value[-_NUM_BYTES_COMPARED:]
@@ -164,12 +166,13 @@ def _fingerprint(value: Any, deadline_s: float) -> str:
 
 
 def _add_code(digest: Any, code: CodeType) -> None:
-    """What the code does: neither its file nor its lines, which differ between ranks that have run other cells."""
+    """Add what the code does, without its file and lines, which differ between ranks that have run different
+    cells."""
     digest.update(code.co_code + repr((code.co_names, code.co_varnames)).encode())
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             _add_code(digest, constant)
-        elif not isinstance(constant, frozenset):  # whose order is not the same everywhere
+        elif not isinstance(constant, frozenset):  # its order differs between processes
             digest.update(repr(constant).encode())
 
 
@@ -191,10 +194,10 @@ def _fingerprint_of_tensors(tensors: Iterable[Tensor], deadline_s: float) -> str
             or tensor.layout is not torch.strided
             or tensor.is_meta
         ):
-            return ""  # parts of one tensor are meant to differ, and others cannot be read this way
+            return ""  # the parts of a DTensor differ by design, and other tensors cannot be read this way
         values = tensor.detach()
         if values.numel() > _NUM_ELEMENTS_COMPARED:
-            # By index: flattening would copy a tensor that is not contiguous.
+            # Chosen by index, because flattening would copy a tensor that is not contiguous.
             chosen = torch.linspace(
                 0, values.numel() - 1, _NUM_ELEMENTS_COMPARED, dtype=torch.float64, device="cpu"
             )
@@ -213,7 +216,7 @@ def _bytes(tensors: Iterable[Any]) -> int:
 
 
 def _common(values: Iterable[Any]) -> str:
-    """What all have, or 'several'."""
+    """Return the value that all have in common, or 'several'."""
     found = {str(value) for value in values}
     return found.pop() if len(found) == 1 else ("several" if found else "")
 

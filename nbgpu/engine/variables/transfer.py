@@ -1,4 +1,4 @@
-"""A rank's side of `%pull` and `%push`."""
+"""The rank's side of `%pull` and `%push`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ _WHERE_TO_DEFINE = "Send it first, with %push and its name"
 
 
 def send(names: Sequence[str], into: Address) -> tuple[Any, ...]:
-    """Variables of this rank for the notebook, which has opened memory for them.
+    """Return variables of this rank for the notebook, which has opened memory for them.
 
     Returns:
-        The parcel; its bytes where they are not in that memory, because they are few or because this process cannot
-        reach it; the names of functions and classes that were defined in a cell; these, one after the other, so that
-        ipyparallel sends each as code.
+        The parcel; its bytes, if they are few or this process cannot reach that memory; the names of
+        functions and classes that were defined in a cell; and these functions and classes one after the
+        other, so that ipyparallel sends each as code.
 
     Raises:
-        TransferError: there is no variable of a name, or its value cannot travel; with a line for each.
+        TransferError: a variable does not exist, or its value cannot be sent. The message has a line for
+        each.
     """
     variables = shell.current().user_ns
     wrong = unpicklable.unknown(names, variables)
@@ -43,10 +44,12 @@ def send(names: Sequence[str], into: Address) -> tuple[Any, ...]:
 
 
 def receive(parcel: Parcel, source: Address | memoryview) -> bool:
-    """Gives this rank the notebook's values as variables, all or none; False where it cannot reach the memory they are in.
+    """Store the notebook's values as variables, all or none.
+
+    Return False if this rank cannot reach their memory.
 
     Raises:
-        TransferError: a value cannot be put together here.
+        TransferError: a value cannot be restored here.
     """
     variables = shell.current().user_ns
     if not isinstance(source, Address):

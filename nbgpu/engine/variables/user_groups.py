@@ -1,7 +1,7 @@
-"""What among a person's variables belongs to a process group that ends, and the line that makes it again.
+"""The person's variables that belong to a process group that ends, and the line that makes each again.
 
-DDP objects are moved to the new group (group.py). Meshes, groups and what was sharded over them hold on to torch's
-objects in more places than can be reached: they are named.
+DDP objects are moved to the new group (replicas.py). Meshes, groups and sharded objects refer to the old
+group in more places than can be reached, so that nbgpu only lists them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from nbgpu.engine.group import torch_private
 
 
 def how_to_make_again(variables: Mapping[str, Any]) -> list[str]:
-    """A line for each variable that belongs to a process group of now, in the order in which to make them again.
+    """Return a line for each variable that belongs to a current process group, in the order in which to make
+    them again.
 
-    Of groups that ended before nothing is said: they were named when they ended.
+    Variables of groups that ended earlier were listed then, and are left out.
     """
     meshes = {name: value for name, value in variables.items() if isinstance(value, DeviceMesh)}
     groups = [line for name, value in variables.items() if (line := _of_group(name, value))]
-    # Whole meshes first: parts are taken from them.
+    # Whole meshes come first, because parts are taken from them.
     whole = [
         _of_mesh(name, mesh, meshes)
         for name, mesh in meshes.items()
@@ -67,14 +68,14 @@ def _of_mesh(name: str, mesh: DeviceMesh, meshes: Mapping[str, DeviceMesh]) -> s
 
 
 def _call(mesh: DeviceMesh) -> str:
-    """The call that makes a mesh."""
+    """Return the call that makes a mesh."""
     shape = tuple(mesh.mesh.shape)
     names = "" if mesh.mesh_dim_names is None else f", mesh_dim_names={tuple(mesh.mesh_dim_names)}"
     return f"dist.device_mesh.init_device_mesh({mesh.device_type!r}, {shape}{names})"
 
 
 def _of_sharded_model(name: str, value: Any, meshes: Mapping[str, DeviceMesh]) -> str | None:
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # who has not imported it has no model of it
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # without this import there is no such model
     if fsdp is None or not isinstance(value, fsdp.FSDPModule):
         return None
     assert isinstance(value, nn.Module)
@@ -91,7 +92,7 @@ def _mesh_of_model(model: nn.Module) -> DeviceMesh | None:
     for tensor in chain(model.parameters(), model.buffers()):
         if (mesh := _mesh_of(tensor)) is not None:
             return mesh
-    # In the middle of a step the parameters may be whole.
+    # During a step the parameters may be gathered.
     for module in model.modules():
         if (mesh := torch_private.mesh_of_sharded(module)) is not None:
             return mesh
@@ -122,7 +123,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
 
 
 def _mesh_of(value: Any) -> DeviceMesh | None:
-    """The mesh that a tensor is distributed over."""
+    """Return the mesh that a tensor is distributed over."""
     tensors = sys.modules.get("torch.distributed.tensor")
     if tensors is None or not isinstance(value, tensors.DTensor):
         return None
@@ -132,14 +133,14 @@ def _mesh_of(value: Any) -> DeviceMesh | None:
 
 
 def _lives(mesh: DeviceMesh) -> bool:
-    """Whether a mesh is on groups of now."""
+    """Whether the groups of a mesh still exist."""
     try:
         groups = mesh.get_all_groups()
-    except (RuntimeError, ValueError, KeyError):  # torch has forgotten them
+    except (RuntimeError, ValueError, KeyError):  # torch no longer has its groups
         return False
     return any(group in torch_private.living_groups() for group in groups)
 
 
 def _named(mesh: DeviceMesh, meshes: Mapping[str, DeviceMesh]) -> str | None:
-    """The name of the variable that holds a mesh."""
+    """Return the name of the variable that holds a mesh."""
     return next((name for name, other in meshes.items() if other is mesh or other == mesh), None)
