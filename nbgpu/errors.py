@@ -31,19 +31,21 @@ _EXPLAINED_BY_THEIR_MESSAGE = (
     "TransferError",
     "DataWorkerError",
 )
-"""Errors of nbgpu's own on a rank: the message says all, and the traceback would lead through nbgpu."""
+"""nbgpu's own errors on a rank. Their message says everything, and their traceback would lead through
+nbgpu."""
 
 
 class NbgpuError(Exception):
     """The root: `except nbgpu.NbgpuError` catches all that nbgpu raises on purpose."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython prints: the message alone. It says what to do, and the way to it leads through nbgpu."""
+        """Return the text that IPython prints: the message alone. It says what to do, and a traceback would
+        lead through nbgpu."""
         return [f"\x1b[31m{type(self).__name__}\x1b[0m: {self}"]
 
 
 class ConfigError(NbgpuError, ValueError):
-    """One setting or more is wrong; the message has one line for each."""
+    """One or more settings are wrong; the message has one line for each."""
 
 
 class DataError(NbgpuError, ValueError):
@@ -63,19 +65,22 @@ class RunError(NbgpuError, RuntimeError):
 
 
 class TransferError(NbgpuError, TypeError):
-    """A value cannot travel between the notebook and the ranks; the message has one line for each, with its path."""
+    """A value cannot travel between the notebook and the ranks; the message has one line for each, with its
+    path."""
 
 
 class OutOfMemoryError(NbgpuError, MemoryError):
-    """A rank asked for more memory than there is; the message says what holds it and what would have fitted."""
+    """A rank asked for more memory than there is; the message says what holds it and what would have
+    fitted."""
 
 
 class CellInterrupted(KeyboardInterrupt):
-    """The person stopped a distributed cell, and every rank is back. A KeyboardInterrupt with a short face.
+    """The user stopped a distributed cell, and every rank is back. A KeyboardInterrupt with a short
+    traceback.
 
     Args:
-        lost: the ranks whose processes had ended, and their variables with them.
-        world_size: how many ranks there are.
+        lost: the ranks whose processes, and with them their variables, are gone.
+        world_size: the number of ranks.
     """
 
     def __init__(self, lost: Sequence[int] = (), world_size: int = 0) -> None:
@@ -91,7 +96,8 @@ class CellInterrupted(KeyboardInterrupt):
 
 
 def who_keeps_variables(lost: Sequence[int], world_size: int) -> str:
-    """'the ranks keep their variables', of those only that have not lost them: 'rank 0 keeps its variables'."""
+    """Say which ranks still have their variables: 'the ranks keep their variables', or 'rank 0 keeps its
+    variables'."""
     kept = [rank for rank in range(world_size) if rank not in lost]
     if not lost:
         return "the ranks keep their variables"
@@ -103,22 +109,24 @@ def who_keeps_variables(lost: Sequence[int], world_size: int) -> str:
 
 
 class RankError(NbgpuError, RuntimeError):
-    """Code raised on one rank or more.
+    """Code raised on one or more ranks.
 
     `failures` holds one RankFailure for each, in order of rank. IPython shows the ranks' own tracebacks
-    in place of the notebook's, which would only show nbgpu's waiting.
+    in place of the notebook's, which would only show nbgpu waiting.
 
     Args:
         failures: at most one for each rank.
-        world_size: how many ranks there are, to tell whether it was all of them; 0 where that is not known.
-        also: what else is wrong because of them, such as a rank that did not come back, and what to do; may be empty.
+        world_size: the number of ranks, to tell whether all of them failed; 0 where it is not known.
+        also: a text about what else went wrong, such as a rank that did not come back, and what to do; may be
+            empty.
     """
 
     def __init__(self, failures: Sequence[RankFailure], world_size: int = 0, also: str = "") -> None:
         self.failures = tuple(failures)
         self._world_size = world_size
         self._also = also
-        # The arguments themselves, so that the error survives pickling, which calls this again with them.
+        # The exception gets the arguments themselves, because unpickling calls this constructor with them
+        # again.
         super().__init__(self.failures, world_size, also)
 
     def __str__(self) -> str:
@@ -130,18 +138,19 @@ class RankError(NbgpuError, RuntimeError):
 
     @property
     def has_tracebacks(self) -> bool:
-        """Whether a failure has lines of the person's code to show, and is not told by its message alone."""
+        """Whether any failure has a traceback of the user's code to show, and not only a message."""
         return any(failure.error_type not in _EXPLAINED_BY_THEIR_MESSAGE for failure in self.failures)
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython prints for this error: each rank's traceback, the same one on several ranks once."""
+        """Return the text that IPython prints: each rank's traceback, and the same one of several ranks only
+        once."""
         text_by_kind: dict[str, str] = {}
         ranks_by_kind: dict[str, list[int]] = {}
         for failure in self.failures:
             text = failure.traceback
             if failure.error_type in _EXPLAINED_BY_THEIR_MESSAGE:
                 text = f"\x1b[31m{failure.error_type}\x1b[0m: {failure.message}"
-            # Ranks number their cells on their own: one that sat out a cell is behind by one.
+            # Ranks number their cells on their own, so one that sat out a cell is behind by one.
             kind = re.sub(r"In\[\d+\]", "In[]", text)
             text_by_kind.setdefault(kind, text)
             ranks_by_kind.setdefault(kind, []).append(failure.rank)

@@ -1,8 +1,8 @@
-"""Every setting, once. The command line, the control panel, TOML files and the table in the docs are read
-off these models: a field that is added here shows up in all of them with no other edit.
+"""All settings, each declared once. The command line, the control panel, TOML files and the table in the docs
+are derived from these models: a field that is added here shows up in all of them with no other edit.
 
-A field says what it is in `description`, its bounds in `ge`/`le`/`Literal`, and through `control(...)` in
-which group of the control panel it stands. A field with no control is for files and the command line only.
+A field has its meaning in `description`, its bounds in `ge`/`le`/`Literal`, and its group in the control
+panel in `control(...)`. A field with no control is for files and the command line only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cluster's settings: which devices, how many ranks, and how they find one another."""
+"""The settings of a cluster: its devices, the number of ranks, and how the ranks communicate."""
 
 from __future__ import annotations
 
@@ -130,5 +130,5 @@ class ClusterConfig(Settings):
         return value
 
     def threads_for(self, local_world_size: int) -> int:
-        """CPU threads for each of `local_world_size` ranks on this host."""
+        """The number of CPU threads for each of `local_world_size` ranks on this host."""
         return self.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // local_world_size)

@@ -1,4 +1,4 @@
-"""How data come to the ranks."""
+"""The settings of the data and their way to the ranks."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class DataSettings(Settings):
 
     @property
     def dataset_kind(self) -> Literal["plain", "cache", "smart", "persistent"]:
-        """`dataset`, or what 'auto' stands for."""
+        """The value of `dataset`, with 'auto' resolved."""
         if self.dataset != "auto":
             return self.dataset
         return "smart" if self.replace_rate > 0 else "cache"

@@ -1,4 +1,4 @@
-"""Command-line flags, read off the settings' models."""
+"""Command-line flags, derived from the models of the settings."""
 
 from __future__ import annotations
 
@@ -25,22 +25,24 @@ def parse(
     hidden: Sequence[str] = (),
     as_text: type[BaseModel] | None = None,
 ) -> dict[str, Any]:
-    """Reads `--batch-size 4 --amp bf16` into {'batch_size': 4, 'amp': 'bf16', ...}, one value for each field.
+    """Parse `--batch-size 4 --amp bf16` into {'batch_size': 4, 'amp': 'bf16', ...}, with one value for each
+    field.
 
-    Only the types are checked here. The bounds are checked by the model itself, so that a bad value is told in
-    the same words on the command line, in a file and in the notebook.
+    Only the types are checked here. The model itself checks the bounds, so that the message about a bad value
+    is the same on the command line, in a file and in the notebook.
 
     Args:
         models: the settings; every field becomes a flag with its description and bounds as help. No two of
             the models may have a field of the same name.
-        arguments: what stands behind the command.
+        arguments: the arguments after the command.
         prog: the command, as the help shows it.
-        defaults: what is taken where a flag is left out, in place of the field's own default.
-        hidden: fields that are no flags; they are left out of the answer.
-        as_text: one of the models, whose flags take any text; a flag that is left out gives None.
+        defaults: values for omitted flags, in place of the fields' own defaults.
+        hidden: fields that are not flags; the result does not have them.
+        as_text: one of the models, whose flags take any text; an omitted flag gives None.
 
     Raises:
-        SystemExit: help was asked for, or a flag is unknown or of the wrong type; tyro has said which.
+        SystemExit: the user asked for help, or a flag is unknown or of the wrong type; tyro has printed
+            which.
     """
     flags: dict[str, tuple[str, Any, Any]] = {}
     for name, info in ((name, info) for model in models for name, info in model.model_fields.items()):

@@ -1,6 +1,6 @@
-"""A recipe that a person has written in a file of their own: its settings, read off the text.
+"""The settings of a recipe that the user has written in a file, read from its text.
 
-The file is not run for that. It imports torch, and the notebook's kernel and the command line do not.
+The file is not run for that, because it imports torch, and the notebook's kernel and the command line do not.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from typing import Any, Literal
 from nbgpu.errors import ConfigError
 
 BASE_CLASS = "OwnRecipe"
-"""Of which the recipe in the file is a subclass (nbgpu/recipes/own/__init__.py)."""
+"""The base class of the recipe in the file (nbgpu/recipes/own/__init__.py)."""
 _TYPES: Mapping[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """`hidden: int = 64  # width of the network` in the body of the recipe's class."""
+    """A line such as `hidden: int = 64  # width of the network` in the body of the recipe's class."""
 
     name: str
     annotation: Any
-    """A type that pydantic takes."""
+    """A type that pydantic accepts."""
     default: Any
     description: str
 
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """What stands in a recipe's file."""
+    """The content of a recipe's file."""
 
     path: Path
     class_name: str
@@ -45,12 +45,13 @@ class RecipeFile:
 
 
 def is_file(recipe: str) -> bool:
-    """Whether a recipe's name is a file of one's own."""
+    """Whether a recipe's name is the path of the user's own file."""
     return recipe.endswith(".py")
 
 
 def read_text(path: Path) -> str:
-    """The text of a file; OSError where it is a pipe or a device, which might be waited for without end."""
+    """The text of a file; OSError where it is a pipe or a device, because reading one might block for
+    ever."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError("it is no plain file")
     return path.read_text()
@@ -60,15 +61,15 @@ _TEMPLATE = Path(__file__).parents[1] / "recipes" / "own" / "template.py.txt"
 
 
 def create(name: str) -> Path:
-    """Writes a recipe to begin with, and returns its file.
+    """Write a recipe to start from, and return its file.
 
     Args:
-        name: 'my_recipe' or 'folder/my_recipe.py'; what is there already stays.
+        name: 'my_recipe' or 'folder/my_recipe.py'; an existing file is not overwritten.
 
     Raises:
-        ConfigError: the name cannot be a module's, or there is such a file.
+        ConfigError: the name is not valid for a module, or the file exists.
     """
-    # The end of '' and of '/' has no name that a suffix could be put behind.
+    # The paths '' and '/' have no name to which a suffix could be added.
     path = Path(name).with_suffix(".py") if Path(name).name else Path(name)
     if not path.stem.isidentifier() or keyword.iskeyword(path.stem) or path.stem in sys.stdlib_module_names:
         raise ConfigError(
@@ -84,11 +85,11 @@ def create(name: str) -> Path:
 
 
 def read(path: Path) -> RecipeFile:
-    """Reads the settings of the recipe in a file.
+    """Read the settings of the recipe in a file.
 
     Raises:
-        ConfigError: the file cannot be read, has not exactly one recipe, or a setting is no setting; all of those are
-            told with their lines.
+        ConfigError: the file cannot be read, does not have exactly one recipe, or has an invalid setting; the
+            message names every invalid setting with its line.
     """
     try:
         text = read_text(path)
@@ -130,7 +131,7 @@ def _is_class_variable(node: ast.AnnAssign) -> bool:
 
 
 def _comments(text: str) -> Mapping[int, str]:
-    """By line, what stands behind the #."""
+    """The text after the #, by line."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
 

@@ -1,4 +1,4 @@
-"""What all settings have in common: how they are declared, checked and told."""
+"""What all settings have in common: how they are declared, checked and described."""
 
 from __future__ import annotations
 
@@ -22,28 +22,30 @@ from nbgpu.errors import ConfigError
 
 
 def control(group: str) -> Any:
-    """Marks a field as shown in the control panel, under the heading `group`."""
+    """Mark a field as shown in the control panel, under the heading `group`."""
     return {"control": group}
 
 
 def shape_of_model() -> Any:
-    """Marks a field that decides the shapes of the model's weights: a checkpoint fits only the same value."""
+    """Mark a field that determines the shapes of the model's weights, so that a checkpoint fits only the same
+    value."""
     return {"shapes_the_model": True}
 
 
 def steered(at: Literal["step", "epoch"]) -> Any:
-    """Marks a field that can be changed while a run goes on: between two steps, or two passes over the data."""
+    """Mark a field that can be changed while a run goes on, between two steps or between two passes over the
+    data."""
     return {"steered": at}
 
 
 class Settings(BaseModel):
-    """What all settings share: frozen, no unknown names, and errors that say what to do."""
+    """The base of all settings: frozen, without unknown names, and with errors that say what to do."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     @classmethod
     def checked(cls, /, **values: Any) -> Self:
-        """Builds the settings, or raises a ConfigError with one line for every bad value."""
+        """Build the settings, or raise a ConfigError with one line for every bad value."""
         try:
             return cls(**values)
         except ValidationError as error:
@@ -54,7 +56,7 @@ class Settings(BaseModel):
         return type(self).checked(**{**self.model_dump(), **values})
 
     def problems(self) -> Iterator[str]:
-        """Values that do not go together, each in words; every class yields those of its own fields."""
+        """Sentences about values that do not go together. Every class yields those about its own fields."""
         return iter(())
 
     @field_validator("*", mode="before")
@@ -75,7 +77,8 @@ class Settings(BaseModel):
 
 
 def bounds(field: FieldInfo) -> str:
-    """What values a field takes, in words: '1 to 4096', "'off', 'bf16' or 'fp16'", 'above 0, at most 10'."""
+    """The values that a field takes, in words: '1 to 4096', "'off', 'bf16' or 'fp16'", 'above 0, at most
+    10'."""
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     if choices:
         names = [repr(c) for c in choices]
@@ -98,7 +101,8 @@ def bounds(field: FieldInfo) -> str:
 
 
 def explain(model: type[BaseModel], error: ValidationError) -> str:
-    """A ValidationError in our words: one line for each bad field, with its value, bounds and a way out."""
+    """A ValidationError in our words: one line for each bad field, with its value, its bounds and a
+    remedy."""
     lines = []
     for problem in error.errors():
         name = str(problem["loc"][0]) if problem["loc"] else ""
@@ -126,7 +130,8 @@ def types_of(field: FieldInfo) -> tuple[Any, ...]:
 
 
 def as_text(value: Any) -> str:
-    """A setting's value as a person would type it: '0.004', '24, 24, 16', and nothing for None and ()."""
+    """A setting's value as a person would type it: '0.004', '24, 24, 16', and an empty text for None and
+    ()."""
     if value is None:
         return ""
     if isinstance(value, tuple):
@@ -137,11 +142,11 @@ def as_text(value: Any) -> str:
 
 
 def from_text(model: type[BaseModel], name: str, text: str) -> Any:
-    """Read a field's value off the text that a person has typed; the inverse of `as_text`.
+    """Parse a field's value from text that a person has typed. This is the inverse of `as_text`.
 
     Raises:
-        ConfigError: the text is no such value, or the model's own checks of the field refuse it. The message repeats
-            the text and gives the bounds.
+        ConfigError: the text is not a value of this type, or the model's own checks of the field refuse it.
+            The message repeats the text and gives the bounds.
     """
     field = model.model_fields[name]
     allowed = bounds(field)
@@ -158,7 +163,7 @@ def from_text(model: type[BaseModel], name: str, text: str) -> Any:
     try:
         model(**{name: value})
     except ValidationError as error:
-        # What concerns several fields is checked where all of them are known.
+        # Rules about several fields are checked where all of the fields are known.
         own = [problem for problem in error.errors() if problem["loc"][:1] == (name,)]
         if own:
             reason = _reason(own[0]["msg"])
@@ -173,7 +178,7 @@ def from_text(model: type[BaseModel], name: str, text: str) -> Any:
 
 
 def _parsed(field: FieldInfo, text: str) -> Any:
-    """The text as the first of the field's types that takes it."""
+    """The text as a value of the first of the field's types that accepts it."""
     types = types_of(field)
     if not text.strip() and NoneType in types:
         return None
@@ -226,7 +231,7 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        pass  # the reason is worked out below
+        pass  # the code below works out the reason
     reason = f"{text.strip()!r} is not a number"
     with_point = text.strip().replace(",", ".")
     if re.fullmatch(r"[-+]?\d*\.\d+(e[-+]?\d+)?", with_point, re.IGNORECASE):
@@ -235,7 +240,8 @@ def _number(text: str) -> float:
 
 
 def _several(kind: Any, text: str) -> tuple[Any, ...]:
-    """Values separated by commas, numbers also by spaces; names with commas in them in Python's own way of writing."""
+    """Values separated by commas, or by spaces for numbers. Names that contain commas are written as a Python
+    list."""
     text = text.strip()
     if text.startswith(("(", "[")):
         try:
@@ -252,7 +258,7 @@ def _reason(message: str) -> str:
 
 
 def control_fields(model: type[BaseModel]) -> Iterator[tuple[str, str, FieldInfo]]:
-    """(group, name, field) of every field that the control panel shows, in the order of the model."""
+    """Yield (group, name, field) of every field that the control panel shows, in the order of the model."""
     for name, field in model.model_fields.items():
         extra = field.json_schema_extra
         if isinstance(extra, dict) and "control" in extra and name not in unused(model):
@@ -260,12 +266,13 @@ def control_fields(model: type[BaseModel]) -> Iterator[tuple[str, str, FieldInfo
 
 
 def unused(model: type[BaseModel]) -> frozenset[str]:
-    """The fields that mean nothing in a recipe (`UNUSED` of its settings): no flags, no controls, no rows in the docs."""
+    """The fields without meaning in a recipe (`UNUSED` of its settings), which get no flag, control or row in
+    the docs."""
     return frozenset(getattr(model, "UNUSED", ()))
 
 
 def shapes_the_model(model: type[BaseModel]) -> list[str]:
-    """The fields that a checkpoint and the run that goes on from it must have in common."""
+    """The fields that must be the same in a checkpoint and in a run that resumes from it."""
     return [
         name
         for name, field in model.model_fields.items()
@@ -274,7 +281,7 @@ def shapes_the_model(model: type[BaseModel]) -> list[str]:
 
 
 def steerable(model: type[BaseModel]) -> dict[str, Literal["step", "epoch"]]:
-    """The fields that can be changed while a run goes on, and where that happens."""
+    """The fields that can be changed while a run goes on, and the moment at which a change takes effect."""
     found: dict[str, Literal["step", "epoch"]] = {}
     for name, field in model.model_fields.items():
         extra = field.json_schema_extra
@@ -284,7 +291,7 @@ def steerable(model: type[BaseModel]) -> dict[str, Literal["step", "epoch"]]:
 
 
 def markdown_table(model: type[BaseModel]) -> str:
-    """The docs' table of a model: setting, default, values, meaning."""
+    """The table of a model for the docs: setting, default, values, meaning."""
     rows = ["| setting | default | values | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
         if name in unused(model):

@@ -1,4 +1,4 @@
-"""Settings as TOML."""
+"""Read and write settings as TOML."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from nbgpu.errors import ConfigError
 
 
 def write_toml(path: Path, cluster: ClusterConfig, train: TrainConfig) -> None:
-    """Writes both as the tables [cluster] and [train]; what is None is left out, which reads back the same."""
+    """Write both as the tables [cluster] and [train]. Values that are None are left out, and are read back as
+    None."""
     tables = {
         "cluster": cluster.model_dump(mode="json", exclude_none=True),
         "train": train.model_dump(mode="json", exclude_none=True),
@@ -26,7 +27,7 @@ def write_toml(path: Path, cluster: ClusterConfig, train: TrainConfig) -> None:
 
 
 def read_tables(path: Path) -> dict[str, Any]:
-    """What stands in a TOML file; ConfigError where it cannot be read."""
+    """The content of a TOML file; ConfigError where it cannot be read."""
     try:
         return tomllib.loads(read_text(path))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -36,7 +37,8 @@ def read_tables(path: Path) -> dict[str, Any]:
 
 
 def read_toml(path: Path, **overrides: Any) -> tuple[ClusterConfig, TrainConfig]:
-    """Reads what `write_toml` wrote, or a person; ConfigError names the file and every bad value."""
+    """Read a file that `write_toml` or a person has written; a ConfigError names the file and every bad
+    value."""
     tables = read_tables(path)
     unknown = sorted(set(tables) - {"cluster", "train"})
     if unknown:

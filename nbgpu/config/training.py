@@ -1,4 +1,4 @@
-"""What every run has, whatever it trains, in groups."""
+"""The settings that every run has, whatever it trains, in groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nbgpu.config.settings import Settings, control, shape_of_model, steered
 
 _WINDOW = re.compile(r"(\d+):(\d+)")
 MAX_PROFILED_STEPS = 100
-"""A step gives a trace some thousands of events, which a browser has to show."""
+"""A step adds some thousands of events to a trace, and a browser must be able to show them."""
 
 
 class LoopSettings(Settings):
@@ -72,7 +72,8 @@ class LoopSettings(Settings):
         return self.batch_size * world_size * self.accumulate
 
     def total_steps(self, steps_per_epoch: int) -> int:
-        """Optimizer steps in all; `steps_per_epoch` counts where the length is given in epochs."""
+        """The total number of optimizer steps. `steps_per_epoch` matters only where the length is given in
+        epochs."""
         return self.steps if self.epochs is None else self.epochs * max(1, steps_per_epoch)
 
 
@@ -161,7 +162,7 @@ class OptimizerSettings(Settings):
             yield f"min_lr={self.min_lr} must not be above lr={self.lr}"
 
     def peak_lr(self, batch_size: int, samples_per_step: int) -> float:
-        """The learning rate after the warm-up, where a step has `samples_per_step` over all ranks."""
+        """The learning rate after the warm-up, if a step has `samples_per_step` over all ranks."""
         times = samples_per_step / (self.lr_batch_size or batch_size)
         return self.lr * {"none": 1.0, "sqrt": math.sqrt(times), "linear": times}[self.lr_scaling]
 
@@ -368,7 +369,7 @@ class LogSettings(Settings):
 
     @property
     def profiled_steps(self) -> range:
-        """The steps that `profile` names, counted from 1 as everywhere; empty where it names none."""
+        """The steps to profile, counted from 1 as everywhere; empty where `profile` names none."""
         match = _WINDOW.fullmatch(self.profile)
         return range(int(match[1]), int(match[2]) + 1) if match else range(0)
 
@@ -400,17 +401,19 @@ class TrainConfig(
     IMPLEMENTATION: ClassVar[str] = ""
     """Where the recipe's class is, as module:class. It is imported on the ranks, when it is asked for."""
     VALIDATION_VALUES: ClassVar[tuple[str, ...]] = ("loss",)
-    """What the recipe's `validate` gives, by name; empty where that is known only when it runs."""
+    """The names of the values that the recipe's `validate` returns; empty where they are known only at run
+    time."""
     INPUTS: ClassVar[str] = ""
     """What `data` may be, in a few words."""
     WITHOUT_FILES: ClassVar[tuple[str, ...]] = ("",)
-    """Values of `data` for which no file of the person's is read."""
+    """Values of `data` for which none of the user's files is read."""
     TRIAL: ClassVar[str] = ""
-    """What a run with no flags does, and how long that takes."""
+    """What a run with no flags does, and how long it takes."""
     UNUSED: ClassVar[Mapping[str, str]] = {}
-    """Fields that mean nothing in the recipe, with the reason; another value than the default is refused."""
+    """Fields without meaning in the recipe, each with the reason. A value other than the default is
+    refused."""
     LIVE_PICTURES: ClassVar[bool] = False
-    """Whether its runs show pictures while they go on."""
+    """Whether runs of the recipe show pictures while they go on."""
 
     def problems(self) -> Iterator[str]:
         if self.epochs is None and self.num_warmup_steps(self.steps) >= self.steps:
@@ -443,9 +446,9 @@ class TrainConfig(
 
     @property
     def title(self) -> str:
-        """The recipe's name, for people and folders."""
+        """The recipe's name as people and folders use it."""
         return Path(self.recipe).stem if own_file.is_file(self.recipe) else self.recipe
 
     def num_warmup_steps(self, total_steps: int) -> int:
-        """`warmup_steps`, or what stands for it where it is left out."""
+        """The value of `warmup_steps`, or its default where it is left out."""
         return total_steps // 20 if self.warmup_steps is None else self.warmup_steps

@@ -1,1 +1,2 @@
-"""Conclusions from the settings, drawn before anything starts and without torch: epochs, workers, trials, suitability."""
+"""Conclusions from the settings, drawn before anything starts and without torch: epochs, workers, trials,
+suitability."""

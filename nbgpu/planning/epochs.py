@@ -1,8 +1,9 @@
-"""What an epoch will be, in numbers and in words, from the settings and the number of volumes alone.
+"""The size of an epoch, in numbers and in words, from the settings and the number of volumes alone.
 
-A rank keeps its share of the volumes (its shard) for the whole run, because it may have them decoded in memory.
-All ranks must do the same number of optimizer steps in an epoch, and every step takes the same number of samples,
-so what does not come out even is either used twice or left out. `shards` says which, and `EpochPlan.words` how many.
+A rank keeps its share of the volumes (its shard) for the whole run, because it may have them decoded in
+memory. All ranks must do the same number of optimizer steps in an epoch, and every step takes the same number
+of samples. Samples are used twice or left out where the numbers do not divide evenly: the setting `shards`
+decides which, and `EpochPlan.words` says how many.
 """
 
 from __future__ import annotations
@@ -18,36 +19,37 @@ class EpochPlan:
     """One epoch of a run. Tuples have a value for each rank."""
 
     num_volumes: int
-    """Over all ranks, each counted once."""
+    """The volumes of all ranks, each counted once."""
     shard_sizes: tuple[int, ...]
-    """Volumes of each rank."""
+    """The volumes of each rank."""
     num_cached: tuple[int, ...]
-    """Of these, how many are kept decoded in host memory."""
+    """The volumes of each rank that stay decoded in host memory."""
     num_replaced: tuple[int, ...]
-    """Cached volumes that give way to others after each epoch; above 0 an epoch uses the cached ones only."""
+    """The cached volumes that are replaced after each epoch. Where it is above 0, an epoch uses cached
+    volumes only."""
     num_steps: int
-    """Optimizer steps, the same on every rank."""
+    """The optimizer steps, the same on every rank."""
     num_repeated: int
-    """Samples over all ranks that are there a second time, to fill the shards and the last step."""
+    """The samples over all ranks that are used a second time, to fill the shards and the last step."""
     num_left_out: int
-    """Samples over all ranks that have no place in the epoch's steps."""
+    """The samples over all ranks that do not fit into the epoch's steps."""
     words: tuple[str, ...]
-    """All that in sentences, for a person."""
+    """The same in sentences for the user."""
 
 
 def share_of(count: int, rate: float) -> int:
-    """`rate` of `count`, rounded up as a person counts: 0.07 of 100 is 7, where a plain ceil gives 8."""
+    """`rate` times `count`, rounded up as a person would: 0.07 of 100 is 7, where a plain ceil gives 8."""
     return math.ceil(round(count * rate, 6))
 
 
 def epoch_of(config: TrainConfig, num_volumes: int, samples_per_volume: int, world_size: int) -> EpochPlan:
-    """The epochs of a run.
+    """Plan the epochs of a run.
 
     Args:
         config: the run's settings.
-        num_volumes: all that are trained on.
-        samples_per_volume: samples that one volume gives in an epoch, such as patches.
-        world_size: the ranks.
+        num_volumes: the number of training volumes.
+        samples_per_volume: the samples, such as patches, that one volume gives in an epoch.
+        world_size: the number of ranks.
     """
     sizes = _shard_sizes(config, num_volumes, world_size)
     kind = config.dataset_kind
@@ -57,7 +59,7 @@ def epoch_of(config: TrainConfig, num_volumes: int, samples_per_volume: int, wor
         min(share_of(cached, config.replace_rate), size - cached) if kind == "smart" else 0
         for size, cached in zip(sizes, num_cached, strict=True)
     )
-    if 0 in num_replaced:  # a rank that holds all it has replaces nothing, and epochs are alike on all ranks
+    if 0 in num_replaced:  # a rank that caches all its volumes replaces none, and epochs are alike on all
         num_replaced = (0,) * world_size
     num_used = num_cached if any(num_replaced) else sizes
 
@@ -68,7 +70,7 @@ def epoch_of(config: TrainConfig, num_volumes: int, samples_per_volume: int, wor
     else:
         num_steps = max(1, min(samples) // per_step)
     num_taken = num_steps * per_step
-    num_shared = 0  # volumes that several ranks have
+    num_shared = 0  # the extra copies of volumes that several ranks have
     if config.shards == "padded" or num_volumes < world_size:
         num_shared = sum(sizes) - num_volumes
     fillers = sum(max(0, num_taken - num) for num in samples)
@@ -85,7 +87,8 @@ def epoch_of(config: TrainConfig, num_volumes: int, samples_per_volume: int, wor
 
 
 def epoch_of_samples(config: TrainConfig, num_samples: int, world_size: int) -> tuple[int, tuple[str, ...]]:
-    """(optimizer steps of an epoch, what to say of it) where all ranks share one order of samples that nobody keeps."""
+    """(optimizer steps of an epoch, sentences about it), where all ranks draw from one list of samples and
+    cache none."""
     per_step = config.samples_per_step(world_size)
     whole, left = divmod(num_samples, per_step)
     num_steps = whole + 1 if left and (config.shards == "padded" or not whole) else whole

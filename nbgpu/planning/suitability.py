@@ -1,4 +1,4 @@
-"""Whether a run's settings go with the ranks that are to train it; looked at before anything starts."""
+"""Check, before anything starts, whether a run's settings suit the ranks that are to train it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from nbgpu.protocol.records import Device
 
 
 def settled(config: TrainConfig, devices: Sequence[Device]) -> TrainConfig:
-    """The settings for these ranks: `batch_size` follows from `global_batch_size` where that is given, and all that makes
-    a run long is cut down for a smoke test.
+    """The final settings for these ranks: `batch_size` follows from `global_batch_size` where that is given,
+    and a smoke test gets a short run.
 
     Args:
-        config: as the person gave it.
-        devices: each rank's.
+        config: the settings as the user gave them.
+        devices: the device of each rank.
 
     Raises:
-        ConfigError: the ranks cannot do it; one line for each reason.
+        ConfigError: the ranks cannot train with these settings; the message has one line for each reason.
     """
     problems = list(_problems(config, devices))
     if (unreadable := wrong_with_data(config)) is not None:
@@ -34,7 +34,8 @@ def settled(config: TrainConfig, devices: Sequence[Device]) -> TrainConfig:
 
 
 def wrong_with_data(config: TrainConfig) -> str | None:
-    """Why what `data` names cannot be read, where that is seen without opening it; None where it may be."""
+    """Why the path in `data` cannot be read, as far as that is known without opening it; None where it may be
+    readable."""
     path = Path(config.data)
     if config.data in type(config).WITHOUT_FILES or not path.exists() or path.is_file() or path.is_dir():
         return None
@@ -54,7 +55,7 @@ def _smaller(config: TrainConfig) -> TrainConfig:
         on_nonfinite="stop",
         resume="",
         profile="",
-        # Volumes are read when they are needed: few are.
+        # Volumes are read when they are needed, because few of them are.
         dataset="plain",
         cache_rate=0.0,
         replace_rate=0.0,

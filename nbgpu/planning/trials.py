@@ -1,4 +1,5 @@
-"""Which trials a sweep has: the values that a person asks for, every combination of them checked, and sweep.toml."""
+"""The trials of a sweep: the values that the user asks for, the check of every combination, and
+sweep.toml."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ _NOT_SWEPT = {
 
 
 class SweepConfig(Settings):
-    """How a sweep goes through its trials."""
+    """How a sweep runs its trials."""
 
     random: int = Field(
         0,
@@ -63,13 +64,13 @@ class SweepConfig(Settings):
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers between two ends, both included: '1e-5..1e-2' evenly, '1e-5..1e-2:log' evenly in the logarithm."""
+    """Numbers between two ends, both included: uniform in '1e-5..1e-2', log-uniform in '1e-5..1e-2:log'."""
 
     low: float
     high: float
     log: bool
     whole: bool
-    """Whole numbers only."""
+    """Whether only whole numbers are drawn."""
 
     def __str__(self) -> str:
         ends = [str(int(end)) if self.whole else repr(end) for end in (self.low, self.high)]
@@ -81,18 +82,18 @@ class Range:
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         value = source.uniform(low, high)
         value = math.exp(value) if self.log else value
-        # Nobody wants to read or type more of it.
+        # Nobody wants to read or type more digits.
         rounded = round(value) if self.whole else float(f"{value:.{_DRAWN_DIGITS}g}")
         return min(max(rounded, self.low), self.high) if not self.whole else int(rounded)
 
 
 Varied = Mapping[str, Sequence[Any] | Range]
-"""By field, what a sweep goes through: its values, or the numbers of a range."""
+"""The values, or the range of numbers, that a sweep tries for each field."""
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """A whole sweep, as `sweep.toml` says it."""
+    """A whole sweep, as `sweep.toml` describes it."""
 
     recipe: str
     config: SweepConfig
@@ -101,7 +102,7 @@ class SweepPlan:
     """The settings that all trials have in common."""
     varied: Varied
     trials: Sequence[Mapping[str, Any]]
-    """What each trial has of its own, by field."""
+    """The settings in which each trial differs, by field."""
 
     def settings(self, number: int) -> TrainConfig:
         """The checked settings of one trial."""
@@ -123,10 +124,10 @@ class SweepPlan:
 
     @classmethod
     def read(cls, folder: Path, **overrides: Any) -> SweepPlan:
-        """What `write` has written; `overrides` are settings of the sweep or the cluster.
+        """Read a plan that `write` has written. `overrides` are settings of the sweep or the cluster.
 
         Raises:
-            ConfigError: the folder is no sweep's, or what stands there cannot be used.
+            ConfigError: the folder is not the folder of a sweep, or its file cannot be used.
         """
         path = folder / FILE
         if not path.exists():
@@ -156,7 +157,7 @@ class SweepPlan:
 
 @dataclass(frozen=True)
 class Split:
-    """A person's settings, sorted by whose they are."""
+    """The user's settings, divided into those of the sweep, of the cluster and of the training."""
 
     sweep: Mapping[str, Any]
     cluster: Mapping[str, Any]
@@ -164,7 +165,8 @@ class Split:
 
 
 def split_settings(recipe: str, settings: Mapping[str, Any]) -> Split:
-    """Sorts settings by whose they are; ConfigError names all that are nobody's."""
+    """Divide settings into those of the sweep, of the cluster and of the training; a ConfigError names
+    unknown ones."""
     homes = (SweepConfig.model_fields, ClusterConfig.model_fields, _fields(recipe))
     if unknown := [name for name in settings if not any(name in home for home in homes)]:
         known = ", ".join(itertools.chain(*homes))
@@ -177,15 +179,16 @@ def split_settings(recipe: str, settings: Mapping[str, Any]) -> Split:
 
 
 def plan(recipe: str, settings: Mapping[str, Any]) -> SweepPlan:
-    """The sweep that a person asks for.
+    """Plan the sweep that the user asks for.
 
     Args:
-        recipe: what is trained.
-        settings: fields of SweepConfig, ClusterConfig and the recipe's settings. A list is gone through, and so is
-            a text such as '1e-5..1e-2:log' where a number belongs; everything else is the same for all trials.
+        recipe: the recipe to train.
+        settings: fields of SweepConfig, ClusterConfig and the recipe's settings. A list gives the values to
+            try, and so does a text such as '1e-5..1e-2:log' for a number; everything else is the same for all
+            trials.
 
     Raises:
-        ConfigError: something does not go; the message has all that is known of it. Trials are not checked yet.
+        ConfigError: a setting is not valid; the message has all known problems. Trials are not checked yet.
     """
     split = split_settings(recipe, settings)
     config = SweepConfig.checked(**split.sweep)
@@ -212,14 +215,14 @@ def plan(recipe: str, settings: Mapping[str, Any]) -> SweepPlan:
 
 
 def checked(plan: SweepPlan, ranks: Sequence[Sequence[Device]]) -> SweepPlan:
-    """The plan with the settings of every trial whole and checked.
+    """The plan with the settings of every trial completed and checked.
 
     Args:
-        plan: as `plan` has made it.
-        ranks: the devices of the ranks that a trial may get, for each place where one may train.
+        plan: a plan from the function `plan`.
+        ranks: the devices of the ranks in each of the clusters that trials may get.
 
     Raises:
-        ConfigError: trials that cannot run, each with the reason.
+        ConfigError: some trials cannot run; the message has the reason for each.
     """
     wrong: dict[str, list[int]] = {}
     for number in range(len(plan.trials)):
@@ -238,7 +241,7 @@ def checked(plan: SweepPlan, ranks: Sequence[Sequence[Device]]) -> SweepPlan:
 
 
 def create_folder(plan: SweepPlan) -> Path:
-    """Makes the folder of a new sweep, which only the user can enter, with sweep.toml in it."""
+    """Make the folder of a new sweep, with access for the user only, and write sweep.toml into it."""
     started = time.strftime("%Y%m%d-%H%M%S")
     runs_dir = Path(plan.settings(0).runs_dir).absolute()
     folder = runs_dir / f"{started}-sweep-{plan.settings(0).title}-{secrets.token_hex(2)}"
@@ -248,7 +251,7 @@ def create_folder(plan: SweepPlan) -> Path:
 
 
 def from_text(text: str) -> str | list[str]:
-    """What stands behind a flag: a list where there are commas, else one value or a range."""
+    """The value of a flag: a list where it contains commas, else one value or a range."""
     parts = [part.strip() for part in text.split(",")]
     return parts if len(parts) > 1 else text.strip()
 
@@ -265,7 +268,7 @@ def _fields(recipe: str) -> Mapping[str, FieldInfo]:
 def _problems(
     config: SweepConfig, cluster: ClusterConfig, shared: Mapping[str, Any], varied: Varied
 ) -> Iterator[str]:
-    """What is wrong with the sweep as a whole."""
+    """The problems of the sweep as a whole."""
     for name in varied.keys() & _NOT_SWEPT.keys():
         yield f"{name} cannot be swept: {_NOT_SWEPT[name]}"
     if not varied:
@@ -315,7 +318,7 @@ def _drawn(config: SweepConfig, varied: Varied) -> list[dict[str, Any]]:
 
 
 def _varied(info: FieldInfo, given: Any) -> Sequence[Any] | Range:
-    """What a field goes through: the items of a list, a range, or one value."""
+    """The values to try for a field: the items of a list, a range, or one value."""
     if isinstance(given, list):
         return [_item(value, info) for value in given]
     if isinstance(given, str) and (number := _number_type(info)) and (match := _RANGE.fullmatch(given)):
@@ -331,7 +334,7 @@ def _varied(info: FieldInfo, given: Any) -> Sequence[Any] | Range:
 
 
 def _item(value: Any, info: FieldInfo) -> Any:
-    """One value; as text where it comes from the command line or from sweep.toml."""
+    """One value, parsed where it is text from the command line or from sweep.toml."""
     if not isinstance(value, str):
         return value
     types = _types(info)
@@ -341,12 +344,12 @@ def _item(value: Any, info: FieldInfo) -> Any:
 
 
 def _as_toml(value: Any) -> Any:
-    """A value as TOML has it; `_item` reads it back."""
+    """A value in a form that TOML can hold; `_item` reads it back."""
     return "none" if value is None else list(value) if isinstance(value, tuple) else value
 
 
 def _types(info: FieldInfo) -> set[Any]:
-    """The types that a field may have, without what stands in their brackets."""
+    """The types that a field may have, without their type arguments."""
     annotation = info.annotation
     if get_origin(annotation) in (Literal, tuple):
         return {get_origin(annotation)}
@@ -358,7 +361,7 @@ def _number_type(info: FieldInfo) -> type | None:
 
 
 def _wrong_with(plan: SweepPlan, number: int, ranks: Iterable[Sequence[Device]]) -> list[str]:
-    """Why one trial cannot run, in lines; the same line once."""
+    """The reasons why one trial cannot run, each once."""
     try:
         config = plan.settings(number)
         extras.require(config)
@@ -370,7 +373,7 @@ def _wrong_with(plan: SweepPlan, number: int, ranks: Iterable[Sequence[Device]])
 
 
 def _refusal(plan: SweepPlan, line: str, numbers: Sequence[int]) -> str:
-    """One reason, and the combinations that it keeps from running, in as few words as say it."""
+    """A reason with the combinations that it keeps from running, described in as few words as possible."""
     if len(numbers) == len(plan.trials):
         return f"all trials: {line}"
     first = plan.trials[numbers[0]]

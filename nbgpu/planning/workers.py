@@ -1,4 +1,4 @@
-"""How many worker processes a rank's data gets, and why."""
+"""The number of worker processes that load a rank's data, and the reason for it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from pathlib import Path
 from nbgpu.config import TrainConfig
 
 MAX_WORKERS = 4
-"""Chosen by itself for a rank. More rarely help: then the disk is the bound, and each one holds memory."""
+"""The most that are chosen automatically for a rank. More rarely help, because the disk becomes the limit,
+and each worker holds memory."""
 MIN_SHARED_BYTES = 256 * 1024**2
-"""What workers decode passes through /dev/shm, which has 64 MiB in a container that nobody gave more."""
+"""Decoded volumes pass from workers to ranks through /dev/shm, which has 64 MiB in a container by default."""
 
 
 @dataclass(frozen=True)
 class Workers:
-    """Worker processes of each rank, and the reason in words."""
+    """The number of worker processes of each rank, and the reason in words."""
 
     count: int
     reason: str
 
     def in_words(self) -> str:
-        """A sentence for a person."""
+        """A sentence for the user."""
         if self.count == 0:
             return f"no worker processes: {self.reason}"
         return f"{self.count} worker process{'es' if self.count > 1 else ''} for each rank: {self.reason}"
@@ -31,7 +32,7 @@ class Workers:
 
 @dataclass(frozen=True)
 class HostResources:
-    """What there is for all ranks of one host."""
+    """The resources that all ranks of one host share."""
 
     num_cores: int
     num_ranks: int
@@ -40,7 +41,7 @@ class HostResources:
 
 
 def workers_for(config: TrainConfig, host: HostResources) -> Workers:
-    """How many processes read, decode, crop and augment for each rank."""
+    """The worker processes that read, decode, crop and augment for each rank."""
     if config.num_workers is not None:
         return Workers(config.num_workers, "as the settings say")
     if config.transforms_on == "gpu":
@@ -69,14 +70,16 @@ def workers_for(config: TrainConfig, host: HostResources) -> Workers:
 
 
 def workers_for_own(config: TrainConfig) -> Workers:
-    """How many processes read for each rank where the dataset is the person's own, and may stand in memory whole."""
+    """The worker processes that read for each rank, where the dataset is the user's own and may already be in
+    memory."""
     if config.num_workers:
         return Workers(config.num_workers, "as the settings say")
     return Workers(0, "the rank reads its samples itself, between two steps; num_workers has them read ahead")
 
 
 def this_host(world_size: int) -> HostResources:
-    """What the ranks of this process's host share; under torchrun it says how many of them are here."""
+    """The resources of this process's host. Under torchrun, LOCAL_WORLD_SIZE gives the number of its
+    ranks."""
     shared = Path("/dev/shm")
     return HostResources(
         len(os.sched_getaffinity(0)),

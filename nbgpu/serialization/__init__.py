@@ -1,1 +1,1 @@
-"""Values on their way between the notebook and a rank."""
+"""The transfer of values between the notebook and a rank."""

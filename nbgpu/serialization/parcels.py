@@ -1,7 +1,9 @@
-"""Values on their way between the notebook and a rank: a pickle, and beside it the bytes of arrays and tensors.
+"""Values for the way between the notebook and a rank: a pickle, and beside it the bytes of arrays and
+tensors.
 
-The bytes are copied once, from where they lie into memory that both sides share, and are used there by who gets them;
-the pickle says how the values are built on them. What cannot travel is named before anything is sent, with its path.
+The bytes are copied once, into memory that both sides share, and the receiver uses them there; the pickle
+says how to build the values on them. Values that cannot travel are named, with their paths, before anything
+is sent.
 """
 
 from __future__ import annotations
@@ -26,15 +28,16 @@ if TYPE_CHECKING:
     from nbgpu.serialization.tensors import Source, TensorForm
 
 LARGE_BYTES = 128 * 1024
-"""Blocks from this size on get a mapping of their own, and so are given back by themselves, as malloc's are."""
+"""Blocks of this size and above get a mapping of their own, so that each is freed by itself, as malloc does
+it."""
 _MAX_MAPPINGS = 4096
-"""Of one parcel; the blocks that come after these are copied. A process may have 65530 mappings."""
+"""The most mappings for one parcel; all further blocks are copied. A process may have 65530 mappings."""
 _ALIGNMENT_BYTES = 64
 
 
 @dataclass(frozen=True)
 class Span:
-    """Where a block lies among a parcel's bytes."""
+    """The position of a block among a parcel's bytes."""
 
     offset: int
     size: int
@@ -43,16 +46,18 @@ class Span:
 
 @dataclass(frozen=True)
 class Parcel:
-    """What the receiver must know beside the bytes."""
+    """What the receiver must know in addition to the bytes."""
 
     names: tuple[str, ...]
     pickle: Span
     blocks: tuple[Span, ...]
     buffers: tuple[int, ...]
-    """Numbers of the blocks that the pickle takes one after the other, beside those that it names."""
+    """The numbers of the blocks that are the pickle's out-of-band buffers, in order, beside those that it
+    names."""
     tensors: tuple[TensorForm, ...]
     own: Mapping[str, str]
-    """Classes and functions that the sender has defined in a cell: by name, the path to a value that needs it."""
+    """Classes and functions that the sender has defined in a cell, by name, with the path to a value that
+    needs each."""
     size_bytes: int
 
 
@@ -60,17 +65,18 @@ class Packing:
     """Values that are ready to be sent.
 
     Args:
-        values: by name. They must not change before they were written.
+        values: the values by name. They must not change before they have been written.
 
     Raises:
-        TransferError: some cannot travel, with a line for each, or there is not enough memory for them.
+        TransferError: some values cannot travel, with a line for each, or there is not enough memory for
+            them.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         stream, contents = io.BytesIO(), _Contents()
         try:
             _Pickler(stream, contents).dump(dict(values))
-        except Exception as error:  # noqa: BLE001 - whatever an object does when it is pickled
+        except Exception as error:  # noqa: BLE001 - pickling an object may raise anything
             found = unpicklable.described(values, refusal)
             raise TransferError("\n".join(found or [f"{', '.join(values)}: {error}"])) from None
         sources = contents.blocks
@@ -100,11 +106,11 @@ class Packing:
 
     @property
     def is_small(self) -> bool:
-        """Whether a message may as well carry the bytes."""
+        """Whether the bytes are few enough to go into the message itself."""
         return self.parcel.size_bytes <= LARGE_BYTES
 
     def write(self, descriptor: int) -> None:
-        """Writes all bytes into shared memory."""
+        """Write all bytes into shared memory."""
         os.ftruncate(descriptor, self.parcel.size_bytes)
         for span, source in self._parts():
             if isinstance(source, memoryview):
@@ -115,7 +121,7 @@ class Packing:
                 source(memoryview(mmap.mmap(descriptor, size_bytes, offset=start))[span.offset - start :])
 
     def to_bytes(self) -> bytearray:
-        """All bytes, for a message."""
+        """All bytes, to be sent in a message."""
         everything = bytearray(self.parcel.size_bytes)
         for span, source in self._parts():
             part = memoryview(everything)[span.offset : span.offset + span.size]
@@ -130,10 +136,10 @@ class Packing:
 
 
 def refusal(value: Any) -> Exception | None:
-    """Why a value cannot travel; None where it can."""
+    """The reason why a value cannot travel; None where it can."""
     try:
         _Pickler(_Nowhere(), _Contents()).dump(value)
-    except Exception as error:  # noqa: BLE001 - whatever an object does when it is pickled
+    except Exception as error:  # noqa: BLE001 - pickling an object may raise anything
         return error
     return None
 
@@ -144,13 +150,14 @@ def unpack(
     """The values of a parcel, by name, in memory of their own.
 
     Args:
-        parcel: as it came.
-        read: gives a writable buffer with the bytes of a span.
-        variables: where classes and functions are looked up that the sender has defined in a cell.
-        where_to_define: says in an error message how such a class would be found here.
+        parcel: the received parcel.
+        read: returns a writable buffer with the bytes of a span.
+        variables: the variables among which to look up classes and functions that the sender has defined in a
+            cell.
+        where_to_define: the part of an error message that says how to define such a class here.
 
     Raises:
-        TransferError: a class is missing, or a value does not let itself be put together.
+        TransferError: a class is missing, or a value cannot be rebuilt.
     """
     missing = [(path, name) for name, path in parcel.own.items() if _found(name, variables) is None]
     if missing:
@@ -170,7 +177,7 @@ def unpack(
 
 
 def from_descriptor(descriptor: int) -> Callable[[Span], Any]:
-    """Reads from shared memory, which may be closed afterwards."""
+    """A function that reads spans from shared memory. The descriptor may be closed after the reads."""
 
     def read(span: Span) -> Any:
         if span.is_mapped:
@@ -181,12 +188,13 @@ def from_descriptor(descriptor: int) -> Callable[[Span], Any]:
 
 
 def from_bytes(everything: bytes | bytearray | memoryview) -> Callable[[Span], Any]:
-    """Reads from what a message carried."""
+    """A function that reads spans from the bytes in a message."""
     return lambda span: bytearray(memoryview(everything)[span.offset : span.offset + span.size])
 
 
 class _Contents:
-    """What is sent beside the pickle. Apart from the pickler, which must not hold the values in a cycle of references."""
+    """The data that are sent beside the pickle. A class apart from the pickler, so that no cycle of
+    references holds the values."""
 
     def __init__(self) -> None:
         self.blocks: list[tuple[int, Source]] = []
@@ -195,7 +203,7 @@ class _Contents:
         self.own: list[str] = []
 
     def lay_buffer_aside(self, buffer: pickle.PickleBuffer) -> bool:
-        """Whether the pickle is to have the bytes itself."""
+        """Lay a large buffer aside. Returns whether the pickle is to contain the bytes itself."""
         raw = buffer.raw()
         if len(raw) < LARGE_BYTES:
             return True
@@ -203,7 +211,7 @@ class _Contents:
         return False
 
     def lay_aside(self, size_bytes: int, source: Source) -> int:
-        """The number of a new block."""
+        """Add a block and return its number."""
         self.blocks.append((size_bytes, source))
         return len(self.blocks) - 1
 
@@ -214,7 +222,7 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: Any, contents: _Contents) -> None:
         super().__init__(file, protocol=5, buffer_callback=contents.lay_buffer_aside)
         self._contents = contents
-        # What is not loaded here, no value is of.
+        # A library that is not loaded cannot be the source of any value.
         self._numpy = sys.modules.get("numpy")
         self._torch = sys.modules.get("torch")
         if self._torch is not None:
@@ -230,7 +238,7 @@ class _Pickler(pickle.Pickler):
             return _tensor, (len(self._contents.tensors) - 1, vars(value) or None)
         if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
             if "<" in value.__qualname__:
-                return NotImplemented  # pickle says that it has no name
+                return NotImplemented  # pickle raises an error that says it has no name
             self._contents.own.append(value.__qualname__)
             return _own, (value.__qualname__,)
         if unpicklable.must_stay(value):
@@ -252,7 +260,8 @@ class _Pickler(pickle.Pickler):
 
 
 class _Builder:
-    """Builds what the pickle names by these methods. Apart from the unpickler, which would hold the values in a cycle."""
+    """Builds the values that the pickle refers to by the names of these methods. A class apart from the
+    unpickler, so that no cycle of references holds the values."""
 
     def __init__(self, parcel: Parcel, read: Callable[[Span], Any], variables: Mapping[str, Any]) -> None:
         self.block = cache(lambda number: read(parcel.blocks[number]))
@@ -291,7 +300,8 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _stands_for(name: str) -> Callable[..., Any]:
-    """What the pickle names where the unpickler has a method of this name."""
+    """A function that only gives the pickle a name, for which the unpickler substitutes the builder's
+    method."""
 
     def built_by_the_unpickler(*_: Any) -> Any:
         raise pickle.UnpicklingError("a parcel is opened with unpack")
@@ -314,7 +324,8 @@ def _found(name: str, variables: Mapping[str, Any]) -> Any:
 
 
 def _laid_out(sizes: Sequence[int]) -> list[Span]:
-    """A place for each block: first the small ones, which are copied, then those that are mapped, each on a page."""
+    """The position of each block: first the small ones, which are copied, then those that are mapped, each on
+    a page."""
     mapped = [number for number, size in enumerate(sizes) if number and size >= LARGE_BYTES][:_MAX_MAPPINGS]
     spans: dict[int, Span] = {}
     end = 0

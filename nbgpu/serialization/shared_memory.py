@@ -1,8 +1,8 @@
-"""Memory that two processes of one host share for a moment: how large values travel without a socket.
+"""Memory that two processes of one host share for a moment, so that large values travel without a socket.
 
-It is a memfd, a file with no name in any folder: it goes when the last process has closed it or has ended, however that
-ended, and the size of /dev/shm does not bound it. Its address travels over ipyparallel's channel, and the other process
-opens it through /proc, where Linux lets only the same user in.
+The memory is a memfd, a file with no name in any folder. It is freed when the last process has closed it or
+has ended, in whatever way, and the size of /dev/shm does not limit it. Its address travels over ipyparallel's
+channel, and the other process opens it through /proc, to which Linux gives only the same user access.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _CHUNK_BYTES = 64 * 1024**2
-"""Of one system call, which no interrupt ends."""
+"""The size of one system call, because an interrupt does not end a call."""
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a process has shared memory open."""
+    """The process and the descriptor under which shared memory is open."""
 
     boot: str
-    """The host's present boot: numbers mean nothing on another host."""
+    """The id of the host's present boot, because the numbers mean nothing on another host."""
     pid: int
     descriptor: int
     device: int
     inode: int
-    """With it, a descriptor that was given anew is never taken for the memory that is gone."""
+    """The inode, so that a reused descriptor is never mistaken for memory that is gone."""
 
 
 @contextmanager
 def created() -> Iterator[int]:
-    """A descriptor of new shared memory, which others reach by `address` for as long as the block lasts."""
+    """Give a descriptor of new shared memory, which other processes reach by its `address` while the block
+    lasts."""
     descriptor = os.memfd_create("nbgpu")
     try:
         yield descriptor
@@ -51,14 +52,15 @@ def created() -> Iterator[int]:
 
 
 def address(descriptor: int) -> Address:
-    """How another process can open this."""
+    """The address by which another process can open this memory."""
     there = os.fstat(descriptor)
     return Address(_boot(), os.getpid(), descriptor, there.st_dev, there.st_ino)
 
 
 @contextmanager
 def opened(where: Address) -> Iterator[int | None]:
-    """A descriptor of another process's shared memory; None where it is gone, or where this process cannot reach it."""
+    """Give a descriptor of another process's shared memory, or None where it is gone or cannot be reached
+    from here."""
     descriptor = _open(where)
     try:
         yield descriptor
@@ -72,8 +74,8 @@ def _open(where: Address) -> int | None:
         return None
     path = Path(f"/proc/{where.pid}/fd/{where.descriptor}")
     try:
-        # Looked at before it is opened, which may do something to what is no memory, and after, because it may have
-        # been exchanged in between.
+        # The file is checked before it is opened, because opening something else may have effects, and again
+        # afterwards, because it may have been exchanged in between.
         if not _is_it(path.stat(), where):
             return None
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -95,10 +97,11 @@ def _boot() -> str:
 
 
 def mapped(descriptor: int, offset: int, size_bytes: int) -> Any:
-    """A part of shared memory as a buffer of this process's own: what is written to it nobody else sees.
+    """A part of shared memory as a private buffer, so that no other process sees what is written to it.
 
-    A page is copied when it is first written to. The memory is given back with the last reference to the buffer, also
-    when the descriptor was closed long before. Python's `mmap` would keep a descriptor open for each.
+    A page is copied when it is first written to. The memory is freed with the last reference to the buffer,
+    even if the descriptor was closed long before. Python's `mmap` would keep a descriptor open for each
+    mapping.
     """
     flags = mmap.MAP_PRIVATE
     start = _libc.mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, offset)
@@ -106,20 +109,21 @@ def mapped(descriptor: int, offset: int, size_bytes: int) -> Any:
         number = ctypes.get_errno()
         raise OSError(number, f"{os.strerror(number)}, mapping {size_bytes} bytes")
     buffer = (ctypes.c_ubyte * size_bytes).from_address(start)
-    # At the process's end there may still be arrays in it.
+    # At the end of the process there may still be arrays in the buffer, so it is not unmapped then.
     weakref.finalize(buffer, _libc.munmap, start, size_bytes).atexit = False
     return buffer
 
 
 def write(descriptor: int, data: memoryview, offset: int) -> None:
-    """Writes all of `data`. Faster than copying into a mapping: no page is cleared or faulted in first."""
+    """Write all of `data`. This is faster than copying into a mapping, because no page is cleared or faulted
+    in first."""
     done = 0
     while done < len(data):
         done += os.pwrite(descriptor, data[done : done + _CHUNK_BYTES], offset + done)
 
 
 def read(descriptor: int, offset: int, size_bytes: int) -> bytearray:
-    """A part of shared memory, copied."""
+    """A copy of a part of shared memory."""
     data = bytearray(size_bytes)
     done = 0
     while done < size_bytes:

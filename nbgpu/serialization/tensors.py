@@ -1,6 +1,7 @@
 """How tensors travel in a parcel: their memory once, however many tensors look at it.
 
-The one module for both sides that needs torch. The notebook's kernel loads it when a tensor travels, and only then.
+The one module for both sides that needs torch. The notebook's kernel loads it when a tensor travels, and only
+then.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ import torch
 _LARGEST_ITEM_BYTES = 16
 
 Source = memoryview | Callable[[memoryview], None]
-"""Bytes that can be sent as they are, or what writes them to a buffer."""
+"""Bytes that can be sent as they are, or a function that writes them to a buffer."""
 
 
 @dataclass(frozen=True)
 class TensorForm:
-    """All of a tensor but its bytes."""
+    """Everything about a tensor except its bytes."""
 
     block: int
-    """Number of the block of bytes that it lies in, which it may share with others; -1 where it has none."""
+    """The number of its block of bytes, which it may share with other tensors; -1 where it has none."""
     dtype: str
     offset: int
-    """Of its first element in the block, in elements."""
+    """The offset of its first element in the block, in elements."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     requires_grad: bool
@@ -35,7 +36,8 @@ class TensorForm:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is a tensor of the plain kind. Others, such as sparse ones, take themselves apart into these."""
+    """Whether a value is a plain tensor. Other kinds, such as sparse tensors, pickle themselves as plain
+    ones."""
     return (
         type(value) in (torch.Tensor, torch.nn.Parameter)
         and value.layout == torch.strided
@@ -47,9 +49,9 @@ def is_plain(value: Any) -> bool:
 def take_apart(
     tensors: Sequence[torch.Tensor], first_block: int
 ) -> tuple[list[TensorForm], list[tuple[int, Source]]]:
-    """(the forms of tensors, and the blocks with their sizes in bytes that they lie in, numbered from `first_block`).
+    """(the forms of tensors, their blocks with sizes in bytes). The blocks are numbered from `first_block`.
 
-    Tensors that share memory share a block. Of a storage only that part is sent which the tensors look at.
+    Tensors that share memory share a block. Only the part of a storage that the tensors view is sent.
     """
     forms: list[TensorForm | None] = [None] * len(tensors)
     blocks: list[tuple[int, Source]] = []
@@ -63,14 +65,14 @@ def take_apart(
     for indices in by_storage.values():
         for together in _overlapping(plain, indices):
             block = first_block + len(blocks)
-            # Whole for every dtype that looks at it.
+            # The block must begin at a whole element of every dtype that views it.
             begin = (
                 min(_span(plain[index])[0] for index in together) // _LARGEST_ITEM_BYTES * _LARGEST_ITEM_BYTES
             )
             end = max(_span(plain[index])[1] for index in together)
             (first, *others) = (plain[index] for index in together)
             if not others and _span(first)[1] - _span(first)[0] > first.numel() * first.element_size():
-                # It has gaps, and nobody else looks at it.
+                # The tensor has gaps, and no other one views its memory.
                 blocks.append((first.numel() * first.element_size(), _writer(first)))
                 forms[together[0]] = _form(tensors[together[0]], block, 0, _contiguous_stride(first.shape))
                 continue
@@ -83,7 +85,7 @@ def take_apart(
 
 
 def put_together(form: TensorForm, block: Any) -> torch.Tensor:
-    """The tensor of a form, on the CPU, in the memory of its block; `block` is a writable buffer."""
+    """Build the tensor of a form on the CPU, in the memory of its block, which is a writable buffer."""
     dtype = getattr(torch, form.dtype)
     if form.block < 0:
         tensor = torch.empty(form.shape, dtype=dtype, device="cpu")
@@ -113,14 +115,14 @@ def _contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """(first, last + 1) of the bytes of its storage that a tensor looks at."""
+    """(first, last + 1) of the bytes of its storage that a tensor views."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     begin = int(tensor.storage_offset()) * tensor.element_size()
     return begin, begin + int(last + 1) * tensor.element_size()
 
 
 def _overlapping(tensors: Sequence[torch.Tensor], indices: Sequence[int]) -> list[list[int]]:
-    """Tensors of one storage, those together whose parts of it overlap."""
+    """The tensors of one storage, grouped so that those which overlap are together."""
     groups: list[list[int]] = []
     end = -1
     for index in sorted(indices, key=lambda index: _span(tensors[index])):

@@ -1,4 +1,4 @@
-"""Says which part of a value cannot travel between processes, and why."""
+"""Find the parts of a value that cannot travel between processes, and say why."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _REASONS = {
     "threading.Thread": _OF_ITS_PROCESS,
     "subprocess.Popen": _OF_ITS_PROCESS,
 } | {
-    # Where the same classes say that they live depends on torch's version.
+    # The module of these classes depends on torch's version.
     f"{module}.{name}": _OF_THE_GROUP
     for module in ("torch._C._distributed_c10d", "torch.distributed.distributed_c10d")
     for name in ("ProcessGroup", "Store", "Work")
 }
-"""Why values of a class stay where they are. By the class's name, so that nothing is imported to find out."""
+"""Why values of a class cannot travel. The keys are names, so that nothing has to be imported."""
 
 _PICKLES_AND_DOES_NOT_ARRIVE = {
     "torch.nn.parallel.distributed.DistributedDataParallel",
@@ -58,7 +58,7 @@ _PARTS_OF_A_MODULE = ("_parameters", "_buffers", "_modules")
 
 
 def unknown(names: Iterable[str], variables: Mapping[str, Any]) -> list[str]:
-    """A line for each name that no variable has, with those that it may have been meant for."""
+    """A line for each name that no variable has, with the names that may have been meant."""
     known = [name for name in variables if not name.startswith("_")]
     lines = []
     for name in names:
@@ -71,7 +71,8 @@ def unknown(names: Iterable[str], variables: Mapping[str, Any]) -> list[str]:
 
 
 def code_apart(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the functions and classes that were defined in a cell, all else): the first travel as code, and not by name."""
+    """(functions and classes that were defined in a cell, all other values). The first travel as code, and
+    not by name."""
     code = {
         name: value
         for name, value in values.items()
@@ -81,8 +82,8 @@ def code_apart(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 
 def must_stay(value: Any) -> bool:
-    """Whether a value cannot travel although it lets itself be pickled."""
-    # All of them are torch's, and this is asked for every object.
+    """Whether a value cannot travel although it can be pickled."""
+    # All such classes are torch's, and this function runs for every object.
     bases = (base for base in type(value).__mro__ if base.__module__.startswith("torch."))
     return any(_full_name(base) in _PICKLES_AND_DOES_NOT_ARRIVE for base in bases)
 
@@ -91,8 +92,8 @@ def described(values: Mapping[str, Any], refusal: Callable[[Any], Exception | No
     """A line for each part of the values that cannot travel: its path, its type and the reason.
 
     Args:
-        values: by name.
-        refusal: says why one cannot, or None.
+        values: the values by name.
+        refusal: returns the reason why a value cannot travel, or None.
     """
     lines: list[str] = []
     seen: set[int] = set()
@@ -117,7 +118,8 @@ def described(values: Mapping[str, Any], refusal: Callable[[Any], Exception | No
 
 
 def path_to(name: str, values: Mapping[str, Any]) -> str:
-    """The path to the first value that is, or is of, the class or function of this qualified name."""
+    """The path to the first value that is the class or function of this qualified name, or an instance of the
+    class."""
     seen: set[int] = set()
 
     def look(path: str, value: Any, depth: int = 0) -> str | None:
@@ -164,7 +166,7 @@ def _full_name(kind: type) -> str:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a value is made of, each with what leads to it in Python."""
+    """Yield the parts of a value, each with the Python expression that leads to it."""
     pandas = sys.modules.get("pandas")
     numpy = sys.modules.get("numpy")
     if isinstance(value, str | bytes | bytearray | int | float | complex | type | FunctionType | None):
@@ -193,7 +195,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 def _parts_of_object(value: Any) -> Iterator[tuple[str, Any]]:
     try:
         reduced = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-    except Exception:  # noqa: BLE001 - this is what keeps the value from being pickled, and the caller has the error
+    except Exception:  # noqa: BLE001 - this is why the value cannot be pickled, and the caller has the error
         return
     if isinstance(reduced, str):
         return

@@ -1,1 +1,1 @@
-"""How numbers and lists are put into words, in the same way everywhere."""
+"""Put numbers and lists into words, in the same way everywhere."""

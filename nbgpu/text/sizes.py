@@ -1,4 +1,4 @@
-"""Amounts of memory as people write and read them."""
+"""Amounts of memory in the form in which people write and read them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ _WRITTEN = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGTPE]iB|bytes|B)?"
 
 
 def in_words(num_bytes: float) -> str:
-    """A size as people say it: '512 bytes', '1.5 GiB'."""
+    """A size in words: '512 bytes', '1.5 GiB'."""
     power = min(int(math.log(num_bytes, 1024)), len(UNITS) - 1) if num_bytes >= 1 else 0
     return f"{num_bytes / 1024**power:.{1 if power else 0}f} {UNITS[power]}"
 
 
 def parse_size(text: str) -> int | float:
-    """What a person wrote: '4GiB', '4096 MiB' or '4294967296' as bytes, '0.5' as a share.
+    """Parse a person's text: '4GiB', '4096 MiB' or '4294967296' as bytes, '0.5' as a share.
 
     Returns:
         An int for bytes, a float above 0 and at most 1 for a share.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither.
     """
     found = _WRITTEN.fullmatch(text.strip())
     if found is not None and (number := float(found["number"])) > 0:

@@ -1,4 +1,4 @@
-"""Which settings a recipe has."""
+"""The settings of each recipe."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ TRAIN_CONFIGS: dict[str, type[TrainConfig]] = {
 
 
 def settings_of(recipe: str) -> type[TrainConfig]:
-    """The settings' model of a recipe: one of nbgpu's by its name, or one's own by its file, 'my_recipe.py'.
+    """The model of a recipe's settings: by its name for one of nbgpu's, or by its file, 'my_recipe.py', for
+    the user's own.
 
     Raises:
         ConfigError: there is no such recipe, or its file cannot be used.

@@ -110,12 +110,12 @@ class AutoencoderConfig(TrainConfig):
 
     @property
     def num_discriminator_layers(self) -> int:
-        """`discriminator_layers`, or what stands for it where it is left out."""
+        """The value of `discriminator_layers`, or its default where it is left out."""
         return min(3, self._most_layers) if self.discriminator_layers is None else self.discriminator_layers
 
     @property
     def _most_layers(self) -> int:
-        # The first layer and all others but the last halve the patch, of which 4 voxels must be left.
+        # Every layer but the last halves the patch, and 4 voxels of it must be left.
         return int(math.log2(self.patch_size)) - 2
 
     def problems(self) -> Iterator[str]:

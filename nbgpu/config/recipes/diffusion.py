@@ -138,7 +138,7 @@ class DiffusionConfig(TrainConfig):
 
     @property
     def edge(self) -> int:
-        """`size`, or what stands for it."""
+        """The value of `size`, or its default where it is left out."""
         return self.size or (16 if self.data == "phantoms" else 128)
 
     def problems(self) -> Iterator[str]:

@@ -130,12 +130,12 @@ class LithographyConfig(TrainConfig):
 
     @property
     def pixel(self) -> float:
-        """`pixel_nm`, or what stands for it with generated masks."""
+        """The value of `pixel_nm`, or its default with generated masks."""
         return 25.0 if self.pixel_nm is None else self.pixel_nm
 
     @property
     def aberrations(self) -> tuple[tuple[int, float], ...]:
-        """(Fringe number, waves) each."""
+        """The aberrations as pairs of (Fringe number, waves)."""
         pairs = (entry.split(":") for entry in self.zernikes.split(",") if entry)
         return tuple((int(number), float(waves)) for number, waves in pairs)
 

@@ -25,7 +25,7 @@ DescriptorType = Literal[
     "GramMatrices",
     "MultiPhaseGramMatrices",
 ]
-"""Those that a field can be found by; what can only be measured is left out."""
+"""The descriptors that a reconstruction can use; those that can only be measured are left out."""
 
 _OF_ALL_PHASES = ("FFTCrossCorrelations", "CrossCorrelations", "MultiPhaseGramMatrices")
 _OF_A_MODEL = {
@@ -43,7 +43,7 @@ _OF_A_MODEL = {
     "histograms_every",
     "profile",
 }
-"""Settings that are about training a model on samples."""
+"""Settings that concern the training of a model on samples."""
 
 
 _SWAPPING = ("simulatedannealing", "ytpost")

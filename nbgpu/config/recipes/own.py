@@ -1,4 +1,4 @@
-"""The settings of a recipe in a file of one's own."""
+"""The settings of a recipe in the user's own file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nbgpu.config.training import TrainConfig
 from nbgpu.errors import ConfigError
 
 RECIPE_GROUP = "Recipe"
-"""Under this heading the controls have the settings of a recipe in a file of one's own."""
+"""The heading in the control panel of the settings of a recipe in the user's own file."""
 
 
 class OwnConfig(TrainConfig):
@@ -39,7 +39,7 @@ class OwnConfig(TrainConfig):
         "the dataset is the recipe's own, which decides what is read, kept and changed",
     )
     CLASS_NAME: ClassVar[str] = ""
-    """Of the recipe in the file."""
+    """The name of the recipe's class in the file."""
     OWN: ClassVar[tuple[str, ...]] = ()
     """The names of the file's settings."""
 
@@ -57,7 +57,7 @@ def settings_in(file: RecipeFile) -> type[TrainConfig]:
             field = Field(setting.default, description=setting.description, json_schema_extra=extra)
             fields[setting.name] = (setting.annotation, field)
         else:
-            # One of nbgpu's own, with another default.
+            # One of nbgpu's own settings, with another default.
             fields[setting.name] = (
                 known.annotation,
                 FieldInfo.merge_field_infos(known, default=setting.default),

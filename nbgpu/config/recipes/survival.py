@@ -170,13 +170,13 @@ class SurvivalConfig(TrainConfig):
 
     @property
     def volume_shape(self) -> tuple[int, int, int]:
-        """`image_size`, or what stands for it with generated patients."""
+        """The value of `image_size`, or its default with generated patients."""
         first, second, third = self.image_size or (24, 24, 16)
         return first, second, third
 
     @property
     def widening(self) -> float:
-        """`widen_factor`, or what stands for it where it is left out."""
+        """The value of `widen_factor`, or its default where it is left out."""
         if self.widen_factor is not None:
             return self.widen_factor
         return 0.125 if self.data == "generated" else 1.0

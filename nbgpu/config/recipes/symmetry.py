@@ -1,7 +1,9 @@
-"""Which turns and mirrors of a mask turn and mirror its image alike, for a given source and given aberrations.
+"""The rotations and reflections of a mask that rotate and reflect its image alike, for a given source and
+aberrations.
 
-Source and pupil must both stay as they are, which is enough for any mask and any focus. This is known from their names and numbers alone, so that settings which ask
-for other augmentations are refused before anything starts.
+For that, a rotation or reflection must leave both the source and the pupil unchanged, which is enough for any
+mask and any focus. Whether it does follows from their names and numbers alone, so that settings which ask for
+other augmentations are refused before anything starts.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 NUM_FRINGE = 36
-"""Zernike polynomials that have a Fringe number by the formula below."""
+"""The number of Zernike polynomials whose Fringe number follows the formula below."""
 
 
 def fringe_order(number: int) -> tuple[int, int]:
@@ -22,13 +24,13 @@ def fringe_order(number: int) -> tuple[int, int]:
     while (1 + total) ** 2 < number:
         total += 1
     twice, is_sine = divmod((1 + total) ** 2 - number + 1, 2)
-    # an even distance from the square is a cosine, the odd one below it the sine of the same order
+    # An even distance from the square is a cosine, and the odd one below it the sine of the same order.
     m = twice
     return 2 * total - m, m if is_sine or m == 0 else -m
 
 
 def broken_by_quarter_turns(source: str, zernikes: Iterable[int]) -> Iterator[str]:
-    """What keeps the image of a mask turned by 90 degrees from being the turned image; nothing where it is."""
+    """The reasons why rotating a mask by 90 degrees does not just rotate its image; none where it does."""
     if source == "dipole":
         yield "a dipole has an axis"
     for number in zernikes:
@@ -37,7 +39,7 @@ def broken_by_quarter_turns(source: str, zernikes: Iterable[int]) -> Iterator[st
 
 
 def broken_by_mirrors(source: str, angle_deg: float, zernikes: Iterable[int]) -> Iterator[str]:
-    """What keeps the image of a mask that is mirrored along an axis from being the mirrored image; nothing where it is."""
+    """The reasons why reflecting a mask along an axis does not just reflect its image; none where it does."""
     period_deg = {"dipole": 90, "quadrupole": 45, "quasar": 45}.get(source)
     if period_deg and angle_deg % period_deg:
         yield f"a {source} turned by {angle_deg:g} degrees is not its own mirror image"
