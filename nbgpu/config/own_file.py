@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nbgpu.errors import ConfigError
+from nbgpu.package import PACKAGE
 
 BASE_CLASS = "OwnRecipe"
 """The base class of the recipe in the file (nbgpu/recipes/own/__init__.py)."""
@@ -57,7 +58,7 @@ def read_text(path: Path) -> str:
     return path.read_text()
 
 
-_TEMPLATE = Path(__file__).parents[1] / "recipes" / "own" / "template.py.txt"
+_TEMPLATE = PACKAGE / "recipes" / "own" / "template.py.txt"
 
 
 def create(name: str) -> Path:

@@ -6,10 +6,11 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 
-_PACKAGE = f"{Path(__file__).resolve().parents[1]}/"
+from nbgpu.package import PACKAGE
+
+_PACKAGE = f"{PACKAGE}/"
 # Each ends with a slash: a folder nbgpu_runs beside the package is no part of it.
 _LIBRARIES = (*{f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib")}, _PACKAGE)
 

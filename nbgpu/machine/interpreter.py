@@ -16,6 +16,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
+from nbgpu.package import PACKAGE
+
 _USUALLY_IGNORED = ("DeprecationWarning", "PendingDeprecationWarning", "ImportWarning", "ResourceWarning")
 """The warnings that Python ignores by default, except in the main module."""
 
@@ -37,7 +39,7 @@ def command(module: str, *arguments: str) -> list[str]:
     The environment variable PYTHONSAFEPATH would do the same, but also to programs that the user's code
     starts there.
     """
-    run_module = _RUN_MODULE.format(folder=str(Path(__file__).resolve().parents[2]))
+    run_module = _RUN_MODULE.format(folder=str(PACKAGE.parent))
     return [sys.executable, "-P", *_warning_options(), "-c", run_module, module, *arguments]
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from nbgpu.config.settings import as_text, bounds, from_text, types_of
 from nbgpu.errors import ConfigError
-from nbgpu.ui.run.snapshot import STATIC
+from nbgpu.package import STATIC
 
 EMPTY = "left out"
 

@@ -72,6 +72,7 @@ HOUSE = [
     "errors",
     "protocol",
     "text",
+    "package",
     "version",
 ]
 """The rooms of the package, from top to bottom: a module imports from its own room and from those below, and no others.

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from nbgpu.engine.frames import RUNS_A_CALL, RUNS_A_CELL, called_collective, is_function, is_library
+from nbgpu.engine.frames import RUNS_A_CALL, RUNS_A_CELL, called_collective, is_function, is_library, is_ours
 from nbgpu.engine.group import activity
 from nbgpu.engine.ipykernel import awaiting, interrupts
 from nbgpu.machine.unix_sockets import short_path
@@ -35,7 +35,6 @@ from nbgpu.protocol.records import MainThreadState
 
 _log = logging.getLogger("nbgpu.engine")
 
-_PACKAGE = str(Path(__file__).resolve().parents[2])
 _RUNS_A_LOOP = "nbgpu/engine/training/loop.py", "run"
 _DDP = "torch/nn/parallel/distributed.py"
 _MAX_SOURCE_CHARS = 80
@@ -179,7 +178,7 @@ def _in_person_code(doing: Any, frames: Sequence[FrameType], main_thread: int) -
 def _in_run(frames: Sequence[FrameType], main_thread: int) -> MainThreadState:
     """Return the position in a run; `frames` begins with the frame of the loop."""
     paths = [frame.f_code.co_filename for frame in frames]
-    ours_or_theirs = [i for i, path in enumerate(paths) if path.startswith(_PACKAGE) or not is_library(path)]
+    ours_or_theirs = [i for i, path in enumerate(paths) if is_ours(path) or not is_library(path)]
     innermost = frames[ours_or_theirs[-1]]
     collective = _collective(frames[ours_or_theirs[-1] :])
     return MainThreadState(

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nbgpu.config import TrainConfig
-from nbgpu.engine.frames import is_library
+from nbgpu.engine.frames import is_library, is_ours
 from nbgpu.engine.memory.usage import Usage, asked_in_words, begin_peak, peak_bytes, refused
 from nbgpu.errors import OutOfMemoryError
 from nbgpu.text.sizes import in_words
-
-_PACKAGE = str(Path(__file__).parents[2])
 
 SPARE_BYTES = 96 * 2**20
 """Of what a CPU rank may have, for a run's loggers and checkpoints, and for the kernels that oneDNN makes and
@@ -197,6 +195,6 @@ def _place(error: BaseException) -> str:
     own = [
         f", in {code.co_name} ({Path(code.co_filename).name}, line {line})"
         for code, line in places
-        if not is_library(code.co_filename) or code.co_filename.startswith(_PACKAGE)
+        if not is_library(code.co_filename) or is_ours(code.co_filename)
     ]
     return own[-1] if own else ""

@@ -10,18 +10,17 @@ import html
 import uuid
 from collections.abc import Iterable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from IPython.display import display
 
 from nbgpu.client.cells.merging import Block
 from nbgpu.client.cells.outputs import FILE, NOTE
+from nbgpu.package import STATIC
 from nbgpu.text.palette import rank_color
 from nbgpu.text.ranks import rank_ranges
 from nbgpu.ui.cell.ansi import to_html
 
-STATIC = Path(__file__).resolve().parents[2] / "static"
 ALL = "all"
 
 

@@ -29,13 +29,14 @@ from IPython.display import DisplayHandle, display, update_display
 
 from nbgpu.client.ipykernel.page import answer_while_busy, has_frontend, has_subshells
 from nbgpu.errors import NbgpuError
+from nbgpu.package import STATIC
 from nbgpu.protocol.records import FINAL_STATES, Event
 from nbgpu.run_folder.reader import START
 from nbgpu.text.palette import rank_color
 from nbgpu.ui.run import wording
 from nbgpu.ui.run.comm_protocol import SeriesIds, encode
 from nbgpu.ui.run.history import CAPACITY, History, Series, SeriesKey
-from nbgpu.ui.run.snapshot import PLOTLY_GZ, STATIC, bundle, summary
+from nbgpu.ui.run.snapshot import PLOTLY_GZ, bundle, summary
 from nbgpu.ui.slot import display_in, new_slot, require_notebook, slot_metadata
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from nbgpu.config import TrainConfig
 from nbgpu.errors import RunError
 from nbgpu.machine.files import write_whole
+from nbgpu.package import STATIC
 from nbgpu.protocol.records import (
     FINAL_STATES,
     PROFILE_PARTS,
@@ -53,7 +54,6 @@ class Reportable(Protocol):
     def statuses(self) -> list[RankStatus]: ...
 
 
-STATIC = Path(__file__).resolve().parents[2] / "static"
 PLOTLY_GZ = STATIC / "plotly-basic.min.js.gz"
 MAX_EPOCHS = 200
 """Rows of the report's table; epochs.jsonl has them all."""
