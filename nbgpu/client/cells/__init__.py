@@ -1,1 +1,1 @@
-"""A distributed cell: how it is sent to all ranks, and how their outputs become one text."""
+"""Distributed cells: how a cell is sent to all ranks, and how their outputs are merged into one."""

@@ -1,4 +1,4 @@
-"""One distributed cell, from the sending to the last line of output."""
+"""One distributed cell, from sending it to the last line of its output."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ _OFFER_STOP_AFTER_S = 2.0
 
 
 offer_stop: Callable[[Callable[[], None]], Callable[[], None]] | None = None
-"""Shows a Stop button under the cell that is running, which calls what it is given on another thread when it is pressed, and
-returns what takes the button away again. The client does not know the widgets; `nbgpu.ui` connects them."""
+"""Shows a Stop button under the running cell and returns a function that removes it. When the button is
+pressed, the given function is called on another thread. The client does not know the widgets; `nbgpu.ui` sets
+this hook."""
 
 
 class DistributedCell:
     """A cell that runs on the ranks while its output is shown.
 
     Args:
-        cluster: whose ranks.
+        cluster: the cluster whose ranks run the cell.
         code: the cell's text.
-        ranks: which of them; None for all.
-        timeout_s: after this time the ranks are interrupted; None waits as long as it takes.
-        full: tracebacks show libraries' frames too.
-        is_awaited: it is shown by a coroutine (`show`), whose event loop goes on meanwhile.
-        number: of the notebook's cell; None for the one that runs.
+        ranks: the ranks that run it; None for all.
+        timeout_s: the time after which the ranks are interrupted; None for no limit.
+        full: whether tracebacks show the frames of libraries, too.
+        is_awaited: whether a coroutine (`show`) shows the cell, while its event loop goes on.
+        number: the number of the notebook's cell; None for the one that is running.
     """
 
     def __init__(
@@ -81,12 +82,13 @@ class DistributedCell:
         cluster.tell_news()
 
     async def show(self) -> None:
-        """Waits for the ranks without blocking the event loop, so that buttons and panels go on working.
+        """Wait for the ranks without blocking the event loop, so that buttons and panels keep working.
 
         Raises:
-            RankError: the cell raised on one rank or more; the others were freed, and the group is formed anew.
-            ClusterError: it took longer than the timeout, or a rank did not come back.
-            KeyboardInterrupt: the person interrupted it; the ranks were interrupted too.
+            RankError: the cell raised on one or more ranks; the others were freed, and the group was formed
+                again.
+            ClusterError: the cell took longer than the timeout, or a rank did not come back.
+            KeyboardInterrupt: the user interrupted the cell; the ranks were interrupted, too.
         """
         try:
             await self._until_back()
@@ -95,14 +97,14 @@ class DistributedCell:
             self._close()
 
     def give_up(self) -> None:
-        """Stops the ranks; in place of showing what they do."""
+        """Stop the ranks and show nothing. Call this in place of `show`."""
         try:
             self._stop()
         finally:
             self._close()
 
     def note_stop(self) -> None:
-        """Have `show` stop the ranks, if they are not back by then."""
+        """Make `show` stop the ranks, unless they are back by then."""
         self._stop_was_pressed = True
 
     async def _until_back(self) -> None:
@@ -110,7 +112,8 @@ class DistributedCell:
         returned = asyncio.Event()
 
         def wake(answer: Answer) -> None:
-            # One that is back can wait for the others, unless they have to be freed from waiting for it.
+            # A rank that is back can wait for the others, unless it failed and they must be freed from
+            # waiting for it.
             if answer.exception() is not None or not self._watch.pending():
                 look()
 
@@ -144,12 +147,12 @@ class DistributedCell:
         except (KeyboardInterrupt, asyncio.CancelledError):
             aborting.keep_what_comes_now()
             self._stop()
-            # A kernel interrupts a coroutine by cancelling it; to the person it is the same thing.
+            # A kernel interrupts a coroutine by cancelling it. To the user that is the same thing.
             raise self._interrupted() from None
 
     @uninterrupted()
     def show_blocking(self) -> None:
-        """The same for callers that are no coroutine, such as a line magic."""
+        """The same as `show`, for callers that are not coroutines, such as a line magic."""
         try:
             try:
                 while self._watch.pending():
@@ -165,13 +168,14 @@ class DistributedCell:
             self._close()
 
     def _interrupted(self) -> CellInterrupted:
-        # One may have ended after it had come back.
+        # A rank's process may have ended after the rank had come back.
         lost = {*self._watch.gone, *self._cluster.ranks.gone()}
         return CellInterrupted(sorted(lost), self._cluster.world_size)
 
     @uninterrupted()
     def values(self) -> dict[int, Any]:
-        """The value of the cell's last expression on each rank, None where it has none; after the cell's end."""
+        """The value of the cell's last expression on each rank, None where it has none. Call this after the
+        cell's end."""
         last_value = ipp.Reference("lambda count: get_ipython().user_ns['Out'].get(count)")
         pulled = {
             rank: self._cluster.ranks[rank].apply_async(last_value, result.result().execution_count)
@@ -185,7 +189,7 @@ class DistributedCell:
 
     @cached_property
     def _hangs(self) -> HangWatch:
-        """Made for cells that are not over in a moment."""
+        """The watch for hangs, made only for cells that are not over in a moment."""
         return HangWatch(
             self._cluster.lookout(),
             self._results,
@@ -197,7 +201,7 @@ class DistributedCell:
     def _refresh(self) -> None:
         self._watch.check()
         if not self._watch.pending() or (now_s := time.monotonic()) < self._refresh_due_s:
-            return  # a rank has come back, whose output can wait for the others or is shown at the end
+            return  # the output of a rank that is back can wait for the others, or is shown at the end
         self._refresh_due_s = now_s + _REFRESH_PERIOD_S
         self._tell_what_was_reloaded()
         self._output.show_new()
@@ -215,14 +219,14 @@ class DistributedCell:
 
     @uninterrupted()
     def _stop(self) -> None:
-        """Brings back the ranks that still work, and makes the group good again."""
+        """Bring back the ranks that are still working, and restore the group."""
         self._hangs.ask()
         if self._hangs.text:
             self._last_words = f"until it was stopped: {self._hangs.text}"
         try:
             self._watch.stop()
         except KeyboardInterrupt:
-            # A second Stop: the next cell waits for the ranks, and makes the group good.
+            # This is a second Stop: the next cell waits for the ranks and restores the group.
             self._cluster.leave_behind(self._results)
             raise
         self._output.finish(without=self._watch.pending() + self._watch.gone)
@@ -245,7 +249,7 @@ class DistributedCell:
             raise RankError(failed, self._cluster.world_size)
 
     def _restore_group(self, failed: Sequence[int] = ()) -> None:
-        """Makes the group good again; ranks whose processes ended are replaced."""
+        """Restore the group, and replace ranks whose processes have ended."""
         if self._watch.severed or self._watch.gone:
             self._cluster.history.forget_newest(self._results)
         if self._watch.gone:
@@ -275,12 +279,12 @@ class DistributedCell:
 
 
 def _number() -> int:
-    """Of the notebook's cell that is running, as in `In [12]`; 0 where that is not known."""
+    """The number of the notebook's running cell, as in `In [12]`; 0 where it is not known."""
     shell = get_ipython()
-    # It counts the cell when that begins.
+    # IPython counts a cell when it begins.
     return shell.execution_count - 1 if shell is not None else 0
 
 
 def _tell(line: str) -> None:
-    """Shows a line under the cell."""
+    """Show a line under the cell."""
     print(line, file=sys.stderr)  # noqa: T201 - the cell's output

@@ -1,7 +1,7 @@
-"""What several ranks print becomes one text: a line that several say is shown once, with their numbers.
+"""Merge the output of several ranks: a line that several ranks print is shown once, with their numbers.
 
-The order in which one rank printed is always kept. A line waits a moment for the others to say the same; what they
-do not say stands in blocks, one rank after the other.
+The lines of one rank always keep their order. A line waits a moment for the other ranks to print the same
+one; lines that they do not print appear in blocks, one rank after the other.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 HOLD_S = 0.25
-"""How long a line waits for the others."""
+"""The time for which a line waits for the other ranks."""
 
 Item = tuple[str, str]
-"""(kind, text): a line of 'stdout' or 'stderr', or a display in words that tell two of them apart."""
+"""(kind, text): a line of 'stdout' or 'stderr', or a display as text that differs where two displays
+differ."""
 
 
 @dataclass
 class Block:
-    """What the same ranks said, in one stream."""
+    """Consecutive lines of one stream from the same ranks."""
 
     ranks: tuple[int, ...]
     kind: str
@@ -31,12 +32,12 @@ class Block:
 class _Queue:
     items: list[Item] = field(default_factory=list)
     num_ripe: int = 0
-    """So many items from the front have waited long enough."""
+    """The number of items at the front that have waited long enough."""
     arrivals: deque[tuple[float, int]] = field(default_factory=deque)
-    """When items came, and how many, of those that are not ripe."""
+    """The times at which the other items came, each with their number."""
     ended: bool = False
     at: int = 0
-    """How many were taken in this turn."""
+    """The number of items that were taken in this turn."""
 
     def ripen(self, came_before_s: float) -> None:
         while self.arrivals and self.arrivals[0][0] <= came_before_s:
@@ -53,7 +54,7 @@ class _Queue:
     def drop_taken(self) -> None:
         del self.items[: self.at]
         self.num_ripe -= self.at
-        # Items that went before they were ripe are the oldest ones.
+        # Items that were taken before they were ripe are the oldest of those.
         early, self.num_ripe = -min(0, self.num_ripe), max(0, self.num_ripe)
         while early:
             came_s, count = self.arrivals.popleft()
@@ -64,28 +65,29 @@ class _Queue:
 
 
 class Merger:
-    """Lines of several ranks on their way to one text.
+    """Merges the lines of several ranks.
 
     Args:
-        ranks: who may say something.
+        ranks: the ranks that may print.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._queues = {rank: _Queue() for rank in sorted(ranks)}
 
     def add(self, rank: int, items: Sequence[Item], now_s: float) -> None:
-        """Takes what a rank has said."""
+        """Add lines and displays of a rank."""
         if items:
             queue = self._queues[rank]
             queue.items += items
             queue.arrivals.append((now_s, len(items)))
 
     def end(self, rank: int) -> None:
-        """Nothing more will come of this rank: the others need not wait for it."""
+        """Note that nothing more will come from this rank, so that the lines of the others need not wait for
+        it."""
         self._queues[rank].ended = True
 
     def take(self, now_s: float) -> list[Block]:
-        """What can be shown now."""
+        """Take the blocks that can be shown now."""
         talking = {rank: queue for rank, queue in self._queues.items() if queue.items or not queue.ended}
         if not any(queue.items for queue in talking.values()):
             return []
@@ -98,14 +100,14 @@ class Merger:
         return blocks
 
     def drain(self) -> dict[int, list[Item]]:
-        """Takes all that waits, by rank."""
+        """Take all waiting items, by rank."""
         waiting = {rank: queue.items for rank, queue in self._queues.items()}
         self._queues = {rank: _Queue(ended=queue.ended) for rank, queue in self._queues.items()}
         return waiting
 
 
 def merged(said: Mapping[int, Sequence[Item]]) -> list[Block]:
-    """What ranks said that have ended."""
+    """Merge all lines of ranks that have ended."""
     merger = Merger(said)
     for rank, items in said.items():
         merger.add(rank, items, 0.0)
@@ -114,7 +116,8 @@ def merged(said: Mapping[int, Sequence[Item]]) -> list[Block]:
 
 
 class _Shared:
-    """The items that several ranks say, and how many ranks have each one still to say."""
+    """The items that several ranks have, and for each item the number of ranks that it has not been taken
+    from."""
 
     def __init__(self, to_say: Mapping[int, list[Item]]) -> None:
         several = _said_by_several(to_say.values())
@@ -132,7 +135,7 @@ class _Shared:
 
 
 def _said(talking: Mapping[int, _Queue]) -> Iterator[tuple[tuple[int, ...], Sequence[Item]]]:
-    """(ranks, items) in the order in which they are shown; moves the queues on."""
+    """Yield (ranks, items) in the order in which they are shown, and advance the queues."""
     same = _num_same([queue.items for queue in talking.values()])
     if same:
         yield tuple(talking), next(iter(talking.values())).items[:same]
@@ -158,7 +161,7 @@ def _said(talking: Mapping[int, _Queue]) -> Iterator[tuple[tuple[int, ...], Sequ
 
 
 def _num_same(lists: Sequence[list[Item]]) -> int:
-    """How many items all lists begin with."""
+    """The number of items in the common beginning of all lists."""
     first, *others = lists
     low, high = 0, min(map(len, lists))
     if all(other[:high] == first[:high] for other in others):
@@ -183,7 +186,7 @@ def _said_by_several(lists: Iterable[list[Item]]) -> set[Item]:
 
 
 def _end_of_own(queue: _Queue, shared: set[Item]) -> int:
-    """Where the run of ripe items ends that no other rank says."""
+    """The end of the run of ripe items that no other rank has."""
     if not shared:
         return max(queue.at, queue.num_ripe)
     at = queue.at
@@ -193,7 +196,7 @@ def _end_of_own(queue: _Queue, shared: set[Item]) -> int:
 
 
 def _next_together(talking: Mapping[int, _Queue], shared: _Shared) -> list[int]:
-    """The ranks that are next to say the same; none where it is better to wait."""
+    """The ranks whose next item is the same and can be shown now; empty where it is better to wait."""
     ranks_by_head: dict[Item, list[int]] = {}
     for rank, queue in talking.items():
         if queue.head is not None:
@@ -201,7 +204,8 @@ def _next_together(talking: Mapping[int, _Queue], shared: _Shared) -> list[int]:
     crossing: list[int] = []
     for item, ranks in ranks_by_head.items():
         if item not in shared.items:
-            # Its turn comes when it is ripe, and what others share may then be next for all of them.
+            # It is shown when it is ripe. After that, a shared item may be the next one for all ranks that
+            # have it.
             continue
         is_ripe = any(talking[rank].head_is_ripe for rank in ranks)
         all_are_here = len(ranks) == shared.num_ranks[item]
@@ -210,12 +214,12 @@ def _next_together(talking: Mapping[int, _Queue], shared: _Shared) -> list[int]:
             return ranks
         if is_ripe and not all_are_here:
             crossing = crossing or ranks
-    # Two ranks say two things in opposite order.
+    # Two ranks print two lines in opposite order.
     return crossing if all(item in shared.items for item in ranks_by_head) else []
 
 
 def _blocks(said: Iterable[tuple[tuple[int, ...], Sequence[Item]]]) -> Iterator[Block]:
-    """Joins what the same ranks said in the same stream, one after the other."""
+    """Join consecutive items of the same ranks in the same stream."""
     open_block: Block | None = None
     for ranks, items in said:
         for kind, run in groupby(items, key=lambda item: item[0]):

@@ -1,4 +1,4 @@
-"""What the ranks of one cell print and display becomes one output, live."""
+"""Merge what the ranks of one cell print and display into one live output."""
 
 from __future__ import annotations
 
@@ -21,50 +21,51 @@ from nbgpu.text.ranks import rank_ranges
 _UPDATE_PERIOD_S = 0.1
 _OUTPUT_PATIENCE_S = 2.0
 _CHARS_PER_LINE = 100
-"""The characters that a cell may show are so many times its lines."""
+"""A cell may show this many characters for each line of its limit."""
 
 _MAX_SWITCHES = 6
-"""stdout and stderr take turns in an update at most so often: each turn is a message."""
+"""The most switches between stdout and stderr in one update, because each part between two switches is a
+message."""
 
 _VIEW_AFTER_S = 0.4
-"""Text of a cell that goes on for so long gets a live view; a shorter cell is shown at its end."""
+"""A cell that runs longer than this gets a live view of its text. A shorter one is shown at its end."""
 
 _FEW_LINES = 10
 _STREAMS = ("stdout", "stderr")
 NOTE = "note"
-"""The kind of a block that nbgpu itself says."""
+"""The kind of a block of text by nbgpu itself."""
 FILE = "file"
 """The kind of a block that names a rank's file."""
 
 
 class TextView(Protocol):
-    """Shows the text of a cell up to its end, or up to a display."""
+    """A view of the text of a cell up to its end, or up to a display."""
 
     def add(self, blocks: Sequence[Block]) -> None:
-        """Appends lines."""
+        """Append lines."""
         ...
 
     def show_rows(self, rows: Sequence[Block]) -> None:
-        """Shows these rows below the lines, in place of those before."""
+        """Show these rows below the lines, in place of the previous rows."""
         ...
 
     def close(self) -> None:
-        """Nothing more will come: what was shown stays, without the rows."""
+        """End the view. The lines stay, and the rows go."""
         ...
 
 
 open_view: Callable[[Sequence[int], bool], TextView | None] | None = None
-"""Makes a view for the text of these ranks, live or of what is over already; None where there is no page that could
-show it. The client does not know the widgets; `nbgpu/__init__.py` connects them."""
+"""Makes a view for the text of these ranks, live or of a cell that is over; None where there is no page that
+could show it. The client does not know the widgets; `nbgpu.ui` sets this hook."""
 
 
 class CellOutput:
-    """Shows what the ranks print and display, as it comes.
+    """Shows what the ranks print and display, as it arrives.
 
     Args:
-        arrivals: where that comes.
-        ranks: who runs the cell.
-        max_lines: so many lines are shown; after them the full text goes to files.
+        arrivals: the messages from the ranks.
+        ranks: the ranks that run the cell.
+        max_lines: the number of lines to show. When there are more, the full text goes to files.
     """
 
     def __init__(self, arrivals: Arrivals, ranks: Collection[int], max_lines: int) -> None:
@@ -82,29 +83,32 @@ class CellOutput:
         self._transcript: Transcript | None = None
         self._updated_s = 0.0
         self._waiting: list[Block] = []
-        """Text of a cell that may be over in a moment."""
+        """Text that waits for a view, because the cell may be over in a moment."""
         self._waiting_since_s = 0.0
-        """When the first of it came; 0 while there is none."""
+        """The time when the first such text came; 0 while there is none."""
         self._has_taken = False
         self._closed = False
 
     def show_new(self) -> None:
-        """Shows what arrived since the last call. Called as often as one likes; acts ten times a second."""
+        """Show what arrived since the last update. May be called at any rate; updates at most ten times a
+        second."""
         now_s = time.monotonic()
         if now_s - self._updated_s >= _UPDATE_PERIOD_S:
             self._updated_s = now_s
             self._update(now_s, now_s - _VIEW_AFTER_S)
 
     def show_above_question(self, rank: int) -> None:
-        """Shows what has arrived, so that a question of this rank can stand below it, and what comes then below that."""
+        """Show what has arrived, so that a question of this rank appears below it, and later output below the
+        question."""
         self._take([rank for rank in self._ranks if self._arrivals.has_ended(rank)])
         self._queue(rank, self._settled(rank, "finish"))
         self._show(self._limited(self._merger.take(time.monotonic() + HOLD_S)))
         self._close_view()
 
     def _update(self, now_s: float, view_since_s: float) -> None:
-        """Shows what is ripe; opens a view for text that has been there since `view_since_s`."""
-        # What a rank said last is there once it is known to have ended, and not the other way round.
+        """Show the lines that are ready, and open a view for text that has been waiting since
+        `view_since_s`."""
+        # The ends are read before the messages: once a rank is known to have ended, its last output is there.
         self._take([rank for rank in self._ranks if self._arrivals.has_ended(rank)])
         self._show(self._limited(self._merger.take(now_s)))
         if self._transcript is not None:
@@ -118,10 +122,10 @@ class CellOutput:
             self._view.show_rows(rows)
 
     def finish(self, without: Collection[int] = ()) -> None:
-        """Shows what is left once the ranks are done, ending with the value of the cell's last expression.
+        """Show the rest once the ranks are done, ending with the value of the cell's last expression.
 
         Args:
-            without: ranks that do not end the cell, so that no more output is waited for.
+            without: ranks that will not end the cell, and whose output is not waited for.
         """
         self._arrivals.wait_for_ends(
             [rank for rank in self._ranks if rank not in without], _OUTPUT_PATIENCE_S
@@ -129,13 +133,13 @@ class CellOutput:
         self.close()
 
     def close(self) -> None:
-        """Shows what has arrived, and ends."""
+        """Show what has arrived, and end the output."""
         if self._closed:
             return
         self._closed = True
         self._arrivals.close()
         if not self._has_taken and self._arrivals.are_empty:
-            return  # nothing was said
+            return  # no rank has printed or displayed anything
         self._take(self._ranks)
         blocks = self._limited(self._merger.take(time.monotonic()))
         values = _as_lines(merged({rank: [value] for rank, value in self._values.items()}))
@@ -147,10 +151,10 @@ class CellOutput:
         self._show([*blocks, *values], is_end=True)
         self._close_view()
 
-    # What comes.
+    # The way in.
 
     def _take(self, ended: Collection[int]) -> None:
-        """Gives the merger what came, in the order in which each rank said it."""
+        """Pass the messages to the merger, in the order in which each rank sent them."""
         self._has_taken = True
         said: dict[int, list[tuple[str, list[str]]]] = {rank: [] for rank in self._ranks}
         for rank, message in self._arrivals.take():
@@ -183,7 +187,7 @@ class CellOutput:
                 for line in screen.pass_by()
             ]
             return closed + [(kind, line) for line in self._screens[rank][kind].write("".join(texts))]
-        # A begun line stands before what was displayed then.
+        # An unfinished line comes before the display that follows it.
         return [*self._settled(rank, "finish"), (kind, texts[0])]
 
     def _settled(self, rank: int, how: str) -> list[Item]:
@@ -196,7 +200,7 @@ class CellOutput:
             items = [item for item in items if item[0] not in _STREAMS]
         self._merger.add(rank, items, time.monotonic())
 
-    # What is shown.
+    # The way out.
 
     def _rows(self) -> list[Block]:
         newest = [] if self._transcript is None else self._transcript.newest()
@@ -207,7 +211,7 @@ class CellOutput:
         return newest + merged(rows)
 
     def _limited(self, blocks: Sequence[Block]) -> list[Block]:
-        """The blocks, as long as the cell may show more text; then that goes to files."""
+        """The blocks that still fit into the limit of the cell. Beyond the limit, text goes to files."""
         shown = []
         went_on_in_files = self._transcript is not None
         for block in blocks:
@@ -233,7 +237,7 @@ class CellOutput:
         return shown
 
     def _take_room(self, texts: Sequence[str]) -> int:
-        """How many of the lines can still be shown."""
+        """Count how many of the lines fit into the limit, and reserve room for them."""
         num_shown = 0
         for text in texts:
             if self._lines_left == 0 or len(text) > self._chars_left:
@@ -254,7 +258,7 @@ class CellOutput:
         return [Block((), NOTE, [note]), *transcript.tail()]
 
     def _show(self, blocks: Sequence[Block], is_end: bool = False) -> None:
-        """Shows blocks; a display ends the text before it, and the change of one does not."""
+        """Show blocks. A display ends the text before it, but the update of a display does not."""
         changes = [block for block in blocks if block.kind == "update_display_data"]
         added = [block for block in blocks if block.kind != "update_display_data"]
         parts = [(is_text, list(run)) for is_text, run in groupby(added, lambda b: b.kind != "display_data")]
@@ -277,9 +281,10 @@ class CellOutput:
             self._open_view(live=False)
 
     def _open_view(self, live: bool) -> None:
-        """Shows the text that waits."""
+        """Show the waiting text."""
         blocks, self._waiting, self._waiting_since_s = self._waiting, [], 0.0
-        # A few lines, and what all ranks say alike, need no choice of a rank and look best as they are.
+        # A few lines, and text that is the same on all ranks, need no choice of a rank and look best as plain
+        # text.
         is_plain = not live and (
             len({block.ranks for block in blocks}) == 1
             or sum(len(block.texts) for block in blocks) <= _FEW_LINES
@@ -297,7 +302,8 @@ class CellOutput:
 
 
 class Streams:
-    """Text in the notebook's own streams, each line with its ranks: where there is no page, and for little text."""
+    """A view that writes to the notebook's own streams, each line with its ranks. Used without a page and for
+    short text."""
 
     def add(self, blocks: Sequence[Block]) -> None:
         turns = [list(run) for _, run in groupby(blocks, _stream_of)]
@@ -311,10 +317,10 @@ class Streams:
             stream.flush()
 
     def show_rows(self, rows: Sequence[Block]) -> None:
-        """Nothing: what is written to a stream stays."""
+        """Do nothing, because text that is written to a stream cannot be replaced."""
 
     def close(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing, because all text has been written."""
 
 
 def _stream_of(block: Block) -> str:
@@ -337,7 +343,7 @@ def _label(ranks: Sequence[int]) -> str:
     return f"\x1b[1{color}m[{rank_ranges(ranks)}]\x1b[0m"
 
 
-# Displays, as items that can be compared.
+# Displays become items that can be compared.
 
 
 def _display(rank: int, message: Message) -> tuple[str, str]:
@@ -368,7 +374,7 @@ def _as_lines(blocks: Iterable[Block]) -> list[Block]:
 
 
 def _publish(block: Block) -> None:
-    """Shows what ranks displayed, once where it is the same, under their label."""
+    """Show what ranks displayed under the label of these ranks."""
     for text in block.texts:
         data, metadata, display_id = json.loads(text)
         if block.kind == "update_display_data":

@@ -1,7 +1,8 @@
-"""What a terminal would show of one stream of one rank: whole lines, and below them rows that still change.
+"""Interpret one stream of one rank as a terminal would: complete lines, and below them rows that still
+change.
 
-Progress bars draw a row again and again, after a carriage return; two bars within each other go down a line
-and up again. Only what a row shows in the end becomes a line.
+Progress bars redraw a row again and again after a carriage return, and nested bars move down a line and up
+again. Only the final text of a row becomes a line.
 """
 
 from __future__ import annotations
@@ -18,23 +19,24 @@ _BEGUN_CONTROL = re.compile(r"\x1b(\[\d*)?\Z")
 class _ScreenRow:
     text: str = ""
     redrawn: bool = False
-    """Whether it was written from its beginning more than once, as progress bars are."""
+    """Whether the row was written from its beginning more than once, as progress bars are."""
 
 
 class Screen:
-    """Turns written text into lines. What is above the cursor and no longer visited is a line for good."""
+    """Turns written text into lines. A row above the cursor becomes a line once the cursor no longer returns
+    to it."""
 
     def __init__(self) -> None:
         self._rows = [_ScreenRow()]
         self._cursor = 0
         self._column = 0
         self._highest = [0, 0]
-        """The highest rows that the cursor was in before the last `settle`, and since."""
+        """The highest row of the cursor before the last `settle`, and the highest since."""
         self._last_shown = ""
         self._begun_control = ""
 
     def write(self, text: str) -> list[str]:
-        """Takes text as it was printed; returns the lines that are complete now."""
+        """Write printed text, and return the lines that are complete now."""
         text = self._begun_control + text
         begun = _BEGUN_CONTROL.search(text)
         self._begun_control = begun[0] if begun else ""
@@ -58,18 +60,19 @@ class Screen:
         return self._leave(self._first_that_may_change())
 
     def settle(self) -> list[str]:
-        """Called about ten times a second: returns the lines that were rows until the cursor went on below them."""
+        """Return the rows that the cursor has left for good as lines. Called about ten times a second."""
         lines = self._leave(min(self._highest))
         self._highest = [self._highest[1], self._cursor]
         return lines
 
     def pass_by(self) -> list[str]:
-        """Returns the rows above the cursor, which are bars that were closed: what is printed elsewhere now comes after
-        them."""
+        """Return the rows above the cursor as lines. They are closed bars, and what another stream prints now
+        comes after them."""
         return self._leave(self._cursor)
 
     def rows(self) -> list[str]:
-        """The rows that may still change, for a person to see: also a line's beginning, once it is no news."""
+        """The rows that may still change, to be shown to the user. An unfinished line is shown once it has
+        stopped growing."""
         texts = [row.text.rstrip() for row in self._rows]
         is_begun_line = len(self._rows) == 1 and not self._rows[0].redrawn
         last_shown, self._last_shown = self._last_shown, texts[0]
@@ -78,7 +81,7 @@ class Screen:
         return [text for text in texts if text]
 
     def finish(self) -> list[str]:
-        """What is left, as lines."""
+        """Return the remaining rows as lines."""
         if not self._rows[-1].text:
             self._rows.pop()
         return self._leave(len(self._rows))
@@ -92,7 +95,7 @@ class Screen:
 
     def _put(self, text: str) -> None:
         row = self._rows[self._cursor]
-        # Colours take no column; a row that has any is drawn whole.
+        # Colours take up no column, so a row with colours is always replaced as a whole.
         covers_all = self._column == 0 and ("\x1b" in row.text or "\x1b" in text)
         rest = "" if covers_all else row.text[self._column + len(text) :]
         row.text = row.text[: self._column].ljust(self._column) + text + rest
@@ -110,7 +113,7 @@ class Screen:
         left, self._rows = self._rows[:num_rows], self._rows[num_rows:] or [_ScreenRow()]
         self._cursor = max(0, self._cursor - num_rows)
         self._highest = [max(0, row - num_rows) for row in self._highest]
-        # A bar that went away left an empty row.
+        # A bar that was cleared leaves an empty row, which is dropped.
         return [
             row.text.rstrip() if row.redrawn else row.text
             for row in left

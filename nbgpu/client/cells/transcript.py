@@ -1,4 +1,4 @@
-"""The full text of a cell that says more than is shown: one file for each rank, with everything from the first line on."""
+"""The full text of a cell that prints more than is shown: one file for each rank, from the first line on."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _TAIL_LINES = 10
 
 
 class Transcript:
-    """Files that a rank's lines are appended to.
+    """Files to which the lines of each rank are appended.
 
-    They stand beside the runs, in a folder that only the user can enter.
+    They are in the folder of the runs, in a subfolder that only the user can enter.
 
     Args:
-        ranks: who has a file.
-        shown: what the ranks have said so far.
+        ranks: the ranks, each of which gets a file.
+        shown: the text of the ranks so far.
     """
 
     def __init__(self, ranks: Iterable[int], shown: Iterable[Block]) -> None:
@@ -41,12 +41,12 @@ class Transcript:
             self.write(rank, [(block.kind, text) for text in block.texts])
 
     def write(self, rank: int, items: Sequence[Item]) -> None:
-        """Appends lines that are not shown."""
+        """Append lines that are not shown."""
         self._append(rank, [text for _, text in items])
         self._tails[rank].extend(items)
 
     def flush(self) -> None:
-        """Makes what was written readable."""
+        """Flush the files, so that the text can be read."""
         for file in self._files.values():
             file.flush()
 
@@ -55,11 +55,11 @@ class Transcript:
         return merged({rank: list(tail)[-1:] for rank, tail in self._tails.items()})
 
     def tail(self) -> list[Block]:
-        """The last lines of each rank, of those that were not shown."""
+        """The last lines of each rank among those that were not shown."""
         return merged({rank: list(tail) for rank, tail in self._tails.items()})
 
     def paths(self) -> dict[int, str]:
-        """Where the files are, as a notebook names them: relative to its folder."""
+        """The paths of the files relative to the notebook's folder."""
         return {rank: os.path.relpath(file.name) for rank, file in self._files.items()}
 
     def num_lines(self) -> dict[int, int]:

@@ -1,1 +1,1 @@
-"""The commands of a notebook: magics and completion, and the way of a cell to the ranks."""
+"""The commands of a notebook: the magics, completion, and the transformation of distributed cells."""

@@ -1,8 +1,8 @@
-"""Tab and Shift-Tab in distributed cells: the names live on the ranks, and a rank answers for them.
+"""Tab and Shift-Tab in distributed cells: a rank answers, because the names are defined on the ranks.
 
-The notebook's kernel gets the requests. Those whose cursor is in code for the ranks are passed on to a rank, whose
-own kernel replies as it would in a notebook of its own. A rank that is busy is not waited for: nobody types
-at a page that stands still.
+The notebook's kernel gets the requests. It passes those whose cursor is in code for the ranks on to a rank,
+whose kernel replies as it would in a notebook of its own. The kernel does not wait for a busy rank, because
+the page would stand still while the user types.
 """
 
 from __future__ import annotations
@@ -28,41 +28,42 @@ from nbgpu.protocol.calls import Call
 _log = logging.getLogger("nbgpu.cluster")
 
 _BUSY_AFTER_S = 0.2
-"""A rank that has not begun with a question by then is in a cell, or in a run."""
+"""A rank that has not begun with a request by then is in a cell or in a run."""
 _ANSWER_PATIENCE_S = 1.5
-"""The first answer takes a second, as in any kernel: IPython loads jedi. JupyterLab waits for one."""
+"""The first answer takes a second, as in any kernel, because IPython loads jedi. JupyterLab waits for one."""
 
 _CELL = re.compile(
     r"(?:[^\S\n]*(?:#[^\n]*|%%(?:time|timeit|capture)\b[^\n]*)?\n)*"
     r"\s*%%distributed(?P<arguments>(?:[^\S\n][^\n]*)?)\n"
 )
-"""With what may stand above it: comments, and magics that run what stands below them."""
+"""The magic's line, with the comments above it and the magics that run the code below them."""
 _LINE = re.compile(r"^[^\S\n]*(?:[\w., ]+=[^\S\n]*)?%distributed[^\S\n]+", re.MULTILINE)
 _VARIABLES = re.compile(
     r"[^\S\n]*%(?:pull|nbgpu[^\S\n]+vars)(?P<words>(?:[^\S\n]+\S+)*)[^\S\n]+(?=[^\s-]*\Z)"
 )
-"""The line up to the cursor, where a variable of the ranks may stand."""
+"""The line of a magic up to the place at which it takes a variable of the ranks."""
 _OWN_LINE = re.compile(r"[^\S\n]*(?P<command>%%?\w+(?:[^\S\n]+\w+)?)[^\S\n]+(?P<rest>.*)", re.DOTALL)
 _RANKS = re.compile(r"--ranks[\s=]+(?P<first>\d+)")
 
 
 @dataclass(frozen=True)
 class NameRequest:
-    """Code for the ranks that a cursor is in."""
+    """A request for names in code for the ranks, at the position of the cursor."""
 
     code: str
     cursor: int
-    """In `code`, in characters."""
+    """The cursor's position in `code`, in characters."""
     begin: int
-    """Where `code` begins in the notebook's cell."""
+    """The position of `code` in the notebook's cell."""
     rank: int = 0
     """The rank to ask: the first that the code is for."""
     only_variables: bool = False
-    """Names of the language's own are no answer."""
+    """Whether keywords and builtins are left out of the answer."""
 
 
 def name_request(cell: str, cursor: int) -> NameRequest | None:
-    """What a cursor in a cell asks the ranks; None where it is in code of the notebook's own."""
+    """The request to the ranks for a cursor in a cell; None where the cursor is in code for the notebook
+    itself."""
     if (found := _CELL.match(cell)) is not None:
         if cursor < found.end():
             return None
@@ -83,7 +84,8 @@ def name_request(cell: str, cursor: int) -> NameRequest | None:
 
 
 def words_that_fit(cell: str, cursor: int, words: Mapping[str, Sequence[str]]) -> list[str]:
-    """What may follow in the line of a magic, of the words that each command knows, such as '%nbgpu start'."""
+    """The words that may follow in the line of a magic. `words` has them by command, such as '%nbgpu
+    start'."""
     found = _OWN_LINE.fullmatch(cell[cell.rfind("\n", 0, cursor) + 1 : cursor])
     if found is None:
         return []
@@ -98,14 +100,14 @@ def _last_word(text: str) -> str:
 
 
 class NamesOnRanks:
-    """Stands between the notebook's kernel and its requests for completion and inspection.
+    """Handles requests for completion and inspection in place of the notebook's kernel.
 
-    `do_complete` and `do_inspect` are what ipykernel asks; both may return something to be awaited, so that the kernel
-    is never blocked.
+    ipykernel calls `do_complete` and `do_inspect`. Both may return an awaitable, so that the kernel is never
+    blocked.
 
     Args:
-        kernel: the notebook's.
-        words: by the beginning of a magic's line, such as '%nbgpu start', what may stand behind it.
+        kernel: the notebook's kernel.
+        words: the words that may follow the beginning of a magic's line, such as '%nbgpu start'.
     """
 
     def __init__(self, kernel: Any, words: Mapping[str, Sequence[str]]) -> None:
@@ -114,12 +116,13 @@ class NamesOnRanks:
         self._complete_here: Callable[..., Any] = kernel.do_complete
         self._inspect_here: Callable[..., Any] = kernel.do_inspect
         self._unanswered: WeakKeyDictionary[Ranks, dict[int, ipp.AsyncResult]] = WeakKeyDictionary()
-        """By rank, a question that it has not answered; it gets no other one. Ranks that were stopped answer nothing."""
+        """The unanswered request of each rank, which gets no other one meanwhile. Stopped ranks never
+        answer."""
         kernel.do_complete = self._complete
         kernel.do_inspect = self._inspect
 
     def close(self) -> None:
-        """Lets the kernel answer everything by itself again, unless somebody else stands in between by now."""
+        """Restore the kernel's own functions, unless other code has replaced them by now."""
         for name, own in (("do_complete", self._complete), ("do_inspect", self._inspect)):
             if self._kernel.__dict__.get(name) == own:
                 delattr(self._kernel, name)
@@ -199,7 +202,8 @@ def _cluster() -> Cluster | None:
 
 
 def _note_use() -> None:
-    """Notes a use of the cluster: a person who types asks for names, in whatever cell."""
+    """Note a use of the cluster, because a request for names shows that somebody is typing, in whatever
+    cell."""
     if (cluster := _cluster()) is not None:
         cluster.note_use()
 
@@ -223,7 +227,7 @@ def _moved(reply: Mapping[str, Any], by: int, *places: str) -> dict[str, Any]:
 
 
 async def _within(result: ipp.AsyncResult, patience_s: float) -> bool:
-    """Waits for a result without blocking the event loop, at most so long; whether it came."""
+    """Wait a limited time for a result without blocking the event loop; return whether it came."""
     loop = asyncio.get_running_loop()
     came = asyncio.Event()
 
@@ -243,7 +247,7 @@ _installed: NamesOnRanks | None = None
 
 
 def install(shell: Any, words: Mapping[str, Sequence[str]]) -> None:
-    """From now on; harmless when repeated, and in a shell that is no kernel."""
+    """Handle the requests of this shell's kernel. Harmless when repeated, and in a shell without a kernel."""
     global _installed
     kernel = getattr(shell, "kernel", None)
     if _installed is None and hasattr(kernel, "do_complete") and hasattr(kernel, "do_inspect"):
@@ -251,7 +255,7 @@ def install(shell: Any, words: Mapping[str, Sequence[str]]) -> None:
 
 
 def uninstall() -> None:
-    """Lets the kernel answer by itself again."""
+    """Let the kernel answer all requests itself again."""
     global _installed
     if _installed is not None:
         _installed.close()

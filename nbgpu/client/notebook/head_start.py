@@ -1,8 +1,9 @@
-"""The ranks begin with a cell while IPython is still about to run it.
+"""Send a distributed cell to the ranks before IPython runs it in the notebook.
 
-Before the first line of a cell runs, IPython rewrites, parses and compiles it and keeps it in its history, which is a good part of
-the time that an empty one takes. What comes out of that is known beforehand for a `%%distributed` cell, so it is sent first. Where
-somebody else has a say, an input transformer or a callback that comes before each cell, the ranks wait for these.
+Before the first line of a cell runs, IPython transforms, parses and compiles the cell and stores it in its
+history, which takes a good part of the time of an empty cell. For a `%%distributed` cell the result is known
+beforehand, so the cell is sent first. If another library has registered an input transformer or a callback
+that runs before each cell, the cell is not sent early.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from nbgpu.protocol.plain_cells import are_plain
 _log = logging.getLogger("nbgpu.cluster")
 
 _PACKAGES = {"IPython", "ipykernel", "matplotlib_inline", "nbgpu"}
-"""Those whose transformers and callbacks do not mind."""
+"""The packages whose transformers and callbacks do not change a distributed cell."""
 
 _Text = tuple[str, str]
-"""What stands behind the magic's name, and what stands below it."""
+"""The rest of the magic's line, and the code below it."""
 
 
 class _Begun:
-    """A cell that is on its way to the ranks, or could not be sent.
+    """A cell that was sent to the ranks, or whose sending failed.
 
     Args:
-        text: the cell's.
-        send: sends it.
-        number: of the notebook's cell.
-        interrupt: notes a Stop until the cell runs.
+        text: the text of the cell.
+        send: the function that sends it.
+        number: the number of the notebook's cell.
+        interrupt: records a Stop until the cell runs.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class _Begun:
             self._error = error
 
     def take(self) -> DistributedCell | None:
-        """The cell, once; raises what came of sending it."""
+        """Return the cell, or raise the error of sending it; only once. None after that."""
         cell, error = self._cell, self._error
         self._cell = self._error = None
         if error is not None:
@@ -59,7 +60,7 @@ class _Begun:
         return cell
 
     def give_up(self) -> None:
-        """Called when nobody will take it any more: if nobody has, the ranks are stopped."""
+        """Stop the ranks if the cell was never taken. Called when nothing will take it any more."""
         if self._error is not None:
             _log.warning("a cell that was not run could not have been sent: %s", self._error)
         cell, self._cell = self._cell, None
@@ -67,7 +68,7 @@ class _Begun:
             try:
                 cell.give_up()
             except NbgpuError as error:
-                # The kernel must answer all the same, and the next cell says it, too.
+                # The kernel must answer all the same, and the next cell reports the error, too.
                 _log.warning("a cell that was not run was to be taken back from the ranks: %s", error)
 
 
@@ -76,8 +77,8 @@ _in_a_cell: ContextVar[bool] = ContextVar("nbgpu_in_a_cell", default=False)
 
 
 def is_in_a_cell() -> bool:
-    """Whether the notebook's cell is running, so that what is translated now is code that it runs: a cell magic does that
-    with what stands below it."""
+    """Whether a cell of the notebook is running. Code that IPython transforms then is run by that cell, as a
+    cell magic does with the code below it."""
     return _in_a_cell.get()
 
 
@@ -86,7 +87,7 @@ def _note_begin(_: Any) -> None:
 
 
 def take(line: str, code: str) -> DistributedCell | None:
-    """The cell with this text, if the ranks have it already; raises what came of sending it."""
+    """The cell with this text, if it was sent already, else None. Raises the error of sending it."""
     begun = _begun.get()
     if begun is None:
         return None
@@ -102,23 +103,24 @@ def install(
     read: Callable[[list[str]], _Text | None],
     send: Callable[[str, str, int], DistributedCell],
 ) -> None:
-    """From now on the cells of this shell's kernel are sent ahead.
+    """Make this shell's kernel send distributed cells early.
 
     Args:
-        shell: the kernel's.
-        magic: what every distributed cell has in it.
-        read: finds the text of a distributed cell in a cell's lines, None in those of others.
-        send: sends such a text, as the notebook's cell of this number.
+        shell: the kernel's shell.
+        magic: the magic that every distributed cell contains.
+        read: finds the text of a distributed cell in a cell's lines, or None in those of other cells.
+        send: sends such a text as the notebook's cell of this number.
     """
     kernel = shell.kernel
     do_execute = kernel.do_execute
-    # Asked once: whatever runs before a cell's interrupts are noted is a moment in which a Stop would cost the cell its answer.
+    # The switch is read once, because a Stop that comes before a cell's interrupts are recorded would cost
+    # the cell its answer.
     are_sent_ahead = not are_plain()
 
     async def send_and_execute(code: str, silent: bool, *args: Any, **options: Any) -> Mapping[str, Any]:
         if are_sent_ahead and magic in code and not silent:
-            # Before ipykernel waits for the cell, which hears of interrupts then, and after that, one would be raised in the
-            # kernel's own loop, and the notebook would get no answer.
+            # Before and after the time in which ipykernel waits for the cell, and passes interrupts on to it,
+            # an interrupt would be raised in the kernel's own loop, and the notebook would get no answer.
             with noted() as interrupt:
                 text = read(_cleaned(shell, code)) if _nobody_else_has_a_say(shell) else None
                 if text is not None:
@@ -143,7 +145,7 @@ def install(
 
 
 def uninstall(shell: Any) -> None:
-    """Takes that back."""
+    """Undo `install`."""
     vars(shell.kernel).pop("do_execute", None)
     shell.events.unregister("pre_run_cell", _note_begin)
 
@@ -159,12 +161,12 @@ def _nobody_else_has_a_say(shell: Any) -> bool:
 
 
 def _package(callback: Any) -> str:
-    """Where it comes from; empty for one that does not know, such as a list's `append`."""
+    """The package of a callback; empty where it has none, such as a list's `append`."""
     return (callback.__module__ or "").partition(".")[0]
 
 
 def _cleaned(shell: Any, code: str) -> list[str]:
-    """The cell's lines, without prompts, empty lines and indentation that were copied along."""
+    """The cell's lines without copied prompts, empty lines and indentation."""
     lines = code.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"

@@ -1,4 +1,4 @@
-"""What a person types in a notebook: `%%distributed`, `%distributed`, `%nbgpu`, `%pull`, `%push`."""
+"""The magics of a notebook: `%%distributed`, `%distributed`, `%nbgpu`, `%pull`, `%push`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _COMMANDS = (
     "sync",
     "autoreload",
 )
-"""What stands behind `%nbgpu`."""
+"""The commands of `%nbgpu`."""
 
 
 @cache
@@ -60,14 +60,14 @@ def _cell_arguments() -> MagicArgumentParser:
     return parser
 
 
-@cache  # what stands behind the magic's name is the same for most cells
+@cache  # the rest of the magic's line is the same for most cells
 def _options(line: str) -> Namespace:
     options: Namespace = _cell_arguments().parse_argstring(line)
     return options
 
 
 def parse_ranks(text: str) -> list[int]:
-    """'0,2-3' as [0, 2, 3]; ConfigError where it is something else."""
+    """Parse '0,2-3' into [0, 2, 3]; ConfigError for any other text."""
     ranks: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -78,11 +78,11 @@ def parse_ranks(text: str) -> list[int]:
 
 
 def await_distributed_cells(lines: list[str]) -> list[str]:
-    """The input transformer: turns a `%%distributed` cell into an awaited call.
+    """The input transformer that turns a `%%distributed` cell into an awaited call.
 
     A cell magic would block the kernel's event loop until the ranks are done, and no button, panel or page
-    reload would be answered before. Below another cell magic, such as %%time, it stays a cell magic: those run code that
-    awaits nothing.
+    reload would be handled before. Below another cell magic, such as %%time, it stays a cell magic, because
+    such a magic runs code that cannot await.
     """
     text = _text(lines)
     if text is None:
@@ -93,14 +93,14 @@ def await_distributed_cells(lines: list[str]) -> list[str]:
 
 
 def from_the_magic_on(lines: list[str]) -> list[str]:
-    """The input transformer of a terminal: removes what stands above `%%distributed`, comments and empty lines, because
-    IPython looks for a cell magic in the first line only."""
+    """The input transformer for a terminal. It removes the comments and empty lines above `%%distributed`,
+    because IPython looks for a cell magic in the first line only."""
     begin = _line_of_magic(lines)
     return lines if begin is None else lines[begin:]
 
 
 def _line_of_magic(lines: list[str]) -> int | None:
-    """Where in a cell `%%distributed` stands, with nothing but comments above it; None in other cells."""
+    """The index of the line with `%%distributed`, with nothing but comments above it; None in other cells."""
     for number, line in enumerate(lines):
         first_word = line.split(maxsplit=1)[:1]
         if first_word == [_CELL_MAGIC]:
@@ -111,21 +111,21 @@ def _line_of_magic(lines: list[str]) -> int | None:
 
 
 def _text(lines: list[str]) -> tuple[str, str] | None:
-    """What stands behind the magic's name and what stands below it; None in other cells."""
+    """The rest of the magic's line and the code below it; None in other cells."""
     begin = _line_of_magic(lines)
     if begin is None:
         return None
     return lines[begin].partition(_CELL_MAGIC)[2].strip(), "".join(lines[begin + 1 :])
 
 
-# IPython's own word for a transformer that is left out where a console asks whether a cell is complete: the magic's
-# first line would be taken for all of it.
+# With this attribute IPython skips the transformers when a console asks whether a cell is complete. Otherwise
+# the magic's first line would count as a complete cell.
 await_distributed_cells.has_side_effects = True  # type: ignore[attr-defined]
 from_the_magic_on.has_side_effects = True  # type: ignore[attr-defined]
 
 
 async def run_cell(line: str, code: str) -> None:
-    """Runs a `%%distributed` cell: `line` is what stands behind the magic's name, `code` what stands below."""
+    """Run a `%%distributed` cell: `line` is the rest of the magic's line, and `code` the text below it."""
     flushing.arrange(InteractiveShell.instance())
     cell = head_start.take(line, code) or _sent(line, code)
     await cell.show()
@@ -133,7 +133,7 @@ async def run_cell(line: str, code: str) -> None:
 
 
 def _sent(line: str, code: str, number: int | None = None) -> DistributedCell:
-    """The cell, on its way to the ranks, to be awaited."""
+    """Send a cell that will be awaited to the ranks."""
     return _cell(code, _options(line), is_awaited=True, number=number)
 
 
@@ -161,9 +161,9 @@ class NbgpuMagics(Magics):
     @cell_magic
     def distributed(self, line: str, cell: str) -> None:
         """Run the cell on every rank; its last value is shown, and its variables stay on the ranks."""
-        # Reached in a terminal, and below another cell magic such as %%time.
+        # IPython calls this in a terminal, and below another cell magic such as %%time.
         arguments = _options(line)
-        with uninterrupted():  # what has been sent is waited for, whenever a Stop comes
+        with uninterrupted():  # a cell that was sent is waited for, whenever a Stop comes
             running = _cell(cell, arguments)
             running.show_blocking()
             _keep_values(running, arguments)
@@ -174,7 +174,7 @@ class NbgpuMagics(Magics):
         """Run one line on every rank: %distributed x.shape"""
         if not line.strip():
             raise UsageError("%distributed CODE runs one line on every rank; %%distributed runs a cell")
-        with uninterrupted():  # what has been sent is waited for, whenever a Stop comes
+        with uninterrupted():  # a cell that was sent is waited for, whenever a Stop comes
             DistributedCell(current(), line, None, None).show_blocking()
 
     @line_magic
@@ -250,7 +250,7 @@ class NbgpuMagics(Magics):
         try:
             settings = flags.parse([ClusterConfig], arguments, prog="%nbgpu start")
         except SystemExit as end:
-            # What is wrong, or the help, has been printed.
+            # The error, or the help, has been printed.
             if end.code:
                 raise UsageError("no cluster was started") from None
             return
@@ -258,7 +258,7 @@ class NbgpuMagics(Magics):
         try:
             cluster = Cluster(**settings).start()
         except NbgpuError:
-            # It may be what has the GPUs.
+            # The kept cluster may be the one that has the GPUs.
             _tell_of_kept(kept, "")
             raise
         print(cluster.describe())  # noqa: T201
@@ -293,7 +293,8 @@ class NbgpuMagics(Magics):
 
 
 def _tell_of_kept(kept: Sequence[registry.Footprint], before: str) -> None:
-    """Says that clusters which earlier kernels of this notebook have left are still there, and how to take them."""
+    """Say which clusters earlier kernels of this notebook have left running, and how to attach to them or end
+    them."""
     for entry in kept:
         started = time.strftime("%H:%M on %d %B", time.localtime(entry.started_s))
         run = f", with the run {entry.run.name}" if entry.run is not None else ""
@@ -305,7 +306,7 @@ def _tell_of_kept(kept: Sequence[registry.Footprint], before: str) -> None:
 
 
 def pulled(cluster: Cluster, arguments: Namespace) -> dict[str, Any]:
-    """What `%pull` gives the notebook, by name."""
+    """The variables that `%pull` gives the notebook, by name."""
     wanted = list(dict.fromkeys(arguments.names))
     if arguments.ranks is not None and arguments.into is None:
         raise UsageError("%pull --ranks needs --into NAME, which gets the value of each rank")
@@ -321,7 +322,7 @@ def pulled(cluster: Cluster, arguments: Namespace) -> dict[str, Any]:
 
 
 def _words() -> dict[str, list[str]]:
-    """What Tab offers in the magics' own lines, by what they begin with."""
+    """The words that Tab offers in the magics' own lines, by the beginning of the line."""
 
     def options(parser: MagicArgumentParser) -> list[str]:
         return re.findall(r"--[\w-]+", parser.format_usage())
@@ -339,22 +340,23 @@ def _words() -> dict[str, list[str]]:
 
 
 def load(shell: Any) -> None:
-    """Registers the magics and the transformer with an IPython shell; harmless when repeated."""
+    """Register the magics and the transformer with an IPython shell. Harmless when repeated."""
     shell.register_magics(NbgpuMagics(shell), post_mortem.DebugMagics(shell))
     transformers = shell.input_transformer_manager.cleanup_transforms
-    # A terminal's IPython has no event loop to keep free, and Ctrl-C does not reach what it awaits: there the magic runs.
+    # IPython in a terminal has no event loop to keep free, and Ctrl-C does not reach what it awaits, so the
+    # magic runs there.
     has_kernel = getattr(shell, "kernel", None) is not None
     if has_kernel and await_distributed_cells not in transformers:
         flushing.install(shell)
         head_start.install(shell, _CELL_MAGIC, _text, _sent)
-        transformers.append(await_distributed_cells)  # after the one that takes empty lines at the top away
+        transformers.append(await_distributed_cells)  # after the one that removes empty lines at the top
     if not has_kernel and from_the_magic_on not in transformers:
         transformers.append(from_the_magic_on)
     completion.install(shell, _words())
 
 
 def unload(shell: Any) -> None:
-    """Takes the transformer out again; a running cluster goes on until it is stopped."""
+    """Remove the transformer. A running cluster goes on until it is stopped."""
     transformers = shell.input_transformer_manager.cleanup_transforms
     if await_distributed_cells in transformers:
         transformers.remove(await_distributed_cells)

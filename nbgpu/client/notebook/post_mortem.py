@@ -1,4 +1,4 @@
-"""`%debug`: looks at the variables of the functions that a failed cell was in, on the rank that failed first."""
+"""`%debug`: inspect the variables of the functions in which a cell failed, on the rank that failed first."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from nbgpu.machine.signals import uninterrupted
 from nbgpu.protocol.calls import Call
 
 COMMAND = "%debug"
-"""What is run on the rank. There it opens pdb, whose `input()` asks in the notebook."""
+"""The command that runs on the rank. There it opens pdb, whose `input()` asks in the notebook."""
 
 
 def open_debugger(cluster: Cluster, rank: int | None = None) -> None:
-    """Opens pdb where a rank failed, until the person leaves it; the others wait.
+    """Open pdb where a rank failed, until the user leaves it, while the other ranks wait.
 
     Args:
-        cluster: whose last cell failed.
-        rank: which; None for the one that failed first.
+        cluster: the cluster whose last cell failed.
+        rank: the rank to debug; None for the one that failed first.
 
     Raises:
-        ClusterError: nothing is kept of a failure there.
+        ClusterError: there is no failure to debug.
     """
     kept = cluster.apply(reference(Call.KEPT_FAILURE))
     failed = {r: failure for r, failure in kept.items() if failure is not None and rank in (None, r)}
@@ -37,13 +37,13 @@ def open_debugger(cluster: Cluster, rank: int | None = None) -> None:
         )
     first = min(failed, key=lambda r: failed[r][0])
     print(f"rank {first} failed with {failed[first][1]}; q leaves the debugger")  # noqa: T201 - the magic's output
-    with uninterrupted():  # what has been sent is waited for, whenever a Stop comes
+    with uninterrupted():  # a cell that was sent is waited for, whenever a Stop comes
         DistributedCell(cluster, COMMAND, [first], None).show_blocking()
 
 
 @magics_class
 class DebugMagics(Magics):
-    """IPython's own `%debug`, and for failures on ranks the one above."""
+    """IPython's own `%debug`, replaced by `open_debugger` for failures on ranks."""
 
     shell: InteractiveShell
 

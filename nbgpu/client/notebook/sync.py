@@ -1,6 +1,6 @@
-"""`%nbgpu sync`: what the notebook has imported, on the ranks too.
+"""`%nbgpu sync`: repeat the notebook's imports on the ranks.
 
-The import statements are read off the cells that ran. Nothing is imported in the notebook's kernel for it.
+The import statements are found in the cells that ran. Nothing is imported in the notebook's kernel for that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nbgpu.text.ranks import rank_ranges
 
 
 def sync(cluster: Cluster, shell: Any) -> str:
-    """Runs the notebook's imports on all ranks; says what was sent, and what failed where.
+    """Run the notebook's imports on all ranks, and report what was sent and what failed on which ranks.
 
     Raises:
         RunError: a training run has the ranks now.
@@ -52,7 +52,7 @@ def sync(cluster: Cluster, shell: Any) -> str:
 
 
 def made_by(cells: list[str], variables: Mapping[str, Any]) -> Iterator[str]:
-    """The import statements of cells, one name each, whose names are still there."""
+    """Yield the import statements of cells, one name each, whose names still exist."""
     for cell in cells:
         for statement in _imports(cell):
             for alias in statement.names:
@@ -78,7 +78,8 @@ def _imports(cell: str) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def _imports_in(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Also those under `if`, `try` and `with`; not those in functions and classes, which give the notebook no name."""
+    """Yield the imports below a node, also under `if`, `try` and `with`, but not in functions and classes,
+    whose imports give the notebook no name."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             yield child
