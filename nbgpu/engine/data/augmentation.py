@@ -20,14 +20,15 @@ from nbgpu.config import DataSettings
 def augmentation(
     config: DataSettings, keys: Sequence[str], spatial_size: Sequence[int], intensity_keys: Sequence[str] = ()
 ) -> Compose:
-    """What the settings ask for; an empty Compose where that is nothing.
+    """Return the augmentation that the settings ask for; an empty Compose if they ask for none.
 
     Args:
-        config: `rotate90_prob`, `flip_prob`, `intensity_prob` and `intensity_strength` are looked at.
+        config: the settings, of which `rotate90_prob`, `flip_prob`, `intensity_prob` and `intensity_strength`
+            are used.
         keys: images of one sample that are turned and mirrored together, such as an image and its label.
-        spatial_size: of each image (D, H, W) or (H, W). Only planes of equal edges are turned in, so that samples
-            keep their shape.
-        intensity_keys: those of them whose intensities may be changed; a label's may not. None by default.
+        spatial_size: the size of each image, (D, H, W) or (H, W). Rotations are only in planes with equal
+            edges, so that samples keep their shape.
+        intensity_keys: the keys whose intensities may be changed, which a label's may not. None by default.
     """
     steps: list[RandFlipd | OneOf | RandScaleIntensityd | RandShiftIntensityd] = []
     planes = [

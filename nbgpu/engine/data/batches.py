@@ -14,14 +14,15 @@ from nbgpu.engine.workload.recipe import Batch, Loaders
 class Feed:
     """Takes a rank's batches from its loaders, step by step.
 
-    A step's batches stay until the step is done: one that was cut off is done again with the same.
+    A step's batches are kept until the step is done, so that an interrupted step is repeated with the same
+    batches.
 
     Args:
-        loaders: the recipe's, for this rank.
-        config: how many micro-batches a step has, how volumes stand in memory, and whether they are copied beside
-            other work.
-        device: where batches go.
-        stand_in: makes a batch on the CPU, shaped as the loaders' are.
+        loaders: the recipe's loaders for this rank.
+        config: the settings; they give the micro-batches of a step, the memory format of volumes, and whether
+            copies overlap with other work.
+        device: the device to which batches are moved.
+        stand_in: makes a batch on the CPU with the shapes of the loaders' batches.
     """
 
     def __init__(
@@ -39,54 +40,54 @@ class Feed:
         """The step whose batches `_batches` gives next; None while they are being taken."""
         self._began: tuple[int, int] = 0, 0
         self._taken: tuple[int, list[Batch]] | None = None
-        """A step that is not done yet, and its batches."""
+        """The step that is not done yet, and its batches."""
 
     @property
     def began(self) -> tuple[int, int]:
-        """(step, epoch) with which these loaders began: a run that gets others in its course counts on."""
+        """Return (step, epoch) at which these loaders began; a run that gets new loaders midway counts on."""
         return self._began
 
     def begin_at(self, step: int, epoch: int) -> None:
-        """Says that the first batch of an epoch of these loaders is that of a step."""
+        """Declare that an epoch of these loaders begins at a step."""
         self._began = step, epoch
         self._next_step = None
 
     def epoch_at(self, step: int) -> tuple[int, int]:
-        """(the epoch that a step belongs to, how many of its steps come before it), both counted from 0."""
+        """Return (the epoch of a step, the step's index in that epoch), both counted from 0."""
         first_step, first_epoch = self._began
         epochs, steps = divmod(step - first_step, self.loaders.steps_per_epoch)
         return first_epoch + epochs, steps
 
     def total_steps(self, config: TrainConfig) -> int:
-        """Optimizer steps of the whole run."""
+        """Return the number of optimizer steps of the whole run."""
         first_step, first_epoch = self._began
         if config.epochs is None:
             return config.steps
         return first_step + max(0, config.epochs - first_epoch) * self.loaders.steps_per_epoch
 
     def take(self, step: int) -> tuple[list[Batch], Exception | None]:
-        """The micro-batches of one step, and what went wrong in fetching them.
+        """Return the micro-batches of one step, and the error in fetching them.
 
-        After a failure they are stand-ins: the rank computes with the others to where all learn of it, because
-        they would wait for it in whatever the model itself exchanges.
+        After an error they are stand-ins: the rank computes with the others until all learn of the error,
+        because the others would wait for it in the exchanges of the model itself.
         """
         if self._taken is None or self._taken[0] != step:
             try:
                 self._taken = step, self._fetch(step)
-            except Exception as error:  # noqa: BLE001 - whatever it is, all ranks must learn of it
+            except Exception as error:  # noqa: BLE001 - all ranks must learn of any error
                 return [self.to_device(self._stand_in())] * self._accumulate, error
         return self._taken[1], None
 
     def done(self) -> None:
-        """The step is done, and its batches are needed no more."""
+        """Release the batches of a step that is done."""
         self._taken = None
 
     def in_hand(self) -> Batch:
-        """The first micro-batch of the step that is under way; empty between two steps."""
+        """Return the first micro-batch of the current step; empty between two steps."""
         return self._taken[1][0] if self._taken is not None else {}
 
     def to_device(self, batch: Batch) -> Batch:
-        """The batch on the device, its numbers in the type of the weights."""
+        """Return the batch on the device, with its floating-point numbers in the dtype of the weights."""
         return {name: self._moved(value) for name, value in batch.items()}
 
     def _moved(self, value: torch.Tensor) -> torch.Tensor:
@@ -97,7 +98,7 @@ class Feed:
 
     def _fetch(self, step: int) -> list[Batch]:
         if self._next_step != step:
-            # Training goes on in the middle, or fetching was interrupted.
+            # Training continues midway, or fetching was interrupted.
             self._batches = None
             epoch, steps = self.epoch_at(step)
             self.loaders.seek(epoch * self.loaders.steps_per_epoch + steps)

@@ -1,4 +1,4 @@
-"""A rank's volumes, kept decoded or not as the settings say, by one of MONAI's datasets."""
+"""A rank's volumes in one of MONAI's datasets, cached as the settings say."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ Decoded = Mapping[str, Any]
 
 
 class Volumes(Protocol):
-    """Decoded volumes by number; one that could not be decoded is {"failure": exception}, see `opened`."""
+    """Decoded volumes by number; a volume that could not be decoded is {"failure": exception}, see
+    `opened`."""
 
     def __len__(self) -> int: ...
 
@@ -32,18 +33,19 @@ class Volumes(Protocol):
 
 
 class Shard:
-    """The volumes of one rank. Those that an epoch uses are counted from 0.
+    """The volumes of one rank. The volumes of an epoch are numbered from 0.
 
     Args:
-        items: what the rank has.
-        steps: takes an Item to a decoded volume; its steps can be pickled, and keep nothing from call to call.
-        config: which dataset, and its folder.
-        num_cached: volumes to be kept in memory.
-        num_replaced: above 0 takes SmartCacheDataset, which replaces so many after each epoch.
-        seed: of the order in which that takes them.
+        items: the rank's items.
+        steps: decodes an Item; its steps can be pickled, and keep no state between calls.
+        config: the settings, which name the dataset and its folder.
+        num_cached: the number of volumes to keep in memory.
+        num_replaced: the number of volumes that SmartCacheDataset replaces after each epoch; 0 for another
+            dataset.
+        seed: the seed of the order in which SmartCacheDataset takes them.
 
     Raises:
-        DataError: all the bad files among those in memory.
+        DataError: with all bad files among the cached volumes.
     """
 
     def __init__(
@@ -85,12 +87,13 @@ class Shard:
             self._smart.start()
 
     def _smart_cache(self, epoch: int) -> SmartCacheDataset:
-        """As it is in this epoch, counted from 0: the volumes take their turn in a circle."""
+        """Return the dataset as it is in this epoch, counted from 0; it goes through the volumes in a
+        cycle."""
         first = epoch * self._num_replaced % len(self._in_turn)
         return SmartCacheDataset(
             self._in_turn[first:] + self._in_turn[:first],
             Compose([self._decode]),
-            # It rounds the number up: half of one less is safe from what the division loses.
+            # MONAI rounds the number of volumes up; subtracting a half protects it from rounding errors.
             replace_rate=(self._num_replaced - 0.5) / self._num_cached,
             cache_num=self._num_cached,
             num_init_workers=torch.get_num_threads(),
@@ -101,7 +104,7 @@ class Shard:
 
     @property
     def is_replacing(self) -> bool:
-        """Whether `next_epoch` brings other volumes."""
+        """Whether `next_epoch` changes the volumes."""
         return self._smart is not None
 
     def __len__(self) -> int:
@@ -112,7 +115,7 @@ class Shard:
         return decoded
 
     def portable(self) -> Volumes:
-        """These volumes, as this epoch has them, for other processes: what is in memory is shared with them."""
+        """Return this epoch's volumes for other processes; cached volumes are in shared memory."""
         if isinstance(self._volumes, _DiskCache):
             return _DiskCache(_shared(self._items), self._decode, self._volumes.folder)
         in_memory = range(self._num_cached)
@@ -120,12 +123,13 @@ class Shard:
         return _Portable(cached, _shared(self._items[self._num_cached :]), self._decode)
 
     def next_epoch(self) -> None:
-        """Puts the volumes into the cache that SmartCacheDataset has decoded meanwhile."""
+        """Put into the cache the volumes that SmartCacheDataset has decoded in the background."""
         if self._smart is not None:
             self._smart.update_cache()
 
     def go_to(self, epoch: int) -> None:
-        """Puts the volumes into the cache that SmartCacheDataset has in this epoch, counted from 0, with no other."""
+        """Fill the cache with exactly the volumes that SmartCacheDataset has in this epoch, counted from
+        0."""
         if self._smart is not None:
             self._smart.shutdown()
             self._volumes = self._smart = self._smart_cache(epoch)
@@ -133,13 +137,13 @@ class Shard:
             self._smart.start()
 
     def close(self) -> None:
-        """Ends the threads; may be called more than once."""
+        """End the threads; may be called more than once."""
         if self._smart is not None:
             self._smart.shutdown()
 
 
 class _Portable:
-    """The volumes of a CacheDataset or a SmartCacheDataset in another process, or those of a Dataset."""
+    """The volumes of a Dataset, CacheDataset or SmartCacheDataset, for use in another process."""
 
     def __init__(self, cached: PackedVolumes, others: Sequence[Item], decode: Decode) -> None:
         self._cached = cached
@@ -156,16 +160,16 @@ class _Portable:
 
 
 def _shared(items: Sequence[Item]) -> Sequence[Item]:
-    """The items, for other processes."""
+    """Return the items for other processes, in shared memory if they hold tensors."""
     with_tensors = any(isinstance(value, Tensor) for item in items for value in item.values())
     return PackedVolumes(items) if with_tensors else items  # type: ignore[return-value]
 
 
 class _DiskCache(PersistentDataset):
-    """PersistentDataset that never reads half a file, and decodes a damaged one anew.
+    """A PersistentDataset that never reads half a file, and decodes a damaged one again.
 
-    MONAI moves its files from the temporary folder, which is a copy where that is another disk: another rank could
-    read one while it is written, and a full disk would leave a broken one for all later runs.
+    MONAI moves its files from the temporary folder. If that is on another disk, moving means copying: another
+    rank could read a file while it is written, and a full disk would leave a broken file for all later runs.
     """
 
     def __init__(self, items: Sequence[Item], decode: Decode, folder: Path) -> None:
@@ -184,12 +188,12 @@ class _DiskCache(PersistentDataset):
         try:
             path = self.folder / f"{self._fingerprint[:16]}-{fingerprint_of(item)[:32]}.pt"
         except OSError:
-            return self._decode(item)  # the file is gone, and it says so
+            return self._decode(item)  # the file is gone, which decoding reports
         if path.exists():
             try:
                 decoded: Decoded = torch.load(path, weights_only=True)
             except (OSError, RuntimeError, EOFError, UnpicklingError):
-                pass  # damaged: it is written anew
+                pass  # damaged: it is written again
             else:
                 return decoded
         decoded = self._decode(item)
@@ -213,7 +217,7 @@ class _DiskCache(PersistentDataset):
 
 
 def first_cause(error: BaseException) -> str:
-    """What the system said where Python's error was born of it."""
+    """Return the system's message from which Python's error came, if there is one."""
     while (before := error.__cause__ or error.__context__) is not None:
         error = before
     return str(error).splitlines()[0]

@@ -1,4 +1,4 @@
-"""From an Item to a decoded volume, and what becomes of a file that cannot be decoded."""
+"""Decodes an Item into a volume, and turns errors of bad files into messages that name them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from nbgpu.engine.data.volumes import READ_ERRORS, first_line
 from nbgpu.errors import DataError
 
 Item = Mapping[str, Any]
-"""One volume to be decoded: `name` for messages, and what the recipe's steps take (paths, tensors, numbers)."""
+"""A volume to decode: `name` for messages, and the input of the recipe's steps (paths, tensors, numbers)."""
 
 
 class Decode(Transform):
-    """Turns an Item into a decoded volume with the recipe's steps, and a failure into an item, too.
+    """Decodes an Item with the recipe's steps, and returns a failure as a value.
 
-    Volumes are decoded in threads that belong to MONAI: an exception there would end the replacing thread of
-    SmartCacheDataset unheard, and its `update_cache` would wait for it for ever. So a failure travels as
-    {"failure": exception} and is raised where a batch is asked for. `failures` keeps all of them, so that
-    those which happen while the cache is filled can be reported together.
+    Volumes are decoded in MONAI's threads. An exception there would silently end the replacing thread of
+    SmartCacheDataset, and its `update_cache` would wait for that thread for ever. So a failure is returned as
+    {"failure": exception} and raised when a batch is requested. `failures` keeps all failures, so that those
+    from filling the cache can be reported together.
 
-    What is decoded keeps the item's `name`.
+    A decoded volume keeps the item's `name`.
     """
 
     def __init__(self, steps: Compose) -> None:
@@ -38,20 +38,21 @@ class Decode(Transform):
     def __call__(self, item: Item) -> dict[str, Any]:
         try:
             return {**self.steps(dict(item)), "name": str(item["name"])}
-        except Exception as error:  # noqa: BLE001  it is raised later, by `opened`
+        except Exception as error:  # noqa: BLE001 - `opened` raises it later
             failure = _named(error, str(item["name"]))
             self.failures.append(failure)
             return {"name": str(item["name"]), "failure": failure}
 
     def fingerprint(self) -> str:
-        """Differs where the steps would decode the same file to something else, as far as their fields say."""
-        # Not the Compose itself: it holds a random state, which is another one each time.
+        """Return a digest that differs for steps that decode a file differently, as far as their fields
+        show."""
+        # The Compose itself is left out: it holds a random state, which differs each time.
         steps = pickle.dumps(list(self.steps.flatten().transforms))
         return hashlib.sha256(steps + f"{version('nbgpu')} {version('monai')}".encode()).hexdigest()
 
 
 def fingerprint_of(item: Item) -> str:
-    """Differs between items, and for a file that was changed. OSError where a file is gone."""
+    """Return a digest of an item that changes with its files. OSError if a file is gone."""
     digest = hashlib.sha256()
     for name, value in sorted(item.items()):
         if isinstance(value, Path):
@@ -65,7 +66,7 @@ def fingerprint_of(item: Item) -> str:
 
 
 def _named(error: Exception, name: str) -> Exception:
-    """The DataError inside MONAI's chain of RuntimeErrors, or one that names the unreadable file."""
+    """Return the DataError in MONAI's chain of RuntimeErrors, or one that names the unreadable file."""
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__
@@ -76,21 +77,22 @@ def _named(error: Exception, name: str) -> Exception:
             f"{name}: cannot be decoded ({type(root).__name__}: {first_line(root)}). The file is damaged or "
             "gone: copy it again, or leave it out"
         )
-    return error  # a defect, not a bad file: it keeps its whole chain
+    return error  # a bug rather than a bad file: it keeps its whole chain
 
 
 def opened(decoded: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The decoded volume; raises what went wrong when it was decoded."""
+    """Return the decoded volume, or raise the error of its decoding."""
     if "failure" in decoded:
         raise decoded["failure"]
     return decoded
 
 
 def raise_together(failures: Sequence[Exception]) -> None:
-    """Raises all DataErrors as one, a line for each, or the first of other errors; does nothing for none."""
+    """Raise all DataErrors as one, with a line for each, or else the first other error; without failures do
+    nothing."""
     for failure in failures:
         if not isinstance(failure, DataError):
             raise failure
     if failures:
-        # sorted: threads decode in any order, and every rank should show the same message
+        # sorted, because threads decode in any order and every rank should show the same message
         raise DataError("\n".join(sorted({str(failure) for failure in failures})))

@@ -1,8 +1,8 @@
-"""Whether all ranks have the same data, which they must before they share them out.
+"""Checks that all ranks have the same data before they divide it among themselves.
 
-A rank with fewer samples than the others ends its epoch earlier, and they wait for it for ever. With another order of the
-samples all goes well, on shares that hold some samples twice and others never. So ranks compare, before the first
-step, how many samples they have and a few of them.
+A rank with fewer samples than the others ends its epoch earlier, and the others wait for it for ever. With
+samples in another order training runs, but some samples are used twice and others never. So before the first
+step the ranks compare the number of their samples and a few of the samples.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from nbgpu.errors import DataError
 from nbgpu.text.ranks import named_ranks
 
 _MAX_NUMBERS = 2**20
-"""How many numbers of a larger tensor are looked at, evenly spaced."""
+"""The number of evenly spaced elements of a larger tensor that are compared."""
 
 
 def digest(named: Mapping[str, Tensor]) -> str:
-    """A digest of the names, types, shapes and numbers of a sample's tensors."""
+    """Return a digest of the names, types, shapes and numbers of a sample's tensors."""
     found = hashlib.blake2b(digest_size=16)
     for name, tensor in named.items():
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
@@ -48,12 +48,12 @@ def require_the_same(loaders: Loaders) -> None:
 def differences(
     first: Sequence[Mapping[str, Identity]], second: Callable[[], Sequence[Mapping[str, Identity]]]
 ) -> str:
-    """What differs between the ranks, in words; '' where nothing does. Every rank finds the same.
+    """Describe the differences between the ranks; '' if there are none. Every rank returns the same.
 
     Args:
-        first: every rank's sets of samples, by what they are called, in order of rank.
-        second: gives them again, read a second time. A sample that is not the same the second time is drawn with random
-            numbers of the dataset's own, and says nothing. Called on all ranks or on none.
+        first: every rank's sets of samples by name, in order of rank.
+        second: reads the sets a second time. A sample that differs from its first reading is random in the
+            dataset itself, and is not compared. Called on all ranks or on none.
     """
     if not _lines(first):
         return ""

@@ -1,7 +1,7 @@
-"""Reads the files of a run to their end before its first step, and remembers which were found good.
+"""Reads the files of a run completely before its first step, and remembers which were good.
 
-A file that was found good is not read again until it changes, or until it is prepared in another way: whoever tries a setting
-after the other waits for it once.
+A good file is not read again until it changes or is decoded in another way, so that somebody who tries one
+setting after another waits only once.
 """
 
 from __future__ import annotations
@@ -19,41 +19,43 @@ from nbgpu.engine.data.decoding import Decode, Item, fingerprint_of
 from nbgpu.errors import DataError
 
 CACHE_VARIABLE = "NBGPU_CACHE_DIR"
-"""Environment variable: the folder of what is remembered; left out: the person's cache folder."""
+"""The environment variable with the folder of the remembered files; without it the person's cache folder is
+used."""
 
 _log = logging.getLogger("nbgpu.data")
 _NUM_THREADS = 4
-"""Each holds a volume."""
+"""The number of reading threads, each of which holds a volume."""
 
 
 def require_share(
     config: DataSettings, items: Sequence[Item], steps: Compose, rank: int, world_size: int
 ) -> None:
-    """Reads a rank's share of the files, unless the settings leave it out or the cache reads all of them anyhow.
+    """Read a rank's share of the files, unless the settings skip this or the cache reads all files anyway.
 
     Raises:
-        DataError: a line for each file that cannot be used.
+        DataError: with a line for each unusable file.
     """
     if not are_read_anyhow(config):
         require(config, items[rank::world_size], steps)
 
 
 def are_read_anyhow(config: DataSettings) -> bool:
-    """Whether the ranks' caches read all files that are trained on before the first step, and tell of the bad ones together."""
+    """Whether the ranks' caches read all training files before the first step, and report the bad ones
+    together."""
     return config.dataset_kind == "cache" and config.cache_rate == 1
 
 
 def require(config: DataSettings, items: Sequence[Item], steps: Compose) -> None:
-    """Reads all the files, unless the settings leave it out. Raises DataError as `require_share`."""
+    """Read all files, unless the settings skip this. Raises DataError as `require_share` does."""
     if found := problems(config, items, steps):
         raise DataError("\n".join(found))
 
 
 def problems(config: DataSettings, items: Sequence[Item], steps: Compose) -> list[str]:
-    """A line for each file that cannot be decoded with these steps; none where `check_voxels` is off.
+    """Return a line for each file that cannot be decoded with these steps; none if `check_voxels` is off.
 
     Raises:
-        Exception: what the steps raise that is nothing about the data.
+        Exception: an error of the steps that is not about the data.
     """
     items = [item for item in items if any(isinstance(value, Path) for value in item.values())]
     if not config.check_voxels or not items:
@@ -65,7 +67,7 @@ def problems(config: DataSettings, items: Sequence[Item], steps: Compose) -> lis
         rest = f"; {len(items) - len(new)} were found good before" if len(new) < len(items) else ""
         _log.info("reading %d volumes or masks to their end%s", len(new), rest)
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        # Only whether it could be decoded: all volumes at once may be more than there is memory for.
+        # Only the outcome is kept, because all volumes together may not fit into memory.
         could = list(threads.map(lambda item: "failure" not in decode(item), new))
     good.add([item for item, is_good in zip(new, could, strict=True) if is_good])
     found = []
@@ -77,9 +79,9 @@ def problems(config: DataSettings, items: Sequence[Item], steps: Compose) -> lis
 
 
 class _Good:
-    """What was found good, as fingerprints in a file of the person's cache folder, one file for each way to decode.
+    """The fingerprints of good files, in a file of the person's cache folder for each way to decode.
 
-    Lines are only ever added, so that several ranks and runs may do that at the same time.
+    Lines are only ever appended, so that several ranks and runs may write at the same time.
     """
 
     def __init__(self, way_to_decode: str) -> None:
@@ -94,11 +96,11 @@ class _Good:
     def __contains__(self, item: Item) -> bool:
         try:
             return fingerprint_of(item) in self._known
-        except OSError:  # the file is gone, which decoding says
+        except OSError:  # the file is gone, which decoding reports
             return False
 
     def add(self, items: Sequence[Item]) -> None:
-        """Notes items; where that cannot be, they are read again the next time."""
+        """Record items as good. If that fails, they are read again the next time."""
         if not items:
             return
         try:

@@ -1,21 +1,21 @@
-"""From volumes to batches: share them out, decode, cache, crop, augment and prefetch.
+"""From volumes to batches: distribute over ranks, decode, cache, crop, augment and prefetch.
 
     find_volumes -> check_headers (volumes.py) -> hold_out -> SampleLoader
 
-A SampleLoader needs three things of a recipe: items (decoding.py), the steps that decode one, and what a decoded
-volume gives (sampling.py). Its other parts are planning/epochs.py (how the volumes come out over ranks and steps), datasets.py
-(which of MONAI's datasets keeps them) and workers.py (processes that do the work ahead of time).
+A SampleLoader needs three things of a recipe: items (decoding.py), the steps that decode one, and what a
+decoded volume gives (sampling.py). Its other parts are planning/epochs.py (how volumes are divided over ranks
+and steps), datasets.py (which of MONAI's datasets holds them) and workers.py (processes that work ahead).
 
-Everything is checked as early as it can be. Names, headers and file sizes are read for every file before
+Everything is checked as early as possible. Names, headers and file sizes are read for every file before
 training; voxels (NaN, a constant volume, damage inside the compressed data) when a volume is decoded, which
-for the cached ones is before training too. A volume that is decoded later and turns out to be bad ends the
-run at that step with a DataError that names it: it is never skipped, because ranks that skip different
-volumes train on something that nobody asked for.
+for the cached ones is before training too. A bad volume that is decoded later ends the run at that step with
+a DataError that names it. It is never skipped, because ranks that skip different volumes would train on data
+that nobody asked for.
 
-All randomness comes from (seed, rank, epoch), and within an epoch from the number of the visit to a volume. Neither
-the global random states nor the timing of threads and processes have any influence, and neither has the dataset or
-the number of workers: the same settings give the same batches to the last bit. Only SmartCacheDataset has epochs of
-its own, because it changes what they are made of.
+All randomness comes from (seed, rank, epoch), and within an epoch from the number of the visit to a volume.
+Global random states, the timing of threads and processes, the dataset, and the number of workers have no
+influence: the same settings give the same batches to the last bit. Only SmartCacheDataset has other epochs,
+because it changes the volumes that an epoch uses.
 """
 
 from __future__ import annotations
@@ -44,16 +44,19 @@ from nbgpu.planning import workers
 from nbgpu.planning.epochs import epoch_of
 
 _NUM_VOLUMES_MIXED = 4
-"""Samples of so many volumes are mixed into batches."""
+"""The number of volumes whose samples are mixed into batches."""
 _POLL_PERIOD_S = 0.1
-"""How often the loader's thread looks whether it is to end while there is no room for more batches. MONAI's default is 10 ms:
-each look takes the interpreter from the step for a moment, which added up to 2 % of all time."""
+"""How often the loader's thread checks whether it should end while there is no room for more batches.
+
+MONAI's default is
+10 ms, and each check takes the GIL from the step for a moment, which added up to 2 % of all time."""
 
 # ---- sharing out ---------------------------------------------------------------------------------------
 
 
 def hold_out(items: Sequence[Item], fraction: float, seed: int) -> tuple[list[Item], list[Item]]:
-    """(training, held out): a random share of whole volumes, at least one of each where `fraction` > 0."""
+    """Return (training, held out), divided at random by whole volumes, at least one each if `fraction` >
+    0."""
     if fraction == 0 or len(items) < 2:
         return list(items), []
     num_held_out = min(max(1, round(fraction * len(items))), len(items) - 1)
@@ -66,10 +69,11 @@ def hold_out(items: Sequence[Item], fraction: float, seed: int) -> tuple[list[It
 
 
 def shard(items: Sequence[Item], rank: int, world_size: int, seed: int, padded: bool) -> list[Item]:
-    """The rank's volumes. `epochs.epoch_of` says how many they are.
+    """Return the rank's volumes, whose number `epochs.epoch_of` gives.
 
-    With `padded` all ranks get as many, and the first ones are used twice to even it out; without, each volume is on
-    one rank. With fewer volumes than ranks each rank takes all of them, and its own random samples.
+    With `padded` all ranks get the same number, for which the first volumes are used twice; without it each
+    volume is on one rank. With fewer volumes than ranks each rank takes all volumes, and its own random
+    samples of them.
     """
     if len(items) < world_size:
         return list(items)
@@ -83,27 +87,27 @@ def shard(items: Sequence[Item], rank: int, world_size: int, seed: int, padded: 
 
 
 class SampleLoader:
-    """Batches of one rank, one epoch each time that it is iterated.
+    """The batches of one rank; each iteration is one epoch.
 
-    An epoch visits every volume of the rank (with SmartCacheDataset: every cached one) and takes what `draw` makes of
-    it; samples of about four volumes are mixed. It has exactly `steps_per_epoch * accumulate` batches: the samples'
-    tensors by name, stacked to (batch_size, ...).
+    An epoch visits every volume of the rank (with SmartCacheDataset every cached volume) and takes the
+    samples that `draw` makes of it; samples of about four volumes are mixed. An epoch has exactly
+    `steps_per_epoch * accumulate` batches: the samples' tensors by name, stacked to (batch_size, ...).
 
-    A thread makes batches while one is trained on, or collects what worker processes have made. It ends with the
-    iteration, also when that is left in the middle, and `close` ends all of them in any case.
+    A thread makes batches during training, or collects those of worker processes. It ends with the iteration,
+    even one that is left midway; `close` ends all threads and processes in any case.
 
     Args:
-        items: all volumes that are trained on, on all ranks.
-        steps: takes an Item to its decoded volume: tensors by name, at least those that `draw` needs. Its steps are
-            kept by PersistentDataset and sent to worker processes as a pickle, so that they should have no other
-            fields than what they need.
-        draw: what one volume gives in an epoch.
+        items: the training volumes of all ranks.
+        steps: decodes an Item into tensors by name, at least those that `draw` needs. PersistentDataset and
+            worker processes get its steps as a pickle, so that the steps should have no fields that they do
+            not need.
+        draw: makes the samples of one visit to a volume.
         config: the run's settings.
-        rank, world_size: which share.
+        rank, world_size: the rank, and the number of ranks.
         device: the rank's.
 
     Raises:
-        DataError: all the bad files among those that are cached.
+        DataError: with all bad files among the cached volumes.
     """
 
     def __init__(
@@ -135,7 +139,7 @@ class SampleLoader:
             draw.on(device)
         self._pinned = device.type == "cuda" and config.transforms_on == "cpu" and config.pin_memory != "off"
         if self._workers.count:
-            # Its imports take seconds, in which the cache is filled.
+            # The forkserver's imports take seconds, during which the cache is filled.
             modules = {type(step).__module__ for step in steps.flatten().transforms} - {"__main__"}
             self._context = data_workers.prepare(modules)
         names = hashlib.blake2b("\n".join(str(item["name"]) for item in items).encode(), digest_size=16)
@@ -154,7 +158,7 @@ class SampleLoader:
         )
 
     def loaders(self, val: Iterable[Batch]) -> Loaders:
-        """This, with the rank's held-out batches, as a recipe gives them to the Trainer."""
+        """Return this loader and the rank's held-out batches, as a recipe gives them to the Trainer."""
         return Loaders(
             train=self,
             val=val,
@@ -168,7 +172,7 @@ class SampleLoader:
         )
 
     def names(self) -> list[str]:
-        """The volumes that an epoch uses now: with SmartCacheDataset those in its cache."""
+        """Return the names of the current epoch's volumes: with SmartCacheDataset those in its cache."""
         return [str(self._shard[index]["name"]) for index in range(len(self._shard))]
 
     def __iter__(self) -> Iterator[Batch]:
@@ -179,7 +183,7 @@ class SampleLoader:
             buffer_timeout=_POLL_PERIOD_S,
             batch_size=self._config.batch_size,
             collate_fn=self._collate,
-            # its own: the default one is shared with the model's random numbers
+            # its own, because the default one is shared with the model's random numbers
             generator=torch.Generator().manual_seed(self._config.seed),
         )
         self._epoch += 1
@@ -194,15 +198,16 @@ class SampleLoader:
             batches.close()  # waits for the thread
 
     def next_epoch(self) -> None:
-        """Puts the volumes into the cache that SmartCacheDataset has decoded meanwhile."""
+        """Put into the cache the volumes that SmartCacheDataset has decoded in the background."""
         self._end_iteration()
         self._shard.next_epoch()
         self._epoch_in_cache += 1
 
     def seek(self, step: int) -> None:
-        """The next iteration begins with the batches of this optimizer step, counted from 0 over all epochs.
+        """Make the next iteration begin with the batches of this optimizer step, counted from 0 over all
+        epochs.
 
-        It gives what an iteration from the first step on would give there.
+        They are the same batches as in an iteration from the first step on.
         """
         self._end_iteration()
         self._epoch, steps = divmod(step, self.steps_per_epoch)
@@ -212,7 +217,7 @@ class SampleLoader:
             self._epoch_in_cache = self._epoch
 
     def close(self) -> None:
-        """Ends threads and processes; may be called more than once."""
+        """End threads and processes; may be called more than once."""
         self._end_iteration()
         if self._pool is not None:
             self._pool.close()
@@ -225,7 +230,10 @@ class SampleLoader:
             self._batches = None
 
     def _samples(self, epoch: int, num_to_skip: int) -> Iterator[Sample]:
-        """The samples of an epoch, in order, but for the first ones. Only volumes that are still needed are visited."""
+        """Yield the samples of an epoch in order, without the skipped ones.
+
+        Volumes that are not needed are not visited.
+        """
         visits, order = self._plan(epoch)
         order = order[num_to_skip:]
         num_wanted = Counter(number for number, _ in order)
@@ -243,7 +251,7 @@ class SampleLoader:
             raise AssertionError("a visit was made for nothing")
 
     def _plan(self, epoch: int) -> tuple[list[Visit], list[tuple[int, int]]]:
-        """(the visits, the order of the samples as (number of the visit, index in it)) of an epoch."""
+        """Return (the visits of an epoch, the order of its samples as (number of the visit, index in it))."""
         seeds = np.random.SeedSequence([self._config.seed, self._rank, epoch]).generate_state(2)
         order_seed, mix_seed = (int(seed) for seed in seeds)
         per_volume = self._draw.samples_per_volume
@@ -253,7 +261,7 @@ class SampleLoader:
         while len(visits) < num_visits:  # the last round may be cut off
             for volume in rng.permutation(len(self._shard)).tolist():
                 visits.append(Visit(volume, epoch, len(visits)))
-        # Cut off before they are mixed: afterwards, volumes of a second round could push out some of the first.
+        # Shortened before mixing: afterwards volumes of a second round could displace some of the first.
         samples = [(v.number, index) for v in visits[:num_visits] for index in range(per_volume)]
         mixed = ShuffleBuffer(
             samples[: self._num_samples],
@@ -263,7 +271,7 @@ class SampleLoader:
         return visits[:num_visits], list(mixed)
 
     def _visited(self, visits: list[Visit]) -> Iterator[tuple[Visit, list[Sample]]]:
-        """Each visit with its samples, made in this thread or by the worker processes."""
+        """Yield each visit with its samples, made in this thread or by the worker processes."""
         if not self._workers.count:
             here = Visits(self._shard, self._draw, self._config.seed, self._rank)
             yield from ((visit, here[visit]) for visit in visits)
@@ -279,7 +287,7 @@ class SampleLoader:
             )
         yield from zip(visits, self._pool.samples_of(visits), strict=True)
         if self._shard.is_replacing:
-            # The next epoch's workers get the next epoch's volumes.
+            # New workers for the next epoch get its volumes.
             self._pool.close()
             self._pool = None
 
@@ -301,11 +309,14 @@ def _warnings(config: TrainConfig, device: torch.device) -> Iterator[str]:
 
 
 def _errors_as_items(samples: Iterator[Sample]) -> Iterator[Sample | Exception]:
-    """The samples, and an exception as the last item: MONAI's prefetching thread would die of it and leave
-    the epoch looking finished."""
+    """Yield the samples, and an exception as the last item.
+
+    Raised in MONAI's prefetching thread, the exception would end the thread, and the epoch would look
+    finished.
+    """
     try:
         yield from samples
-    except Exception as error:  # noqa: BLE001  SampleLoader raises it in the consumer's thread
+    except Exception as error:  # noqa: BLE001 - SampleLoader raises it in the consumer's thread
         yield error
 
 

@@ -1,8 +1,8 @@
-"""Decoded volumes in one piece of memory that a rank and its worker processes share.
+"""Decoded volumes in one block of memory that a rank and its worker processes share.
 
-torch sends tensors to a process through /dev/shm, with an open file for each: a container has 64 MiB there, and a
-forkserver takes at most 250 files. This is one memfd, which has no name in any folder and goes with the last process
-that has it mapped.
+torch sends tensors to another process through /dev/shm, with an open file for each: a container has 64 MiB
+there, and a forkserver takes at most 250 files. Here the block is one memfd, which has no name in any folder
+and is freed with the last process that maps it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PackedVolumes:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        # Private: what a worker changes by mistake is changed for it alone.
+        # A private mapping: a worker's accidental change stays in that worker.
         self._memory = self._mapped(shared=False)
 
     def _mapped(self, shared: bool) -> Tensor:
@@ -71,7 +71,7 @@ class PackedVolumes:
 
 
 class _Place:
-    """Where in the memory a tensor is."""
+    """The place of a tensor in the memory."""
 
     def __init__(self, begin: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self._begin = begin

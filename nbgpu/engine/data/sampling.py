@@ -1,7 +1,7 @@
-"""What a decoded volume gives in one visit: random patches of it, or all of it, augmented.
+"""The samples of one visit to a decoded volume: random patches of it, or all of it, augmented.
 
-A visit's random numbers come from its own seed, so that it gives the same samples wherever and whenever it is made:
-in the rank's thread or in any of its worker processes, from a cache or decoded anew.
+A visit's random numbers come from its own seed, so that it gives the same samples wherever and whenever it is
+made: in the rank's thread or in any of its worker processes, with or without a cache.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from monai.utils import convert_to_tensor
 from torch import Tensor
 
 Sample = dict[str, Tensor]
-"""Tensors by name, without the batch's dimension."""
+"""Tensors by name, without the batch dimension."""
 
 FOREGROUND = "foreground"
-"""Under this name a decoded volume has the flat indices of the voxels that patches may be centred on."""
+"""The key of a decoded volume's flat indices of voxels on which patches may be centred."""
 
 
 class Draw:
-    """Takes a decoded volume to its samples.
+    """Draws the samples of a decoded volume.
 
-    With a `patch_size` they are `samples_per_volume` cubes of `keys`, all cut out at the same places: centred on
-    random voxels among FOREGROUND, as far as they stay inside. A volume with no such indices is one sample itself.
-    Other tensors of the volume (a label, a time) go into each sample as they are.
+    With a `patch_size` they are `samples_per_volume` cubes of `keys`, all cut out at the same places: centred
+    on random voxels of FOREGROUND, and moved inside the volume. A volume without such indices is a single
+    sample. Other tensors of the volume (a label, a time) are added to each sample unchanged.
 
     Args:
-        keys: the volume's images, each (C, D, H, W) or (C, H, W) and all of one size.
+        keys: the volume's images, each (C, D, H, W) or (C, H, W), all of the same size.
         patch_size: edge in voxels; None takes the whole volume.
-        samples_per_volume: with a `patch_size`.
-        augment: random changes of a sample, see `augmentation`.
+        samples_per_volume: the number of patches; used with a `patch_size`.
+        augment: the random changes of a sample, see `augmentation`.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Draw:
         self._to_device: ToDeviced | None = None
         self._crop = None
         if patch_size is not None:
-            # The label gives the shape only, and the background is never drawn from, because neg=0.
+            # The label only gives the shape; with neg=0 no patch is centred on the background.
             self._crop = RandCropByPosNegLabeld(
                 self.keys,
                 label_key=self.keys[0],
@@ -64,11 +64,11 @@ class Draw:
             )
 
     def on(self, device: torch.device) -> None:
-        """From now on the images are moved to this device first, and cropped and augmented there."""
+        """Move images to this device from now on, and crop and augment them there."""
         self._to_device = ToDeviced(self.keys, device=device)
 
     def __call__(self, volume: Mapping[str, Any], seed: np.random.SeedSequence) -> list[Sample]:
-        """The samples of one visit, `samples_per_volume` of them or the one volume."""
+        """Return the samples of one visit: `samples_per_volume` patches or the whole volume."""
         crop_seed, augment_seed = (int(number) for number in seed.generate_state(2))
         tensors: dict[Hashable, Tensor] = {
             n: value for n, value in volume.items() if isinstance(value, Tensor)

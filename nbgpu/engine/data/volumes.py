@@ -1,7 +1,7 @@
 """Volumes on disk: which files a folder or a list names, whether they are sound, and their voxels.
 
-Names, headers and file sizes are checked for every file before training; voxels (NaN, a constant volume, damage
-inside the compressed data) when a volume is read.
+Names, headers and file sizes are checked for every file before training; voxels (NaN, a constant volume,
+damage inside the compressed data) when a volume is read.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from nbgpu.errors import DataError
 
 SUFFIXES = (".nii", ".nii.gz")
 IMAGE_COLUMNS = ("image", "path", "file", "filename", "filepath", "nifti", "volume")
-"""Headings of the column that holds the files of a CSV list, in any case."""
+"""The possible headings of the column with the files of a CSV list; upper or lower case does not matter."""
 
 READ_ERRORS = (OSError, EOFError, zlib.error, ImageFileError, HeaderDataError, ValueError, struct.error)
-"""What nibabel and gzip raise for a file that is damaged (BadGzipFile is an OSError)."""
+"""The errors of nibabel and gzip for a damaged file (BadGzipFile is an OSError)."""
 
 
 # ---- finding -------------------------------------------------------------------------------------------
@@ -50,18 +50,19 @@ class VolumeList:
 
 
 def find_volumes(source: str) -> VolumeList:
-    """The volumes that `source` names, each once, in a fixed order.
+    """Return the volumes that `source` names, each once, in a fixed order.
 
     `source` is a folder (searched with its subfolders for .nii and .nii.gz), one such file, a CSV list with
     one of IMAGE_COLUMNS as a heading, or a JSON list: of paths, of {"image": path}, or MONAI's and the
     Medical Segmentation Decathlon's {"training": [...], "validation": [...]}. Relative paths in a list are
     relative to the list's own folder.
 
-    Raises DataError where `source` does not exist, names no volume, or is not such a list.
+    Raises DataError if `source` does not exist, names no volume, or is no such list.
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        # sorted: the order of a folder differs between file systems, and would change what each rank gets
+        # sorted, because the order of a folder differs between file systems and would change each rank's
+        # share
         found = VolumeList(tuple(sorted(p for p in path.rglob("*") if p.is_file() and _is_nifti(p))))
         if not found.training:
             raise DataError(f"{path}: the folder has no .nii or .nii.gz file. Give a folder that has some")
@@ -90,7 +91,7 @@ def _is_nifti(path: Path) -> bool:
 
 
 def _read_csv(path: Path) -> VolumeList:
-    # utf-8-sig: spreadsheets write a byte-order mark, which would become part of the first heading
+    # utf-8-sig, because spreadsheets write a byte-order mark, which would become part of the first heading
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file)
         headings = list(rows.fieldnames or [])
@@ -126,7 +127,8 @@ def _read_json(path: Path) -> VolumeList:
 
 
 def _resolve(list_path: Path, entries: Sequence[tuple[str, Any]]) -> tuple[Path, ...]:
-    """Entries as paths, each once: a volume that is listed twice must not be trained on and held out."""
+    """Return the entries as paths, each once: a volume that is listed twice must not be in both parts of the
+    data."""
     bad, paths = [], []
     for place, entry in entries:
         image = entry.get("image") if isinstance(entry, dict) else entry
@@ -143,10 +145,10 @@ def _resolve(list_path: Path, entries: Sequence[tuple[str, Any]]) -> tuple[Path,
 
 
 def check_headers(paths: Sequence[Path], patch_size: int) -> None:
-    """Raises one DataError with a line for every file that is missing, damaged, not 3D or too small.
+    """Raise one DataError with a line for every file that is missing, damaged, not 3D or too small.
 
-    Reads headers and file sizes only, about 1 ms for each file. A compressed file ends with the size of what
-    it holds, so that one which was cut short is found without unpacking it.
+    This reads headers and file sizes only, about 1 ms for each file. A compressed file ends with the size of
+    its content, so that a truncated file is found without unpacking it.
     """
     problems = [f"{path}: {problem}" for path in paths if (problem := header_problem(path, patch_size))]
     if problems:
@@ -154,7 +156,7 @@ def check_headers(paths: Sequence[Path], patch_size: int) -> None:
 
 
 def header_problem(path: Path, patch_size: int = 1) -> str | None:
-    """What is wrong with a file, as far as its name, header and size tell; None where nothing is."""
+    """Return the problem of a file, as far as its name, header and size show; None if there is none."""
     if not path.is_file():
         return "there is no such file. Correct the path, or take it out of the list"
     if not _is_nifti(path):
@@ -178,7 +180,7 @@ def header_problem(path: Path, patch_size: int = 1) -> str | None:
         )
     assert isinstance(
         image.dataobj, ArrayProxy
-    )  # nothing is read yet; nibabel has cleared the header's offset
+    )  # no voxel is read yet; nibabel has cleared the offset in the header
     num_bytes = image.dataobj.offset + math.prod(shape) * dtype.itemsize
     if not holds(path, num_bytes):
         return "is truncated: it ends before its last voxel. Copy it again"
@@ -186,7 +188,7 @@ def header_problem(path: Path, patch_size: int = 1) -> str | None:
 
 
 def holds(path: Path, num_bytes: int) -> bool:
-    """Whether the file has at least so many bytes, unpacked."""
+    """Whether the file has at least this many bytes, unpacked."""
     if path.suffix.lower() != ".gz":
         return path.stat().st_size >= num_bytes
     with path.open("rb") as file:
@@ -194,7 +196,7 @@ def holds(path: Path, num_bytes: int) -> bool:
         (unpacked_bytes,) = struct.unpack("<I", file.read(4))
     if unpacked_bytes == num_bytes % 2**32:
         return True
-    # Some sound files end otherwise too: several gzip members in a row, or bytes after the last voxel.
+    # Some sound files have another ending: several gzip members in a row, or bytes after the last voxel.
     try:
         with gzip.open(path) as packed:
             while chunk := packed.read(2**20):
@@ -205,10 +207,10 @@ def holds(path: Path, num_bytes: int) -> bool:
 
 
 def load_volume(path: Path) -> Tensor:
-    """The voxels as float32, (1, right, front, top) whatever the file's own axes are.
+    """Return the voxels as float32 with axes (1, right, front, top), whatever the file's own axes are.
 
-    A compressed file is read twice: nibabel stops at the last voxel, before gzip's checksum, and would take
-    damaged voxels for sound ones. Raises what gzip, nibabel and MONAI raise; `Decode` puts it into words.
+    A compressed file is read twice: nibabel stops at the last voxel, before gzip's checksum, and would accept
+    damaged voxels. Errors of gzip, nibabel and MONAI are raised unchanged; `Decode` turns them into messages.
     """
     if path.suffix.lower() == ".gz":
         with gzip.open(path) as packed:
@@ -220,9 +222,9 @@ def load_volume(path: Path) -> Tensor:
 
 
 def scale_intensity(image: Tensor, name: str, upper_percentile: float = 99.5) -> Tensor:
-    """Maps the smallest value to 0 and the upper percentile to 1, and clips what is above.
+    """Map the smallest value to 0 and the upper percentile to 1, and clip larger values.
 
-    `image` has any shape. Raises DataError where it has NaN or infinite voxels, or no contrast.
+    `image` has any shape. Raises DataError for NaN or infinite voxels, or without contrast.
     """
     num_bad = int((~torch.isfinite(image)).sum())
     if num_bad:

@@ -1,12 +1,12 @@
 """A rank's worker processes: how they start, what they do, and that they end with the rank.
 
-An engine has threads, connections and perhaps a GPU, none of which survive a fork. So workers are forked by Python's
-forkserver: a process of its own that has imported what they need and has no thread. The first workers of an engine
-wait for those imports (3 to 6 s on an idle host, as much as a worker that is spawned takes each time); later ones are
-there within 0.1 s.
+An engine has threads, connections and perhaps a GPU, none of which survive a fork. So workers are forked by
+Python's forkserver, a separate process without threads that has imported the modules that workers need. The
+first workers of an engine wait for those imports (3 to 6 s on an idle host, as long as each spawned worker
+would take); later workers start within 0.1 s.
 
-Nothing may outlive the engine, however it ends. The forkserver is killed by the kernel when the engine is gone, and
-the workers when the forkserver is.
+Nothing may outlive the engine, however it ends. The operating system kills the forkserver when the engine is
+gone, and the workers when the forkserver is gone.
 """
 
 from __future__ import annotations
@@ -36,39 +36,40 @@ _PR_SET_PDEATHSIG = 1
 
 
 class DataWorkerError(RuntimeError):
-    """What a worker process has raised; the message has its traceback."""
+    """An error of a worker process; the message has its traceback."""
 
 
 class Visit(NamedTuple):
-    """One use of a volume."""
+    """One use of a volume in an epoch."""
 
     volume: int
     epoch: int
     number: int
-    """Counts the visits of the rank's epoch."""
+    """The visit's index among those of the rank's epoch."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """What a visit gives that went wrong: an exception that one process can send to another."""
+    """The result of a failed visit: an exception that one process can send to another."""
 
     error: Exception
 
     @classmethod
     def of(cls, error: Exception) -> Failed:
-        """A DataError as it is. Others lose their chain when they are sent, and become text."""
+        """Wrap an error: a DataError unchanged, any other as text, because it would lose its chain when it is
+        sent."""
         if isinstance(error, DataError):
             return cls(error)
         return cls(DataWorkerError(f"in a worker process that reads data:\n{error_as_text(error).rstrip()}"))
 
 
 class Visits(Dataset[list[Sample]]):
-    """The samples of visits; `dataset[visit]` depends on nothing but the visit.
+    """The samples of visits; `dataset[visit]` depends only on the visit.
 
     Args:
-        volumes: the rank's.
-        draw: what a volume gives.
-        seed, rank: with a visit's epoch and number the seed of its random numbers.
+        volumes: the rank's volumes.
+        draw: makes the samples of a volume.
+        seed, rank: make, with a visit's epoch and number, the seed of its random numbers.
     """
 
     def __init__(self, volumes: Volumes, draw: Draw, seed: int, rank: int) -> None:
@@ -83,10 +84,11 @@ class Visits(Dataset[list[Sample]]):
 
 
 def prepare(modules: Iterable[str]) -> ForkServerContext:
-    """Starts the forkserver if it is not there yet, and does not wait for it. Called on the main thread.
+    """Start the forkserver if it is not running yet, without waiting for it. Call on the main thread.
 
     Args:
-        modules: what workers need beside this one; it is imported once, and not by each of them.
+        modules: the modules that workers need beside this one; the forkserver imports them once for all
+            workers.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, *sorted(modules)])
@@ -95,13 +97,13 @@ def prepare(modules: Iterable[str]) -> ForkServerContext:
 
 
 class WorkerProcesses:
-    """Worker processes that make visits ahead of time, in order.
+    """Worker processes that prepare visits ahead of time, in order.
 
     Args:
-        visits: the samples of each visit, by whatever names it; it is sent to each of them.
-        num_workers: how many.
-        prefetch: visits that each one makes ahead.
-        stay: whether they stay for the next `samples_of`.
+        visits: the dataset of the samples of each visit; it is sent to each worker.
+        num_workers: the number of processes.
+        prefetch: the number of visits that each worker prepares ahead.
+        stay: whether the processes stay for the next `samples_of`.
         rank: for messages.
     """
 
@@ -128,17 +130,17 @@ class WorkerProcesses:
             multiprocessing_context=context,
             collate_fn=_stacked,
             worker_init_fn=_begin,
-            # its own: the default one is shared with the model's random numbers
+            # its own, because the default one is shared with the model's random numbers
             generator=torch.Generator().manual_seed(0),
         )
         self._results: Any = None
 
     def samples_of(self, visits: Sequence[Any]) -> Iterator[list[Sample]]:
-        """The samples of each visit, in order.
+        """Yield the samples of each visit, in order.
 
         Raises:
             DataError: a volume could not be decoded.
-            RunError: a worker process is gone.
+            RunError: a worker process has ended.
         """
         assert self._loader is not None, "it was closed"
         self._assigned.visits = visits
@@ -147,8 +149,8 @@ class WorkerProcesses:
         try:
             self._results = iter(self._loader)
         except Exception as error:
-            if told := self._who_is_gone():
-                raise RunError(f"rank {self._rank}: {told}") from error
+            if failure := self._who_is_gone():
+                raise RunError(f"rank {self._rank}: {failure}") from error
             raise RunError(
                 f"rank {self._rank}: the data cannot be sent to worker processes ({error}). Steps and items must be "
                 "such as pickle takes; or set num_workers=0"
@@ -166,29 +168,30 @@ class WorkerProcesses:
         try:
             return next(self._results)
         except Exception as error:
-            # Whatever it was that did not arrive, a worker that is gone is why.
-            if told := self._who_is_gone():
-                raise RunError(f"rank {self._rank}: {told}") from error
+            # If a worker has ended, that is why its results did not arrive.
+            if failure := self._who_is_gone():
+                raise RunError(f"rank {self._rank}: {failure}") from error
             raise
 
     def _who_is_gone(self) -> str:
         processes = list(getattr(self._results, "_workers", ()))  # torch has no public name for them
         for process in processes:
-            process.join(0.1)  # how it ended arrives a moment after the end
+            process.join(0.1)  # the exit code arrives a moment after the end
         gone = [(p.pid, p.exitcode) for p in processes if p.exitcode is not None]
         return "; ".join(
             f"the worker process {pid} that reads data {_how_it_ended(code)}" for pid, code in gone
         )
 
     def close(self) -> None:
-        """Ends the processes; may be called more than once."""
+        """End the processes; may be called more than once."""
         self._end()
         self._loader = None
 
     def _end(self) -> None:
         results, self._results = self._results, None
         if results is not None:
-            # torch does it when the last reference goes, and the traceback of an error has some. (A private name.)
+            # torch does this when the last reference goes, but the traceback of an error keeps some. (A
+            # private name.)
             results._shutdown_workers()
 
 
@@ -204,7 +207,7 @@ def _how_it_ended(code: int) -> str:
 
 
 class _Assigned(Sampler[Any]):
-    """The visits that the workers are to make; changed between epochs."""
+    """The visits assigned to the workers, which change between epochs."""
 
     def __init__(self) -> None:
         self.visits: Sequence[Any] = ()
@@ -217,7 +220,8 @@ class _Assigned(Sampler[Any]):
 
 
 class _Sendable(Dataset[Any]):
-    """Visits whose failures are results: torch would wrap an exception in its worker's traceback."""
+    """Visits that return failures as results, because torch would wrap an exception in its worker's
+    traceback."""
 
     def __init__(self, visits: Dataset[list[Sample]]) -> None:
         self._visits = visits
@@ -225,25 +229,25 @@ class _Sendable(Dataset[Any]):
     def __getitem__(self, visit: Any) -> list[Sample] | Failed:
         try:
             return self._visits[visit]
-        except Exception as error:  # noqa: BLE001  the rank raises it
+        except Exception as error:  # noqa: BLE001 - the rank raises it
             return Failed.of(error)
 
 
 def _stacked(samples: list[Sample] | Failed) -> Sample | Failed:
-    """A visit's samples as one tensor for each name: a tensor that is sent costs a file of its own."""
+    """Return a visit's samples as one tensor for each name, because each tensor that is sent takes a file."""
     if isinstance(samples, Failed):
         return samples
     return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 
 def _begin(_: int) -> None:
-    """Runs in a new worker process."""
-    # Ctrl-C in a terminal reaches all processes. The rank decides what becomes of the run, and ends its workers.
+    """Prepare a new worker process."""
+    # Ctrl-C in a terminal reaches all processes. The rank decides how the run goes on, and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _end_with_parent()
     engine = multiprocessing.parent_process()
     if engine is not None and not engine.is_alive():
-        os._exit(1)  # it went before the line above
+        os._exit(1)  # the forkserver ended before the line above
 
 
 def _end_with_parent() -> None:

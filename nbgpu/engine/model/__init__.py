@@ -1,1 +1,2 @@
-"""The model and everything that trains it: strategy, optimizer, schedule, precision, averages, random numbers."""
+"""The model and everything that trains it: strategy, optimizer, schedule, precision, averages, random
+numbers."""

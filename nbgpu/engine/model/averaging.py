@@ -1,4 +1,4 @@
-"""An exponential moving average (EMA) of the weights, which often predicts better than the newest weights themselves."""
+"""An exponential moving average (EMA) of the weights, which often predicts better than the newest weights."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from nbgpu.machine.signals import uninterrupted
 
 
 class Average:
-    """The average of a model's weights over the steps; each rank has as much of it as it has of the model.
+    """The average of a model's weights over the steps, divided over the ranks as the model is.
 
-    Buffers are not averaged: with the averaged weights go the model's own, as in torch.optim.swa_utils.
+    Buffers are not averaged: the averaged weights are used with the model's own, as in torch.optim.swa_utils.
 
     Args:
-        model: on the device, and shared out where the strategy does that. The average begins with its weights.
-        decay: what a step leaves of the average, at most. In the first steps it is less, (1 + step) / (10 + step), so
-            that the random beginning is soon forgotten (as TensorFlow's ExponentialMovingAverage does it).
+        model: the model on the device, sharded if the strategy shards it. The average begins with its
+            weights.
+        decay: the largest share of the average that a step keeps. In the first steps the share is smaller,
+            (1 + step) / (10 + step), so that the random initial weights are soon forgotten (as in
+            TensorFlow's ExponentialMovingAverage).
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -29,20 +31,21 @@ class Average:
         self._weights = list(model.parameters())
         self.tensors = [weight.detach().clone() for weight in self._weights]
         place = {id(weight): index for index, weight in enumerate(self._weights)}
-        # Tied weights have several names. Noted now: fsdp puts others in their place while it gathers them.
+        # Tied weights have several names. Recorded now, because fsdp replaces the weights while it gathers
+        # them.
         self._places = {name: place[id(w)] for name, w in model.named_parameters(remove_duplicate=False)}
         self._in_the_model = False
 
     @torch.no_grad()
     def update(self, step: int, left_out: Tensor) -> None:
-        """Moves towards the weights, or stays to the last bit.
+        """Move towards the weights, or stay the same to the last bit.
 
-        Not torch's own `get_ema_multi_avg_fn`, whose decay is a number: whether a step is left out for NaN is known on
-        the device only, and asking it would hold up every step.
+        torch's own `get_ema_multi_avg_fn` takes the decay as a number. Whether a step is left out for NaN is
+        only known on the device, and reading it would delay every step.
 
         Args:
-            step: optimizer steps done before this one.
-            left_out: a bool on the device: this step changed nothing.
+            step: the number of optimizer steps before this one.
+            left_out: a bool on the device, true if this step changed nothing.
         """
         share = 1 - min(self._decay, (1 + step) / (10 + step))
         like = own_part(self.tensors[0])
@@ -52,7 +55,7 @@ class Average:
 
     @contextmanager
     def in_the_model(self) -> Iterator[None]:
-        """In it the model has the averaged weights."""
+        """Give the model the averaged weights for a block."""
         try:
             self._exchange(True)
             yield
@@ -60,14 +63,14 @@ class Average:
             self.out_of_the_model()
 
     def out_of_the_model(self) -> None:
-        """Gives the model its own weights back, if it has the averaged ones."""
+        """Give the model its own weights back, if it has the averaged ones."""
         self._exchange(False)
 
     @torch.no_grad()
     def _exchange(self, into_the_model: bool) -> None:
         if self._in_the_model == into_the_model:
             return
-        # An interrupt in the middle would leave a model of both.
+        # An interrupt halfway would leave a model with a mixture of both.
         with uninterrupted():
             for average, weight in zip(self.tensors, self._weights, strict=True):
                 kept = own_part(weight).clone()
@@ -76,7 +79,7 @@ class Average:
             self._in_the_model = into_the_model
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What `model.load_state_dict` takes: averaged weights, and the model's buffers."""
+        """Return the input of `model.load_state_dict`: the averaged weights, and the model's buffers."""
         assert not self._in_the_model, "a state belongs to the end of a step"
         return {
             name: self.tensors[self._places[name]] if name in self._places else tensor
@@ -85,7 +88,7 @@ class Average:
 
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Goes on from whole tensors by name, which every rank has."""
+        """Load whole tensors by name, which every rank has."""
         for name, place in self._places.items():
             average = self.tensors[place]
             own_part(average).copy_(own_part(shared_out(tensors[name], average)))

@@ -11,7 +11,8 @@ from torch.nn import functional
 
 
 def synchronise(model: nn.Module, device: torch.device) -> tuple[nn.Module, int]:
-    """The model with its BatchNorm layers taking their statistics over all ranks, and how many it has of them."""
+    """Return the model with BatchNorm layers that take their statistics over all ranks, and the number of
+    these layers."""
     num_layers = sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     converted = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if device.type == "cpu":
@@ -21,15 +22,17 @@ def synchronise(model: nn.Module, device: torch.device) -> tuple[nn.Module, int]
     return converted, num_layers
 
 
-# No SyncBatchNorm by inheritance: DDP refuses those on the CPU.
+# It does not inherit from SyncBatchNorm, which DDP refuses on the CPU.
 class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """What torch's SyncBatchNorm computes (Ioffe & Szegedy 2015, over the batches of all ranks), through gloo.
+    """The computation of torch's SyncBatchNorm (Ioffe & Szegedy 2015, over the batches of all ranks), through
+    gloo.
 
     The ranks' batches may differ in size.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalises (N, C, ...) over N and all axes after C, of all ranks in training, and the running statistics else."""
+        """Normalise (N, C, ...) with the statistics over N and all axes after C of all ranks; in evaluation
+        with the running ones."""
         if not self.training and self.running_mean is not None:
             return functional.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
@@ -40,7 +43,8 @@ class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         sums = _sum_over_ranks(torch.cat([input.sum(axes), count]))
         total = sums[-1]
         mean = sums[:-1] / total
-        # In a second round, because the mean of the squares less the square of the mean loses most of its digits.
+        # In a second pass, because the mean of the squares minus the square of the mean loses most of its
+        # digits.
         centred = input - mean.view(shape)
         variance = _sum_over_ranks(centred.square().sum(axes)) / total
         if self.training and self.running_mean is not None:
@@ -52,7 +56,7 @@ class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     @torch.no_grad()
     def _follow(self, mean: Tensor, variance: Tensor, total: Tensor) -> None:
-        """Moves the running statistics as torch does: with the unbiased variance."""
+        """Update the running statistics as torch does, with the unbiased variance."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -63,7 +67,7 @@ class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """An all_reduce with a gradient: what reaches one rank's sum depends on every rank's input."""
+    """An all_reduce with a gradient, because the sum on one rank depends on every rank's input."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The model of a run on its device, with what the settings change in it."""
+"""Builds the model of a run on its device, with the changes that the settings ask for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nbgpu.engine.workload.recipe import Recipe
 
 
 def build(config: TrainConfig, recipe: Recipe, device: torch.device) -> tuple[nn.Module, list[str]]:
-    """(the model, what a person is to know of it). Every rank draws the same weights."""
+    """Return (the model, notes for the person). Every rank draws the same weights."""
     notes = []
     torch.manual_seed(config.seed)
     model = recipe.build_model()
@@ -28,6 +28,7 @@ def build(config: TrainConfig, recipe: Recipe, device: torch.device) -> tuple[nn
         for block in recipe.blocks(model):
             block.forward = functools.partial(recomputed, block.forward, use_reentrant=False)
     if config.compile:
-        # Not `model.compile()`, which does nothing for a Sequential (seen with torch 2.13). Names stay as they are.
+        # `model.compile()` does nothing for a Sequential (seen with torch 2.13). This way names stay the
+        # same, too.
         model.forward = torch.compile(model.forward)
     return model, notes

@@ -1,4 +1,4 @@
-"""Cuts the gradient down to what the settings allow."""
+"""Clips the gradient to the limits of the settings."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from nbgpu.engine.model.strategy import whole
 
 
 def clip(parameters: Iterable[nn.Parameter], config: TrainConfig) -> Tensor:
-    """Clips by value first, then by norm; returns the norm before both, a scalar that is the same on every rank.
+    """Clip by value first, then by norm; return the norm before both, a scalar that is the same on every
+    rank.
 
-    A collective where the weights are shared out.
+    A collective if the weights are sharded.
     """
     parameters = list(parameters)
     limit = config.clip_norm or math.inf

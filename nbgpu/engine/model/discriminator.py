@@ -1,4 +1,4 @@
-"""The second network of an adversarial recipe: it learns beside the model, whole on every rank."""
+"""The second network of an adversarial recipe, which is trained with the model and is whole on every rank."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from nbgpu.engine.workload.recipe import Adversarial, Recipe
 class Discriminator:
     """A discriminator with its optimizer, the same on every rank.
 
-    It is no DDP object: its gradient crosses the ranks once a step, in one piece, when all micro-batches have added to it.
-    A NaN on one rank comes to all with it, as with the model's.
+    It is no DDP object: its gradient is reduced over the ranks once a step, in one piece, after all
+    micro-batches. A NaN on one rank reaches all ranks with it, as with the model's gradient.
 
     Args:
         config: the settings; optimizer and clipping are those of the model.
-        recipe: gives the network, its rate and its losses.
-        network: on the device, with the same weights on every rank.
-        device: the rank's.
+        recipe: gives the network, its learning rate and its losses.
+        network: the network on the device, with the same weights on every rank.
+        device: the rank's device.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Discriminator:
 
     @classmethod
     def of(cls, config: TrainConfig, recipe: Recipe, device: torch.device) -> Discriminator | None:
-        """That of the recipe, as drawn; None where it has none. Every rank draws the same weights."""
+        """Build the recipe's discriminator; None if it has none. Every rank draws the same weights."""
         if not isinstance(recipe, Adversarial):
             return None
         torch.manual_seed(config.seed)
@@ -53,7 +53,7 @@ class Discriminator:
         return cls(config, recipe, network.to(device, precision.dtype(config)), device)
 
     def follow(self, config: TrainConfig, recipe: Adversarial) -> None:
-        """Goes on under other settings."""
+        """Continue with other settings."""
         self._config = config
         self.recipe = recipe
         for group in self.optimizer.param_groups:
@@ -61,19 +61,19 @@ class Discriminator:
 
     @property
     def first_step(self) -> int:
-        """The first step that it takes part in, counted from 0."""
+        """The first step in which the discriminator takes part, counted from 0."""
         return self.recipe.discriminator_first_step
 
     @property
     def tensors(self) -> Sequence[Tensor]:
-        """All that it holds from step to step."""
+        """All tensors that it keeps between steps."""
         moments = optimizers.state_of(self.optimizer)[0].values()
         parameters = list(self.network.parameters())
         return [*parameters, *(p.grad for p in parameters if p.grad is not None), *moments]
 
     def loss_of_model(self, model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The terms of the model's loss for a micro-batch; `learn` goes on from it."""
-        # Of its weights the model's loss needs no gradient, which would add to their own.
+        """Return the terms of the model's loss for a micro-batch; `learn` continues from this call."""
+        # The model's loss must add nothing to the gradient of the discriminator's weights.
         self.network.requires_grad_(False)
         try:
             terms, self._seen = self.recipe.loss_against(self.network, model, batch)
@@ -82,17 +82,21 @@ class Discriminator:
         return terms
 
     def learn(self, scaler: torch.amp.GradScaler) -> Tensor:
-        """Adds the gradient of what it saw last to that of the step; returns its loss, a scalar."""
+        """Add the gradient for the last micro-batch to that of the step; return the discriminator's loss, a
+        scalar."""
         seen, self._seen = self._seen, None
         with precision.autocast(self._config, self._device):
             loss = self.recipe.discriminator_loss(self.network, seen)
-        # Of a bad loss the gradient may be finite.
+        # The gradient of a NaN loss may be finite; this makes it NaN, too.
         start = 1 + 0 * loss.detach()
         scaler.scale(loss / self._config.accumulate).backward(start)
         return loss.detach()
 
     def exchange(self, scaler: torch.amp.GradScaler) -> Tensor:
-        """Averages the step's gradient over the ranks and clips it; returns its norm before that. A collective."""
+        """Average the step's gradient over the ranks and clip it; return its norm before clipping.
+
+        A collective.
+        """
         gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
         if (world_size := dist.get_world_size()) > 1:
             flat = torch.cat([gradient.flatten() for gradient in gradients])
@@ -105,23 +109,23 @@ class Discriminator:
         return clip(self.network.parameters(), self._config)
 
     def set_lr(self, factor: float) -> None:
-        """Takes the rate of a step: its own, times what schedule and scaling make of the model's."""
+        """Set the learning rate of a step: its own rate times the factor of schedule and scaling."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.discriminator_lr * factor
 
     def forget_gradients(self) -> None:
-        """As after a step, also where one was cut off."""
+        """Reset the gradients, as after a step, even after an interrupted one."""
         self._seen = None
         self.optimizer.zero_grad(set_to_none=True)
 
     def parts(self) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-        """(tensors by name, 'model.*' and 'optimizer.*'; the groups of its optimizer)."""
+        """Return (tensors by name, 'model.*' and 'optimizer.*'; the groups of its optimizer)."""
         moments, groups = optimizers.state_of(self.optimizer)
         tensors = {f"model.{name}": tensor for name, tensor in self.network.state_dict().items()}
         return tensors | {f"optimizer.{name}": tensor for name, tensor in moments.items()}, groups
 
     def load(self, tensors: Mapping[str, Tensor], groups: Sequence[Mapping[str, Any]]) -> None:
-        """Goes on from what `parts` gave on this or another rank."""
+        """Load the result of `parts` from this or another rank."""
         named: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")

@@ -1,4 +1,4 @@
-"""The optimizers, and their state as named tensors and JSON, which can be written and sent without pickling."""
+"""The optimizers, and their state as named tensors and JSON, which can be saved and sent without pickling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from nbgpu.config import TrainConfig
 
 
 def make(config: TrainConfig, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """The optimizer of the settings, fused: those can leave out a step on the device (nonfinite.py)."""
+    """Return the optimizer of the settings, fused: a fused optimizer can skip a step on the device
+    (nonfinite.py)."""
     lr, weight_decay = config.lr, config.weight_decay
     match config.optimizer:
         case "adamw":
@@ -23,14 +24,16 @@ def make(config: TrainConfig, parameters: Iterable[nn.Parameter]) -> Optimizer:
         case "sgd":
             sgd = SGD(parameters, lr=lr, momentum=config.momentum, weight_decay=weight_decay, fused=True)
             if config.momentum:
-                # The fused step makes them when it first runs, and leaves them unwritten where it leaves the step out.
+                # The fused step allocates them when it first runs, and leaves them uninitialised if it skips
+                # that step.
                 for parameter in sgd.param_groups[0]["params"]:
                     sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
             return sgd
 
 
 def state_of(optimizer: Optimizer) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """(tensors by 'index of the parameter.name', such as '3.exp_avg'; the parameter groups' settings)."""
+    """Return (tensors by 'index of the parameter.name', such as '3.exp_avg'; the parameter groups'
+    settings)."""
     state = optimizer.state_dict()
     tensors = {
         f"{index}.{name}": value
@@ -42,7 +45,7 @@ def state_of(optimizer: Optimizer) -> tuple[dict[str, Tensor], list[dict[str, An
 
 
 def load_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], groups: Sequence[dict[str, Any]]) -> None:
-    """Fills an optimizer over the same parameters with what `state_of` gave."""
+    """Load the result of `state_of` into an optimizer over the same parameters."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         index, _, name = key.partition(".")

@@ -1,4 +1,5 @@
-"""The numbers that a run computes with: mixed precision, and how exact and how repeatable the device's kernels are."""
+"""The precision of a run: its dtypes, mixed precision, and the exactness and determinism of the device's
+kernels."""
 
 from __future__ import annotations
 
@@ -21,18 +22,19 @@ _SDPA_BACKENDS = {
 
 
 def dtype(config: TrainConfig) -> torch.dtype:
-    """Of weights and data."""
+    """Return the dtype of weights and data."""
     return torch.float64 if config.dtype == "float64" else torch.float32
 
 
 def autocast(config: TrainConfig, device: torch.device) -> torch.autocast:
-    """In it the device computes with fewer bits where that does no harm, if the settings say so."""
+    """Return a context in which the device uses fewer bits where that is safe, if the settings say so."""
     return torch.autocast(device.type, dtype=_AMP_DTYPES[config.amp], enabled=config.amp != "off")
 
 
 @contextmanager
 def kernels(config: TrainConfig) -> Iterator[None]:
-    """In it torch takes the kernels that the settings ask for; afterwards it is as it was, for the cells."""
+    """Make torch use the kernels that the settings ask for in a block, and restore the cells' settings after
+    it."""
     before = (
         torch.get_float32_matmul_precision(),
         cudnn.allow_tf32,
@@ -45,7 +47,7 @@ def kernels(config: TrainConfig) -> Iterator[None]:
     cudnn.benchmark = config.cudnn == "benchmark"
     cudnn.deterministic = config.cudnn == "deterministic"
     if config.cudnn == "deterministic":
-        # Some kernels of 3D networks have no deterministic form: they say so, and the run goes on.
+        # Some kernels of 3D networks have no deterministic version: they warn, and the run goes on.
         torch.use_deterministic_algorithms(True, warn_only=True)
     with ExitStack() as stack:
         if config.sdpa != "auto":
@@ -59,5 +61,5 @@ def kernels(config: TrainConfig) -> Iterator[None]:
 
 
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """What a loss is computed with: half precision is too coarse for sums, float64 stays."""
+    """Convert half precision, which is too coarse for the sums of a loss, to float32; float64 stays."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

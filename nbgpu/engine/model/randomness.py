@@ -1,8 +1,8 @@
-"""The random numbers of this process: those that cells draw, each rank its own, and those that a run draws beside them.
+"""The random number generators of this process, for cells (different on each rank) and for runs.
 
-torch's generator is seeded when torch is imported, which happens before the engines are forked: left alone, all ranks
-would draw the same numbers, and so train on the same random batch. Processes that torchrun starts import torch on their
-own, and draw different ones.
+torch's generator is seeded when torch is imported, which happens before the engines are forked: without
+another seed, all ranks would draw the same numbers, and so train on the same random batch. Processes that
+torchrun starts import torch themselves, and draw different numbers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ def seed_cells(cell_seed: int | None, rank: int) -> None:
     """Seed the generators of this process: torch's on the CPU and on GPUs, NumPy's global one and Python's.
 
     Args:
-        cell_seed: the cluster's setting; None takes what the operating system gives, so that no two processes draw the same.
-        rank: makes another seed of it for each rank.
+        cell_seed: the cluster's setting; None takes a seed from the operating system, so that all processes
+            draw different numbers.
+        rank: the rank, which gives each rank a different seed.
     """
     if cell_seed is None:
-        # Those of GPUs are made when CUDA is first used, after the fork, and seeded like this then.
+        # Generators of GPUs are made when CUDA is first used, after the fork, and seeded in this way then.
         torch.default_generator.seed()
         np.random.seed()
         random.seed()
@@ -36,7 +37,7 @@ def seed_cells(cell_seed: int | None, rank: int) -> None:
     torch_seed = halves[0] << 32 | halves[1]
     torch.default_generator.manual_seed(torch_seed)
     if torch.backends.cuda.is_built():
-        # Without touching a GPU: torch remembers it until CUDA is first used.
+        # This touches no GPU: torch keeps the seed until CUDA is first used.
         torch.cuda.manual_seed_all(torch_seed)
     np.random.seed(numpy_seed)
     random.seed(python_seed)
@@ -44,10 +45,11 @@ def seed_cells(cell_seed: int | None, rank: int) -> None:
 
 @contextmanager
 def kept(of_gpus: bool = True) -> Iterator[None]:
-    """Leave the cells' random numbers as they were, whatever draws or seeds inside: also imports, and a recipe's file.
+    """Restore the cells' generators after a block, whatever draws or seeds in it, such as imports or a
+    recipe's file.
 
     Args:
-        of_gpus: also those of torch's generators on GPUs, which needs CUDA.
+        of_gpus: also restore torch's generators on GPUs, which needs CUDA.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
@@ -60,7 +62,7 @@ def kept(of_gpus: bool = True) -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed the generators on the CPU for a block, and put them back as they were at its end."""
+    """Seed the generators on the CPU for a block, and restore them at its end."""
     with kept(of_gpus=False):
         random.seed(seed)
         np.random.seed(seed)
@@ -81,9 +83,9 @@ def seed_step(seed: int, rank: int, step: int, device: torch.device) -> None:
 
 @contextmanager
 def of_run(config: TrainConfig) -> Iterator[None]:
-    """Give a run seeded generators and its number of threads, and put those of the cells back at the end.
+    """Give a run seeded generators and its number of threads, and restore those of the cells at the end.
 
-    torch's generators are seeded by the trainer, which draws the weights with them.
+    The trainer seeds torch's generators, with which it draws the weights.
     """
     threads = torch.get_num_threads()
     with kept():

@@ -12,13 +12,13 @@ from nbgpu.config import TrainConfig
 class LearningRate:
     """Linear warm-up, then the schedule of the settings.
 
-    The rate follows from the number of the step, so that a step which is done again, here or on a rank that took
-    over, has the same one. Only 'plateau' remembers something: what validation gave so far.
+    The rate follows from the number of the step, so that a repeated step, here or on a replaced rank, has the
+    same rate. Only 'plateau' has a state: the validation losses so far.
 
     Args:
         config: the settings.
-        world_size: ranks that share a step's samples; `lr_scaling` asks.
-        total_steps: where 'cosine' ends.
+        world_size: the number of ranks, for `lr_scaling`.
+        total_steps: the step at which 'cosine' ends.
     """
 
     def __init__(self, config: TrainConfig, world_size: int, total_steps: int) -> None:
@@ -31,7 +31,7 @@ class LearningRate:
         self._num_worse = 0
 
     def at(self, step: int) -> float:
-        """The rate of a step, counted from 0."""
+        """Return the rate of a step, counted from 0."""
         after_warmup = step - self._num_warmup_steps
         if after_warmup < 0:
             return self.peak * (step + 1) / self._num_warmup_steps
@@ -49,7 +49,7 @@ class LearningRate:
         return max(floor, self.peak * self._config.lr_decay**num_decays)
 
     def validated(self, loss: float) -> bool:
-        """Takes note of a validation loss, the same on every rank; returns whether the rate falls because of it."""
+        """Record a validation loss, the same on every rank; return whether the rate falls because of it."""
         if self._config.schedule != "plateau":
             return False
         if loss < self._best:
@@ -63,12 +63,12 @@ class LearningRate:
         return True
 
     def state(self) -> dict[str, Any]:
-        """What `at` depends on beside the settings and the step, as JSON."""
+        """Return the state that `at` depends on beside the settings and the step, as JSON."""
         best = None if math.isinf(self._best) else self._best
         return {"num_decays": self._num_decays, "best": best, "num_worse": self._num_worse}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state` gave."""
+        """Load the result of `state`."""
         self._num_decays = state["num_decays"]
         self._best = math.inf if state["best"] is None else state["best"]
         self._num_worse = state["num_worse"]

@@ -1,4 +1,4 @@
-"""What training goes on from: model, optimizer, average, discriminator, loss scaler and learning rate, on a rank and on the disk."""
+"""The state of training: model, optimizer, average, discriminator, loss scaler and learning rate."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class State:
 
     Args:
         config: the settings.
-        model: on the device, and spread over the ranks where the strategy shares out its weights.
-        learning_rate: of each step.
-        device: the rank's.
-        discriminator: of an adversarial recipe.
+        model: the model on the device, sharded if the strategy shards it.
+        learning_rate: the learning rate of each step.
+        device: the rank's device.
+        discriminator: the discriminator of an adversarial recipe.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class State:
         return torch.amp.GradScaler(self._device.type, enabled=config.amp == "fp16")
 
     def follow(self, config: TrainConfig, learning_rate: LearningRate) -> None:
-        """Goes on under other settings, with another rate."""
+        """Continue with other settings and another learning rate."""
         learning_rate.load_state(self.learning_rate.state())
         self.learning_rate = learning_rate
         self._weight_decay = config.weight_decay
@@ -64,14 +64,14 @@ class State:
 
     @property
     def beside(self) -> Sequence[Tensor]:
-        """What the discriminator holds; nothing where there is none."""
+        """The discriminator's tensors; none without a discriminator."""
         return self.discriminator.tensors if self.discriminator is not None else ()
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors by name, 'model.*', 'optimizer.*' and, where there are some, 'average.*' and 'discriminator.*', each whole;
-        the rest as JSON).
+        """Return (whole tensors by name, the rest as JSON).
 
-        A collective with fsdp.
+        Names begin with 'model.', 'optimizer.' and, where there are some, 'average.' and 'discriminator.'. A
+        collective with fsdp.
         """
         moments, groups = optimizers.state_of(self.optimizer)
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
@@ -89,10 +89,11 @@ class State:
         return gathered(tensors), about
 
     def load(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """Goes on from what `parts` gave on this or another rank; every rank loads the same.
+        """Load the result of `parts` from this or another rank; every rank loads the same.
 
-        Rates and weight decay are the own settings': those of another run do not come with its state. An average that
-        it did not have begins with its weights, and a discriminator stays as it was drawn.
+        Learning rate and weight decay come from this run's settings, not from the other run's state. If the
+        other run had no average, this one begins with its weights; a discriminator that it lacked keeps its
+        initial weights.
         """
         parts: dict[str, dict[str, Tensor]] = {
             "model": {},
@@ -119,5 +120,5 @@ class State:
         if self.discriminator is not None and parts["discriminator"]:
             self.discriminator.load(parts["discriminator"], about["discriminator"])
         self.learning_rate.load_state(about["schedule"])
-        # Empty where the other run had none: it keeps its own beginning.
+        # Empty if the other run had no scaler: then this one keeps its initial state.
         self.scaler.load_state_dict(about["scaler"] or self.scaler.state_dict())

@@ -1,7 +1,7 @@
-"""How the model is spread over the ranks: whole on each of them (ddp), shared out (fsdp), or on one rank alone.
+"""How the model is distributed over the ranks: replicated (ddp), sharded (fsdp), or on a single rank.
 
-The trainer sees a model to call, a way to hold back the exchange between micro-batches, and tensors that can be
-made whole for a checkpoint, whatever the strategy: a checkpoint of one fits all others.
+With every strategy the trainer has a model to call, a way to postpone the exchange between micro-batches, and
+tensors that can be gathered for a checkpoint. A checkpoint of one strategy fits all others.
 """
 
 from __future__ import annotations
@@ -25,43 +25,48 @@ from nbgpu.engine.group import ddp_objects
 
 _SYNC_BUFFERS = "forward_sync_buffers"
 if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
-    # Its name before torch 2.13.
+    # The parameter's name before torch 2.13.
     _SYNC_BUFFERS = "broadcast_buffers"
 
 
 class Strategy(Protocol):
-    """What the trainer needs to know of how the model is spread."""
+    """The trainer's view of a distributed model."""
 
     replica: nn.Module
-    """What the loss is computed with."""
+    """The module with which the loss is computed."""
     keeps_gradients: bool
-    """Gradients stay where they are between two steps, because they stand in buffers of the strategy's own."""
+    """Whether gradients stay allocated between steps, because they are views of the strategy's own
+    buffers."""
     survives: bool
-    """A rank that is replaced can have its part of the model from another one."""
+    """Whether a replaced rank can get its part of the model from another rank."""
 
     def exchange(self, now: bool) -> AbstractContextManager[None]:
-        """Around a micro-batch: whether its backward pass exchanges gradients, or adds them up on each rank."""
+        """Return a context for a micro-batch, whose backward pass exchanges gradients now or only adds them
+        up locally."""
         ...
 
     def whole(self) -> AbstractContextManager[None]:
-        """In it each rank can use the whole model with no other. Entering and leaving it are collectives."""
+        """Return a context in which each rank can use the whole model alone.
+
+        Entering and leaving it are collectives.
+        """
         ...
 
     def close(self) -> None:
-        """Lets go of what belongs to the process group."""
+        """Release the objects that belong to the process group."""
         ...
 
 
 def spread(
     config: TrainConfig, model: nn.Module, blocks: Iterable[nn.Module], device: torch.device
 ) -> Strategy:
-    """Spreads a model over the ranks, as the settings say. A collective.
+    """Distribute a model over the ranks as the settings say. A collective.
 
     Args:
-        config: its `strategy`, and that strategy's own options.
-        model: on the device; every rank has the same weights.
-        blocks: parts of the model that fsdp gathers one at a time.
-        device: the rank's.
+        config: the settings, with the `strategy` and its options.
+        model: the model on the device, with the same weights on every rank.
+        blocks: the parts of the model that fsdp gathers one at a time.
+        device: the rank's device.
     """
     match config.strategy:
         case "single":
@@ -75,7 +80,7 @@ def spread(
 
 
 class Alone:
-    """One rank, which exchanges nothing."""
+    """A single rank, which exchanges nothing."""
 
     keeps_gradients = False
     survives = True
@@ -94,7 +99,8 @@ class Alone:
 
 
 class Replicated:
-    """DistributedDataParallel: every rank has the whole model, and gradients are averaged while they are computed."""
+    """DistributedDataParallel: every rank has the whole model, and gradients are averaged while they are
+    computed."""
 
     survives = True
 
@@ -107,8 +113,8 @@ class Replicated:
             find_unused_parameters=config.find_unused_parameters,
             gradient_as_bucket_view=config.gradient_as_bucket_view,
             static_graph=config.static_graph,
-            # Every rank has drawn the same weights. What DDP would send are those of rank 0, which may be new here, and
-            # about to take the state of another.
+            # Every rank has drawn the same weights. DDP would send those of rank 0, which may be a replaced
+            # rank that is about to load another rank's state.
             init_sync=False,
             **{_SYNC_BUFFERS: config.broadcast_buffers},  # type: ignore[arg-type]
         )
@@ -124,7 +130,7 @@ class Replicated:
                 state = powerSGD_hook.PowerSGDState(
                     process_group=None,
                     matrix_approximation_rank=config.powersgd_rank,
-                    # Before it the gradients are sent whole, and DDP settles its buckets meanwhile.
+                    # Until then gradients are sent whole, while DDP rebuilds its buckets.
                     start_powerSGD_iter=max(10, config.num_warmup_steps(config.steps)),
                     random_seed=config.seed,
                 )
@@ -141,7 +147,8 @@ class Replicated:
 
 
 class Sharded:
-    """fully_shard (FSDP2, the third stage of ZeRO): each rank keeps its part of weights, gradients and optimizer state."""
+    """fully_shard (FSDP2, ZeRO stage 3): each rank keeps its shard of weights, gradients and optimizer
+    state."""
 
     keeps_gradients = False
     survives = False
@@ -172,7 +179,8 @@ class Sharded:
             yield
         finally:
             for part in self._parts:
-                # As fully_shard has it: what the root needs in the backward pass is needed at once.
+                # The default of fully_shard: the root's weights stay, because the backward pass needs them at
+                # once.
                 part.set_reshard_after_forward(part is not self.replica, recurse=False)
                 part.reshard()
 
@@ -181,22 +189,22 @@ class Sharded:
 
 
 def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, each whole on every rank. A collective where some are shared out."""
+    """Return the tensors, each whole on every rank. A collective if some are sharded."""
     return {name: whole(tensor) for name, tensor in tensors.items()}
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that may be shared out over the ranks. A collective if it is."""
+    """Return the whole of a tensor that may be sharded. A collective if it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """What of a tensor this rank has."""
+    """Return this rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def shared_out(tensor: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor that every rank has, shared out as `like` is. No collective."""
+    """Return a whole tensor, which every rank has, sharded as `like` is. No collective."""
     if not isinstance(like, DTensor):
         return tensor
     on_device = tensor.to(device=like.to_local().device, dtype=like.dtype)
