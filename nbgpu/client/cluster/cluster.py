@@ -23,11 +23,10 @@ from nbgpu.client.cluster.release import IdleRelease, tell_in_next_cell
 from nbgpu.client.engines import environment
 from nbgpu.client.engines.connection import Answer, Arrivals
 from nbgpu.client.engines.processes import Processes
-from nbgpu.client.engines.ranks import Ranks, StandstillNotice
-from nbgpu.client.engines.results import collect, sentence
+from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.seating import Seating
 from nbgpu.client.engines.transport_fallback import find_transport
-from nbgpu.client.faults.hangs import HangWatch
+from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.faults.stacks import Lookout, Sighting
 from nbgpu.client.faults.watch import RankWatch
 from nbgpu.client.host import host_checks, registry
@@ -41,11 +40,8 @@ from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, train_config
 from nbgpu.errors import (
     ClusterError,
     ConfigError,
-    NbgpuError,
     NoClusterError,
-    RankError,
     RunError,
-    who_keeps_variables,
 )
 from nbgpu.machine import devices, transports
 from nbgpu.machine.signals import take_interrupt, uninterrupted
@@ -59,10 +55,6 @@ if TYPE_CHECKING:
 
 _OUTPUT_PATIENCE_S = 2.0
 _ANSWER_PATIENCE_S = 1.0
-_GOES_ON_PATIENCE_S = 10.0
-_FREED_PATIENCE_S = 5.0
-_WATCH_PERIOD_S = 0.1
-_POLL_PERIOD_S = 0.01
 _NOT_RUNNING = "this cluster is not running. Start it with: start(), or %nbgpu start"
 
 _R = TypeVar("_R")
@@ -126,10 +118,7 @@ class Cluster:
         self.history = CellHistory()
         """What the ranks were sent."""
         self.reloading = Reloading()
-        self._left_behind: dict[int, ipp.AsyncResult] = {}
-        self._stood_still: set[int] = set()
-        """The ranks that were left behind while their processes were stopped."""
-        self._told_of_signals: set[str] = set()
+        self.recovery = Recovery(self)
         self._last_seen: dict[int, Sighting] = {}
         self._listens: Listener | None = None
         self._release: IdleRelease | None = None
@@ -275,22 +264,7 @@ class Cluster:
                 return
         if any(self.ranks.how_ended(rank) for rank in range(self.world_size)):
             return  # the next cell says so
-        self._take_up_the_cell()
-
-    @uninterrupted()
-    def _take_up_the_cell(self) -> None:
-        group_is_whole = self.ranks.group_is_whole
-        if not group_is_whole:
-            # The notebook went while the group was formed: who came waits for who was not called.
-            self.ranks.sever()
-        self._left_behind = self.ranks.call(Call.LAST_CELL_FAILED)
-        answered_by_s = time.monotonic() + (_ANSWER_PATIENCE_S if group_is_whole else _FREED_PATIENCE_S)
-        for result in self._left_behind.values():
-            result.wait(max(0.0, answered_by_s - time.monotonic()))
-        if all(result.ready() for result in self._left_behind.values()):
-            asked, self._left_behind = self._left_behind, {}
-            if any(collect(asked).values()) or not group_is_whole:
-                self.ranks.regroup()
+        self.recovery.take_up_the_cell()
 
     def _take_way(self, chosen_transport: ChosenTransport) -> None:
         """Notes how the ranks talk, and says so where it is not the best way."""
@@ -308,7 +282,7 @@ class Cluster:
 
     def stop_cell(self) -> None:
         """Stops a cell that ranks are in although nobody waits for it any more, as the stop button would."""
-        RankWatch(self.ranks, self._left_behind).stop()
+        self.recovery.stop_cell()
 
     def _note(self) -> None:
         """Writes down what another process must know to list, end or take over this cluster."""
@@ -387,7 +361,7 @@ class Cluster:
         if self._client is not None:
             self._client.close()
             self._client = None
-        self._stop_listening()
+        self.stop_listening()
         if self._processes is not None:
             self._processes.end()
             self._processes = None
@@ -399,8 +373,7 @@ class Cluster:
             self._ranks = None
         self.history = CellHistory()
         self.reloading.forget()
-        self._left_behind = {}
-        self._told_of_signals = set()
+        self.recovery = Recovery(self)
         self._last_seen = {}
 
     def submit(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, ipp.AsyncResult]:
@@ -454,7 +427,7 @@ class Cluster:
             results |= send(chosen)
             take_interrupt()
         except KeyboardInterrupt:
-            self._stop(RankWatch(self.ranks, results), results)
+            self.recovery.stop(RankWatch(self.ranks, results), results)
             self.history.forget_newest(chosen)
             raise
         return results
@@ -469,7 +442,7 @@ class Cluster:
         results = self.submit(code, ranks)
         watch = RankWatch(self.ranks, results)
         try:
-            self._bring_back(watch, results)
+            self.recovery.bring_back(watch, results)
         finally:
             if watch.severed or watch.gone:
                 self.history.forget_newest(results)
@@ -487,82 +460,8 @@ class Cluster:
         chosen = self._chosen(ranks)
         self._make_ready()
         results = {rank: self.ranks[rank].apply_async(function, *args) for rank in chosen}
-        self._bring_back(RankWatch(self.ranks, results), results)
+        self.recovery.bring_back(RankWatch(self.ranks, results), results)
         return {rank: result.result() for rank, result in results.items()}
-
-    @uninterrupted()
-    def _bring_back(
-        self,
-        watch: RankWatch,
-        results: Mapping[int, ipp.AsyncResult],
-        stop: threading.Event | None = None,
-    ) -> None:
-        """Waits for the ranks, frees those that wait for one which failed, and makes the group good again."""
-        try:
-            with StandstillNotice(self.ranks) as notice:
-                while watch.pending() and not watch.stuck():
-                    watch.wait(_WATCH_PERIOD_S)
-                    watch.check()
-                    take_interrupt()
-                    notice.check(results)
-                    if stop is not None and stop.is_set():
-                        self._stop(watch, results)
-                        raise RunError(f"stopped; {who_keeps_variables(watch.gone, self.world_size)}")
-        except KeyboardInterrupt:
-            self._stop(watch, results)
-            raise
-        if stuck := watch.stuck():
-            self.leave_behind(results)
-            with closing(HangWatch(self.lookout(), results, self.world_size, 0)) as hangs:
-                told = hangs.not_back(stuck)
-            if causes := watch.causes():
-                raise RankError(causes, self.world_size, told)
-            raise ClusterError(told)
-        failed, _ = watch.outcome()
-        self.news += self.restore_group(watch, results, [failure.rank for failure in failed])
-        if failed:
-            raise RankError(failed, self.world_size)
-
-    def _stop(self, watch: RankWatch, results: Mapping[int, ipp.AsyncResult]) -> None:
-        try:
-            watch.stop()
-        except KeyboardInterrupt:
-            self.leave_behind(results)
-            raise
-        if watch.stuck():
-            self.leave_behind(results)
-        else:
-            self.news += self.restore_group(watch, results)
-
-    @uninterrupted()
-    def restore_group(
-        self, watch: RankWatch, results: Mapping[int, ipp.AsyncResult], failed: Sequence[int] = ()
-    ) -> list[str]:
-        """Makes the group good again once all ranks are back or gone; those that are gone are replaced.
-
-        Args:
-            watch: over the results.
-            results: by rank.
-            failed: ranks that raised, whose state is not trusted where the ranks differ.
-
-        Returns:
-            What the person is to know, in lines.
-        """
-        try:
-            if watch.gone:
-                lines = [self.replace_gone()]
-                self.ranks.add_spares(self.config.spare)
-                return lines
-            if watch.left_the_group_unsure and (watch.severed or not self.ranks.untouched_by_cell()):
-                return self.ranks.regroup(failed)
-        except NbgpuError as error:
-            # What the ranks raised is what the person must see.
-            self.leave_behind(results)
-            return [f"the process group could not be formed anew, and the next cell tries again: {error}"]
-        except KeyboardInterrupt:
-            # The cell is over, and says how it ended.
-            return ["the forming of the process group was stopped, and the next cell forms it"]
-        return []
 
     def pull(
         self, name: str | Sequence[str], rank: int = 0, *, ranks: Sequence[int] | Literal["all"] | None = None
@@ -642,7 +541,7 @@ class Cluster:
         config = settled(train_config(recipe, **settings), self.devices)
         self._make_ready()
         results = self.ranks.call(Call.ESTIMATE_MEMORY, config.model_dump(mode="json"), ranks=[0])
-        self._bring_back(RankWatch(self.ranks, results), results)
+        self.recovery.bring_back(RankWatch(self.ranks, results), results)
         found = results[0].result()
         data, steps_per_epoch = data_in_words(config, self.world_size, found["data"])
         self._planned = Plan(
@@ -680,29 +579,8 @@ class Cluster:
             )
         self._make_ready()
         results = self.ranks.call(Call.FIND_BATCH_SIZE, config.model_dump(mode="json"))
-        self._bring_back(RankWatch(self.ranks, results), results, stop)
+        self.recovery.bring_back(RankWatch(self.ranks, results), results, stop)
         return BatchSizes(results[0].result())
-
-    def replace_gone(self) -> str:
-        """Gives ranks whose processes have ended new engines; says what happened."""
-        gone = self.ranks.gone()
-        try:
-            lost = self.ranks.replace(list(gone))
-        except KeyboardInterrupt:
-            # Ranks that have not got their new engine are still gone, and the next cell says so.
-            if replaced := sorted(set(gone) - set(self.ranks.gone())):
-                self.news.append(self._told_as_replaced(replaced))
-            raise
-        return "\n".join([self._told_as_replaced(list(gone)), *lost])
-
-    def _told_as_replaced(self, ranks: Sequence[int]) -> str:
-        named = ", ".join(map(str, ranks))
-        kept = ", ".join(str(rank) for rank in range(self.world_size) if rank not in ranks)
-        return (
-            f"rank {named} was replaced and is empty; "
-            + (f"rank {kept} kept all variables. " if kept else "no rank kept its variables. ")
-            + " ".join(f"%nbgpu restart --rank {rank} --replay runs its cells again." for rank in ranks)
-        )
 
     @uninterrupted()
     def restart(self, rank: int | None = None, replay: bool = False) -> str:
@@ -736,52 +614,30 @@ class Cluster:
                 f"rank {rank} stood still and was ended: {self.run.folder.name} goes on when it is replaced"
             )
         self._refuse_during_run()
-        given_up = [rank, *self._stop_all_but(rank)]
-        told: dict[int, list[str]] = {}
+        return self.recovery.restart(rank, self.history, replay)
 
-        def rehearse(rank: int) -> None:
-            told[rank] = self.history.run_again(rank, self.ranks[rank])
+    def restore_group(
+        self, watch: RankWatch, results: Mapping[int, ipp.AsyncResult], failed: Sequence[int] = ()
+    ) -> list[str]:
+        """Makes the group good again once all ranks are back or gone; those that are gone are replaced.
 
-        if not replay:
-            for each in given_up:
-                self.history.forget(each)
-                told[each] = ["it is empty"]
-            kept = [str(r) for r in range(self.world_size) if r not in given_up]
-            told[given_up[-1]][0] += f"; rank {', '.join(kept)} kept all variables" if kept else ""
-        lost = self.ranks.replace(given_up, rehearse if replay else None)
-        self.ranks.add_spares(self.config.spare)
-        lines = []
-        for each in given_up:
-            why = (
-                ""
-                if each == rank
-                else " was still in an earlier cell, did not come back, and was given up as well. It"
-            )
-            lines += [
-                f"rank {each}{why} has a new process, {self.pids[each]}: {told[each][0]}",
-                *told[each][1:],
-            ]
-        return "\n".join([*lines, *lost])
+        Args:
+            watch: over the results.
+            results: by rank.
+            failed: ranks that raised, whose state is not trusted where the ranks differ.
 
-    def _stop_all_but(self, rank: int) -> list[int]:
-        """Stops what ranks are still in although nobody waits for it; returns those that do not come back."""
-        others = {r: result for r, result in self._left_behind.items() if r != rank}
-        watch = RankWatch(self.ranks, others)
-        if watch.pending():
-            watch.stop()
-            # The first one that is given up ends the waiting.
-            while set(watch.pending()) - set(watch.stuck()):
-                time.sleep(_POLL_PERIOD_S)
-                watch.check()
-                take_interrupt()
-        self._left_behind = {}
-        return watch.stuck()
+        Returns:
+            What the person is to know, in lines.
+        """
+        return self.recovery.restore_group(watch, results, failed)
+
+    def replace_gone(self) -> str:
+        """Gives ranks whose processes have ended new engines; says what happened."""
+        return self.recovery.replace_gone()
 
     def leave_behind(self, results: Mapping[int, ipp.AsyncResult]) -> None:
         """Notes ranks that did not come back from a cell; they get no other one until they do, and no answers."""
-        self._stop_listening()
-        self._left_behind = dict(results)
-        self._stood_still = set(self.ranks.standstills(self._busy()))
+        self.recovery.leave_behind(results)
 
     def lookout(self) -> Lookout:
         """What asks the ranks where they are; to be closed."""
@@ -802,7 +658,8 @@ class Cluster:
             self._listens = Listener(self._processes.folder)
         return self._listens
 
-    def _stop_listening(self) -> None:
+    def stop_listening(self) -> None:
+        """Takes no more questions of the ranks to the person, until they are asked for again."""
         if self._listens is not None:
             self._listens.close()
             self._listens = None
@@ -839,73 +696,7 @@ class Cluster:
         self.note_use()
         self.ranks.require_reachable()
         self._refuse_during_run()
-        self._replace_ranks_that_went()
-        self._take_back_ranks_left_behind()
-        self._mend_what_cells_left()
-
-    def _replace_ranks_that_went(self) -> None:
-        """Replaces ranks that ended between two cells, and says so before the next one meets empty ranks."""
-        gone = self.ranks.gone()
-        if gone:
-            told = self.replace_gone()
-            self.ranks.add_spares(self.config.spare)
-            raise ClusterError(
-                f"Between two cells, {sentence('; '.join(gone.values()))} {told}\nNothing was run: run it again"
-            )
-
-    def _take_back_ranks_left_behind(self) -> None:
-        """Forms the group anew if ranks that were given up on are back, or if that was cut short before; refuses while a
-        rank is not back."""
-        if not self._left_behind and self.ranks.group_is_whole:
-            return
-        if self._stood_still & set(self._busy()) and not self.ranks.standstills(self._busy()):
-            # It goes on, perhaps with a cell that was stopped before it had begun with it.
-            self.stop_cell()
-            # On a busy machine its way back from where it stood takes longer than any other.
-            give_up_s = time.monotonic() + _GOES_ON_PATIENCE_S
-            while self._busy() and time.monotonic() < give_up_s:
-                time.sleep(_POLL_PERIOD_S)
-                take_interrupt()
-        if busy := self._busy():
-            named = ", ".join(map(str, busy))
-            standing = self.ranks.standstills(busy)
-            told = f"rank(s) {named} are still in an earlier cell"
-            if standing:
-                why = "; ".join(f"rank {rank} does not answer: {why}" for rank, why in standing.items())
-                ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in standing)
-                raise ClusterError(f"{told}. {why}. To give up the rank's variables instead: {ways_out}")
-            raise ClusterError(
-                f"{told}. Wait for them, stop it with "
-                "nbgpu.current().stop_cell(), which C code may not hear, or give them up: "
-                f"{', '.join(f'%nbgpu restart --rank {rank}' for rank in busy)}"
-            )
-        self._left_behind = {}
-        self._stood_still = set()
-        self.news += self.ranks.regroup()
-        if self.run is not None:
-            # A run that was stopped while they did not hear it has not been ended there, and its model takes memory.
-            self.ranks.call(Call.LET_GO_OF_RUN, str(self.run.folder))
-
-    def _busy(self) -> list[int]:
-        """The ranks that were left behind and are not back."""
-        return [rank for rank, result in self._left_behind.items() if not result.ready()]
-
-    def _mend_what_cells_left(self) -> None:
-        """Forms the group again that a cell has ended, and says which handlers of signals the ranks have taken back."""
-        if ended := self.ranks.without_group():
-            lines = self.ranks.regroup()
-            self.news += [
-                f"rank {', '.join(map(str, ended))} had ended the process group (dist.destroy_process_group()), and it was "
-                "formed again",
-                *lines,
-            ]
-        for name, ranks in self.ranks.signals_taken().items():
-            if name not in self._told_of_signals:
-                self._told_of_signals.add(name)
-                self.news.append(
-                    f"{name}: its handler, which a cell replaced on rank {', '.join(map(str, ranks))}, is back. A handler of your own "
-                    f"for {name} lasts as long as its cell, because without the cluster's own a rank could not be stopped"
-                )
+        self.recovery.make_ready(self.run.folder if self.run is not None else None)
 
     def tell_news(self) -> None:
         """Shows what the person does not know yet."""

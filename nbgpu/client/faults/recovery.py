@@ -1,0 +1,325 @@
+"""Decides how what went wrong on the ranks is mended, and mends it: who is freed, who is replaced, and when the group is
+formed again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+import ipyparallel as ipp
+
+from nbgpu.client.engines.ranks import Ranks, StandstillNotice
+from nbgpu.client.engines.results import collect, sentence
+from nbgpu.client.faults.hangs import HangWatch
+from nbgpu.client.faults.stacks import Lookout
+from nbgpu.client.faults.watch import RankWatch
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import ClusterError, NbgpuError, RankError, RunError, who_keeps_variables
+from nbgpu.machine.signals import take_interrupt, uninterrupted
+from nbgpu.protocol.calls import Call
+
+_ANSWER_PATIENCE_S = 1.0
+_GOES_ON_PATIENCE_S = 10.0
+_FREED_PATIENCE_S = 5.0
+_WATCH_PERIOD_S = 0.1
+_POLL_PERIOD_S = 0.01
+
+
+class Replayed(Protocol):
+    """The cells that each rank has seen, for a new engine in its place."""
+
+    def run_again(self, rank: int, view: Any) -> list[str]:
+        """Run the rank's cells again; return what happened, in lines."""
+        ...
+
+    def forget(self, rank: int) -> None:
+        """Take the rank's cells out: its new engine has seen none."""
+        ...
+
+
+class Mended(Protocol):
+    """The cluster, as far as its recovery knows it."""
+
+    config: ClusterConfig
+    news: list[str]
+    """Lines that the person is to read in the next cell."""
+
+    @property
+    def ranks(self) -> Ranks: ...
+
+    def lookout(self) -> Lookout: ...
+
+    def stop_listening(self) -> None:
+        """Take no more questions of the ranks to the person."""
+        ...
+
+
+class Recovery:
+    """Mends the ranks of a cluster that runs, between two cells and after each of them."""
+
+    def __init__(self, cluster: Mended) -> None:
+        self._cluster = cluster
+        self._left_behind: dict[int, ipp.AsyncResult] = {}
+        """By rank, the cells from which ranks did not come back."""
+        self._stood_still: set[int] = set()
+        """The ranks that were left behind while their processes were stopped."""
+        self._told_of_signals: set[str] = set()
+
+    @uninterrupted()
+    def make_ready(self, last_run: Path | None) -> None:
+        """Has all ranks there and free before work is sent, or says why they are not.
+
+        Args:
+            last_run: the folder of the run that the ranks had last; None where there was none.
+
+        Raises:
+            ClusterError: ranks were replaced, which must be known before anything is sent, or are still in an earlier cell.
+        """
+        self._replace_ranks_that_went()
+        self._take_back_ranks_left_behind(last_run)
+        self._mend_what_cells_left()
+
+    def _replace_ranks_that_went(self) -> None:
+        """Replaces ranks that ended between two cells, and says so before the next one meets empty ranks."""
+        gone = self._cluster.ranks.gone()
+        if gone:
+            told = self.replace_gone()
+            self._cluster.ranks.add_spares(self._cluster.config.spare)
+            raise ClusterError(
+                f"Between two cells, {sentence('; '.join(gone.values()))} {told}\nNothing was run: run it again"
+            )
+
+    def _take_back_ranks_left_behind(self, last_run: Path | None) -> None:
+        """Forms the group anew if ranks that were given up on are back, or if that was cut short before; refuses while a
+        rank is not back."""
+        if not self._left_behind and self._cluster.ranks.group_is_whole:
+            return
+        if self._stood_still & set(self._busy()) and not self._cluster.ranks.standstills(self._busy()):
+            # It goes on, perhaps with a cell that was stopped before it had begun with it.
+            self.stop_cell()
+            # On a busy machine its way back from where it stood takes longer than any other.
+            give_up_s = time.monotonic() + _GOES_ON_PATIENCE_S
+            while self._busy() and time.monotonic() < give_up_s:
+                time.sleep(_POLL_PERIOD_S)
+                take_interrupt()
+        if busy := self._busy():
+            named = ", ".join(map(str, busy))
+            standing = self._cluster.ranks.standstills(busy)
+            told = f"rank(s) {named} are still in an earlier cell"
+            if standing:
+                why = "; ".join(f"rank {rank} does not answer: {why}" for rank, why in standing.items())
+                ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in standing)
+                raise ClusterError(f"{told}. {why}. To give up the rank's variables instead: {ways_out}")
+            raise ClusterError(
+                f"{told}. Wait for them, stop it with "
+                "nbgpu.current().stop_cell(), which C code may not hear, or give them up: "
+                f"{', '.join(f'%nbgpu restart --rank {rank}' for rank in busy)}"
+            )
+        self._left_behind = {}
+        self._stood_still = set()
+        self._cluster.news += self._cluster.ranks.regroup()
+        if last_run is not None:
+            # A run that was stopped while they did not hear it has not been ended there, and its model takes memory.
+            self._cluster.ranks.call(Call.LET_GO_OF_RUN, str(last_run))
+
+    def _mend_what_cells_left(self) -> None:
+        """Forms the group again that a cell has ended, and says which handlers of signals the ranks have taken back."""
+        if ended := self._cluster.ranks.without_group():
+            lines = self._cluster.ranks.regroup()
+            self._cluster.news += [
+                f"rank {', '.join(map(str, ended))} had ended the process group (dist.destroy_process_group()), and it was "
+                "formed again",
+                *lines,
+            ]
+        for name, ranks in self._cluster.ranks.signals_taken().items():
+            if name not in self._told_of_signals:
+                self._told_of_signals.add(name)
+                self._cluster.news.append(
+                    f"{name}: its handler, which a cell replaced on rank {', '.join(map(str, ranks))}, is back. A handler of your own "
+                    f"for {name} lasts as long as its cell, because without the cluster's own a rank could not be stopped"
+                )
+
+    @uninterrupted()
+    def bring_back(
+        self,
+        watch: RankWatch,
+        results: Mapping[int, ipp.AsyncResult],
+        stop: threading.Event | None = None,
+    ) -> None:
+        """Waits for the ranks, frees those that wait for one which failed, and makes the group good again."""
+        try:
+            with StandstillNotice(self._cluster.ranks) as notice:
+                while watch.pending() and not watch.stuck():
+                    watch.wait(_WATCH_PERIOD_S)
+                    watch.check()
+                    take_interrupt()
+                    notice.check(results)
+                    if stop is not None and stop.is_set():
+                        self.stop(watch, results)
+                        raise RunError(
+                            f"stopped; {who_keeps_variables(watch.gone, len(self._cluster.ranks))}"
+                        )
+        except KeyboardInterrupt:
+            self.stop(watch, results)
+            raise
+        if stuck := watch.stuck():
+            self.leave_behind(results)
+            with closing(HangWatch(self._cluster.lookout(), results, len(self._cluster.ranks), 0)) as hangs:
+                told = hangs.not_back(stuck)
+            if causes := watch.causes():
+                raise RankError(causes, len(self._cluster.ranks), told)
+            raise ClusterError(told)
+        failed, _ = watch.outcome()
+        self._cluster.news += self.restore_group(watch, results, [failure.rank for failure in failed])
+        if failed:
+            raise RankError(failed, len(self._cluster.ranks))
+
+    def stop(self, watch: RankWatch, results: Mapping[int, ipp.AsyncResult]) -> None:
+        """Stops the ranks as the stop button would, and makes the group good again where all come back."""
+        try:
+            watch.stop()
+        except KeyboardInterrupt:
+            self.leave_behind(results)
+            raise
+        if watch.stuck():
+            self.leave_behind(results)
+        else:
+            self._cluster.news += self.restore_group(watch, results)
+
+    @uninterrupted()
+    def restore_group(
+        self, watch: RankWatch, results: Mapping[int, ipp.AsyncResult], failed: Sequence[int] = ()
+    ) -> list[str]:
+        """Makes the group good again once all ranks are back or gone; those that are gone are replaced.
+
+        Args:
+            watch: over the results.
+            results: by rank.
+            failed: ranks that raised, whose state is not trusted where the ranks differ.
+
+        Returns:
+            What the person is to know, in lines.
+        """
+        try:
+            if watch.gone:
+                lines = [self.replace_gone()]
+                self._cluster.ranks.add_spares(self._cluster.config.spare)
+                return lines
+            if watch.left_the_group_unsure and (watch.severed or not self._cluster.ranks.untouched_by_cell()):
+                return self._cluster.ranks.regroup(failed)
+        except NbgpuError as error:
+            # What the ranks raised is what the person must see.
+            self.leave_behind(results)
+            return [f"the process group could not be formed anew, and the next cell tries again: {error}"]
+        except KeyboardInterrupt:
+            # The cell is over, and says how it ended.
+            return ["the forming of the process group was stopped, and the next cell forms it"]
+        return []
+
+    def replace_gone(self) -> str:
+        """Gives ranks whose processes have ended new engines; says what happened."""
+        gone = self._cluster.ranks.gone()
+        try:
+            lost = self._cluster.ranks.replace(list(gone))
+        except KeyboardInterrupt:
+            # Ranks that have not got their new engine are still gone, and the next cell says so.
+            if replaced := sorted(set(gone) - set(self._cluster.ranks.gone())):
+                self._cluster.news.append(self._told_as_replaced(replaced))
+            raise
+        return "\n".join([self._told_as_replaced(list(gone)), *lost])
+
+    def _told_as_replaced(self, ranks: Sequence[int]) -> str:
+        named = ", ".join(map(str, ranks))
+        kept = ", ".join(str(rank) for rank in range(len(self._cluster.ranks)) if rank not in ranks)
+        return (
+            f"rank {named} was replaced and is empty; "
+            + (f"rank {kept} kept all variables. " if kept else "no rank kept its variables. ")
+            + " ".join(f"%nbgpu restart --rank {rank} --replay runs its cells again." for rank in ranks)
+        )
+
+    def leave_behind(self, results: Mapping[int, ipp.AsyncResult]) -> None:
+        """Notes ranks that did not come back from a cell; they get no other one until they do, and no answers."""
+        self._cluster.stop_listening()
+        self._left_behind = dict(results)
+        self._stood_still = set(self._cluster.ranks.standstills(self._busy()))
+
+    def _busy(self) -> list[int]:
+        """The ranks that were left behind and are not back."""
+        return [rank for rank, result in self._left_behind.items() if not result.ready()]
+
+    def stop_cell(self) -> None:
+        """Stops a cell that ranks are in although nobody waits for it any more, as the stop button would."""
+        RankWatch(self._cluster.ranks, self._left_behind).stop()
+
+    @uninterrupted()
+    def take_up_the_cell(self) -> None:
+        """Waits a moment for a cell that was running when the notebook went, and forms the group again where it failed."""
+        group_is_whole = self._cluster.ranks.group_is_whole
+        if not group_is_whole:
+            # The notebook went while the group was formed: who came waits for who was not called.
+            self._cluster.ranks.sever()
+        self._left_behind = self._cluster.ranks.call(Call.LAST_CELL_FAILED)
+        answered_by_s = time.monotonic() + (_ANSWER_PATIENCE_S if group_is_whole else _FREED_PATIENCE_S)
+        for result in self._left_behind.values():
+            result.wait(max(0.0, answered_by_s - time.monotonic()))
+        if all(result.ready() for result in self._left_behind.values()):
+            asked, self._left_behind = self._left_behind, {}
+            if any(collect(asked).values()) or not group_is_whole:
+                self._cluster.ranks.regroup()
+
+    @uninterrupted()
+    def restart(self, rank: int, history: Replayed, replay: bool) -> str:
+        """Ends a rank and puts a new engine in its place; says what happened.
+
+        Other ranks that are still in an earlier cell are stopped. One that does not come back even then is given up as well:
+        without it there is no group.
+
+        Args:
+            rank: the rank to end.
+            history: the cells of each rank.
+            replay: run the rank's cells again on its new engine.
+        """
+        given_up = [rank, *self._stop_all_but(rank)]
+        told: dict[int, list[str]] = {}
+
+        def rehearse(rank: int) -> None:
+            told[rank] = history.run_again(rank, self._cluster.ranks[rank])
+
+        if not replay:
+            for each in given_up:
+                history.forget(each)
+                told[each] = ["it is empty"]
+            kept = [str(r) for r in range(len(self._cluster.ranks)) if r not in given_up]
+            told[given_up[-1]][0] += f"; rank {', '.join(kept)} kept all variables" if kept else ""
+        lost = self._cluster.ranks.replace(given_up, rehearse if replay else None)
+        self._cluster.ranks.add_spares(self._cluster.config.spare)
+        lines = []
+        for each in given_up:
+            why = (
+                ""
+                if each == rank
+                else " was still in an earlier cell, did not come back, and was given up as well. It"
+            )
+            lines += [
+                f"rank {each}{why} has a new process, {self._cluster.ranks.pids[each]}: {told[each][0]}",
+                *told[each][1:],
+            ]
+        return "\n".join([*lines, *lost])
+
+    def _stop_all_but(self, rank: int) -> list[int]:
+        """Stops what ranks are still in although nobody waits for it; returns those that do not come back."""
+        others = {r: result for r, result in self._left_behind.items() if r != rank}
+        watch = RankWatch(self._cluster.ranks, others)
+        if watch.pending():
+            watch.stop()
+            # The first one that is given up ends the waiting.
+            while set(watch.pending()) - set(watch.stuck()):
+                time.sleep(_POLL_PERIOD_S)
+                watch.check()
+                take_interrupt()
+        self._left_behind = {}
+        return watch.stuck()
