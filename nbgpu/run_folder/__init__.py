@@ -1,1 +1,1 @@
-"""The folder of a run: its files, how they are written, and how they are read without torch."""
+"""The folder of a run: its files, and the code that writes and reads them without torch."""

@@ -1,12 +1,14 @@
-"""What a checkpoint is on disk, and whether it is whole. Needs no torch, so that the notebook can ask, too.
+"""The files of a checkpoint, and the check whether it is whole. Needs no torch, so that the notebook can use
+it, too.
 
     checkpoints/step-00000010/    model.safetensors, optimizer.safetensors, state.json; average.safetensors if the
                                   run averages its weights, discriminator.safetensors if it has one
                                   manifest.json: size and sha256 of each of them, and of itself
     best.json                     which of them had the best validation, if the run follows one
 
-A folder of that name was renamed into place when all of it was on the disk. What ends in `.unfinished` was
-left by a save that was killed, and is no checkpoint. Nothing here or in the engine unpickles.
+A folder gets its name, by a rename, once all of its content is on the disk. A folder whose name ends in
+`.unfinished` was left by a save that was killed, and is not a checkpoint. Nothing here or in the engine
+unpickles.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ MODEL, OPTIMIZER, AVERAGE, DISCRIMINATOR, STATE, MANIFEST = (
     "manifest.json",
 )
 FILES = (MODEL, OPTIMIZER, STATE)
-"""What every checkpoint has."""
+"""The files that every checkpoint has."""
 UNFINISHED = ".unfinished"
 BEST = "best.json"
 
@@ -44,7 +46,7 @@ _READ_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Seal:
-    """What is known of one file."""
+    """The size and the hash of one file."""
 
     size_bytes: int
     sha256: str
@@ -52,41 +54,41 @@ class Seal:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `manifest.json` says."""
+    """The content of `manifest.json`."""
 
     step: int
     time_s: float
-    """When it was written, in seconds since the epoch."""
+    """The time at which it was written, in seconds since the epoch."""
     seals: Mapping[str, Seal]
-    """By the file's name."""
+    """The seals by file name."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """The value that one validation gave."""
+    """The result of one validation."""
 
     step: int
-    """Optimizer steps that were done then."""
+    """The number of optimizer steps done at that time."""
     metric: str
     value: float
 
 
 @dataclass(frozen=True)
 class Best:
-    """What a run's `best.json` says."""
+    """The content of a run's `best.json`."""
 
     checkpoint: Path
-    """In the run's folder, or in that of an earlier run that it goes on from."""
+    """A checkpoint in the run's folder, or in that of the earlier run that it resumed from."""
     score: Score
 
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest whole checkpoint, and what was passed over on the way to it."""
+    """The newest whole checkpoint, and the damaged ones that are newer."""
 
     checkpoint: Path | None
     damaged: Sequence[tuple[Path, str]]
-    """Each with what is wrong, the newest first."""
+    """The damaged checkpoints, each with the reason, the newest first."""
 
 
 def checkpoints_folder(run_folder: Path) -> Path:
@@ -109,7 +111,7 @@ def sealed(content: bytes) -> Seal:
 
 
 def text(manifest: Manifest) -> str:
-    """What stands in `manifest.json`: its last entry is the sha256 of all that stands before."""
+    """The text of `manifest.json`. Its last entry is the sha256 of everything before it."""
     fields = {
         "format": _FORMAT,
         "step": manifest.step,
@@ -123,9 +125,10 @@ def text(manifest: Manifest) -> str:
 
 
 def read(checkpoint: Path) -> Manifest:
-    """A checkpoint's manifest; ValueError says what is wrong with it, OSError that it cannot be read."""
+    """Read a checkpoint's manifest. A ValueError says what is wrong with it, and an OSError that it cannot be
+    read."""
     path = checkpoint / MANIFEST
-    # A pipe in its place would be waited for.
+    # Reading a pipe in its place would block.
     if not path.is_file():
         raise ValueError("is not a file" if path.exists() else "is missing")
     try:
@@ -148,11 +151,12 @@ def read(checkpoint: Path) -> Manifest:
 
 
 def damage(checkpoint: Path, contents: bool = True) -> str:
-    """What is wrong with a checkpoint, such as 'model.safetensors: sha256 differs'; empty where it is whole.
+    """The damage of a checkpoint in words, such as 'model.safetensors: sha256 differs'; empty where it is
+    whole.
 
     Args:
-        checkpoint: its folder.
-        contents: read every byte; False looks at the names and sizes only.
+        checkpoint: the checkpoint's folder.
+        contents: whether to read every byte; False checks only names and sizes.
     """
     try:
         manifest = read(checkpoint)
@@ -169,12 +173,12 @@ def damage(checkpoint: Path, contents: bool = True) -> str:
 
 
 def newest_whole(run_folder: Path, contents: bool = True) -> Newest:
-    """The newest checkpoint of a run with nothing wrong, as far as `damage` looks."""
+    """The newest checkpoint of a run in which `damage` finds nothing."""
     return first_whole(checkpoints(run_folder), contents)
 
 
 def first_whole(candidates: Sequence[Path], contents: bool = True) -> Newest:
-    """The first of some checkpoints with nothing wrong, and what is wrong with those before it."""
+    """The first whole checkpoint among the candidates, and the damage of those before it."""
     damaged: list[tuple[Path, str]] = []
     for checkpoint in candidates:
         what = damage(checkpoint, contents)
@@ -202,13 +206,13 @@ def best(run_folder: Path) -> Best | None:
 
 
 def point_to_best(run_folder: Path, checkpoint: Path, score: Score) -> None:
-    """Writes `best.json`, whole or not at all. The path in it is relative: runs may be moved together."""
+    """Write `best.json`, whole or not at all. Its path is relative, because runs may be moved together."""
     fields = {"checkpoint": os.path.relpath(checkpoint, run_folder), **asdict(score)}
     write_whole(run_folder / BEST, json.dumps(fields, indent=2) + "\n", outlasts_power_cut=True)
 
 
 def state(checkpoint: Path) -> dict[str, Any]:
-    """What `state.json` of a whole checkpoint says; RunError where it is not what nbgpu writes."""
+    """The content of `state.json` of a whole checkpoint; RunError where it is not what nbgpu writes."""
     try:
         fields: Any = json.loads((checkpoint / STATE).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -220,7 +224,7 @@ def state(checkpoint: Path) -> dict[str, Any]:
 
 
 def _is_state(fields: Any) -> bool:
-    """Whether this is what every reader of a checkpoint's state expects."""
+    """Whether the fields are those that every reader of a checkpoint's state expects."""
     return (
         isinstance(fields, dict)
         and type(fields.get("step")) is int
@@ -252,7 +256,7 @@ def _damage_of_contents(path: Path, seal: Seal) -> str:
             digest.update(block)
     if digest.hexdigest() != seal.sha256:
         return "sha256 differs"
-    # Whoever can write the file can write its sha256, too. It is still only ever parsed.
+    # Anybody who can write the file can write its sha256, too. So the file is parsed, but never unpickled.
     if path.name != STATE:
         try:
             safetensors.safe_open(path, framework="numpy")

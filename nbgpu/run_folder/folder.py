@@ -1,4 +1,4 @@
-"""The folder of a training run: where it is, and what it says about how the run came to be."""
+"""The folder of a training run, and the files in it that describe the run."""
 
 from __future__ import annotations
 
@@ -36,11 +36,15 @@ _PACKAGES = ("nbgpu", "torch", "monai", "ipyparallel", "ipykernel", "plotly", "n
 
 
 def create(config: TrainConfig, cluster: ClusterConfig) -> Path:
-    """Makes the folder of a new run, which only the user can enter, with run.toml and env.json in it.
+    """Make the folder of a new run, which only the user can enter, with run.toml and env.json in it.
 
-    Where the run goes on from a checkpoint, resume.json says from which one. Nothing is made where there is no
-    such checkpoint, or none that fits: raises as `resume.find` does. ConfigError where a log is asked for whose package is
-    not installed; RunError where the folder cannot be made, and nothing is left of it then.
+    If the run resumes from a checkpoint, resume.json says from which one.
+
+    Raises:
+        ConfigError: there is no checkpoint that fits, as for `resume.find`, or a package for a log is not
+            installed.
+        RunError: every checkpoint is damaged, as for `resume.find`, or the folder cannot be made. Nothing is
+            left of the folder then.
     """
     extras.require(config)
     beginning = resume.find(config)
@@ -54,7 +58,8 @@ def create(config: TrainConfig, cluster: ClusterConfig) -> Path:
         folder.mkdir(parents=True, mode=0o700)
         write_toml(folder / names.SETTINGS, cluster, config)
         if own_file.is_file(config.recipe):
-            # A rank that comes in the middle of the run computes what the others do, also where the file was edited meanwhile.
+            # A rank that joins in the middle of the run uses the same code as the others, even if the file
+            # was edited.
             shutil.copy(config.recipe, folder)
         if config.resume:
             beginning.write(folder)
@@ -62,7 +67,7 @@ def create(config: TrainConfig, cluster: ClusterConfig) -> Path:
     except BaseException as error:
         # Half of a run's folder is of no use.
         shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):  # it was not made, or somebody else has put something into it
+        with suppress(OSError):  # the folder was not made, or something else is in it by now
             for path in missing:
                 path.rmdir()
         if isinstance(error, OSError):
@@ -91,12 +96,13 @@ def read_settings(folder: Path) -> tuple[ClusterConfig, TrainConfig]:
 
 
 def who_may_rename(folder: Path) -> str:
-    """Who else may rename or replace what is in a folder, or the folder itself, in words; empty where nobody may."""
+    """The other users who may rename or replace a folder or its content, in words; empty where there are
+    none."""
     for path in (folder.resolve(), *folder.resolve().parents):
         status = path.stat()
         if status.st_uid not in (0, os.geteuid()):
             return f"the owner of {path} (uid {status.st_uid})"
-        # In a folder with the sticky bit, such as /tmp, everybody renames what is theirs.
+        # In a folder with the sticky bit, such as /tmp, users can rename only their own files.
         if status.st_mode & stat.S_ISVTX:
             continue
         if status.st_mode & stat.S_IWOTH:
@@ -107,21 +113,22 @@ def who_may_rename(folder: Path) -> str:
 
 
 def _is_alone_in(gid: int) -> bool:
-    """Whether nobody else is in a group, as in the one that many systems make for each user."""
+    """Whether a group has no other member, like the private group that many systems make for each user."""
     try:
         members = set(grp.getgrgid(gid).gr_mem) | {
             user.pw_name for user in pwd.getpwall() if user.pw_gid == gid
         }
         return members <= {"root", pwd.getpwuid(os.geteuid()).pw_name}
-    except KeyError:  # a number without a name
+    except KeyError:  # the group or the user has no name
         return False
 
 
 def require_own(path: Path) -> None:
-    """Refuses a run's folder or file that somebody else has put there: it may say what is executed, and what is deleted.
+    """Refuse a run's folder or file that another user may have put there, because its content decides what
+    code is run and which files are deleted.
 
     Raises:
-        RunError: it is another user's, or a link.
+        RunError: it belongs to another user, or is a link.
     """
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
@@ -131,10 +138,11 @@ def require_own(path: Path) -> None:
 
 
 def leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | None) -> None:
-    """Notes how the training of a rank ended, for whoever asks after the client that started it is gone.
+    """Record how the training of a rank ended, for readers that come after the client which started it is
+    gone.
 
     Args:
-        outcome: None while it goes on.
+        outcome: the outcome; None while the training goes on.
     """
     path = _outcome_path(folder, rank)
     if outcome is None:
@@ -148,7 +156,7 @@ def outcome(folder: Path, rank: int) -> RunState | RankFailure | None:
     """How the training of a rank ended; None while it goes on, or where the rank was killed.
 
     Raises:
-        RunError: the file about it cannot be read.
+        RunError: the file with the outcome cannot be read.
     """
     path = _outcome_path(folder, rank)
     try:
@@ -162,18 +170,18 @@ def outcome(folder: Path, rank: int) -> RunState | RankFailure | None:
             ended: RunState = state
             return ended
     except (KeyError, TypeError, ValidationError):
-        pass  # the sentence below covers every other content
+        pass  # the error below covers every other content
     raise RunError(
         f"{path} is not what nbgpu writes. Take it away, and what the rank recorded in rank{rank}.jsonl counts"
     )
 
 
 def read_info(folder: Path) -> RunInfo:
-    """What `run_info.json` in a run's folder says.
+    """Read `run_info.json` in a run's folder.
 
     Raises:
-        FileNotFoundError: it is not there; the ranks have not looked at their data.
-        RunError: it cannot be read.
+        FileNotFoundError: the file does not exist, because the ranks have not read their data yet.
+        RunError: the file cannot be read.
     """
     fields = lines.load(folder / names.INFO)
     try:
@@ -186,7 +194,8 @@ def read_info(folder: Path) -> RunInfo:
 
 @contextmanager
 def telling_what_is_not_written(tell: Callable[[str], None]) -> Iterator[None]:
-    """Keeps a run alive where a file about it cannot be written meanwhile: calls `tell` with the reason, as a sentence."""
+    """Keep a run alive if a file about it cannot be written in the block: call `tell` with a sentence about
+    the reason."""
     try:
         yield
     except OSError as error:
@@ -194,20 +203,21 @@ def telling_what_is_not_written(tell: Callable[[str], None]) -> Iterator[None]:
 
 
 def note_change(folder: Path, step: int, settings: Mapping[str, Any]) -> None:
-    """Notes in `changes.jsonl` that a run goes on with other settings after a step. `run.toml` stays as it began."""
+    """Record in `changes.jsonl` that a run goes on with other settings after a step. `run.toml` stays as it
+    was at the start."""
     line = json.dumps({"time_s": time.time(), "step": step, "set": dict(settings)})
     with (folder / names.CHANGES).open("a") as file:
         file.write(line + "\n")
 
 
 def with_changes(config: TrainConfig, folder: Path) -> TrainConfig:
-    """The settings that a run of these settings goes on with now.
+    """The present settings of a run that began with these settings.
 
-    A line of `changes.jsonl` that cannot be read is passed over with a warning, because the run can be controlled all the
+    An unreadable line of `changes.jsonl` is skipped with a warning, because the run can be controlled all the
     same.
 
     Raises:
-        ConfigError: a change is of no setting of this run, or its value is not valid.
+        ConfigError: a change is not one of a setting of this run, or its value is not valid.
         RunError: the file cannot be opened.
     """
     path = folder / names.CHANGES
@@ -239,7 +249,7 @@ def _outcome_path(folder: Path, rank: int) -> Path:
 
 
 def _environment() -> dict[str, Any]:
-    """What a person needs to know to repeat the run: versions, devices, the state of the working tree."""
+    """The facts that are needed to repeat the run: versions, devices, the state of the working tree."""
     git = shutil.which("git")
     described = (
         subprocess.run([git, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)

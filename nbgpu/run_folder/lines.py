@@ -1,7 +1,7 @@
-"""Reads the JSON in a run's folder: files with a record in each line, and files of one object.
+"""Read the JSON files in a run's folder, which have either one object or a record in each line.
 
-Any of them may be damaged: by a crash of the host, a full disk, an editor. Each way in which JSON can be wrong ends here in a
-ValueError or a RunError, so that nobody who reads such a file needs to know them all.
+Any of them may be damaged, by a crash of the host, a full disk or an editor. Whatever is wrong with the JSON
+becomes a ValueError or a RunError here, so that the callers need not know all the cases.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any, BinaryIO
 from nbgpu.errors import RunError
 
 _MAX_LEVELS = 100
-"""Of lists and objects in one another. Python reads more, but then fails to write them out again."""
+"""The deepest nesting of lists and objects. Python reads deeper ones, but then fails to write them."""
 _MAX_NAMED_RANGES = 10
 
 _raw_decode = json.JSONDecoder().raw_decode
 
 
 def decode(line: bytes) -> Any:
-    """A line's JSON.
+    """Parse the JSON of a line.
 
     Raises:
-        ValueError: it is none, or nested too deeply.
+        ValueError: the line is not JSON, or is nested too deeply.
     """
     try:
-        # A third faster than json.loads, which first looks which UTF it is.
+        # This is a third faster than json.loads, which first detects the encoding.
         text = line.decode().strip()
         value, end = _raw_decode(text)
     except RecursionError:
@@ -40,7 +40,7 @@ def decode(line: bytes) -> Any:
 
 
 def require_shallow(value: object, max_levels: int = _MAX_LEVELS) -> None:
-    """Raises ValueError where lists and objects stand too deeply in one another."""
+    """Raise a ValueError where lists and objects are nested too deeply."""
     if isinstance(value, dict | list):
         if max_levels == 0:
             raise ValueError("too many brackets stand in one another")
@@ -49,19 +49,20 @@ def require_shallow(value: object, max_levels: int = _MAX_LEVELS) -> None:
 
 
 def whole(batch: bytes) -> list[bytes]:
-    """The whole lines at the beginning of a batch. What stands behind the last one is still being written, or never was."""
+    """The complete lines of a batch. The text after the last of them is still being written, or was cut
+    off."""
     return batch[: batch.rfind(b"\n") + 1].split(b"\n")[:-1]
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Opens a file for reading.
+    """Open a file for reading.
 
     Raises:
-        FileNotFoundError: it is not there.
+        FileNotFoundError: the file does not exist.
         RunError: it is a folder, a pipe or the like, or cannot be opened.
     """
     try:
-        # A pipe would be waited for.
+        # Opening a pipe would block.
         file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: PTH123, SIM115
     except FileNotFoundError:
         raise
@@ -74,11 +75,11 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def load(path: Path) -> Any:
-    """What a file that holds one JSON value says.
+    """The content of a file that holds one JSON value.
 
     Raises:
-        FileNotFoundError: it is not there.
-        RunError: it cannot be read, or is no JSON.
+        FileNotFoundError: the file does not exist.
+        RunError: the file cannot be read, or is not JSON.
     """
     with open_file(path) as file:
         try:
@@ -90,10 +91,10 @@ def load(path: Path) -> Any:
 
 
 def load_lines(path: Path) -> list[dict[str, Any] | None]:
-    """The objects of a file's whole lines, in order; None in the place of a line that is no JSON object.
+    """The objects in a file's complete lines, in order, with None for a line that is not a JSON object.
 
     Raises:
-        FileNotFoundError, RunError: as `open_file`.
+        FileNotFoundError, RunError: as for `open_file`.
     """
     with open_file(path) as file:
         return [_object(line) for line in whole(file.read())]
@@ -109,11 +110,11 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def passed_over(path: Path, numbers: Sequence[int]) -> str:
-    """Says which lines of a file were passed over, without a full stop.
+    """Say which lines of a file were skipped, without a full stop.
 
     Args:
         path: the file.
-        numbers: of the lines, counted from 1, ascending; at least one.
+        numbers: the numbers of the lines, counted from 1, ascending; at least one.
     """
     ranges: list[list[int]] = []
     for number in numbers:

@@ -1,7 +1,7 @@
-"""Keeps `metrics.csv` and `epochs.jsonl` in a run's folder, and feeds whatever else shows a run's numbers.
+"""Write `metrics.csv` and `epochs.jsonl` in a run's folder, and pass the numbers of a run on to other sinks.
 
-All of it follows the records that the ranks write anyway, so that no rank waits for it. Rank 0 does it while it trains; the
-notebook completes the files of a run whose rank 0 is gone. Files that are there already are carried on.
+The numbers come from the records that the ranks write anyway, so that no rank waits. Rank 0 writes the files
+while it trains; the notebook completes the files of a run whose rank 0 is gone. Existing files are continued.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ _log = logging.getLogger("nbgpu.metrics_files")
 
 _KEYS = ("step", "epoch", "rank", "time_s")
 _LAST_LINES_BYTES = 2**20
-"""More than the rows of one step."""
+"""More bytes than the rows of one step have."""
 _LAST_LINE_BYTES = 2**14
 _MAX_DIGITS = 18
-"""A step has no more digits."""
+"""The most digits that a step can have."""
 
 
 class Sink(Protocol):
-    """What takes a run's numbers. An exception ends it, and nothing else."""
+    """A destination for a run's numbers. An exception from a sink ends that sink and nothing else."""
 
     def take(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
-        """The next rows, whole steps in their order, and the epochs that are over with them."""
+        """Take the rows of the next complete steps, in order, and the epochs that end with them."""
         ...
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Finish, because nothing more will come."""
         ...
 
 
 class MetricsFile:
     """`metrics.csv`: one row for each step and rank, one column for each series.
 
-    A series that appears later gets a column at the end, and nothing in the rows before it.
+    A series that appears later gets a column at the end, which is empty in the earlier rows.
 
     Attributes:
-        last_step: the last step of the file as it was found; its rows are written again.
+        last_step: the last step in the existing file; its rows are written again.
     """
 
     def __init__(self, folder: Path, epoch_of: Callable[[int], int]) -> None:
@@ -75,7 +75,7 @@ class MetricsFile:
         pass
 
     def _carry_on(self) -> None:
-        """Ends the file before its last step, which may be half written."""
+        """Truncate the file before its last step, which may be half written."""
         with self._path.open("rb+") as file:
             self._columns = file.readline().decode().strip().split(",")[len(_KEYS) :]
             begin = file.tell()
@@ -101,7 +101,7 @@ class MetricsFile:
             file.truncate(end)
 
     def _add_columns(self, names: Sequence[str]) -> None:
-        """Writes the file anew, with more columns; seldom, because all steps have the same series."""
+        """Rewrite the file with more columns. That is rare, because all steps have the same series."""
         self._columns += names
         unfinished = self._path.with_suffix(".tmp")
         with unfinished.open("w") as new:
@@ -117,7 +117,7 @@ class EpochsFile:
     """`epochs.jsonl`: one JSON object for each epoch, with the fields of `metrics_table.EpochSummary`.
 
     Attributes:
-        last_step: the last step of the file as it was found; what began later is written.
+        last_step: the last step in the existing file; epochs that began later are written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -127,7 +127,7 @@ class EpochsFile:
             kept = []
             for fields in lines.load_lines(self._path):
                 last_step = None if fields is None else fields.get("last_step")
-                # The records of the ranks give again what stands behind a line that cannot be read.
+                # The lines after an unreadable one are written again from the records of the ranks.
                 if fields is None or type(last_step) is not int or last_step <= self.last_step:
                     break
                 # An epoch that was not complete is written again when it is.
@@ -147,12 +147,13 @@ class EpochsFile:
 
 
 class MetricsWriter:
-    """Follows the records of a run and feeds its files, and other sinks, with what is new.
+    """Follows the records of a run and passes new ones on to its files and to other sinks.
 
     Args:
-        folder: the run's folder; its `run_info.json` is there.
-        more: other sinks, by what to call them; each is made with the step before the first one that it gets.
-        tell: is told, in words, of a sink that failed; it gets nothing any more.
+        folder: the run's folder, which contains `run_info.json`.
+        more: makers of other sinks by name, each called with the step before the first one that the sink
+            gets.
+        tell: called with a sentence about a sink that failed, which gets nothing more.
     """
 
     def __init__(
@@ -165,9 +166,9 @@ class MetricsWriter:
         self._tell = tell
         self._sinks: dict[str, Sink] = {}
         self._known_steps: dict[str, int] = {}
-        """The last step that each sink has had before; rows up to it are not passed on again."""
+        """The last step that each sink already has. Rows up to it are not passed on again."""
         self._newest_step = 0
-        """The last step that was passed on."""
+        """The last step that was passed on to the sinks."""
         self._read_from_the_beginning()
         try:
             metrics = MetricsFile(folder, self._epoch_of)
@@ -175,11 +176,11 @@ class MetricsWriter:
             self._give_up(METRICS, error)
         else:
             self._sinks[METRICS] = metrics
-            # The last step of the file was perhaps not written whole.
+            # The last step of the file may be incomplete.
             self._known_steps[METRICS] = max(metrics.last_step - 1, 0)
         makers: dict[str, Callable[[int], Sink]] = {EPOCHS: lambda step: EpochsFile(folder), **(more or {})}
         for name, make in makers.items():
-            # EpochsFile itself passes over the epochs that its file has.
+            # EpochsFile itself skips the epochs that its file has.
             self._make(name, make, 0 if name == EPOCHS else self._known_steps.get(METRICS, 0))
 
     @property
@@ -188,7 +189,7 @@ class MetricsWriter:
         return self._table.over
 
     def update(self) -> None:
-        """Passes on what the ranks have written since the last call, as far as steps are complete."""
+        """Pass on the steps that have become complete since the last call."""
         rows = self._new_rows()
         if self._table.went_back:
             self._begin_the_files_again()
@@ -196,7 +197,7 @@ class MetricsWriter:
         self._pass_on(rows, self._epochs.add(rows))
 
     def finish(self) -> None:
-        """Passes on all that is left and closes the sinks; nothing more will come."""
+        """Pass on all remaining steps and close the sinks, when no more records will come."""
         self.update()
         rows = self._table.rest()
         epochs = self._epochs.add(rows) + self._epochs.rest()
@@ -218,7 +219,8 @@ class MetricsWriter:
 
     def _new_rows(self) -> list[MetricsRow]:
         records = [record for tail in self._tails for record in tail.new()]
-        # After the records: a setting that changes the steps of an epoch stands here before the first step under it.
+        # The info is read after the records, because a change of the steps per epoch is in the info before
+        # its first step.
         self._info = runs.read_info(self._folder)
         return self._table.add(records)
 
@@ -226,12 +228,12 @@ class MetricsWriter:
         self._known_steps[name] = known_step
         try:
             self._sinks[name] = make(known_step)
-        except Exception as error:  # noqa: BLE001 - training goes on without it, and the person learns of it
+        except Exception as error:  # noqa: BLE001 - training goes on without it, and the user is told
             self._give_up(name, error)
 
     def _begin_the_files_again(self) -> None:
-        """Writes the files of steps again, because the ranks went back and do later steps a second time. The other sinks keep
-        what they have of the first time."""
+        """Write the files again, because the ranks went back and repeat steps. The other sinks keep what they
+        got the first time."""
         self._read_from_the_beginning()
         self._known_steps = {name: max(step, self._newest_step) for name, step in self._known_steps.items()}
         files: dict[str, Callable[[int], Sink]] = {
@@ -245,7 +247,7 @@ class MetricsWriter:
     def _pass_on(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
         if rows:
             self._newest_step = max(self._newest_step, rows[-1].step)
-        # The file comes last, because it tells what the others have had already.
+        # metrics.csv comes last, because it records how far the other sinks have got.
         for name, sink in sorted(self._sinks.items(), key=lambda named: named[0] == METRICS):
             new = [row for row in rows if row.step > self._known_steps[name]]
             over = [epoch for epoch in epochs if epoch.last_step > self._known_steps[name]]
@@ -263,11 +265,11 @@ class MetricsWriter:
 
 
 def complete(folder: Path, last_step: int, surely: bool = False) -> None:
-    """Makes the files of a run that is over anew, where they do not reach its last step.
+    """Rewrite the files of a run that is over, if they do not reach its last step.
 
     Args:
-        last_step: the last one that any rank has recorded.
-        surely: make them anew in any case, because their last steps may lack a rank's rows.
+        last_step: the last step that any rank has recorded.
+        surely: rewrite them in any case, because their last steps may lack a rank's rows.
     """
     if not (folder / names.INFO).exists():
         return

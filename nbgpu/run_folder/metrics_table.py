@@ -1,8 +1,9 @@
-"""What the ranks recorded, as one table in order of the steps, and as one line for each epoch.
+"""The records of the ranks as one table in order of the steps, and as one summary for each epoch.
 
-Ranks write at their own pace, and what belongs to a step comes in pieces: its numbers, a validation after it, memory as it
-was measured now and then. A step is complete when every rank has gone beyond it. The same records always give the same
-table, so that it can be made anew, or carried on by another process, with no gap and no double.
+Ranks write at their own pace, and the records of a step come in pieces: its numbers, a validation after it,
+and memory, which is measured now and then. A step is complete when every rank has gone beyond it. The same
+records always give the same table, so that another process can rebuild or continue it with no gap and no
+duplicate.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from typing import Any
 from nbgpu.protocol.records import FINAL_STATES, STATES_OF_NO_STEP, EpochSpan, Event, RunInfo, Sample
 
 STEP_SERIES = "step_s"
-"""Only the numbers of a step itself have it."""
+"""A series that only the samples of the steps themselves contain."""
 VALIDATION = "val_"
-"""How the names of held-out values begin."""
+"""The prefix of the names of validation values."""
 
 _OF_RANK = frozenset({"step_s", "data_s", "compute_s", "samples_per_s"})
-"""What is measured of each step on each rank."""
+"""The series that are measured for each step on each rank."""
 
 
 def is_of_rank(name: str) -> bool:
-    """Whether a series says something of the rank, and not of the model: times, memory, utilization."""
+    """Whether a series describes the rank and not the model, as times, memory and utilization do."""
     return name in _OF_RANK or name.startswith(("memory_", "utilization_"))
 
 
@@ -35,26 +36,26 @@ class MetricsRow:
     step: int
     rank: int
     time_s: float
-    """When the step ended."""
+    """The time at which the step ended."""
     values: dict[str, float]
-    """By series. Memory and utilization are those that were measured last."""
+    """The values by series. Memory and utilization are the latest measured ones."""
 
 
 class MetricsTable:
-    """Puts the records of all ranks in order of their steps.
+    """Sorts the records of all ranks by step.
 
     Args:
-        world_size: how many ranks record.
+        world_size: the number of ranks that record.
     """
 
     def __init__(self, world_size: int) -> None:
         self._open: dict[int, dict[int, MetricsRow]] = {}
         self._reached: list[float] = [-1] * world_size
-        """The last step that each rank has recorded; infinity where there will be none any more."""
+        """The last step that each rank has recorded; infinity where no more will come."""
         self._closed_step = 0
         self.went_back = False
-        """Whether a rank has gone back to a step before those that were given out: their rows are of a state that was
-        lost. All records in one new table give the rows of the steps as they were done in the end."""
+        """Whether a rank has gone back to a step before those that were returned, whose rows describe a lost
+        state. A new table with all records gives the rows of the steps as they were finally done."""
         self._measured: list[dict[str, float]] = [{} for _ in range(world_size)]
 
     @property
@@ -63,7 +64,8 @@ class MetricsTable:
         return min(self._reached) == math.inf
 
     def add(self, records: Iterable[Sample | Event]) -> list[MetricsRow]:
-        """Takes new records, each rank's in their order; returns the rows of the steps that are complete now."""
+        """Add new records, those of each rank in order, and return the rows of the steps that are complete
+        now."""
         for record in records:
             if isinstance(record, Sample):
                 self._take(record)
@@ -71,18 +73,18 @@ class MetricsTable:
                 if record.text in FINAL_STATES:
                     self._reached[record.rank] = math.inf
                 elif record.text in STATES_OF_NO_STEP:
-                    # The rank is not over, and its next state says where it goes on.
+                    # The rank has not ended, and its next state says at which step it goes on.
                     self._reached[record.rank] = min(self._reached[record.rank], self._closed_step)
                 else:
                     self._is_at(record.rank, record.step)
         return self._close(min(self._reached))
 
     def rest(self) -> list[MetricsRow]:
-        """The rows of the steps that are left, when nothing more will come."""
+        """Return the rows of the remaining steps, when no more records will come."""
         return self._close(math.inf)
 
     def _is_at(self, rank: int, step: int) -> None:
-        """Notes that a rank goes on after a step, even where it had ended or was further before."""
+        """Note that a rank goes on after a step, even if it had ended or had been further before."""
         self._reached[rank] = min(self._reached[rank], step)
         self.went_back = self.went_back or step < self._closed_step
         for undone in [undone for undone in self._open if undone > step]:
@@ -113,44 +115,45 @@ class MetricsTable:
 
 @dataclass(frozen=True, slots=True)
 class EpochSummary:
-    """One pass over the data, or the part of it that the run did."""
+    """One pass over the data, or the part of a pass that the run did."""
 
     epoch: int
-    """Counted from 1."""
+    """The number of the epoch, counted from 1."""
     first_step: int
     last_step: int
     complete: bool
-    """Whether all of the epoch's steps are in it; a run may begin, or end, in the middle."""
+    """Whether the summary covers all steps of the epoch. A run may begin or end in the middle of one."""
     train_s: float
-    """Time in its steps, of the slowest rank in each."""
+    """The time of its steps, each as long as on the slowest rank."""
     samples: int
-    """Over all ranks."""
+    """The number of samples over all ranks."""
     samples_per_s: float
     lr: float
-    """At the last step."""
+    """The learning rate at the last step."""
     means: dict[str, float]
-    """Loss, its terms and the gradient's norm, over steps and ranks; what was not finite is left out."""
+    """The means of the loss, its terms and the gradient's norm over steps and ranks, without values that are
+    not finite."""
     validation: dict[str, float]
-    """The last held-out values, without 'val_'."""
+    """The last validation values, without 'val_' in their names."""
     samples_per_s_by_rank: list[float]
     own_s_by_rank: list[float]
-    """Each rank's own work in a mean step: until it first waits for the others where that was measured (on a CPU), else
-    the whole step."""
+    """The mean time per step of each rank's own work: until it first waits for the others, where that was
+    measured (on a CPU), else the whole step."""
     slowest_rank: int
     straggler_ratio: float
-    """The slowest rank's own work over the fastest one's."""
+    """The own work of the slowest rank divided by that of the fastest one."""
     peak_memory_bytes: float
-    """The most that was measured on any rank; 0 where nothing was."""
+    """The most memory that was measured on any rank; 0 where none was measured."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 class EpochSummarizer:
-    """Sums up rows, in order of their steps, into epochs.
+    """Summarizes rows, in order of their steps, by epoch.
 
     Args:
-        span_of: gives the epoch that a step belongs to, as `RunInfo.epoch_at`.
+        span_of: returns the epoch that a step belongs to, as `RunInfo.epoch_at` does.
     """
 
     def __init__(self, span_of: Callable[[int], EpochSpan]) -> None:
@@ -158,7 +161,7 @@ class EpochSummarizer:
         self._rows: list[MetricsRow] = []
 
     def add(self, rows: Iterable[MetricsRow]) -> list[EpochSummary]:
-        """Takes the next rows, whole steps; returns the epochs that are over with them."""
+        """Add the rows of the next complete steps, and return the epochs that end with them."""
         over: list[EpochSummary] = []
         for row in rows:
             if self._rows and self._span_of(row.step) != self._span_of(self._rows[0].step):
@@ -169,7 +172,7 @@ class EpochSummarizer:
         return over
 
     def rest(self) -> list[EpochSummary]:
-        """The epoch that is under way, as far as it got, when nothing more will come."""
+        """Return the unfinished epoch as far as it got, when no more rows will come."""
         rows, self._rows = self._rows, []
         if not rows:
             return []
@@ -239,7 +242,7 @@ def _memory_bytes(values: Mapping[str, float]) -> float:
 
 
 def epochs_of(records: Iterable[Sample | Event], info: RunInfo) -> list[EpochSummary]:
-    """The epochs of a run, from all of its records."""
+    """Summarize the epochs of a run from all of its records."""
     if info.steps_per_epoch < 1:
         return []
     table, epochs = MetricsTable(info.world_size), EpochSummarizer(info.epoch_at)

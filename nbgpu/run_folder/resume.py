@@ -1,4 +1,4 @@
-"""Where a run begins: at its first step, or where a checkpoint of an earlier run ends."""
+"""Find where a run begins: at its first step, or at a checkpoint of an earlier run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from nbgpu.run_folder import checkpoint_files, lines, names
 
 AUTO = "auto"
 BEST = "best"
-"""Behind a run's folder: not its newest checkpoint, but the one with the best validation."""
+"""The suffix of a run's folder that selects the checkpoint with the best validation and not the newest
+one."""
 
 _CHANGE_NO_RESULT = frozenset(
     {
@@ -34,21 +35,21 @@ _CHANGE_NO_RESULT = frozenset(
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where a run begins; `resume.json` in its folder."""
+    """Where a run begins; the content of `resume.json` in its folder."""
 
     checkpoint: str = ""
     """The folder of a checkpoint; empty for the first step."""
     step: int = 0
-    """Optimizer steps that are done already."""
+    """The number of optimizer steps that are already done."""
     notes: tuple[str, ...] = ()
-    """What a person should know of how it was chosen."""
+    """Sentences for the user about how the checkpoint was chosen."""
 
     def write(self, run_folder: Path) -> None:
         (run_folder / names.RESUMED_FROM).write_text(json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def read(cls, run_folder: Path) -> Beginning:
-        """What was written into a run's folder; the first step where nothing was."""
+        """Read the beginning from a run's folder. It is the first step where nothing was written."""
         path = run_folder / names.RESUMED_FROM
         try:
             fields = lines.load(path)
@@ -60,15 +61,16 @@ class Beginning:
 
 
 def find(config: TrainConfig, contents: bool = True) -> Beginning:
-    """Where a run with these settings begins, by their `resume`.
+    """Find where a run with these settings begins, according to `resume`.
 
     Args:
         config: the settings.
-        contents: compare every byte of a checkpoint with its sha256; False compares sizes only.
+        contents: whether to check the sha256 of every file of a checkpoint; False checks only sizes.
 
     Raises:
-        ConfigError: there is no such folder, or its checkpoint does not fit the settings; all that differs is named.
-        RunError: every checkpoint that is asked for is damaged; each is named with what is wrong.
+        ConfigError: there is no such folder, or its checkpoint does not fit the settings; the message names
+            all differences.
+        RunError: all candidate checkpoints are damaged; the message names each with its damage.
     """
     if not config.resume:
         return Beginning()
@@ -94,7 +96,7 @@ def find(config: TrainConfig, contents: bool = True) -> Beginning:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    """The checkpoints that a path stands for: one, or those of a run, the newest first."""
+    """The checkpoints that a path refers to: a single one, or those of a run, the newest first."""
     if folder.name == BEST and not folder.exists() and folder.parent.is_dir():
         return [_best_of(folder.parent)]
     if not folder.is_dir():
@@ -124,7 +126,7 @@ def _best_of(run_folder: Path) -> Path:
 
 def _all_of(runs_dir: Path, recipe: str) -> list[Path]:
     """Every checkpoint of every run of a recipe, the newest first."""
-    # Another user's run is taken only where its folder is named.
+    # Another user's run is used only if the settings name its folder.
     mine = [
         path for path in runs_dir.glob(f"*/{names.SETTINGS}") if path.parent.lstat().st_uid == os.geteuid()
     ]
@@ -138,12 +140,12 @@ def _recipe_of(run_toml: Path) -> str:
     try:
         return str(read_tables(run_toml)["train"]["recipe"])
     except (ConfigError, KeyError, TypeError):
-        # Not a run's folder, or one whose making was cut off: it has no checkpoint either.
+        # This is not a run's folder, or its creation was cut off, so it has no checkpoint either.
         return ""
 
 
 def _age(checkpoint: Path) -> tuple[float, int]:
-    """What sorts checkpoints by when they were written; for a damaged one its folder's time stands for it."""
+    """A sort key by the time of writing, for which a damaged checkpoint uses the time of its folder."""
     step = int(checkpoint.name.removeprefix("step-"))
     try:
         return checkpoint_files.read(checkpoint).time_s, step
@@ -184,8 +186,9 @@ def _refuse_what_does_not_fit(checkpoint: Path, about: dict[str, Any], config: T
 
 
 def _changed_settings(about: dict[str, Any], config: TrainConfig) -> list[str]:
-    """A note if the settings are others than the checkpoint's: the run is then no exact continuation."""
-    # A setting that an older version did not know was what its default does.
+    """A note if the settings differ from the checkpoint's, because the run is then not an exact
+    continuation."""
+    # A setting that an older version did not have counts as its default.
     then = type(config)().model_dump(mode="json") | about.get("config", {})
     now = config.model_dump(mode="json")
     changed = [
