@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, Field
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,7 +15,7 @@ from rich.text import Text
 from nbgpu import ui
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.host import doctor, ps
-from nbgpu.client.runs import data_check
+from nbgpu.client.runs import data_check, planning
 from nbgpu.client.sweeps import sweep as client_sweep
 from nbgpu.config import (
     TRAIN_CONFIGS,
@@ -26,8 +27,8 @@ from nbgpu.config import (
     settings_of,
     train_config,
 )
-from nbgpu.config.settings import unused
-from nbgpu.errors import NbgpuError, RankError, RunError
+from nbgpu.config.settings import together, unused
+from nbgpu.errors import ConfigError, NbgpuError, RankError, RunError
 from nbgpu.machine import extras
 from nbgpu.planning import trials
 from nbgpu.planning.trials import SweepConfig
@@ -54,6 +55,26 @@ Recipes: {recipes}
 The same training under torchrun, with no notebook and no cluster:
 torchrun --nproc-per-node=N -m nbgpu.engine.train run.toml
 """
+
+
+class _FileFlag(BaseModel):
+    """The flag of every command that takes settings from a file."""
+
+    config: str = Field(
+        "",
+        description="TOML file, such as a run's run.toml, whose values are the defaults of the other flags",
+    )
+
+
+class _TrainFlags(_FileFlag):
+    """The flags of `nbgpu train` that are no settings."""
+
+    plan: Annotated[bool, flags.SWITCH] = Field(
+        False, description="say what the run would do and take, and do not train"
+    )
+    find_batch_size: Annotated[bool, flags.SWITCH] = Field(
+        False, description="find the largest batch that fits, by trying, and take it as batch_size"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -125,35 +146,39 @@ def _train(arguments: list[str]) -> None:
         )
         sys.exit(f"{named}usage: nbgpu train RECIPE [flags]. Recipes: {', '.join(TRAIN_CONFIGS)}")
     recipe, *rest = arguments
-    only_plan, find_batch_size = "--plan" in rest, "--find-batch-size" in rest
-    rest, file = _take_config_file([flag for flag in rest if flag not in ("--plan", "--find-batch-size")])
+    file = _config_file(rest)
     cluster, train = read_toml(file, recipe=recipe) if file else (ClusterConfig(), train_config(recipe))
+    model = type(train)
     values = flags.parse(
-        [ClusterConfig, settings_of(recipe)],
+        [_TrainFlags, ClusterConfig, model],
         rest,
         prog=f"nbgpu train {recipe}",
-        defaults=cluster.model_dump() | train.model_dump(),
-        hidden=("recipe", *unused(settings_of(recipe))),
+        defaults=train.model_dump() | cluster.model_dump() | _TrainFlags().model_dump(),
+        hidden=("recipe", *unused(model)),
     )
-    settings = {name: value for name, value in values.items() if name not in ClusterConfig.model_fields}
+    asked = _TrainFlags(**{name: values.pop(name) for name in _TrainFlags.model_fields})
+    of_cluster = {name: values.pop(name) for name in ClusterConfig.model_fields}
     # A bad value, a checkpoint that does not fit, and bad data are told before any engine starts.
-    config = train_config(recipe, **settings)
+    config: TrainConfig
+    _, config = together(lambda: ClusterConfig.checked(**of_cluster), lambda: train.changed(**values))
+    if asked.find_batch_size:
+        _require_search(config, rest)
     extras.require(config)
     resume.find(config, contents=False)
     data_check.require(config)
     console = Console()
     ui.connect()
-    with Cluster(**{name: values[name] for name in ClusterConfig.model_fields}) as started:
+    with Cluster(**of_cluster) as started:
         console.print(started.describe())
-        if find_batch_size:
-            found = started.find_batch_size(recipe, **settings)
+        if asked.find_batch_size:
+            found = started.find_batch_size_with(config)
             console.print(str(found), highlight=False)
-            settings |= {"batch_size": found.batch_size, "global_batch_size": None}
-        plan = started.plan(recipe, **settings)
+            config = config.changed(batch_size=found.batch_size, global_batch_size=None)
+        plan = started.plan_with(config)
         console.print(str(plan), highlight=False, soft_wrap=True)
-        if only_plan:
+        if asked.plan:
             return
-        run = started.train(recipe, **settings)
+        run = started.train_with(config)
         console.print(f"writes to {run.folder}", soft_wrap=True)
         try:
             terminal.follow(run, console, known=plan.data)
@@ -193,16 +218,17 @@ def _sweep(arguments: list[str]) -> int:
 
 def _sweep_settings(recipe: str, arguments: list[str]) -> dict[str, Any]:
     """The flags of a sweep: those of the recipe take several values, `--lr 1e-4,1e-3`, or a range."""
-    rest, file = _take_config_file(arguments)
+    file = _config_file(arguments)
     cluster, train = read_toml(file, recipe=recipe) if file else (ClusterConfig(ranks=1), None)
     values = flags.parse(
-        [SweepConfig, ClusterConfig, settings_of(recipe)],
-        rest,
+        [_FileFlag, SweepConfig, ClusterConfig, settings_of(recipe)],
+        arguments,
         prog=f"nbgpu sweep {recipe}",
         defaults=cluster.model_dump() | (train or train_config(recipe)).model_dump(),
         hidden=("recipe", *unused(settings_of(recipe))),
         as_text=settings_of(recipe),
     )
+    del values["config"]
     varied = {
         name: trials.from_text(values.pop(name))
         for name in settings_of(recipe).model_fields
@@ -262,10 +288,31 @@ def _take_value(arguments: list[str], flag: str, what: str) -> tuple[list[str], 
     return arguments[:place] + arguments[place + 2 :], arguments[place + 1]
 
 
-def _take_config_file(arguments: list[str]) -> tuple[list[str], Path | None]:
-    """Takes `--config FILE` out of the arguments: its values are the defaults of all other flags."""
-    rest, file = _take_value(arguments, "--config", "a file, such as run.toml")
-    return rest, None if file is None else Path(file)
+def _config_file(arguments: Sequence[str]) -> Path | None:
+    """The file of `--config`, which is read before the other flags: its values are their defaults."""
+    files = flags.values_of(arguments, "config")
+    if None in files:
+        raise ConfigError("--config needs a file, such as run.toml")
+    if len(files) > 1:
+        raise ConfigError(
+            f"--config stands there {len(files)} times. Give one file, and other values as flags"
+        )
+    return Path(str(files[0])) if files else None
+
+
+def _require_search(config: TrainConfig, arguments: Sequence[str]) -> None:
+    """ConfigError where these flags leave nothing for --find-batch-size to find."""
+    planning.for_search(config)
+    for name in ("batch_size", "global_batch_size"):
+        if flags.values_of(arguments, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"--find-batch-size finds the batch size, and {flag} gives one. Leave one of them out"
+            )
+    if config.smoke_test:
+        raise ConfigError(
+            "--smoke-test trains with batches of 2 samples, whatever fits. Leave out --smoke-test or --find-batch-size"
+        )
 
 
 if __name__ == "__main__":

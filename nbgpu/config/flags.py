@@ -8,8 +8,12 @@ from typing import Annotated, Any
 
 import tyro
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from nbgpu.config.settings import bounds
+
+SWITCH: Any = tyro.conf.FlagCreatePairsOff
+"""Marks a truth value whose flag has no `--no-` form: `plan: Annotated[bool, SWITCH] = False`."""
 
 
 def summary(model: type[BaseModel]) -> str:
@@ -32,8 +36,9 @@ def parse(
     is the same on the command line, in a file and in the notebook.
 
     Args:
-        models: the settings; every field becomes a flag with its description and bounds as help. No two of
-            the models may have a field of the same name.
+        models: the settings; every field becomes a flag with its description and bounds as help. Where two
+            models have a field of the same name, as a recipe in the user's own file may, the flag is that of the
+            first model.
         arguments: the arguments after the command.
         prog: the command, as the help shows it.
         defaults: values for omitted flags, in place of the fields' own defaults.
@@ -45,22 +50,37 @@ def parse(
             which.
     """
     flags: dict[str, tuple[str, Any, Any]] = {}
-    for name, info in ((name, info) for model in models for name, info in model.model_fields.items()):
-        assert name not in flags, f"two models have a field {name}"
-        if name in hidden:
+    for model, name, info in ((m, name, info) for m in models for name, info in m.model_fields.items()):
+        if name in hidden or name in flags:
             continue
         allowed = bounds(info)
         help_text = f"{info.description} ({allowed})" if allowed else info.description
         default = (defaults or {}).get(name, info.default)
-        if as_text is not None and name in as_text.model_fields:
+        if model is as_text:
             shown = tyro.conf.arg(help=f"{help_text} (default: {default})", metavar="VALUE[,...]")
             flags[name] = (name, Annotated[str | None, shown], field(default=None))
             continue
         flags[name] = (
             name,
-            Annotated[info.annotation, tyro.conf.arg(help=help_text)],
+            Annotated[(info.annotation, tyro.conf.arg(help=help_text), *_marks(info))],
             field(default=default),
         )
     holder = make_dataclass("Settings", list(flags.values()))
     description = summary(models[-1])
     return asdict(tyro.cli(holder, args=list(arguments), prog=prog, description=description))
+
+
+def _marks(info: FieldInfo) -> list[Any]:
+    return [mark for mark in info.metadata if mark is SWITCH]
+
+
+def values_of(arguments: Sequence[str], name: str) -> list[str | None]:
+    """The values that follow a field's flag in the arguments, `--name VALUE` or `--name=VALUE`; None where one is missing."""
+    found: list[str | None] = []
+    for place, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        if flag.replace("-", "_") != f"__{name}":
+            continue
+        following = value if equals else next(iter(arguments[place + 1 :]), "")
+        found.append(following if following and not following.startswith("--") else None)
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin
 
@@ -74,6 +74,19 @@ class Settings(BaseModel):
         if problems := [problem for cls in classes for problem in cls.problems(self)]:
             raise ValueError("\n".join(problems))
         return self
+
+
+def together(*checks: Callable[[], Any]) -> list[Any]:
+    """The results of all checks; where some raise ConfigError, one error has the lines of all of them."""
+    results, problems = [], []
+    for check in checks:
+        try:
+            results.append(check())
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return results
 
 
 def bounds(field: FieldInfo) -> str:

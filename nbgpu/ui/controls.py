@@ -19,8 +19,8 @@ from pydantic import BaseModel
 
 from nbgpu.client.cluster import cluster as clusters
 from nbgpu.client.ipykernel.page import answer_while_busy, has_frontend, has_subshells
-from nbgpu.config import ClusterConfig, settings_of, train_config
-from nbgpu.config.settings import control_fields, steerable
+from nbgpu.config import ClusterConfig, TrainConfig, settings_of, train_config
+from nbgpu.config.settings import control_fields, steerable, together
 from nbgpu.errors import ConfigError, NbgpuError, NoClusterError, RankError
 from nbgpu.machine.devices import DEFAULT_CPU_RANKS, inventory
 from nbgpu.protocol.records import FINAL_STATES
@@ -236,7 +236,7 @@ class _Controls:
         self._search = threading.Event()
         self._begin(self._find_batch_size, "trying batch sizes on the ranks …")
 
-    def _begin(self, work: Callable[[Cluster, dict[str, Any]], None], said: str) -> None:
+    def _begin(self, work: Callable[[Cluster, TrainConfig], None], said: str) -> None:
         """Checks the settings, and does something with them and the ranks, on a thread: the kernel must stay free."""
         with self._lock:
             if self._busy or self._is_running():
@@ -250,9 +250,11 @@ class _Controls:
                 return
             devices = self._devices.values(typed)
             try:
-                train_config(self._recipe, **values)
-                if of_devices:
-                    ClusterConfig.checked(**devices)
+                config: TrainConfig
+                *_, config = together(
+                    *([lambda: ClusterConfig.checked(**devices)] if of_devices else []),
+                    lambda: train_config(self._recipe, **values),
+                )
             except ConfigError as error:
                 self._say(str(error), is_error=True)
                 return
@@ -260,7 +262,7 @@ class _Controls:
             self._say(said)
             self._refresh()
         threading.Thread(
-            target=self._do, args=(work, values, devices), name="nbgpu-controls", daemon=True
+            target=self._do, args=(work, config, devices), name="nbgpu-controls", daemon=True
         ).start()
 
     def _refuse(self, bad: Mapping[str, str]) -> None:
@@ -276,8 +278,8 @@ class _Controls:
 
     def _do(
         self,
-        work: Callable[[Cluster, dict[str, Any]], None],
-        values: dict[str, Any],
+        work: Callable[[Cluster, TrainConfig], None],
+        config: TrainConfig,
         devices: dict[str, Any],
     ) -> None:
         try:
@@ -286,7 +288,7 @@ class _Controls:
                 cluster = clusters.Cluster(**devices)
             if not cluster.running:
                 cluster.start()
-            work(cluster, values)
+            work(cluster, config)
         except NbgpuError as error:
             self._say_error(error)
         except Exception as error:  # noqa: BLE001 - on a thread nobody would see it
@@ -297,14 +299,14 @@ class _Controls:
                 self._search = None
                 self._refresh()
 
-    def _train(self, cluster: Cluster, values: dict[str, Any]) -> None:
-        self._show(cluster.train(self._recipe, **values))
+    def _train(self, cluster: Cluster, config: TrainConfig) -> None:
+        self._show(cluster.train_with(config))
 
-    def _plan_run(self, cluster: Cluster, values: dict[str, Any]) -> None:
-        self._say(str(cluster.plan(self._recipe, **values)), is_table=True)
+    def _plan_run(self, cluster: Cluster, config: TrainConfig) -> None:
+        self._say(str(cluster.plan_with(config)), is_table=True)
 
-    def _find_batch_size(self, cluster: Cluster, values: dict[str, Any]) -> None:
-        found = cluster.find_batch_size(self._recipe, stop=self._search, **values)
+    def _find_batch_size(self, cluster: Cluster, config: TrainConfig) -> None:
+        found = cluster.find_batch_size_with(config, stop=self._search)
         self._fields["batch_size"].show(found.batch_size)
         self._say(str(found), is_table=True)
 

@@ -30,13 +30,14 @@ from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.faults.stacks import Lookout, Sighting
 from nbgpu.client.faults.watch import RankWatch
 from nbgpu.client.host import host_checks, registry
+from nbgpu.client.runs import planning
 from nbgpu.client.runs.batch_sizes import BatchSizes
-from nbgpu.client.runs.plan import Plan, data_in_words
+from nbgpu.client.runs.plan import Plan
 from nbgpu.client.runs.run import Run
 from nbgpu.client.variables import definitions, transfer
 from nbgpu.client.variables import table as variables
 from nbgpu.client.variables.autoreload import Reloading
-from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, train_config
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, train_config
 from nbgpu.errors import (
     ClusterError,
     ConfigError,
@@ -47,7 +48,6 @@ from nbgpu.machine import devices, transports
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.planning.suitability import settled
-from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import CellOptions, Device
 
 if TYPE_CHECKING:
@@ -508,7 +508,6 @@ class Cluster:
         """
         return variables.table(self.apply, pattern).frame()
 
-    @uninterrupted()
     def train(self, recipe: str, **settings: Any) -> Run:
         """Starts a training run on all ranks and returns at once. A Stop meanwhile stops the run.
 
@@ -516,7 +515,12 @@ class Cluster:
             ConfigError: a setting is not valid; nothing was started.
             RunError: another run has the ranks now.
         """
-        config = settled(train_config(recipe, **settings), self.devices)
+        return self.train_with(train_config(recipe, **settings))
+
+    @uninterrupted()
+    def train_with(self, config: TrainConfig) -> Run:
+        """As `train`, with settings that are checked already."""
+        config = settled(config, self.devices)
         self.note_use()
         self._make_ready()
         self.tell_news()
@@ -538,15 +542,13 @@ class Cluster:
             ConfigError: a setting is not valid.
             RunError: a training run has the ranks now.
         """
-        config = settled(train_config(recipe, **settings), self.devices)
+        return self.plan_with(train_config(recipe, **settings))
+
+    def plan_with(self, config: TrainConfig) -> Plan:
+        """As `plan`, with settings that are checked already."""
+        config = settled(config, self.devices)
         self._make_ready()
-        results = self.ranks.call(Call.ESTIMATE_MEMORY, config.model_dump(mode="json"), ranks=[0])
-        self.recovery.bring_back(RankWatch(self.ranks, results), results)
-        found = results[0].result()
-        data, steps_per_epoch = data_in_words(config, self.world_size, found["data"])
-        self._planned = Plan(
-            self.config, config, self.devices, self.chosen_transport, found["memory"], data, steps_per_epoch
-        )
+        self._planned = planning.plan(self, config)
         return self._planned
 
     def find_batch_size(
@@ -567,20 +569,14 @@ class Cluster:
             RankError: not even one sample fits, or a step failed otherwise.
             RunError: a training run has the ranks now, or the search was stopped.
         """
-        ignored = ("batch_size", "global_batch_size")
-        settings = {name: value for name, value in settings.items() if name not in ignored}
-        config = settled(train_config(recipe, **settings), self.devices)
-        if "batch_size" in config.UNUSED:
-            raise ConfigError(f"the recipe {recipe!r} has no batches, and so no largest one that fits")
-        if config.strategy == "fsdp":
-            raise ConfigError(
-                "find_batch_size does not know strategy='fsdp': each rank has the whole model in its tries, and a part of it "
-                "in the run. cluster.plan(..., strategy='fsdp', batch_size=N).fits is an estimate for one size"
-            )
+        config = train_config(recipe, **planning.without_batch_sizes(settings))
+        return self.find_batch_size_with(config, stop)
+
+    def find_batch_size_with(self, config: TrainConfig, stop: threading.Event | None = None) -> BatchSizes:
+        """As `find_batch_size`, with settings that are checked already."""
+        config = settled(planning.for_search(config), self.devices)
         self._make_ready()
-        results = self.ranks.call(Call.FIND_BATCH_SIZE, config.model_dump(mode="json"))
-        self.recovery.bring_back(RankWatch(self.ranks, results), results, stop)
-        return BatchSizes(results[0].result())
+        return planning.find_batch_size(self, config, stop)
 
     @uninterrupted()
     def restart(self, rank: int | None = None, replay: bool = False) -> str:

@@ -261,7 +261,7 @@ class Sweep:
     def _train(self, trial: Trial, cluster: Cluster) -> None:
         """Trains one trial to its end, whatever that is."""
         try:
-            run = cluster.train(**trial.going_on())
+            run = cluster.train_with(trial.going_on())
             trial.began(run)
             if self._stopping.is_set():
                 trial.ask_to_stop()

@@ -190,12 +190,11 @@ class Trial:
         if (outcomes and set(map(str, outcomes)) == {"finished"}) or self._has_last_checkpoint():
             self._state = "finished"
 
-    def going_on(self) -> dict[str, Any]:
+    def going_on(self) -> TrainConfig:
         """The settings of its next run: from the newest checkpoint of its own where there is one."""
-        settings = self.config.model_dump()
         if any(checkpoint_files.checkpoints(folder) for folder in self.run_folders):
-            settings["resume"] = resume.AUTO
-        return settings
+            return self.config.changed(resume=resume.AUTO)
+        return self.config
 
     def began(self, run: Run) -> None:
         with self._lock:

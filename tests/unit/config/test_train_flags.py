@@ -1,0 +1,128 @@
+"""The flags of `nbgpu train` that are no settings: what its help shows, and which combinations are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nbgpu import cli
+from nbgpu.client.cluster.cluster import Cluster
+from nbgpu.config import ClusterConfig, TrainConfig, train_config, write_toml
+
+
+class Reached(Exception):
+    """The engines would be started now."""
+
+
+@pytest.fixture
+def no_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def start(_: Cluster) -> None:
+        raise Reached
+
+    monkeypatch.setattr(Cluster, "start", start)
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(*arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", *arguments, "--gpus", "none"])
+    return str(ended.value)
+
+
+@pytest.mark.parametrize("recipe", ["autoencoder", "microstructure"])
+def test_help_shows_what_train_does_beside_the_settings(
+    capsys: pytest.CaptureFixture[str], recipe: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", recipe, "--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert all(f" {flag} " in told for flag in ("--plan", "--find-batch-size", "--config"))
+    assert "--no-plan" not in told
+    assert "--no-find-batch-size" not in told
+
+
+def test_help_of_a_sweep_shows_its_file(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["sweep", "autoencoder", "--help"])
+    told = capsys.readouterr().out
+    assert " --config " in told
+    assert "--plan" not in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["--find-batch-size", "--batch-size", "4"],
+            "--find-batch-size finds the batch size, and --batch-size",
+        ),
+        (["--find-batch-size", "--batch_size=4"], "--find-batch-size finds the batch size, and --batch-size"),
+        (["--global-batch-size", "4", "--find-batch-size"], "and --global-batch-size gives one"),
+        (["--find-batch-size", "--strategy", "fsdp"], "does not know strategy='fsdp'"),
+        (["--find-batch-size", "--plan", "--strategy", "fsdp"], "does not know strategy='fsdp'"),
+        (["--find-batch-size", "--smoke-test"], "Leave out --smoke-test or --find-batch-size"),
+        (["--config"], "--config needs a file"),
+        (["--config", "--plan"], "--config needs a file"),
+        (["--config="], "--config needs a file"),
+        (["--config", "a.toml", "--config=b.toml"], "--config stands there 2 times"),
+        (["--plan", "--batch-size", "0", "--lr", "99"], "lr = 99.0 is not valid"),
+    ],
+)
+@pytest.mark.usefixtures("no_engines")
+def test_flags_that_do_not_go_together_are_refused_before_engines_start(
+    arguments: list[str], expected: str
+) -> None:
+    told = refused("autoencoder", *arguments)
+    assert told.startswith("ConfigError: ")
+    assert expected in told
+
+
+@pytest.mark.usefixtures("no_engines")
+def test_a_recipe_without_batches_has_no_largest_one() -> None:
+    assert "has no batches" in refused("microstructure", "--find-batch-size")
+
+
+@pytest.mark.usefixtures("no_engines")
+def test_all_bad_values_are_named_at_once() -> None:
+    told = refused("autoencoder", "--batch-size", "0", "--lr", "99", "--ranks", "100")
+    assert [line.partition(" = ")[0] for line in told.splitlines()] == [
+        "ConfigError: ranks",
+        "batch_size",
+        "lr",
+    ]
+
+
+@pytest.mark.usefixtures("no_engines")
+@pytest.mark.parametrize("form", [["--config", "run.toml"], ["--config=run.toml"]])
+def test_values_of_a_file_are_defaults_of_flags(monkeypatch: pytest.MonkeyPatch, form: list[str]) -> None:
+    write_toml(
+        Path("run.toml"), ClusterConfig(gpus="none", ranks=3), train_config("autoencoder", lr=0.5, seed=7)
+    )
+    given: list[TrainConfig] = []
+    monkeypatch.setattr(cli.extras, "require", given.append)
+    with pytest.raises(Reached):
+        cli.main(["train", "autoencoder", *form, "--seed", "8"])
+    assert (given[0].lr, given[0].seed) == (0.5, 8)
+
+
+OWN = '''
+from nbgpu.recipes.own import OwnRecipe
+
+class Mine(OwnRecipe):
+    """Trains nothing."""
+
+    plan: int = 3  # a setting that has the name of a flag
+    hidden: int = 8  # a setting of its own
+'''
+
+
+@pytest.mark.usefixtures("no_engines")
+def test_an_own_setting_may_have_the_name_of_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("mine.py").write_text(OWN)
+    given: list[TrainConfig] = []
+    monkeypatch.setattr(cli.extras, "require", given.append)
+    with pytest.raises(Reached):
+        cli.main(["train", "mine.py", "--plan", "--hidden", "16", "--gpus", "none"])
+    assert given[0].model_dump(include={"plan", "hidden"}) == {"plan": 3, "hidden": 16}
