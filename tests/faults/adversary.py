@@ -1,8 +1,8 @@
 """Cells that leave behind whatever a person's cells may, at random, with deaths and Stops in between.
 
-No step may end without a right sum in the second cell after it, a rank is replaced only where the step ended its process,
-and the ranks that lived have their variables. Nothing is left over of a cluster that was stopped, also where a Stop came
-while it stopped or started, and nothing of one whose kernel is killed.
+No step may end without a right sum in the second cell after it, a rank is replaced only where the step ended
+its process, and the ranks that lived have their variables. Nothing is left over of a cluster that was stopped,
+also where a Stop came while it stopped or started, and nothing of one whose kernel is killed.
 
 Not collected with the tests; `make soak` names it. ADVERSARY_MINUTES is how long each seed of ADVERSARY_SEEDS goes on.
 """
@@ -188,7 +188,7 @@ class Adversary:
         return "two cuts at once", set()
 
     def begin_again(self) -> tuple[str, set[int]]:
-        """Stop while the cluster stops, and while another one starts; then one starts that nobody disturbs."""
+        """Stop while the cluster stops, and while another one starts; the one after that is left alone."""
         self.run("print('stopping')\n%nbgpu stop", self.stop_in(self.chance.uniform(0, 1)))
         self.run(f"print('starting')\n{START}", self.stop_in(self.chance.uniform(0, 2)))
         self.run("%nbgpu stop")

@@ -1,4 +1,4 @@
-"""The controls of every recipe in a page: planned, searched for a batch size, started, stopped; and wrong entries."""
+"""The controls of every recipe in a page: plan, search, start and stop; and what is typed wrongly."""
 
 from __future__ import annotations
 
