@@ -58,7 +58,7 @@ _ANSWER_PATIENCE_S = 1.0
 _NOT_RUNNING = "this cluster is not running. Start it with: start(), or %nbgpu start"
 
 _R = TypeVar("_R")
-"""What stands for a rank's answer before that has come."""
+"""A rank's pending reply."""
 
 _current: Cluster | None = None
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import ipyparallel as ipp
 
@@ -23,16 +21,15 @@ from nbgpu.client.engines.connection import Answer, Arrivals, Client
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.results import collect, failures
 from nbgpu.client.engines.seating import Seating
-from nbgpu.client.ipykernel.notice import Notice
+from nbgpu.client.engines.standstill_notice import StandstillNotice
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, RankError
 from nbgpu.machine import devices
 from nbgpu.machine import processes as machine_processes
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.machine.transports import SINGLE, Transport
-from nbgpu.machine.unix_sockets import short_path
 from nbgpu.protocol.calls import Call
-from nbgpu.protocol.records import CellOptions, Device, GivenUp
+from nbgpu.protocol.records import CellOptions, Device
 
 _log = logging.getLogger("nbgpu.cluster")
 
@@ -42,7 +39,6 @@ _ENGINE_PATIENCE_S = 60.0
 _DEATH_PATIENCE_S = 10.0
 _ECHO_PATIENCE_S = 0.1
 _POLL_PERIOD_S = 0.01
-_STANDSTILL_WORTH_SAYING_S = 1.0
 
 
 class Ranks:
@@ -200,7 +196,7 @@ class Ranks:
         Ranks that wait in none are severed too: gloo may not notice a connection that was cut at one end only. Said again
         of the same group, it does nothing more.
         """
-        _give_up(self.seating.generation, self.seating.pids.values(), self._processes.folder)
+        self.seating.give_up(self._processes.folder)
         if self.seating.is_whole:
             self.seating.is_whole = False
             self._note()
@@ -260,7 +256,7 @@ class Ranks:
             ClusterError: no rank can be reached any more.
             RankError: it raised on one rank or more.
         """
-        with StandstillNotice(self) as notice:
+        with StandstillNotice(self.standstills) as notice:
 
             def check() -> None:
                 self.require_reachable()
@@ -482,47 +478,6 @@ class Ranks:
                 )
             time.sleep(_POLL_PERIOD_S)
             take_interrupt()
-
-
-class StandstillNotice:
-    """A notice under the cell that names the ranks which stand still while they are waited for.
-
-    A context manager, whose end removes the notice.
-    """
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._notice = Notice()
-        self._due_mono_s = time.monotonic() + _STANDSTILL_WORTH_SAYING_S
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._notice.show("")
-
-    def check(self, results: Mapping[int, ipp.AsyncResult]) -> None:
-        """Look at the ranks that have not answered; costs nothing where that was just done."""
-        now_s = time.monotonic()
-        if now_s < self._due_mono_s:
-            return
-        self._due_mono_s = now_s + _STANDSTILL_WORTH_SAYING_S
-        standing = self._ranks.standstills(rank for rank, result in results.items() if not result.ready())
-        self._notice.show("; ".join(f"rank {rank} does not answer: {why}" for rank, why in standing.items()))
-
-
-def _give_up(generation: int, pids: Iterable[int], folder: Path) -> None:
-    """Tells engines that a generation of the group is given up; returns at once."""
-    with (
-        suppress(FileNotFoundError),  # the folder goes when the engines end
-        short_path(folder) as short,
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
-    ):
-        sender.setblocking(False)
-        for pid in pids:
-            # Gone; or stopped, and with so much to read that it reads this, too, only when it goes on.
-            with suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
-                sender.sendto(str(generation).encode(), str(short / GivenUp.socket_name(pid)))
 
 
 def reference(function: str) -> ipp.Reference:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from nbgpu.client.engines.results import collect
 from nbgpu.machine.signals import uninterrupted
+from nbgpu.machine.unix_sockets import short_path
+from nbgpu.protocol.records import GivenUp
 
 
 @dataclass
@@ -44,3 +49,20 @@ class Seating:
             pids={rank: pids[number] for rank, number in ranks.items()},
             spares={pids[number]: number for number in numbers[world_size:]},
         )
+
+    def give_up(self, folder: Path) -> None:
+        """Tells the ranks' sentinels that this generation of the group is given up; returns at once.
+
+        Args:
+            folder: the cluster's, in which the sentinels listen.
+        """
+        with (
+            suppress(FileNotFoundError),  # the folder goes when the engines end
+            short_path(folder) as short,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+        ):
+            sender.setblocking(False)
+            for pid in self.pids.values():
+                # Gone; or stopped, and with so much to read that it reads this, too, only when it goes on.
+                with suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+                    sender.sendto(str(self.generation).encode(), str(short / GivenUp.socket_name(pid)))

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import ipyparallel as ipp
 
-from nbgpu.client.engines.ranks import Ranks, StandstillNotice
+from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.results import collect, sentence
+from nbgpu.client.engines.standstill_notice import StandstillNotice
 from nbgpu.client.faults.hangs import HangWatch
 from nbgpu.client.faults.stacks import Lookout
 from nbgpu.client.faults.watch import RankWatch
@@ -27,6 +28,7 @@ _GOES_ON_PATIENCE_S = 10.0
 _FREED_PATIENCE_S = 5.0
 _WATCH_PERIOD_S = 0.1
 _POLL_PERIOD_S = 0.01
+_MAX_REPLACEMENTS = 3
 
 
 class Replayed(Protocol):
@@ -152,7 +154,7 @@ class Recovery:
     ) -> None:
         """Waits for the ranks, frees those that wait for one which failed, and makes the group good again."""
         try:
-            with StandstillNotice(self._cluster.ranks) as notice:
+            with StandstillNotice(self._cluster.ranks.standstills) as notice:
                 while watch.pending() and not watch.stuck():
                     watch.wait(_WATCH_PERIOD_S)
                     watch.check()
@@ -231,6 +233,20 @@ class Recovery:
                 self._cluster.news.append(self._told_as_replaced(replaced))
             raise
         return "\n".join([self._told_as_replaced(list(gone)), *lost])
+
+    def replace_all_gone(self) -> str:
+        """As `replace_gone`, and replaces ranks that die meanwhile too.
+
+        Raises:
+            NbgpuError: a rank cannot be replaced, or one after the other dies.
+        """
+        for _ in range(_MAX_REPLACEMENTS - 1):
+            try:
+                return self.replace_gone()
+            except NbgpuError:
+                if not self._cluster.ranks.gone():
+                    raise
+        return self.replace_gone()
 
     def _told_as_replaced(self, ranks: Sequence[int]) -> str:
         named = ", ".join(map(str, ranks))

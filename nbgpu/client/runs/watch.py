@@ -16,6 +16,7 @@ import ipyparallel as ipp
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.results import sentence
 from nbgpu.client.faults.hangs import HangWatch
+from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.faults.stacks import Lookout
 from nbgpu.client.faults.watch import RankWatch
 from nbgpu.config import ClusterConfig, TrainConfig
@@ -30,7 +31,6 @@ _HANG_S = 5.0
 does not come."""
 _SECOND_STOP_AFTER_S = 1.0
 """Who presses twice within a second meant it once."""
-_MAX_HEAL_ATTEMPTS = 3
 _MAX_DEATHS_WITHOUT_PROGRESS = 2
 """A step that kills its rank each time it is done would go on for ever."""
 _WATCH_PERIOD_S = 0.1
@@ -44,6 +44,7 @@ class Host(Protocol):
     devices: tuple[Device, ...]
     chosen_transport: ChosenTransport
     news: list[str]
+    recovery: Recovery
 
     @property
     def folder(self) -> Path: ...
@@ -56,8 +57,6 @@ class Host(Protocol):
 
     @property
     def ranks(self) -> Ranks: ...
-
-    def replace_gone(self) -> str: ...
 
     def leave_behind(self, results: Mapping[int, ipp.AsyncResult]) -> None: ...
 
@@ -255,15 +254,11 @@ class RunWatch:
         if stuck:
             self._host.ranks.end(stuck)
             why += f"; rank {', '.join(map(str, stuck))} did not come back, and was ended"
-        for attempt in range(1, _MAX_HEAL_ATTEMPTS + 1):
-            try:
-                told = self._host.replace_gone()
-                break
-            except NbgpuError as error:
-                # Another one that died meanwhile is replaced too.
-                if attempt == _MAX_HEAL_ATTEMPTS or not self._host.ranks.gone():
-                    self._add_to_failures(f"it could not be replaced: {error}")
-                    return False
+        try:
+            told = self._host.recovery.replace_all_gone()
+        except NbgpuError as error:
+            self._add_to_failures(f"it could not be replaced: {error}")
+            return False
         self.heals.append(f"While {self._folder.name} was training, {sentence(why)} {told}")
         self._host.news.append(self.heals[-1])
         self.failures = ()
