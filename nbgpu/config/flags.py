@@ -75,7 +75,7 @@ def _marks(info: FieldInfo) -> list[Any]:
 
 
 def values_of(arguments: Sequence[str], name: str) -> list[str | None]:
-    """The values that follow a field's flag in the arguments, `--name VALUE` or `--name=VALUE`; None where one is missing."""
+    """The values of a field's flag, given as `--name VALUE` or `--name=VALUE`; None where a value is missing."""
     found: list[str | None] = []
     for place, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")

@@ -1,5 +1,8 @@
-"""Decides how what went wrong on the ranks is mended, and mends it: who is freed, who is replaced, and when the group is
-formed again."""
+"""Decides how a failure on the ranks is mended, and mends it.
+
+A rank that waits for another is freed, a rank whose process has ended is replaced, and the group is formed again where
+it can no longer be trusted.
+"""
 
 from __future__ import annotations
 
@@ -79,14 +82,15 @@ class Recovery:
             last_run: the folder of the run that the ranks had last; None where there was none.
 
         Raises:
-            ClusterError: ranks were replaced, which must be known before anything is sent, or are still in an earlier cell.
+            ClusterError: ranks were replaced, which must be known before anything is sent, or are still in an
+                earlier cell.
         """
         self._replace_ranks_that_went()
         self._take_back_ranks_left_behind(last_run)
         self._mend_what_cells_left()
 
     def _replace_ranks_that_went(self) -> None:
-        """Replaces ranks that ended between two cells, and says so before the next one meets empty ranks."""
+        """Replaces ranks that ended between two cells, and says so before the next cell meets empty ranks."""
         gone = self._cluster.ranks.gone()
         if gone:
             told = self.replace_gone()
@@ -96,8 +100,11 @@ class Recovery:
             )
 
     def _take_back_ranks_left_behind(self, last_run: Path | None) -> None:
-        """Forms the group anew if ranks that were given up on are back, or if that was cut short before; refuses while a
-        rank is not back."""
+        """Forms the group again if ranks that were given up are back, or if the forming was cut short before.
+
+        Raises:
+            ClusterError: a rank is not back.
+        """
         if not self._left_behind and self._cluster.ranks.group_is_whole:
             return
         if self._stood_still & set(self._busy()) and not self._cluster.ranks.standstills(self._busy()):
@@ -129,7 +136,7 @@ class Recovery:
             self._cluster.ranks.call(Call.LET_GO_OF_RUN, str(last_run))
 
     def _mend_what_cells_left(self) -> None:
-        """Forms the group again that a cell has ended, and says which handlers of signals the ranks have taken back."""
+        """Forms the group again that a cell has ended, and names the signal handlers that the ranks took back."""
         if ended := self._cluster.ranks.without_group():
             lines = self._cluster.ranks.regroup()
             self._cluster.news += [
@@ -273,7 +280,7 @@ class Recovery:
 
     @uninterrupted()
     def take_up_the_cell(self) -> None:
-        """Waits a moment for a cell that was running when the notebook went, and forms the group again where it failed."""
+        """Waits a moment for a cell that was running when the notebook went; forms the group again if it failed."""
         group_is_whole = self._cluster.ranks.group_is_whole
         if not group_is_whole:
             # The notebook went while the group was formed: who came waits for who was not called.
@@ -291,8 +298,8 @@ class Recovery:
     def restart(self, rank: int, history: Replayed, replay: bool) -> str:
         """Ends a rank and puts a new engine in its place; says what happened.
 
-        Other ranks that are still in an earlier cell are stopped. One that does not come back even then is given up as well:
-        without it there is no group.
+        Other ranks that are still in an earlier cell are stopped. A rank that does not come back even then is given up
+        as well: without it there is no group.
 
         Args:
             rank: the rank to end.

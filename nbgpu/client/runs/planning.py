@@ -1,4 +1,4 @@
-"""Finds out on a cluster's ranks what a run will take of them, before it is started: a plan, or the largest batch."""
+"""Asks a cluster's ranks what a run will take before it starts: a plan of the run, or the largest batch that fits."""
 
 from __future__ import annotations
 

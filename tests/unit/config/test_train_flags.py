@@ -1,4 +1,4 @@
-"""The flags of `nbgpu train` that are no settings: what its help shows, and which combinations are refused."""
+"""The flags of `nbgpu train` that are no settings: help shows them, and contradictions are refused."""
 
 from __future__ import annotations
 
