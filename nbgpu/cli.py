@@ -1,4 +1,4 @@
-"""The `nbgpu` command; every flag is read off the settings' models."""
+"""The `nbgpu` command. All its flags are derived from the models of the settings."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class _TrainFlags(_FileFlag):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one command; exits with 1 and the error's message where it fails."""
+    """Run one command. If it fails, exit with 1 and the error's message."""
     arguments = sys.argv[1:] if arguments is None else arguments
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     try:
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _with_tracebacks(error: RankError) -> str:
-    """The error as a notebook shows it, with the ranks' own tracebacks; in colour where that can be seen."""
+    """The text of an error as in a notebook, with the ranks' own tracebacks; in colour on a terminal."""
     told = "\n".join(error._render_traceback_())
     return told if sys.stderr.isatty() else Text.from_ansi(told).plain
 
@@ -189,7 +189,7 @@ def _train(arguments: list[str]) -> None:
 
 
 def _sweep(arguments: list[str]) -> int:
-    """Starts a sweep or goes on with one; returns the exit code, 1 where a trial is not finished."""
+    """Start or continue a sweep. Returns the exit code, which is 1 if a trial is not finished."""
     ui.connect()
     ui.connect_sweeps()
     if arguments and _is_recipe(arguments[0]):
@@ -265,7 +265,7 @@ def _stop(arguments: list[str]) -> None:
 
 
 def _doctor(arguments: list[str]) -> int:
-    """Prints the findings as they come; returns the exit code, 1 where something does not work."""
+    """Print the findings as they come. Returns the exit code, which is 1 if something does not work."""
     rest, runs_dir = _take_value(arguments, "--runs-dir", "a folder, such as nbgpu_runs")
     if set(rest) - {"--json"}:
         sys.exit("usage: nbgpu doctor [--json] [--runs-dir FOLDER]")
@@ -279,7 +279,7 @@ def _doctor(arguments: list[str]) -> int:
 
 
 def _take_value(arguments: list[str], flag: str, what: str) -> tuple[list[str], str | None]:
-    """Takes `flag VALUE` out of the arguments."""
+    """Take `flag VALUE` out of the arguments."""
     if flag not in arguments:
         return arguments, None
     place = arguments.index(flag)

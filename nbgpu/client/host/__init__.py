@@ -1,1 +1,1 @@
-"""The host as the notebook's side knows it: the clusters that run on it, and the findings of `nbgpu doctor`."""
+"""The host: the clusters that run on it, and the checks of `nbgpu doctor`."""

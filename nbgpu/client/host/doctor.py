@@ -1,6 +1,7 @@
-"""What `nbgpu doctor` says: whether this machine is fit for nbgpu, and what to do where it is not.
+"""`nbgpu doctor`: check whether this machine is fit for nbgpu, and say what to do where it is not.
 
-Nothing is guessed that can be tried: processes form groups and add numbers up, as the ranks of a cluster do.
+What can be tried is tried and not guessed: processes form groups and add up numbers, as the ranks of a
+cluster do.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from nbgpu.machine.tried_versions import newer_than_tried
 
 _EXIT_CODES: dict[Verdict, int] = {"ok": 0, "warn": 0, "fail": 1}
 _PANELS_DURING_A_CELL = (7, 1)
-"""ipykernel from this version on lets buttons act while a cell runs."""
+"""The first version of ipykernel in which buttons work while a cell runs."""
 
 
 def examine(runs_dir: str) -> Iterator[Finding]:
-    """Looks at the machine, one thing after the other; takes some seconds, in which processes import torch.
+    """Check the machine, one thing after the other. This takes some seconds, because processes import torch.
 
     Args:
-        runs_dir: where runs are to be written.
+        runs_dir: the folder for runs.
     """
     yield host_checks.system()
     yield from _versions()
@@ -58,7 +59,7 @@ def examine(runs_dir: str) -> Iterator[Finding]:
 
 
 def _versions() -> Iterator[Finding]:
-    """Python, nbgpu, and what nbgpu needs, against what it asks for."""
+    """Compare the versions of Python, nbgpu and its dependencies with the required ones."""
     yield ok("python", f"{platform.python_version()} ({platform.python_implementation()})")
     versions, wrong = [f"nbgpu {metadata.version('nbgpu')}"], []
     for line in metadata.requires("nbgpu") or []:
@@ -90,7 +91,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _leftovers() -> Iterator[Finding]:
-    """Clusters whose notebooks are gone, and folders of clusters that nothing is left of."""
+    """Find clusters whose notebooks are gone, and folders of clusters that no longer exist."""
     try:
         known = registry.entries()
     except ClusterError as error:
@@ -114,13 +115,13 @@ def _leftovers() -> Iterator[Finding]:
 
 
 def _cluster_folders() -> list[Path]:
-    """This user's, with a profile of ipyparallel's in them."""
+    """The cluster folders of this user, which contain a profile of ipyparallel."""
     found = Path(tempfile.gettempdir()).glob("nbgpu-*/profile")
     return sorted(path.parent for path in found if path.stat().st_uid == os.getuid())
 
 
 def _groups(torch: dict[str, Any]) -> Iterator[Finding]:
-    """Groups of real processes, formed as a cluster's are."""
+    """Form groups of real processes, as a cluster does."""
     pair = (devices.cpu(0), devices.cpu(1))
     try:
         yield ok("gloo", _timing_in_words(probes.all_reduce(pair, "gloo")))
@@ -155,19 +156,19 @@ def _timing_in_words(answers: Sequence[dict[str, Any]]) -> str:
 
 
 def line(finding: Finding) -> str:
-    """A finding as a person reads it; what to do stands below."""
+    """A finding in words, with the remedy in the line below."""
     text = f"{finding.verdict:<5} {finding.check:<14} {finding.text}"
     return f"{text}\n{'':<20} -> {finding.fix}" if finding.fix else text
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """The last line."""
+    """The last line of the report, with the number of findings by verdict."""
     count = {verdict: sum(f.verdict == verdict for f in findings) for verdict in ("ok", "warn", "fail")}
     return f"{count['ok']} ok, {count['warn']} to look at, {count['fail']} that do not work"
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """For a bug report: the home folder and the user's name are left out."""
+    """The findings as JSON for a bug report, without the home folder and the user's name."""
     # Scripts read these keys, so they stay, whatever the fields of a Finding are called.
     fields = [{"check": f.check, "verdict": f.verdict, "told": f.text, "fix": f.fix} for f in findings]
     text = json.dumps({"verdict": worst(findings), "findings": fields}, indent=2)
@@ -177,10 +178,10 @@ def as_json(findings: Sequence[Finding]) -> str:
 
 
 def worst(findings: Sequence[Finding]) -> Verdict:
-    """The verdict of all of them together."""
+    """The worst verdict of all findings."""
     return max((f.verdict for f in findings), key=["ok", "warn", "fail"].index, default="ok")
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """0 unless something does not work."""
+    """The exit code: 0 unless something does not work."""
     return _EXIT_CODES[worst(findings)]

@@ -1,4 +1,4 @@
-"""What a look at the machine has found: one thing, what it is worth, and what to do about it."""
+"""The findings of a check of the machine, each with a verdict and a remedy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Verdict = Literal["ok", "warn", "fail"]
-"""'warn': works, but slower, or not in every case. 'fail': keeps nbgpu, or a device, from working."""
+"""'warn': nbgpu works, but slower, or not in every case. 'fail': nbgpu, or a device, does not work."""
 
 
 @dataclass(frozen=True)
@@ -17,19 +17,19 @@ class Finding:
     verdict: Verdict
     text: str
     fix: str = ""
-    """What to do; empty where there is nothing to be done."""
+    """What to do about it; empty where nothing needs to be done."""
 
 
 def ok(check: str, text: str) -> Finding:
-    """Nothing to be done."""
+    """A finding about which nothing needs to be done."""
     return Finding(check, "ok", text)
 
 
 def warn(check: str, text: str, fix: str) -> Finding:
-    """Works, but slower than it could, or not always."""
+    """A finding about something that works, but slower than it could, or not always."""
     return Finding(check, "warn", text, fix)
 
 
 def fail(check: str, text: str, fix: str) -> Finding:
-    """Does not work."""
+    """A finding about something that does not work."""
     return Finding(check, "fail", text, fix)

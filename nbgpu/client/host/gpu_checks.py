@@ -1,4 +1,4 @@
-"""What NVML says of the GPUs: which there are, who uses them, and how they reach one another.
+"""Check the GPUs with NVML: which there are, whether they are in use, and how they reach one another.
 
 Written from NVML's documentation; not run on a GPU yet.
 """
@@ -33,10 +33,10 @@ _NO_NVLINK = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMEN
 
 
 def gpus(torch: Mapping[str, Any] | None) -> Iterator[Finding]:
-    """Driver, GPUs and links, and whether torch can use them.
+    """Check the driver, the GPUs and the links, and whether torch can use them.
 
     Args:
-        torch: what `engine/group/probe.py` says about it; None where it cannot be imported.
+        torch: the answer of `engine/group/probe.py` about torch; None where torch cannot be imported.
     """
     try:
         pynvml.nvmlInit()
@@ -96,7 +96,8 @@ def _gpu(index: int, handle: Any, torch: Mapping[str, Any] | None) -> Iterator[F
 
 
 def _runs_on(architectures: list[str], major: int, minor: int) -> bool:
-    """Whether kernels built for these run there: the same major and no newer minor, or PTX of an older one."""
+    """Whether kernels built for these architectures run on a GPU of this compute capability: binaries need
+    the same major and no newer minor number, and PTX no newer version."""
     for architecture in architectures:
         kind, _, number = architecture.partition("_")
         digits = "".join(c for c in number if c.isdigit())
@@ -107,7 +108,7 @@ def _runs_on(architectures: list[str], major: int, minor: int) -> bool:
 
 
 def _links(handles: list[Any]) -> Iterator[Finding]:
-    """How each pair of GPUs reaches one another, pairs that are alike in one line."""
+    """Report how the GPUs of each pair reach one another, with equal pairs in one line."""
     pairs: dict[tuple[str, bool], list[str]] = {}
     for (i, first), (j, second) in combinations(enumerate(handles), 2):
         status = pynvml.nvmlDeviceGetP2PStatus(first, second, pynvml.NVML_P2P_CAPS_INDEX_READ)
@@ -128,7 +129,7 @@ def _links(handles: list[Any]) -> Iterator[Finding]:
 
 
 def _num_nvlinks(handle: Any) -> int:
-    """The NVLinks of a GPU that are up."""
+    """The number of NVLinks of a GPU that are up."""
     num_up = 0
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:

@@ -1,4 +1,4 @@
-"""What the host gives the ranks: cores, memory, disk, limits, the loopback interface."""
+"""Check what the host gives the ranks: cores, memory, disk, limits, the loopback interface."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from nbgpu.errors import ClusterError, ConfigError
 
 _GIB = 2**30
 _MIN_SHARED_BYTES = _GIB
-"""NCCL's buffers between GPUs without P2P, and PyTorch's DataLoader workers; Docker gives 64 MiB unless told otherwise."""
+"""Enough for NCCL's buffers between GPUs without P2P and for the workers of torch's DataLoader. Docker's
+default is 64 MiB."""
 _MIN_DISK_BYTES = 10 * _GIB
 _MIN_OPEN_FILES = 4096
 _FILES_OF_CONTROLLER = 128
-"""Open files and sockets of ipyparallel's controller: 94, and 6 for each engine. The rest is for clients and engines that
-come later."""
+"""The open files and sockets of ipyparallel's controller. It needs 94 and 6 for each engine; the rest is for
+clients and engines that come later."""
 _FILES_FOR_EACH_ENGINE = 8
 _FILES_OF_OWNER = 64
-"""What the kernel, or a script, opens for a cluster: about 30, and more while it trains."""
+"""The files that the kernel, or a script, opens for a cluster: about 30, and more while it trains."""
 _MIN_FILE_BYTES = 2**20
 _MIN_PROCESSES = 2048
 _MIN_MEMORY_BYTES = 2 * _GIB
@@ -35,11 +36,11 @@ _NOT_NCCLS = {
     "NCCL_BLOCKING_WAIT": "it is torch's old name for TORCH_NCCL_BLOCKING_WAIT",
     "NCCL_ASYNC_ERROR_HANDLING": "it is torch's old name for TORCH_NCCL_ASYNC_ERROR_HANDLING",
 }
-"""Variables that guides name as NCCL's."""
+"""Variables that guides wrongly attribute to NCCL."""
 
 
 def system() -> Finding:
-    """The operating system. The ranks need Linux: pidfds, /proc, memfds."""
+    """Check the operating system. The ranks need Linux, because they use pidfds, /proc and memfds."""
     text = f"{platform.system()} {platform.release()}, {platform.machine()}, glibc {platform.libc_ver()[1] or 'none'}"
     if platform.system() != "Linux":
         return fail("system", text, "nbgpu runs its ranks on Linux only (WSL 2 is one)")
@@ -47,7 +48,7 @@ def system() -> Finding:
 
 
 def cores() -> Finding:
-    """Cores that the ranks may use, and whether the container has less time than they give."""
+    """Check the cores that the ranks may use, and whether the container has a smaller quota of CPU time."""
     usable, quota = len(os.sched_getaffinity(0)), cpu_quota()
     text = f"{usable} of the host's {os.cpu_count()} cores"
     if quota is not None and quota < usable:
@@ -62,7 +63,7 @@ def cores() -> Finding:
 
 
 def memory() -> Finding:
-    """Host memory, and the container's limit."""
+    """Check the memory of the host, and the limit of the container."""
     host, limit_bytes = psutil.virtual_memory(), memory_limit_bytes()
     text = f"{host.total / _GIB:.1f} GiB, {host.available / _GIB:.1f} GiB of it free"
     if limit_bytes is not None and limit_bytes < host.total:
@@ -77,7 +78,7 @@ def memory() -> Finding:
 
 
 def shared_memory() -> Finding:
-    """/dev/shm, which NCCL and the workers of torch's DataLoader use."""
+    """Check /dev/shm, which NCCL and the workers of torch's DataLoader use."""
     try:
         usage = shutil.disk_usage("/dev/shm")
     except OSError as error:
@@ -95,7 +96,7 @@ def shared_memory() -> Finding:
 
 
 def disk(runs_dir: str) -> Finding:
-    """Where the runs are written."""
+    """Check the folder for runs."""
     folder = Path(runs_dir).absolute()
     while not folder.exists():
         folder = folder.parent
@@ -112,7 +113,7 @@ def disk(runs_dir: str) -> Finding:
 
 
 def limits(has_gpus: bool) -> Iterator[Finding]:
-    """Of this process, which the ranks inherit."""
+    """Check the limits of this process, which the ranks inherit."""
     yield _at_least(
         "open files", resource.RLIMIT_NOFILE, _MIN_OPEN_FILES, "ulimit -n 65536 before the notebook starts"
     )
@@ -146,7 +147,7 @@ def _in_words(most: int, unit: str) -> str:
 
 
 def loopback() -> Finding:
-    """Whether processes of this host reach one another on 127.0.0.1, on a port that the system chooses."""
+    """Check that processes of this host reach one another on 127.0.0.1, on a port that the system chooses."""
     if "lo" not in interfaces():
         return fail(
             "loopback",
@@ -178,16 +179,17 @@ def loopback() -> Finding:
 
 
 def require_startable(variables: Mapping[str, str], backends: Iterable[str], num_engines: int) -> None:
-    """Refuse what no cluster can start with.
+    """Raise an error in conditions under which no cluster can start.
 
     Args:
-        variables: the environment.
-        backends: torch.distributed's, which the ranks may use.
-        num_engines: the processes of ranks, also spare ones.
+        variables: the environment variables.
+        backends: the backends of torch.distributed that the ranks may use.
+        num_engines: the number of engine processes, including spare ones.
 
     Raises:
-        ConfigError: a variable names a network interface that is not there.
-        ClusterError: this process, and with it those of the cluster, may not open enough files, or may write short ones only.
+        ConfigError: a variable names a network interface that does not exist.
+        ClusterError: the limits of this process, which the cluster inherits, allow too few open files or too
+            short files.
     """
     names = dict.fromkeys(f"{backend.upper()}_SOCKET_IFNAME" for backend in backends)
     problems = [
@@ -215,7 +217,8 @@ def require_startable(variables: Mapping[str, str], backends: Iterable[str], num
 
 
 def environment(variables: Mapping[str, str]) -> Iterator[Finding]:
-    """Variables that a person has set and that decide how ranks talk or which devices they see."""
+    """Check the variables that the user has set and that decide how ranks communicate or which devices they
+    see."""
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if name in variables and (missing := _missing_interfaces(name, variables[name])):
             yield fail(
@@ -241,12 +244,13 @@ def interfaces() -> list[str]:
 
 
 def _missing_interfaces(variable: str, value: str) -> str:
-    """Names in a variable that no interface has. NCCL's are prefixes, unless they begin with '='; '^' excludes."""
+    """The names in a variable that no interface has. NCCL's names are prefixes, unless they begin with '=';
+    '^' excludes."""
     if variable == "NCCL_SOCKET_IFNAME":
         if value.startswith("^"):
             return ""
         exactly, names = value.startswith("="), value.lstrip("=").split(",")
-        # One that fits is enough for NCCL.
+        # One matching name is enough for NCCL.
         fits = any(
             there == name if exactly else there.startswith(name) for name in names for there in interfaces()
         )
@@ -255,13 +259,13 @@ def _missing_interfaces(variable: str, value: str) -> str:
 
 
 def without_home(path: Path) -> str:
-    """A path as a bug report may show it."""
+    """A path with the home folder written as ~, for bug reports."""
     home = Path.home()
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
 def cpu_quota() -> float | None:
-    """Cores' worth of time that the container may use; None where that is not limited."""
+    """The container's quota of CPU time, in cores; None where it is not limited."""
     quotas = []
     for folder in _cgroup_folders("cpu"):
         own = folder / "cpu.max"
@@ -281,18 +285,18 @@ def memory_limit_bytes() -> int | None:
     names = ("memory.max", "memory.limit_in_bytes")
     paths = [folder / name for folder in _cgroup_folders("memory") for name in names]
     limits = [path.read_text().strip() for path in paths if path.exists()]
-    # The first version of cgroups says a very large number for none.
+    # The first version of cgroups has a very large number for no limit.
     return min((int(text) for text in limits if text != "max" and int(text) < 2**60), default=None)
 
 
 def _cgroup_folders(controller: str) -> Iterator[Path]:
-    """The folders of this process's control groups that bound it, its own first."""
+    """Yield the folders of the control groups that limit this process, its own first."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
         root = Path("/sys/fs/cgroup") / (controller if controllers else "")
-        # In a container the path may be the host's, which is not there; the root always is.
+        # In a container the path may be that of the host, which does not exist there; the root always exists.
         own = root / path.lstrip("/")
         yield from (
             folder for folder in (own, *own.parents) if folder.is_relative_to(root) and folder.exists()

@@ -1,4 +1,4 @@
-"""Questions that only a process with torch can answer, asked of one that ends when it has answered, or is ended."""
+"""Run checks that need torch in processes of their own, which end with their answer or are killed."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from nbgpu.machine import devices, interpreter
 from nbgpu.protocol.records import Device
 
 _PATIENCE_S = 120.0
-"""For imports on a busy host, and for NCCL's first collective on many GPUs."""
+"""Long enough for imports on a busy host, and for NCCL's first collective on many GPUs."""
 _POLL_PERIOD_S = 0.02
 
 
 def about_torch() -> dict[str, Any]:
-    """What torch is built with, and how many GPUs it sees; ClusterError where it cannot be imported."""
+    """The versions that torch is built with, and the number of GPUs that it sees; ClusterError if it cannot
+    be imported."""
     (answer,) = _ask([["about"]], {})
     return answer
 
 
 def all_reduce(chosen: Sequence[Device], backend: str) -> list[dict[str, Any]]:
-    """Forms a group of one process for each device, and adds up a megabyte over all of them.
+    """Form a group with one process for each device, and run an all_reduce of a megabyte.
 
     Returns:
-        By rank: `form_s` and `all_reduce_s`, in seconds.
+        `form_s` and `all_reduce_s`, in seconds, by rank.
 
     Raises:
-        ClusterError: a process failed, or did not answer; the message ends with its last words.
+        ClusterError: a process failed or did not answer; the message has the last line of its error output.
     """
     gpus = ",".join(dict.fromkeys(d.uuid for d in chosen if d.kind == "cuda"))
     with tempfile.TemporaryDirectory(prefix="nbgpu-trial-") as folder:
@@ -47,7 +48,7 @@ def all_reduce(chosen: Sequence[Device], backend: str) -> list[dict[str, Any]]:
 
 def _ask(questions: Sequence[Sequence[str]], environment: dict[str, str]) -> list[dict[str, Any]]:
     with ExitStack() as open_files:
-        # Files and not pipes: NCCL may be told to say more than a pipe holds.
+        # Files take the output and not pipes, because NCCL may be set to log more than a pipe holds.
         outputs, errors = (
             [open_files.enter_context(tempfile.TemporaryFile("w+")) for _ in questions] for _ in range(2)
         )
@@ -62,7 +63,7 @@ def _ask(questions: Sequence[Sequence[str]], environment: dict[str, str]) -> lis
         ]
         give_up_s = time.monotonic() + _PATIENCE_S
         try:
-            # Once one has failed, the others would wait for it.
+            # Once one process has failed, the others would wait for it.
             while any(process.poll() is None for process in asked) and not any(p.poll() for p in asked):
                 if time.monotonic() > give_up_s:
                     raise ClusterError(f"no answer within {_PATIENCE_S:g} s")

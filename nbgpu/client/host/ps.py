@@ -1,4 +1,4 @@
-"""What `nbgpu ps` shows and `nbgpu stop` ends: clusters of any notebook, also of those that are gone."""
+"""`nbgpu ps` and `nbgpu stop`: list and end clusters of any notebook, also of notebooks that are gone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TAIL_BYTES = 8192
 
 
 def table() -> str:
-    """Every cluster of this user on this host, one in a line."""
+    """A table of all clusters of this user on this host, one in a line."""
     known = registry.entries()
     notes = [
         f"{path} is no entry of a cluster, and is passed over: remove it" for path in registry.unreadable()
@@ -43,14 +43,14 @@ def table() -> str:
 
 
 def stop(names: Sequence[str], everything: bool = False) -> list[str]:
-    """Ends clusters: the named ones, or all, or with neither those that were left over.
+    """End clusters: the named ones, or all, or with neither those that were left over.
 
     Returns:
-        A line for each that says what was ended.
+        A line for each cluster that says what was ended.
 
     Raises:
-        NoClusterError: a name is no cluster's; nothing was ended.
-        ClusterError: a process does not end, even killed.
+        NoClusterError: no cluster has one of the names; nothing was ended.
+        ClusterError: a process survives SIGKILL.
     """
     known = registry.entries()
     unknown = [name for name in names if not any(entry.answers_to(name) for entry in known)]
@@ -95,7 +95,7 @@ def _run(folder: Path | None) -> str:
         with lines.open_file(record_path(folder, 0)) as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
             last = lines.whole(file.read())
-        # The first may be cut, and a rank that has just begun has written none.
+        # The first line may be cut off, and a rank that has just begun has written none.
         return f"{folder.name}, step {parse(0, last[-1]).step}" if len(last) > 1 else folder.name
     except (OSError, ValueError, RunError):
-        return folder.name  # of the run nothing is known but its name
+        return folder.name  # nothing is known about the run except its name

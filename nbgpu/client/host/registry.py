@@ -1,9 +1,10 @@
-"""The clusters of this user on this host: who has which GPU, what runs, and what is left over.
+"""The registry of this user's clusters on this host, with their GPUs and their state.
 
-One JSON file for each cluster, in a folder that only the user can enter. It is written by whoever has the cluster,
-and says all that another process must know to list it, to end it or to take it over. Nothing needs to be undone
-when processes are killed: a file counts as long as one of the processes lives that it names by number and
-start time. So the file is also the lease on the cluster's GPUs, and a lock on the folder makes the taking of it fair.
+Each cluster has a JSON file in a folder that only the user can enter. The process that has the cluster writes
+the file, with everything that another process must know to list, end or take over the cluster. Nothing needs
+to be undone when processes are killed: a file counts as long as one of the processes lives that it names by
+pid and start time. So the file is also the lease on the cluster's GPUs, and a lock on the folder prevents two
+processes from taking the same GPU.
 """
 
 from __future__ import annotations
@@ -33,83 +34,86 @@ from nbgpu.protocol.records import Device
 from nbgpu.version import VERSION
 
 STATE_VARIABLE = "NBGPU_STATE_DIR"
-"""Environment variable: a folder for these files in place of the usual one."""
+"""The environment variable that names another folder for these files than the usual one."""
 
 State = Literal["starting", "running", "kept", "left over"]
 
 
 class Footprint(BaseModel):
-    """What every version of nbgpu can read of a cluster: enough to list it, to end it and to know its GPUs.
+    """The fields of an entry that every version of nbgpu can read: enough to list a cluster, to end it and to
+    know its GPUs.
 
-    A field here keeps its name and its form for ever.
+    Fields of this class never change their names or formats.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: Annotated[str, Field(pattern="^[0-9a-f]+$")]
     version: str = ""
-    """The nbgpu that wrote it; empty where that was before versions were noted."""
+    """The version of nbgpu that wrote the entry; empty for versions that did not note it."""
     boot: str
-    """Of the host: process numbers and start times are good until the next one."""
+    """The id of the host's boot. Pids and start times are valid until the next boot."""
     owner: ProcessId
     """The notebook's kernel, or the script, that has the cluster or had it last."""
     notebook: str
-    """What the owner is called: the notebook's path where it is known."""
+    """The name of the owner: the notebook's path where it is known."""
     folder: Path
-    """The cluster's private one."""
+    """The cluster's private folder."""
     started_s: float
     leaders: dict[str, ProcessId] = {}
-    """The engines' common parent and the controller, by what messages call them; empty while they start."""
+    """The engines' common parent and the controller, by their names in messages; empty while they start."""
     engines: dict[int, ProcessId] = {}
-    """By rank."""
+    """The engines by rank."""
     run: Path | None = None
     """The folder of the run that was started last."""
 
     @abstractmethod
     def gpus(self) -> list[str]:
-        """The UUIDs of its GPUs, each once."""
+        """The UUIDs of the cluster's GPUs, each once."""
 
     @abstractmethod
     def device_names(self) -> list[str]:
-        """By rank: 'GPU 0', 'CPU'."""
+        """The names of the devices by rank: 'GPU 0', 'CPU'."""
 
     @abstractmethod
     def is_to_be_kept(self) -> bool:
-        """Whether it was started with `keep`."""
+        """Whether the cluster was started with `keep`."""
 
     def alive(self) -> bool:
-        """Whether any of its processes runs; while it starts, whether the owner does."""
+        """Whether any process of the cluster runs, or, while the cluster starts, whether the owner runs."""
         if self.boot != _boot():
             return False
         processes = [*self.leaders.values(), *self.engines.values()]
         return any(process.alive() for process in processes or [self.owner])
 
     def state(self) -> State:
-        """What it is, given that it is alive."""
+        """The state of a cluster that is alive."""
         if self.owner.alive():
             return "running" if self.engines else "starting"
         is_kept = self.is_to_be_kept() and all(process.alive() for process in self.leaders.values())
         return "kept" if is_kept else "left over"
 
     def answers_to(self, name: str) -> bool:
-        """Whether a person may mean this cluster by a name: its id, a notebook's path or name, or a process."""
+        """Whether a name may mean this cluster: its id, its notebook's path or name, or the pid of one of its
+        processes."""
         pids = [self.owner.pid, *(p.pid for p in [*self.leaders.values(), *self.engines.values()])]
         return name in (self.id, self.notebook, Path(self.notebook).name, *map(str, pids))
 
     def describe(self) -> str:
-        """'3fa2b1 (train.ipynb, process 1234)'."""
+        """The cluster in words: '3fa2b1 (train.ipynb, process 1234)'."""
         return f"{self.id} ({self.notebook}, process {self.owner.pid})"
 
 
 class Entry(Footprint):
-    """All that is known of one cluster. A field that is added here is kept and brought back with no other edit, once
-    `Cluster` fills it in."""
+    """Everything that is known about one cluster. A field that is added here is stored and restored with no
+    other edit, once `Cluster` fills it in."""
 
     config: ClusterConfig
     devices: tuple[Device, ...]
-    """By rank."""
+    """The devices by rank."""
     chosen_transport: ChosenTransport = Field(alias="climb")
-    """How the ranks communicate, and what was tried before. The file calls it as earlier entries do."""
+    """The transport of the ranks, and those that were tried before. The key in the file is that of earlier
+    versions."""
     seating: Seating = Seating()
 
     model_config = ConfigDict(populate_by_name=True)
@@ -124,7 +128,7 @@ class Entry(Footprint):
         return self.config.keep
 
     def engines_with(self, pids: Mapping[int, int]) -> dict[int, ProcessId]:
-        """Its engines when these are the ranks' process numbers: known ones also when they have ended."""
+        """The engines of the ranks with these pids, including known engines that have ended."""
         engines = {rank: p for rank, p in self.engines.items() if pids.get(rank) == p.pid}
         for rank in pids.keys() - engines.keys():
             with suppress(ProcessLookupError):
@@ -133,12 +137,13 @@ class Entry(Footprint):
 
 
 class EntryOfAnotherVersion(Footprint):
-    """A cluster that another version of nbgpu has started, and whose settings this one does not know."""
+    """The entry of a cluster that another version of nbgpu has started, with settings that this version does
+    not know."""
 
     config: dict[str, Any] = {}
     devices: tuple[dict[str, Any], ...] = ()
     unknown: str = Field("", exclude=True)
-    """What this version cannot read, for messages."""
+    """The parts that this version cannot read, for messages."""
 
     def gpus(self) -> list[str]:
         uuids = [device.get("uuid") for device in self.devices if device.get("kind") == "cuda"]
@@ -151,7 +156,7 @@ class EntryOfAnotherVersion(Footprint):
         return self.config.get("keep") is True
 
     def refusal(self) -> str:
-        """Why it cannot be worked with here, and what to do."""
+        """A message that says why this version cannot use the cluster, and what to do."""
         by = f"nbgpu {self.version}" if self.version else "another version of nbgpu"
         return (
             f"cluster {self.describe()} was started by {by}, and nbgpu {VERSION} cannot read its entry "
@@ -163,10 +168,10 @@ AnyEntry = Entry | EntryOfAnotherVersion
 
 
 def folder() -> Path:
-    """Where the files are, made where it is missing; ClusterError where it cannot be used."""
+    """The folder of the entries, which is made if it does not exist; ClusterError where it cannot be used."""
     base = os.environ.get(STATE_VARIABLE)
     state_home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    # A home may be shared by several hosts, and each has processes of its own.
+    # Several hosts may share a home folder, and each has processes of its own.
     place = (Path(base) if base else Path(state_home) / "nbgpu") / os.uname().nodename
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -190,7 +195,7 @@ def new_entry(
     chosen_transport: ChosenTransport,
     cluster_folder: Path,
 ) -> Entry:
-    """The entry of a cluster that this process is about to start."""
+    """Make the entry of a cluster that this process is about to start."""
     return Entry(
         id=secrets.token_hex(3),
         version=VERSION,
@@ -206,10 +211,10 @@ def new_entry(
 
 
 def claim(entry: Entry) -> None:
-    """Enters a cluster that is about to start, and with that takes its GPUs.
+    """Register a cluster that is about to start, and thereby take its GPUs.
 
     Raises:
-        ClusterError: another cluster has one of them, and they are not to be shared.
+        ClusterError: another cluster has one of the GPUs, and they are not to be shared.
     """
     with _locked():
         others = _entries()
@@ -219,55 +224,55 @@ def claim(entry: Entry) -> None:
 
 
 def require_free(devices: Iterable[Device]) -> None:
-    """ClusterError where a cluster has one of these GPUs now; nothing is claimed."""
+    """Raise a ClusterError if a cluster has one of these GPUs now. This claims nothing."""
     with _locked():
         _refuse_gpus_in_use(devices, _entries())
 
 
 def update(entry: Entry) -> None:
-    """Writes anew what is known of a cluster."""
+    """Write the changed entry of a cluster."""
     _write(entry)
 
 
 def remove(entry: Footprint) -> None:
-    """Takes out the entry of a cluster that has ended; harmless when repeated."""
+    """Remove the entry of a cluster that has ended. Harmless when repeated."""
     _path(entry).unlink(missing_ok=True)
 
 
 def entries() -> list[AnyEntry]:
-    """The clusters that are alive, oldest first. What is left of those that are not is taken away."""
+    """The clusters that are alive, the oldest first. The entries and folders of dead ones are removed."""
     with _locked():
         return _entries()
 
 
 def unreadable() -> list[Path]:
-    """What stands among the entries, and is none of any version's."""
+    """The files among the entries that no version of nbgpu has written."""
     odd = [path for path in sorted(folder().glob("*.json")) if _read(path) is None]
-    # One may have gone between the listing and the reading.
+    # A file may have been removed between the glob and the read.
     return [path for path in odd if path.is_symlink() or path.exists()]
 
 
 def kept_of_this_notebook() -> list[AnyEntry]:
-    """The clusters that earlier kernels of this notebook have left to go on, oldest first."""
+    """The clusters that earlier kernels of this notebook have left running, the oldest first."""
     name = _own_name()
     return [entry for entry in entries() if entry.state() == "kept" and entry.notebook == name]
 
 
 def take_over(name: str | None) -> Entry:
-    """Makes this process the owner of a kept cluster.
+    """Make this process the owner of a kept cluster.
 
     Args:
-        name: what it answers to; None where there is only one.
+        name: a name of the cluster; None where there is only one.
 
     Raises:
-        NoClusterError: there is none, or none of that name.
-        ClusterError: there are several and no name was given, its notebook still has it, or another version of nbgpu
-            has started it.
+        NoClusterError: there is no kept cluster, or none of that name.
+        ClusterError: there are several and no name was given, its notebook still has it, or another version
+            of nbgpu has started it.
     """
     with _locked():
         known = _entries()
         meant = [e for e in known if name is None or e.answers_to(name)]
-        # One that this process has already is one that it did not manage to connect to before.
+        # A cluster that this process owns already is one to which it failed to connect before.
         me = ProcessId.of(os.getpid())
         kept = [e for e in meant if e.state() == "kept" or (e.owner == me and e.is_to_be_kept())]
         if not kept:
@@ -295,7 +300,7 @@ def take_over(name: str | None) -> Entry:
 
 
 def remove_cluster_folder(cluster_folder: Path) -> None:
-    """Removes a cluster's private folder, if that is what it is."""
+    """Remove a cluster's private folder, if the path is one."""
     if not cluster_folder.name.startswith("nbgpu-") or cluster_folder.is_symlink():
         return
     with suppress(FileNotFoundError):
@@ -332,15 +337,15 @@ def _entries() -> list[AnyEntry]:
             found.append(entry)
         else:
             path.unlink(missing_ok=True)
-            if not entry.owner.alive():  # else it may still be asked how its ranks ended
+            if not entry.owner.alive():  # otherwise the owner may still read there how its ranks ended
                 remove_cluster_folder(entry.folder)
     return sorted(found, key=lambda e: e.started_s)
 
 
 def _read(path: Path) -> AnyEntry | None:
-    """One entry; None where the file has gone meanwhile, is not this user's, cannot be read, or is no entry."""
+    """Read one entry; None where the file is gone, is not this user's, cannot be read, or is not an entry."""
     try:
-        # A pipe would be waited for, and a link may lead anywhere.
+        # Opening a pipe would block, and a link may lead anywhere.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
             found = os.fstat(file.fileno())
             if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
@@ -373,7 +378,8 @@ def _path(entry: Footprint) -> Path:
 
 @contextmanager
 def _locked() -> Iterator[None]:
-    """Keeps other processes from entering, listing and taking over meanwhile; ends with the process at the latest."""
+    """Keep other processes from using the registry during the block. The lock ends with this process at the
+    latest."""
     lock = folder() / "lock"
     try:
         fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -391,7 +397,8 @@ def _boot() -> str:
 
 
 def _own_name() -> str:
-    """What a person knows this process by. A Jupyter server names the notebook in the kernel's environment."""
+    """The name by which the user knows this process. A Jupyter server names the notebook in the kernel's
+    environment."""
     notebook = os.environ.get("JPY_SESSION_NAME")
     if notebook:
         return notebook

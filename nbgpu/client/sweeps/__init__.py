@@ -1,1 +1,1 @@
-"""Sweeps: many runs with different settings, held as one."""
+"""Sweeps: many runs with different settings, handled as one."""

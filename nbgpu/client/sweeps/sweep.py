@@ -1,7 +1,8 @@
-"""A sweep: many training runs with different settings, as many side by side as there are devices.
+"""A sweep: many training runs with different settings, as many side by side as the devices allow.
 
-Each place where a trial may train has a cluster of its own, with its own GPUs or its share of the CPU, and a thread that
-gives it one trial after the other. What is known of a sweep stands in its folder, so that another process can go on.
+Trials train in places. Each place has a cluster of its own, with its own GPUs or its share of the CPU, and a
+thread that gives it one trial after the other. The state of a sweep is in its folder, so that another process
+can continue it.
 """
 
 from __future__ import annotations
@@ -37,18 +38,19 @@ _STOP_PATIENCE_S = 30.0
 TABLE = "table.csv"
 
 SweepState = Literal["running", "stopping", "finished", "stopped", "failed"]
-"""'finished' if every trial is over, also if some failed; 'failed' if trials are left that nothing can train."""
+"""'finished' if every trial is over, even if some failed; 'failed' if trials are left and no place can train
+them."""
 
 
 class Presenter(Protocol):
-    """What shows sweeps to a person, connected as for runs."""
+    """Shows sweeps to the user. It is set in the same way as for runs."""
 
     def show_sweep(self, sweep: Sweep) -> None:
-        """Displays the live panel of a sweep."""
+        """Display the live panel of a sweep."""
         ...
 
     def report_sweep(self, sweep: Sweep) -> None:
-        """Writes `report.html` into the folder of a sweep that is over."""
+        """Write `report.html` into the folder of a sweep that is over."""
         ...
 
 
@@ -56,12 +58,12 @@ presenter: Presenter | None = None
 
 
 class Sweep:
-    """A sweep that goes on, or is over. `nbgpu.sweep` makes one.
+    """A sweep that goes on or is over. `nbgpu.sweep` makes one.
 
     Attributes:
-        folder: holds sweep.toml, a folder for each trial, and at the end table.csv and report.html.
-        plan: what was asked for.
-        trials: in the order in which they start.
+        folder: the folder with sweep.toml, a folder for each trial, and at the end table.csv and report.html.
+        plan: the plan that the user asked for.
+        trials: the trials in the order in which they start.
     """
 
     def __init__(self, folder: Path, plan: trials.SweepPlan, clusters: Sequence[Cluster]) -> None:
@@ -76,13 +78,13 @@ class Sweep:
             trial.look_back()
         self._left = deque(trial for trial in self.trials if not trial.over)
         self.num_parallel = min(len(clusters), len(self._left))
-        """Trials that train side by side."""
+        """The number of trials that train side by side."""
         self._clusters = clusters[: self.num_parallel]
         self._table_lock = threading.Lock()
         self._stopping = threading.Event()
         self._ending: Ending[SweepState] = Ending(folder.name, _log)
         self._lost: list[NbgpuError] = []
-        """Why places could not get a cluster."""
+        """The errors because of which places could not start a cluster."""
         atexit.register(self._abandon)
         threading.Thread(target=self._go_through, name="nbgpu-sweep", daemon=True).start()
 
@@ -112,7 +114,8 @@ class Sweep:
         return min(compared, key=self._order, default=None)
 
     def describe(self) -> str:
-        """One line on where it is: '3 of 8 trials finished, 1 failed, 2 train; best val_loss 0.0123 (lr=0.001)'."""
+        """One line about the progress: '3 of 8 trials finished, 1 failed, 2 train; best val_loss 0.0123
+        (lr=0.001)'."""
         states = [trial.state for trial in self.trials]
         parts = [f"{states.count('finished')} of {len(states)} trials finished"]
         parts += [f"{n} failed" for n in [states.count("failed")] if n]
@@ -127,8 +130,10 @@ class Sweep:
         return text
 
     def table(self) -> pd.DataFrame:
-        """One row for each trial, the best first: its settings, state, step, loss, best value, error and folder."""
-        # Here, because it takes a third of a second, which every import of this module would pay.
+        """A frame with one row for each trial, the best first: settings, state, step, loss, best value, error
+        and folder."""
+        # pandas is imported here, because that takes a third of a second, which would slow every import of
+        # this module.
         import pandas as pd
 
         sort_by = self.plan.config.sort_by
@@ -155,7 +160,7 @@ class Sweep:
         return frame
 
     def ranking(self) -> list[Trial]:
-        """The trials, the best first; those without a value last, in their order."""
+        """The trials, the best first; those without a value come last, in their order."""
         return sorted(self.trials, key=self._order)
 
     def _order(self, trial: Trial) -> tuple[float, int]:
@@ -164,7 +169,7 @@ class Sweep:
         return trial.best[1] * (1 if self.plan.config.goal == "min" else -1), trial.number
 
     def panel(self) -> None:
-        """Displays the live panel: a table of the trials, and a chart with a line for each."""
+        """Display the live panel: a table of the trials, and a chart with a line for each."""
         if presenter is None:
             raise RunError(
                 "nothing is connected that could display a panel. Use the sweep through `import nbgpu`"
@@ -172,15 +177,16 @@ class Sweep:
         presenter.show_sweep(self)
 
     def stop(self) -> None:
-        """Asks all runs to end after the step they are in, with a checkpoint. `wait` waits for that, and
-        `nbgpu.sweep(resume=sweep.folder)` goes on."""
+        """Ask all runs to end with a checkpoint after their present step. `wait` waits for that, and
+        `nbgpu.sweep(resume=sweep.folder)` continues the sweep."""
         self._stopping.set()
         for trial in self.trials:
             trial.ask_to_stop()
 
     def wait(self, timeout_s: float | None = None) -> Sweep:
-        """Waits for the end. The kernel's interrupt stops all runs, waits for that, and is then raised. A trial that
-        fails raises nothing here: its error stands in the table and in `trial.error`.
+        """Wait for the end. An interrupt of the kernel stops all runs, waits for them, and is then raised. A
+        trial that
+        fails raises nothing here: its error is in the table and in `trial.error`.
 
         Raises:
             ClusterError: trials are left, and no engines could be started for them.
@@ -192,13 +198,13 @@ class Sweep:
         return self
 
     def on_end(self, callback: Callable[[Sweep], None]) -> None:
-        """Calls back once when the sweep is over, before `wait` returns; at once where it is over already."""
+        """Call back once when the sweep is over, before `wait` returns; at once where it is over already."""
         self._ending.call(lambda: callback(self))
 
-    # What goes on in threads.
+    # The methods below run in threads.
 
     def _go_through(self) -> None:
-        """Has every place take trials until none is left, and ends the sweep."""
+        """Let all places take trials until none is left, and end the sweep."""
         places = [
             threading.Thread(target=self._work, args=(cluster,), name=f"nbgpu-sweep-{i}", daemon=True)
             for i, cluster in enumerate(self._clusters)
@@ -222,14 +228,14 @@ class Sweep:
         return "failed" if self._lost and not self._stopping.is_set() else "stopped"
 
     def _work(self, cluster: Cluster) -> None:
-        """One place: trains one trial after the other on its cluster."""
+        """Train one trial after the other on the cluster of one place."""
         try:
             while (trial := self._next()) is not None:
                 try:
                     if not cluster.running:
                         cluster.start_beside()
                 except Exception as error:  # noqa: BLE001
-                    # Another place may still do it.
+                    # Another place may still train it.
                     self._left.appendleft(trial)
                     if not isinstance(error, NbgpuError):
                         _log.exception("the start of engines for trial %d failed", trial.number)
@@ -244,7 +250,7 @@ class Sweep:
                 self._train(trial, cluster)
                 self._leave_table()
         except Exception as error:  # noqa: BLE001
-            # The other places go on, and whoever waits is told.
+            # The other places go on, and `wait` raises the error.
             _log.exception("a place of %s failed", self.folder.name)
             self._lost.append(ClusterError(f"a place of {self.folder.name} failed: {error!r}"))
         finally:
@@ -259,7 +265,7 @@ class Sweep:
             return None
 
     def _train(self, trial: Trial, cluster: Cluster) -> None:
-        """Trains one trial to its end, whatever that is."""
+        """Train one trial until it ends in any way."""
         try:
             run = cluster.train_with(trial.going_on())
             trial.began(run)
@@ -269,7 +275,8 @@ class Sweep:
             trial.ended(run.status)
         except NbgpuError as error:
             trial.ended("failed", error)
-            # A GPU may be unusable after it, and memory be held; the next trial gets new engines.
+            # After the error a GPU may be unusable, or memory still be taken, so the next trial gets new
+            # engines.
             cluster.stop()
         except Exception as error:  # noqa: BLE001
             _log.exception("trial %d failed outside of its run", trial.number)
@@ -277,26 +284,27 @@ class Sweep:
             cluster.stop()
 
     def _leave_table(self) -> None:
-        """Writes the table as it is now, so that it is there whatever happens next."""
+        """Write the present table, so that it exists whatever happens next."""
         try:
             with self._table_lock:
                 write_whole(self.folder / TABLE, self.table().to_csv(index=False))
         except Exception as error:  # noqa: BLE001
-            # The trials count for more than a table of them, which can be made at any time.
+            # The trials matter more than a table of them, which can be made at any time.
             known = isinstance(error, OSError)
             _log.warning(
                 "the table of %s could not be written: %s", self.folder.name, error, exc_info=not known
             )
 
     def _abandon(self) -> None:
-        """The interpreter ends: so do the engines. What they have not saved is done again with `resume`."""
+        """Stop the engines when the interpreter exits. `resume` repeats the steps that they have not
+        saved."""
         self._stopping.set()
         for cluster in self._clusters:
             cluster.stop()
 
 
 def sweep(recipe: str | None = None, /, **settings: Any) -> Sweep:
-    """Trains a recipe with many settings, and returns at once.
+    """Train a recipe with many settings. Returns at once.
 
     nbgpu.sweep("autoencoder", lr=[1e-4, 1e-3], seed=[0, 1])                       # every combination
     nbgpu.sweep("autoencoder", lr="1e-5..1e-2:log", batch_size=[2, 4], random=20)   # 20 that are drawn
@@ -305,12 +313,13 @@ def sweep(recipe: str | None = None, /, **settings: Any) -> Sweep:
     Args:
         recipe: what is trained; left out with `resume`.
         settings: fields of the recipe's settings: a list is gone through, in a range (a text, 'LOW..HIGH' or
-            'LOW..HIGH:log') numbers are drawn with `random`, and everything else is the same for all. Besides them
-            `random`, `random_seed`, `parallel`, `sort_by`, `goal`, and the cluster's settings; `ranks` is 1 where it
-            is left out. Without a recipe, `resume` is the folder of a sweep.
+            'LOW..HIGH:log') numbers are drawn with `random`, and everything else is the same for all. Besides
+            them `random`, `random_seed`, `parallel`, `sort_by`, `goal`, and the cluster's settings; `ranks`
+            is 1 where it is left out. Without a recipe, `resume` is the folder of a sweep.
 
     Raises:
-        ConfigError: something is not valid; every combination that cannot run is named, and nothing was started.
+        ConfigError: something is not valid; every combination that cannot run is named, and nothing was
+            started.
         ClusterError: a GPU is in use by a cluster.
         RunError: the sweep that is to be resumed goes on in another process.
     """
@@ -318,18 +327,18 @@ def sweep(recipe: str | None = None, /, **settings: Any) -> Sweep:
 
 
 def begin(recipe: str, settings: Mapping[str, Any]) -> Sweep:
-    """Starts a new sweep; as `sweep`."""
+    """Start a new sweep, as `sweep` does."""
     plan = trials.plan(recipe, settings)
     clusters = _clusters(plan)
     plan = trials.checked(plan, [cluster.devices for cluster in clusters])
-    # Where all trials begin with one checkpoint, it must fit them.
+    # If all trials begin with one checkpoint, it must fit them.
     resume.find(plan.settings(0), contents=False)
     _require_free(clusters)
     return Sweep(trials.create_folder(plan), plan, clusters)
 
 
 def go_on(resume: str | Path = "", **settings: Any) -> Sweep:
-    """Goes on with the trials of a sweep that are not finished; as `sweep`."""
+    """Continue the trials of a sweep that are not finished, as `sweep` does."""
     if not resume:
         raise ConfigError(
             "name a recipe: nbgpu.sweep('autoencoder', lr=[1e-4, 1e-3]), or resume=FOLDER of a sweep"
@@ -343,7 +352,7 @@ def go_on(resume: str | Path = "", **settings: Any) -> Sweep:
 
 
 def _clusters(plan: trials.SweepPlan) -> list[Cluster]:
-    """A cluster for each trial that can train at the same time; none is started."""
+    """Make a cluster for each trial that can train at the same time, without starting it."""
     shares = places(plan.cluster, plan.config.parallel)
     num_ranks = plan.cluster.ranks or 1
     settings = plan.cluster.model_dump()
@@ -356,11 +365,11 @@ def places(cluster: ClusterConfig, parallel: int | None) -> list[str]:
     """The `gpus` of each cluster that can train a trial at the same time as the others.
 
     Args:
-        cluster: the GPUs that may be used, and the ranks that a trial gets.
-        parallel: how many are asked for; None for as many as the GPUs allow, or 2 CPU ranks in all.
+        cluster: the settings with the GPUs to use and the number of ranks of a trial.
+        parallel: the number of clusters; None for as many as the GPUs allow, or 2 CPU ranks in all.
 
     Raises:
-        ConfigError: there are not so many GPUs, and they are not to be shared.
+        ConfigError: there are not enough GPUs, and they are not to be shared.
     """
     num_ranks = cluster.ranks or 1
     gpus: Sequence[Device] = [d for d in devices.choose(cluster.gpus, None) if d.kind == "cuda"]
@@ -385,7 +394,8 @@ def _require_free(clusters: Sequence[Cluster]) -> None:
 
 
 def _claim(folder: Path) -> int:
-    """Keeps other processes from going on with the same sweep; ends with this one at the latest."""
+    """Lock the sweep, so that no other process continues it. The lock ends with this process at the
+    latest."""
     fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""One trial of a sweep: its settings, the folders of its runs, and how far it has come."""
+"""One trial of a sweep: its settings, the folders of its runs, and its progress."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TrialState = Literal["waiting"] | RunState
 
 CURVE_POINTS = 2048
-"""A curve is thinned to half when it has so many points; its best one stays."""
+"""When a curve has this many points, half of them are dropped, but never the best one."""
 
 LOSS = "loss"
 
@@ -48,12 +48,12 @@ class Curve:
             self.steps, self.values = [self.steps[i] for i in kept], [self.values[i] for i in kept]
 
     def cut_after(self, step: int) -> None:
-        """Forgets the steps that are done again."""
+        """Drop the points after a step, because the later steps are done again."""
         kept = [i for i, known in enumerate(self.steps) if known <= step]
         self.steps, self.values = [self.steps[i] for i in kept], [self.values[i] for i in kept]
 
     def best(self) -> tuple[int, float] | None:
-        """(step, value) of the best; None before there is one that is finite."""
+        """(step, value) of the best point; None before there is a finite one."""
         index = self._best_index()
         return None if index is None else (self.steps[index], self.values[index])
 
@@ -64,14 +64,15 @@ class Curve:
 
 
 class Trial:
-    """What a sweep knows of one of its trials.
+    """The state of one trial of a sweep.
 
     Attributes:
-        number: counts the sweep's trials from 0.
-        settings: what the trial has of its own, by field.
+        number: the number of the trial in the sweep, counted from 0.
+        settings: the settings in which the trial differs from others, by field.
         config: all its settings.
-        folder: holds the folder of the trial's run, and one more for each time that the trial was gone on with.
-        error: why the trial failed; None where it did not.
+        folder: the folder that contains the trial's run, and one more run for each time that the trial was
+            continued.
+        error: the error because of which the trial failed; None where it did not.
     """
 
     def __init__(
@@ -89,12 +90,12 @@ class Trial:
         self.config = config.changed(runs_dir=str(self.folder))
         self.error: NbgpuError | None = None
         self.seconds = 0.0
-        """From the start of each of its runs to its newest record."""
+        """The time from the start of each of its runs to the newest record, added up."""
         self._num_ranks = 1
         self._sort_by = sort_by
         self._curves = {LOSS: Curve(), sort_by: Curve(goal)}
         self._incomplete: dict[tuple[str, int], list[float]] = {}
-        """By name and step: the values of the ranks that have told theirs, while others have not."""
+        """The values by (name, step) of which some ranks are still missing."""
         self._step = 0
         self._state: TrialState = "waiting"
         self._run: Run | None = None
@@ -108,39 +109,40 @@ class Trial:
 
     @property
     def label(self) -> str:
-        """Its own settings in words."""
+        """The trial's own settings in words."""
         return trials.label(self.settings)
 
     @property
     def state(self) -> TrialState:
-        """What it does: that of its run; 'waiting' where none goes on and the trial is not over."""
+        """The state of its run, or 'waiting' where no run goes on and the trial is not over."""
         run = self._run
         return self._state if run is None else run.status
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing left to do for it in this sweep."""
+        """Whether the sweep has nothing left to do for this trial."""
         return self._run is None and self._state in ("finished", "failed", "stopped")
 
     @property
     def step(self) -> int:
-        """The optimizer steps done."""
+        """The number of optimizer steps done."""
         self._refresh()
         return self._step
 
     @property
     def loss(self) -> float | None:
-        """The newest training loss, the mean over the ranks; None before the first."""
+        """The newest training loss, averaged over the ranks; None before the first."""
         values = self.curve(LOSS).values
         return values[-1] if values else None
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """(step, value) of the best of the number that the sweep is sorted by; None before the first."""
+        """(step, value) of the best value by which the sweep is sorted; None before the first."""
         return self.curve(self._sort_by).best()
 
     def curve(self, name: str) -> Curve:
-        """A copy of 'loss', or of the number that the sweep is sorted by, over the steps of all its runs."""
+        """A copy of the curve of 'loss', or of the number by which the sweep is sorted, over the steps of all
+        runs."""
         self._refresh()
         with self._lock:
             known = self._curves[name]
@@ -148,7 +150,8 @@ class Trial:
 
     @property
     def total_steps(self) -> int:
-        """Steps in all; 0 where the length is given in epochs and the data were not looked at yet."""
+        """The total number of steps; 0 where the length is given in epochs and the data have not been read
+        yet."""
         run = self._run
         return run.info.total_steps if run is not None else self.config.total_steps(0)
 
@@ -158,8 +161,9 @@ class Trial:
         return sorted((p.parent for p in self.folder.glob(f"*/{names.SETTINGS}")), key=_made_ns)
 
     def metrics(self) -> pd.DataFrame:
-        """Every number that the ranks recorded, as `Run.metrics` gives it; what was done again stands there once."""
-        # Here, because it takes a third of a second, which every import of this module would pay.
+        """All numbers that the ranks recorded, as in `Run.metrics`. Steps that were repeated appear once."""
+        # pandas is imported here, because that takes a third of a second, which would slow every import of
+        # this module.
         import pandas as pd
 
         frame = pd.DataFrame(columns=["rank", "step", "time_s"])
@@ -170,23 +174,23 @@ class Trial:
         return frame
 
     def checkpoint(self) -> Path:
-        """The newest checkpoint with nothing wrong; RunError where there is none."""
+        """The newest whole checkpoint; RunError where there is none."""
         for folder in reversed(self.run_folders):
             newest = checkpoint_files.newest_whole(folder).checkpoint
             if newest is not None:
                 return newest
         raise RunError(f"trial {self.number} ({self.label}) has no whole checkpoint yet")
 
-    # What the sweep tells it.
+    # The sweep calls the methods below.
 
     def look_back(self) -> None:
-        """Takes up what stands in the trial's folder, of a sweep that was cut off or is over."""
+        """Read the state of the trial from its folder, for a sweep that was cut off or is over."""
         folders = self.run_folders
         for folder in folders:
             self._begin(folder, _world_size(folder))
             self._take(_reader_of(folder).records())
         outcomes = [runs.outcome(folders[-1], rank) for rank in range(self._num_ranks)] if folders else []
-        # One that was killed behind its last checkpoint has nothing left to do.
+        # A run that was killed after its last checkpoint has nothing left to do.
         if (outcomes and set(map(str, outcomes)) == {"finished"}) or self._has_last_checkpoint():
             self._state = "finished"
 
@@ -204,7 +208,7 @@ class Trial:
             self._run = run
 
     def ended(self, state: TrialState, error: NbgpuError | None = None) -> None:
-        """Its run is over, or could not be started; with `waiting` the trial is to be taken up again."""
+        """Note that its run is over or could not be started. With `waiting`, the trial will be continued."""
         self._refresh()
         with self._lock:
             # The handle keeps every record in memory, and a sweep may have hundreds of them.
@@ -213,13 +217,13 @@ class Trial:
             self.error = error
 
     def failures(self) -> tuple[RankFailure, ...]:
-        """What was raised on the ranks, with their tracebacks."""
+        """The failures of the ranks, with their tracebacks."""
         return self.error.failures if isinstance(self.error, RankError) else ()
 
     def ask_to_stop(self) -> None:
-        """Asks its run to end after the step that it is in; harmless where there is none."""
+        """Ask its run to end after its present step. Harmless where there is no run."""
         run = self._run
-        # It may end at this very moment, which is as good.
+        # The run may end at this very moment, which is just as good.
         with suppress(RunError):
             if run is not None:
                 run.stop()
@@ -230,7 +234,7 @@ class Trial:
         return self.config.epochs is None and any(path.name == last for path in found)
 
     def _begin(self, folder: Path, num_ranks: int) -> None:
-        """A run of this trial begins where its checkpoint was: what came after it is done again."""
+        """Note that a run of this trial begins at its checkpoint, and that the later steps are done again."""
         self._num_ranks = num_ranks
         step = resume.Beginning.read(folder).step
         for curve in self._curves.values():
@@ -256,14 +260,14 @@ class Trial:
             for name in self._curves.keys() & record.values.keys():
                 values = self._incomplete.setdefault((name, record.step), [])
                 values.append(record.values[name])
-                # What is validated is added up over the ranks, and rank 0 tells it.
+                # Validation values are already combined over the ranks, and only rank 0 records them.
                 if len(values) == self._num_ranks or name.startswith("val_"):
                     del self._incomplete[name, record.step]
                     self._curves[name].add(record.step, sum(values) / len(values))
 
 
 def _world_size(run_folder: Path) -> int:
-    """How many ranks had a run; 1 where it was cut off before they said so."""
+    """The number of ranks of a run; 1 where the run was cut off before it was recorded."""
     try:
         return runs.read_info(run_folder).world_size
     except FileNotFoundError:

@@ -1,1 +1,2 @@
-"""The variables of the ranks: their table, their transfer, the definitions of functions and classes, reloading."""
+"""The variables of the ranks: their table, their transfer, definitions of functions and classes, and
+reloading."""

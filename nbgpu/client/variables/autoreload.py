@@ -1,4 +1,4 @@
-"""`%nbgpu autoreload`: modules that were edited are loaded anew on all ranks before a cell runs there."""
+"""`%nbgpu autoreload`: reload edited modules on all ranks before each cell."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from nbgpu.text.ranks import rank_ranges
 
 
 class Reloading:
-    """Has the ranks look for edited modules, while it is on.
+    """Makes the ranks look for edited modules before each cell, while it is on.
 
-    The call is sent just before the cell and is not waited for: a rank takes one after the other, and what was
-    loaded is told once it is known.
+    The call is sent just before the cell and is not waited for, because a rank runs one after the other. The
+    messages about reloaded modules follow once the replies are there.
     """
 
     def __init__(self) -> None:
@@ -22,9 +22,9 @@ class Reloading:
         self._asked: list[dict[int, ipp.AsyncResult]] = []
 
     def switch(self, ranks: Ranks, to: str) -> str:
-        """Turns it 'on' or 'off'; says how it is, also where `to` is empty.
+        """Turn reloading 'on' or 'off', and return its state, also where `to` is empty.
 
-        What was imported before is watched too, and loaded anew where it was edited since.
+        Modules that were imported earlier are watched, too, and are reloaded if they have been edited since.
         """
         loaded: list[str] = []
         if to:
@@ -40,12 +40,13 @@ class Reloading:
         return "\n".join([state, *loaded])
 
     def before_cell(self, ranks: Ranks) -> None:
-        """Called when a cell is about to be sent. All ranks look, also those that sit the cell out."""
+        """Send the call before a cell. All ranks look for edited modules, also those that do not run the
+        cell."""
         if self.on:
             self._asked.append(ranks.call(Call.RELOAD_EDITED_MODULES))
 
     def take_messages(self) -> list[str]:
-        """What was loaded anew, or could not be, in lines; once."""
+        """Return the lines about modules that were reloaded or failed to; each line only once."""
         lines: list[str] = []
         while self._asked and all(answer.ready() for answer in self._asked[0].values()):
             asked = self._asked.pop(0)
@@ -56,7 +57,7 @@ class Reloading:
         return lines
 
     def forget(self) -> None:
-        """Drops what was asked of ranks that are no more; those that take their place begin anew."""
+        """Drop the calls to ranks that are gone. The ranks that replace them start from a clean state."""
         self._asked.clear()
 
 

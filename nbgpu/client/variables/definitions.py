@@ -1,8 +1,8 @@
-"""Functions and classes that were defined in the notebook, on their way to the ranks: as source.
+"""Send functions and classes that were defined in the notebook to the ranks, as source.
 
-On a rank the source is run as if it stood in a distributed cell. So a function finds its globals among the rank's
-own variables, `super()` and decorators work, and tracebacks show its lines. Pickling by value would bring copies of the
-notebook's globals along, which then are neither the notebook's nor the rank's.
+A rank runs the source as if it were in a distributed cell. So a function finds its globals among the rank's
+own variables, `super()` and decorators work, and tracebacks show its lines. Pickling by value would bring
+copies of the notebook's globals along, which would then be neither the notebook's nor the rank's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Statement = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign
 
 
 def is_local(value: Any) -> bool:
-    """Whether a value is a function or a class that was made in the notebook, and not imported."""
+    """Whether a value is a function or a class that was defined in the notebook and not imported."""
     is_code = isinstance(value, FunctionType | type) or hasattr(value, "__wrapped__")
     return is_code and getattr(value, "__module__", None) == "__main__"
 
@@ -40,19 +40,20 @@ def push(
     values: Mapping[str, Any],
     send_data: Callable[[Mapping[str, Any]], None],
 ) -> list[str]:
-    """Gives ranks functions and classes of the notebook, and data in the order in which that works.
+    """Send functions, classes and data of the notebook to ranks, in an order in which the definitions work.
 
     Args:
-        ranks: all of them.
-        chosen: who gets them.
-        values: by name.
-        send_data: sends values that are neither.
+        ranks: all ranks.
+        chosen: the ranks that get the values.
+        values: the values by name.
+        send_data: sends values that are neither functions nor classes.
 
     Returns:
         A line for each name that the functions use when they are called, and that ranks do not have.
 
     Raises:
-        TransferError: ranks lack what is needed to define them, or the source is not known; no definition was sent.
+        TransferError: ranks lack a name that a definition needs, or the source is not known; no definition
+            was sent.
         RankError: a definition raised.
     """
     code = {name: value for name, value in values.items() if is_local(value)}
@@ -61,7 +62,8 @@ def push(
         send_data(data)
         return []
     sources = {name: found for name, value in code.items() if (found := find(name, value)) is not None}
-    # A closure has no source that could be run by itself. Its code travels, with what it closes over.
+    # A closure has no source that could be run by itself. Its code is sent with the values that it closes
+    # over.
     closures = {name: value for name, value in code.items() if name not in sources}
     problems = [
         f"{name}: its source is not known. Define it in a cell, at the left margin"
@@ -77,8 +79,8 @@ def push(
     ]
     if problems:
         raise TransferError("\n".join(problems))
-    Packing(data)  # refuses what cannot travel, before anything is sent
-    # A default may need data, and data may be of a class.
+    Packing(data)  # raises an error for values that cannot travel, before anything is sent
+    # The default of a parameter may need data, and data may be instances of a class.
     first = {name for pairs in missing.values() for _, name in pairs}
     if first:
         send_data({name: value for name, value in data.items() if name in first})
@@ -103,7 +105,7 @@ def _ask(ranks: Ranks, chosen: Collection[int], what: Call, *arguments: Any) -> 
 
 
 def _who_lacks(by_rank: Mapping[int, Collection[tuple[str, str]]]) -> dict[tuple[str, str], str]:
-    """By (user, name), which ranks do not have the name, in words."""
+    """The ranks that do not have a name, in words, by (the definition that uses it, name)."""
     lacking: dict[tuple[str, str], list[int]] = {}
     for rank, pairs in by_rank.items():
         for pair in pairs:
@@ -128,7 +130,7 @@ def _remedy(name: str) -> str:
 
 
 def find(name: str, value: Any) -> Definition | None:
-    """The source of a function or a class, as it stands in the notebook; None where no statement by itself makes it."""
+    """The source of a function or a class in the notebook; None where no single statement defines it."""
     made = inspect.unwrap(value)
     for filename, line in _places(made):
         cell = _lines_of(filename)
@@ -136,7 +138,7 @@ def find(name: str, value: Any) -> Definition | None:
             if _first_line(statement) <= line <= (statement.end_lineno or line) and _makes(statement, made):
                 number = _cell_number(cell)
                 return Definition(name, _name_of(statement), cell, number, _first_line(statement), _flags())
-    # A wrapper that does not say what it wraps, and a class with no method.
+    # This finds wrappers without `__wrapped__` and classes without methods.
     for number, cell in reversed(list(enumerate(_cells()))):
         if name not in cell:
             continue
@@ -147,7 +149,7 @@ def find(name: str, value: Any) -> Definition | None:
 
 
 def _places(made: Any) -> Iterator[tuple[str, int]]:
-    """(file, line) of code that belongs to a function or a class."""
+    """Yield (file, line) of code that belongs to a function or a class."""
     if isinstance(made, FunctionType):
         yield made.__code__.co_filename, made.__code__.co_firstlineno
         return
@@ -159,7 +161,7 @@ def _places(made: Any) -> Iterator[tuple[str, int]]:
 
 
 def _statements(cell: str) -> Iterator[Statement]:
-    """The statements at the left margin that make a function or a class."""
+    """Yield the statements at the left margin that define a function or a class."""
     try:
         flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         tree: ast.Module = compile(cell, "<cell>", "exec", flags, dont_inherit=True)
@@ -195,7 +197,7 @@ def _first_line(statement: Statement) -> int:
 
 
 def _lines_of(filename: str) -> str:
-    """The text of a cell, by the name that IPython has compiled it under."""
+    """The text of a cell, by the file name under which IPython has compiled it."""
     return "".join(linecache.getlines(filename))
 
 
@@ -206,7 +208,7 @@ def _cell_number(cell: str) -> int:
 
 
 def _flags() -> int:
-    """What `from __future__ import ...` in earlier cells means to the compiler."""
+    """The compiler flags of `from __future__ import ...` in earlier cells."""
     known = 0
     for feature in __future__.all_feature_names:
         known |= getattr(__future__, feature).compiler_flag
@@ -215,6 +217,6 @@ def _flags() -> int:
 
 
 def _cells() -> list[str]:
-    """The cells that ran, by the notebook's count; none in a script."""
+    """The cells that ran, indexed by their number in the notebook; none in a script."""
     shell: Any = get_ipython()
     return [] if shell is None else list(shell.history_manager.input_hist_parsed)

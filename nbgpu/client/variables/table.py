@@ -18,35 +18,35 @@ if TYPE_CHECKING:
 
 _HEADINGS = ("name", "rank", "type", "shape", "dtype", "device", "bytes", "content", "ranks differ")
 _MAX_ROWS_OF_A_NAME = 5
-"""A number that is another one on each of 64 ranks needs no 64 rows."""
+"""The most rows of one name, so that a number which differs on each of 64 ranks does not take 64 rows."""
 _RIGHT_ALIGNED = "bytes"
 
 
 def table(apply: Callable[..., Mapping[int, Sequence[Variable]]], pattern: str) -> VariableTable:
-    """Asks every rank for its variables whose names fit; RunError while a training run has the ranks.
+    """Ask every rank for the variables whose names match; RunError while a training run has the ranks.
 
     Args:
-        apply: the cluster's.
-        pattern: of the names, with * and ?.
+        apply: the cluster's method `apply`.
+        pattern: the pattern of the names, with * and ?.
     """
     return VariableTable(apply(reference(Call.DESCRIBE_VARIABLES), pattern))
 
 
 @dataclass(frozen=True)
 class VariableRow:
-    """One variable on the ranks that have it alike."""
+    """One variable on the ranks on which it looks the same."""
 
     ranks: tuple[int, ...]
     variable: Variable
     differs: str
-    """In what the ranks differ in the variable of this name, in words; empty where they do not."""
+    """How the variable differs between ranks, in words; empty where it does not."""
 
 
 class VariableTable:
-    """What `%nbgpu vars` shows.
+    """The table that `%nbgpu vars` shows.
 
     Args:
-        by_rank: each rank's variables.
+        by_rank: the variables of each rank.
     """
 
     def __init__(self, by_rank: Mapping[int, Sequence[Variable]]) -> None:
@@ -58,8 +58,9 @@ class VariableTable:
         self.rows = [row for name in sorted(by_name) for row in self._rows_of(by_name[name])]
 
     def frame(self) -> pd.DataFrame:
-        """One row for each variable and rank."""
-        # Here, because it takes a third of a second, which every start of a cluster would pay.
+        """A frame with one row for each variable and rank."""
+        # pandas is imported here, because that takes a third of a second, which would slow every start of a
+        # cluster.
         import pandas as pd
 
         rows = [
@@ -136,7 +137,7 @@ class VariableTable:
 
 
 def _face(variable: Variable) -> tuple[Any, ...]:
-    """What of a variable is seen in the table; the number of a rank's GPU is no difference."""
+    """The columns by which variables are compared. The number of a rank's GPU is not a difference."""
     return (
         variable.type,
         variable.shape,
@@ -148,7 +149,7 @@ def _face(variable: Variable) -> tuple[Any, ...]:
 
 
 def _difference(there: Mapping[int, Variable], ranks: Sequence[int]) -> str:
-    """In what the ranks differ, in words; empty where they do not, or where it was not looked at."""
+    """How the ranks differ, in words; empty where they do not, or where the values were not compared."""
     without = [rank for rank in ranks if rank not in there]
     variables = list(there.values())
 
@@ -171,13 +172,13 @@ def _difference(there: Mapping[int, Variable], ranks: Sequence[int]) -> str:
 
 
 def _device(device: str, ranks: Sequence[int]) -> str:
-    """Ranks that have the same variable each have it on a GPU of their own."""
+    """The device in words. Where several ranks have the variable, each has it on its own GPU."""
     kind, colon, _ = device.partition(":")
     return f"{kind} of each" if colon and len(ranks) > 1 else device
 
 
 def in_words(num_bytes: int) -> str:
-    """'512 B', '1.5 MiB'."""
+    """A size in words: '512 B', '1.5 MiB'."""
     size = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:

@@ -22,15 +22,16 @@ _WHERE_TO_DEFINE = (
 
 
 def pull(ranks: Ranks, chosen: Iterable[int], names: Sequence[str]) -> dict[int, dict[str, Any]]:
-    """Copies of variables of the chosen ranks, by rank and name, in this process's own memory.
+    """Copy variables of the chosen ranks, by rank and name, into this process's own memory.
 
     Raises:
         RankError: a rank has no variable of a name, or its value cannot travel.
-        CellInterrupted: the person pressed Stop; the ranks were interrupted too.
-        TransferError: a value cannot be put together here.
+        CellInterrupted: the user pressed Stop; the ranks were interrupted, too.
+        TransferError: a value cannot be rebuilt here.
     """
     with ExitStack() as open_:
-        # This process's own memory, so that a rank keeps nothing of it, whatever becomes of either.
+        # The memory belongs to this process, so that a rank keeps none of it, whatever happens to either of
+        # them.
         descriptors = {rank: open_.enter_context(shared_memory.created()) for rank in chosen}
         sent: dict[int, ipp.AsyncResult] = {}
         for rank, descriptor in descriptors.items():
@@ -50,13 +51,14 @@ def pull(ranks: Ranks, chosen: Iterable[int], names: Sequence[str]) -> dict[int,
 
 
 def push(ranks: Ranks, chosen: Sequence[int], values: Mapping[str, Any]) -> None:
-    """Gives the chosen ranks variables of these names, with values of their own; code goes through definitions.py.
+    """Give the chosen ranks variables of these names, with copies of the values. Code goes through
+    definitions.py.
 
-    The values are written once; every rank has the memory to itself from its first change on.
+    The values are written once, and each rank copies a page of the memory when it first changes it.
 
     Raises:
-        TransferError: some cannot travel; nothing was sent.
-        RankError: a rank cannot put one together.
+        TransferError: some values cannot travel; nothing was sent.
+        RankError: a rank cannot rebuild a value.
     """
     packing = Packing(values)
     left = chosen
