@@ -217,7 +217,7 @@ def _sweep(arguments: list[str]) -> int:
 
 
 def _sweep_settings(recipe: str, arguments: list[str]) -> dict[str, Any]:
-    """The flags of a sweep: those of the recipe take several values, `--lr 1e-4,1e-3`, or a range."""
+    """Parse the flags of a sweep. Those of the recipe take several values, `--lr 1e-4,1e-3`, or a range."""
     file = _config_file(arguments)
     cluster, train = read_toml(file, recipe=recipe) if file else (ClusterConfig(ranks=1), None)
     values = flags.parse(

@@ -1,10 +1,11 @@
-"""The views and controls that a person sees: of cells, of runs and of sweeps."""
+"""The views and controls of cells, of runs and of sweeps."""
 
 from __future__ import annotations
 
 
 def connect() -> None:
-    """Have the client show its runs and cells here: it does not know the widgets, and works without them, too."""
+    """Make the client show its runs and cells here. The client does not know the widgets, and works without
+    them, too."""
     from nbgpu.client.cells import cell as cells
     from nbgpu.client.cells import outputs
     from nbgpu.client.runs import run
@@ -16,7 +17,7 @@ def connect() -> None:
 
 
 def connect_sweeps() -> None:
-    """The same for sweeps, which few people load."""
+    """Make the client show its sweeps here. This is apart from `connect`, because few people use sweeps."""
     from nbgpu.client.sweeps import sweep
     from nbgpu.ui import presenter
 

@@ -1,7 +1,7 @@
 """The control panel: settings, Start, Pause and Stop, and the live panel below.
 
-What can be set is read off `ClusterConfig` and the recipe's `TrainConfig`: a field that is marked with
-`control(...)` there stands here, as the field that its type asks for (`fields.py`).
+The settings come from `ClusterConfig` and the recipe's `TrainConfig`: a field that is marked with
+`control(...)` there appears here, as the kind of field that fits its type (`fields.py`).
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _TRACEBACK_STYLE = (
     "background:var(--jp-rendermime-error-background, rgba(255,0,0,.13));color:var(--jp-content-font-color1, inherit);"
     "font:var(--jp-code-font-size, 13px)/var(--jp-code-line-height, 1.3) var(--jp-code-font-family, monospace)"
 )
-"""As JupyterLab shows those of cells."""
+"""The style of tracebacks in JupyterLab's cells."""
 
 
 def controls(recipe: str = "autoencoder", cluster: Cluster | None = None) -> None:
-    """Displays the control panel of a recipe.
+    """Display the control panel of a recipe.
 
     Args:
         recipe: the workload.
-        cluster: where it runs; None is the cluster that `%nbgpu start` made, or one that Start makes.
+        cluster: the cluster to use; None for the one that `%nbgpu start` made, or else one that Start makes.
 
     Raises:
-        ConfigError: there is no such recipe, or the values that stand in its file are not valid.
+        ConfigError: there is no such recipe, or the values in its file are not valid.
     """
     train_config(recipe)
     if has_frontend():
@@ -63,7 +63,7 @@ def controls(recipe: str = "autoencoder", cluster: Cluster | None = None) -> Non
 
 
 def _as_text(recipe: str) -> str:
-    """What stands in a notebook that was run with nobody in front of it."""
+    """The text of the panel for a notebook that is run without a page."""
     fields = control_fields(settings_of(recipe))
     settings = ", ".join(f"{name}={field.default!r}" for _, name, field in fields)
     return f"Controls of {recipe} (open this notebook in JupyterLab to use them): {settings}"
@@ -74,7 +74,7 @@ def _heading(text: str) -> w.Widget:
 
 
 def _grouped(model: type[BaseModel], made: Mapping[str, w.Widget]) -> dict[str, list[w.Widget]]:
-    """The boxes of a model's fields by their group."""
+    """The widgets of a model's fields by group."""
     groups: dict[str, list[w.Widget]] = {}
     for group, name, _ in control_fields(model):
         groups.setdefault(group, []).append(made[name])
@@ -82,16 +82,17 @@ def _grouped(model: type[BaseModel], made: Mapping[str, w.Widget]) -> dict[str, 
 
 
 def _tabs(groups: Mapping[str, list[w.Widget]]) -> w.Tab:
-    """One group at a time; the page changes between them by itself, by a click or with the arrow keys.
+    """Tabs that show one group at a time. The page switches between them without the kernel, by a click or
+    the arrow keys.
 
-    Not an Accordion, whose headings are neither reached with the keyboard nor told to a screen reader.
+    An Accordion would not do, because neither the keyboard nor a screen reader reaches its headings.
     """
     pages = [w.GridBox(members, layout=_GRID) for members in groups.values()]
     return w.Tab(pages, titles=list(groups), selected_index=0)
 
 
 class _Devices:
-    """Which GPUs, or how many CPU ranks."""
+    """The controls of the devices: the GPUs to use, or the number of CPU ranks."""
 
     def __init__(self) -> None:
         self._gpus = inventory()
@@ -110,7 +111,7 @@ class _Devices:
         self.memory_limit = Field(ClusterConfig, "memory_limit")
         self.release_after_s = Field(ClusterConfig, "release_after_s")
         made = {"gpus": self.gpus, **self.fields}
-        # A field with a control of its own kind would be missing here, and a KeyError says which.
+        # A field of another group would be missing here, and a KeyError says which.
         ((heading, members),) = _grouped(ClusterConfig, made).items()
         self.note = w.HTML()
         self.box = w.VBox([_heading(heading), w.GridBox(members, layout=_GRID), self.note])
@@ -123,7 +124,7 @@ class _Devices:
 
     @property
     def fields(self) -> dict[str, Field]:
-        """The fields of the settings that are typed, by name."""
+        """The fields of the settings that the user types, by name."""
         return {
             "ranks": self.ranks,
             "memory_limit": self.memory_limit,
@@ -131,16 +132,17 @@ class _Devices:
         }
 
     def inputs(self) -> list[w.Widget]:
-        """Its controls."""
+        """All controls of the devices."""
         return [self.gpus, *self.fields.values()]
 
     def values(self, typed: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of a cluster, with what was read off its fields."""
+        """The settings of a cluster, including the values of its fields."""
         return {"gpus": ",".join(self.gpus.value) or "none", **typed}
 
 
 class _Controls:
-    """One control panel. The page's messages come on other threads while a cell is running: `_lock` is for them."""
+    """One control panel. `_lock` guards it, because messages from the page come on other threads while a cell
+    is running."""
 
     def __init__(self, recipe: str, cluster: Cluster | None) -> None:
         self._recipe = recipe
@@ -150,7 +152,7 @@ class _Controls:
         self._run: Run | None = None
         self._busy = False
         self._search: threading.Event | None = None
-        """Ends the search for a batch size that is under way."""
+        """An event that ends the current search for a batch size."""
         self._slot = new_slot()
         self._devices = _Devices()
         self._fields = {name: Field(self._model, name) for _, name, _ in control_fields(self._model)}
@@ -194,7 +196,7 @@ class _Controls:
         self._refresh()
 
     def display(self) -> None:
-        """Shows the controls, and below them the output that keeps the picture of the last run."""
+        """Show the controls, and below them the output that keeps the picture of the last run."""
         data = self.box._repr_mimebundle_()
         display({**data, "text/plain": _as_text(self._recipe)}, raw=True)
         display({"text/plain": ""}, raw=True, display_id=self._slot, metadata=slot_metadata(self._slot))
@@ -208,7 +210,7 @@ class _Controls:
             self._hint.layout.display = ""
 
     def _on_cell_run(self, _: Any) -> None:
-        """Clears the message where a cell has started or stopped the cluster, and shows what there is now."""
+        """Clear the message if a cell has started or stopped the cluster, and show the present state."""
         with self._lock:
             cluster = self._existing_cluster()
             if cluster is not self._cluster_before and not self._busy and not self._is_running():
@@ -237,11 +239,11 @@ class _Controls:
         self._begin(self._find_batch_size, "trying batch sizes on the ranks …")
 
     def _begin(self, work: Callable[[Cluster, TrainConfig], None], said: str) -> None:
-        """Checks the settings, and does something with them and the ranks, on a thread: the kernel must stay free."""
+        """Check the settings and do the work with them on a thread, because the kernel must stay free."""
         with self._lock:
             if self._busy or self._is_running():
                 return
-            # A cluster that is there has its devices already.
+            # An existing cluster has its devices already.
             of_devices = {} if self._existing_cluster() else self._devices.fields
             values, bad = _read(self._fields)
             typed, bad_devices = _read(of_devices)
@@ -357,7 +359,7 @@ class _Controls:
             self._ask(run.resume if run.status == "paused" else run.pause)
 
     def _on_change(self, name: str, field: Field, _: Any) -> None:
-        """Says at once what is wrong with a value, and lets a run go on with one that was chosen meanwhile."""
+        """Say at once what is wrong with a changed value, or apply it to a run that goes on."""
         with self._lock:
             self._forget_said()
             try:
@@ -378,7 +380,7 @@ class _Controls:
                 self._say(f"{field.label} {value} from the next {self._steerable[name]} on")
 
     def _forget_said(self) -> None:
-        """Clears the message, which was about other settings."""
+        """Clear the message, because it was about other settings."""
         with self._lock:
             if not self._busy:
                 self._say("")
@@ -409,7 +411,7 @@ class _Controls:
         return self._run is not None and self._run.status not in FINAL_STATES
 
     def _refresh(self) -> None:
-        """Puts every control into the state that the run and the cluster ask for."""
+        """Put every control into the state that fits the run and the cluster."""
         with self._lock:
             running = self._is_running()
             busy = running or self._busy
@@ -432,17 +434,17 @@ class _Controls:
         self._said.value = _said(text, is_error, is_table)
 
     def _say_error(self, error: NbgpuError) -> None:
-        """Say what went wrong, and below it in which lines of the person's code, as a cell shows it."""
+        """Show an error, and below it the traceback of the user's code, as in a cell."""
         text = _said(str(error), is_error=True)
         if isinstance(error, RankError) and error.has_tracebacks:
-            # Outside of the alert: a screen reader would read all of it aloud.
+            # The traceback is outside of the alert, because a screen reader would read all of it aloud.
             traceback = to_html("\n".join(error._render_traceback_()))
             text += f'<pre style="{_TRACEBACK_STYLE}">{traceback}</pre>'
         self._said.value = text
 
 
 def _said(text: str, is_error: bool = False, is_table: bool = False) -> str:
-    """What stands beside the buttons, as HTML."""
+    """The HTML of the message beside the buttons."""
     role = "alert" if is_error else "status"
     color = "var(--jp-error-color1, #d32f2f)" if is_error else "inherit"
     wrapped = "white-space:pre;overflow-x:auto;font-family:monospace" if is_table else "white-space:pre-wrap"
@@ -451,7 +453,7 @@ def _said(text: str, is_error: bool = False, is_table: bool = False) -> str:
 
 
 def _read(fields: Mapping[str, Field]) -> tuple[dict[str, Any], dict[str, str]]:
-    """(values of the fields whose values can be taken, why the others cannot), by name."""
+    """(the values of the valid fields, the problems of the others), each by name."""
     values, bad = {}, {}
     for name, field in fields.items():
         try:

@@ -1,8 +1,9 @@
-"""The fields of the control panel: a control for each setting, and beside it what is wrong with what was typed there.
+"""The fields of the control panel: a control for each setting, with a message beside it if the typed value is
+not valid.
 
-All values are text in the page, just as it was typed, and the settings' own checks read it. The number boxes of
-ipywidgets change what is out of bounds and drop characters that belong to no number, without a word; its text boxes
-tell neither the mouse nor a screen reader what a setting means.
+All values are text in the page, just as it was typed, and the settings' own checks parse it. The number boxes
+of ipywidgets silently change values that are out of bounds and drop characters that do not belong to a
+number; its text boxes show the meaning of a setting neither to the mouse nor to a screen reader.
 """
 
 from __future__ import annotations
@@ -25,26 +26,26 @@ class Field(anywidget.AnyWidget):
     """One setting in the control panel.
 
     Args:
-        model: the settings.
-        name: of the setting in them.
+        model: the model of the settings.
+        name: the name of the setting in the model.
     """
 
     _esm = STATIC / "field.js"
     _css = STATIC / "field.css"
     kind = traitlets.Enum(["text", "choice", "switch"]).tag(sync=True)
-    """A box for text, a list to choose from, or a box to tick."""
+    """The kind of control: a text box, a list of choices, or a check box."""
     label = traitlets.Unicode().tag(sync=True)
-    """The setting's name for people."""
+    """The setting's name as the page shows it."""
     value = traitlets.Unicode().tag(sync=True)
-    """What stands in the field, as text: 'True' or 'False' of a switch."""
+    """The value of the field as text; 'True' or 'False' for a switch."""
     choices = traitlets.List(traitlets.Unicode()).tag(sync=True)
     meaning = traitlets.Unicode().tag(sync=True)
-    """What the setting is, with its bounds."""
+    """The meaning of the setting, with its bounds."""
     problem = traitlets.Unicode().tag(sync=True)
-    """Why the value cannot be taken; empty where it can."""
+    """The reason why the value is not valid; empty where it is valid."""
     disabled = traitlets.Bool(False).tag(sync=True)
     empty = traitlets.Unicode().tag(sync=True)
-    """What is shown where the text is empty."""
+    """The placeholder for an empty text."""
 
     def __init__(self, model: type[BaseModel], name: str) -> None:
         self._model = model
@@ -66,8 +67,8 @@ class Field(anywidget.AnyWidget):
         """Return the setting's value.
 
         Raises:
-            ConfigError: the text is no such value, or out of bounds. The page says so beside the field as well, and the
-                text stays there.
+            ConfigError: the text is not a value of this setting, or is out of bounds. The page shows that
+                beside the field as well, and the text stays.
         """
         try:
             value = from_text(self._model, self._name, self.value)
@@ -87,7 +88,7 @@ class Field(anywidget.AnyWidget):
 
 
 def _choices(types: tuple[Any, ...]) -> list[str]:
-    """The values of a field that takes only a few, as text; none where it takes any others."""
+    """The values of a field that takes only a few, as text; empty where it takes any others."""
     if not all(kind in (bool, NoneType) or get_origin(kind) is Literal for kind in types):
         return []
     choices = [""] if NoneType in types else []

@@ -1,6 +1,7 @@
-"""The client's `Presenter` of runs and of sweeps, and the maker of the views of its cells' text.
+"""Show the client's runs, sweeps and cells: this module is its `Presenter`, and makes the views of its cells'
+text.
 
-It loads the widgets when one is shown, because they take half a second.
+The widgets are imported when one is shown, because that takes half a second.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def show(run: Run) -> None:
-    """Displays the plan of a run, folded, its live panel, and its pictures if it has some; or the curves of one that is over."""
+    """Display the folded plan of a run, its live panel, and its pictures if it has some; or the curves of a
+    run that is over."""
     from nbgpu.ui.run import panel, picture_view
     from nbgpu.ui.run.plan_view import PlanView
 
@@ -29,33 +31,34 @@ def show(run: Run) -> None:
 
 
 def prepare() -> None:
-    """Imports what a report is drawn with."""
+    """Import the modules that draw a report."""
     import_module("nbgpu.ui.run.snapshot")
 
 
 def report(run: Run) -> None:
-    """Writes `report.html` into the folder of a run."""
+    """Write `report.html` into the folder of a run."""
     from nbgpu.ui.run.snapshot import write_report
 
     write_report(run)
 
 
 def show_sweep(sweep: Sweep) -> None:
-    """Displays the live panel of a sweep, or the table and curves of one that is over."""
+    """Display the live panel of a sweep, or the table and curves of a sweep that is over."""
     from nbgpu.ui.sweep import panel as sweep_panel
 
     sweep_panel.show(sweep)
 
 
 def report_sweep(sweep: Sweep) -> None:
-    """Writes `report.html` into the folder of a sweep."""
+    """Write `report.html` into the folder of a sweep."""
     from nbgpu.ui.sweep.report import write_report
 
     write_report(sweep)
 
 
 def open_text(ranks: Sequence[int], live: bool) -> TextView | None:
-    """A view for the text of these ranks; None where no page would show it, or could say during a cell that it does."""
+    """Make a view for the text of these ranks; None where no page shows it, or where a page could not confirm
+    that during a cell."""
     from nbgpu.client.ipykernel import page
 
     if not page.has_frontend() or page.is_captured():
@@ -72,7 +75,7 @@ def open_text(ranks: Sequence[int], live: bool) -> TextView | None:
 
 
 def offer_stop(stop: Callable[[], None]) -> Callable[[], None]:
-    """Shows a Stop button under the cell that is running; returns what takes it away again."""
+    """Show a Stop button under the running cell; return a function that removes it."""
     from nbgpu.ui.cell import stop_button
 
     return stop_button.offer(stop)

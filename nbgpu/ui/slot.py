@@ -1,4 +1,4 @@
-"""Outputs of a notebook that are replaced later: how the kernel and a page find them."""
+"""Outputs of a notebook that are replaced later, and the ids by which the kernel and a page find them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def new_slot() -> str:
 
 
 def require_notebook(instead: str) -> None:
-    """Raises a RunError where there is no IPython to display anything; `instead` is what a script can do."""
+    """Raise a RunError where there is no IPython to display anything; `instead` says what a script can do."""
     if get_ipython() is None:
         raise RunError(f"a panel needs a notebook. In a script, read {instead}")
 
 
 def display_in(slot: str, widget: DOMWidget, text: str) -> None:
-    """Displays a widget as the output that is replaced later; readers that know no widgets get `text`."""
+    """Display a widget as an output that is replaced later. Frontends without widgets show `text`."""
     shown = widget._repr_mimebundle_()
     assert shown is not None, "a widget with a view has a picture"
     data, metadata = shown
@@ -37,10 +37,10 @@ def display_in(slot: str, widget: DOMWidget, text: str) -> None:
 
 
 def slot_metadata(slot: str, final: str = "") -> dict[str, Any]:
-    """What marks an output in the notebook, so that a page can find it.
+    """The metadata that mark an output in the notebook, so that a page can find it.
 
     Args:
         slot: the output's display_id.
-        final: what tells the final output from the one that is to be replaced; empty while it is not there.
+        final: a mark of the final output; empty for the output that is to be replaced.
     """
     return {"nbgpu": {"slot": slot, "final": final}}

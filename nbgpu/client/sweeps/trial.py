@@ -157,7 +157,7 @@ class Trial:
 
     @property
     def run_folders(self) -> list[Path]:
-        """The folders of its runs, the oldest first."""
+        """The folders of the trial's runs, the oldest first."""
         return sorted((p.parent for p in self.folder.glob(f"*/{names.SETTINGS}")), key=_made_ns)
 
     def metrics(self) -> pd.DataFrame:
@@ -195,7 +195,7 @@ class Trial:
             self._state = "finished"
 
     def going_on(self) -> TrainConfig:
-        """The settings of its next run: from the newest checkpoint of its own where there is one."""
+        """The settings of its next run, which resumes from the trial's newest checkpoint, if there is one."""
         if any(checkpoint_files.checkpoints(folder) for folder in self.run_folders):
             return self.config.changed(resume=resume.AUTO)
         return self.config

@@ -1,1 +1,1 @@
-"""The views of a distributed cell: its text as it comes, and the button that stops it."""
+"""The views of a distributed cell: its live text, and the button that stops it."""

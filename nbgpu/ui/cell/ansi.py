@@ -1,4 +1,4 @@
-"""Text with a terminal's colours as HTML."""
+"""Convert text with terminal colours to HTML."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 _CONTROL = re.compile(r"\x1b(?:\[([\d;:]*)m|\[[\d;?]*[A-Za-ln-z]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 
-# JupyterLab's own, which are readable on a light and on a dark page.
+# These are JupyterLab's own colours, which are readable on a light and on a dark page.
 _COLORS = (
     *("#3e424d", "#e75c58", "#00a250", "#ddb62b", "#208ffb", "#d160c4", "#60c6c8", "#c5c1b4"),
     *("#282c36", "#b22b31", "#007427", "#b27d12", "#0065ca", "#a03196", "#258f8f", "#a1a6b2"),
@@ -42,7 +42,7 @@ class _Style:
 
 
 def to_html(text: str) -> str:
-    """The text escaped, its colours as spans; other control sequences are left out."""
+    """Escape the text, and turn its colours into spans. Other control sequences are left out."""
     if "\x1b" not in text:
         return html.escape(text, quote=False)
     return "".join(_spans(text))
@@ -94,7 +94,7 @@ def _changed(style: _Style, codes: list[int]) -> _Style:
 
 
 def _any_color(codes: list[int]) -> str:
-    """Takes '5;N' or '2;R;G;B' off the front of the codes."""
+    """Take '5;N' or '2;R;G;B' off the front of the codes, and return the colour."""
     kind = codes.pop(0) if codes else 0
     if kind == 5 and codes:
         number = min(codes.pop(0), 255)

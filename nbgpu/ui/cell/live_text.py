@@ -1,6 +1,6 @@
-"""The text of a cell while the cell runs: a small widget that gets only what is new.
+"""The text of a cell while the cell runs: a small widget that is sent only new text.
 
-What the page and the kernel say to each other (custom messages):
+The page and the kernel exchange these custom messages:
 
     page -> kernel   {type: 'ready'}                    a page has loaded the widget
                      {type: 'chosen', value}            whose text is seen: 'all', or a rank's number
@@ -8,12 +8,12 @@ What the page and the kernel say to each other (custom messages):
                      {type: 'stored'}                   the notebook has the text: the widget can go
     kernel -> page   {type: 'snapshot', html}           all that there is; sent again to every page that is ready
                      {type: 'more', tail, html, rows, differs}
-                                                        lines that go on with the last block, blocks behind it, and what
-                                                        stands below now
+                                                        lines that go on with the last block, blocks behind
+                                                        it, and what stands below now
                      {type: 'end'}, {type: 'bundle', data, metadata}
 
-Nothing here waits for a page's answer. A page that has not loaded the widget after a while, because it knows no widgets
-or may not fetch what it needs for them, gets the text in the notebook's own streams.
+Nothing here waits for a page's answer. If a page has not loaded the widget after a while, because it does not
+support widgets or may not fetch what they need, the text goes to the notebook's own streams.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ _LONGEST_ROW = 500
 
 
 class HtmlWidget(anywidget.AnyWidget):
-    """Shows HTML that the kernel makes, and is replaced in the notebook at the end."""
+    """A widget that shows HTML from the kernel, and is replaced in the notebook at the end."""
 
     _esm = STATIC / "text.js"
     key = traitlets.Unicode("").tag(sync=True)
-    """Tells this widget from all others of a page."""
+    """An id that tells this widget from all others in a page."""
     slot = traitlets.Unicode("").tag(sync=True)
 
 
 class LiveText:
-    """A view of text that goes on. The cell calls it on the main thread, the page on another one.
+    """A view of text that grows. The cell calls it on the main thread, and the page on another one.
 
     Args:
-        ranks: who runs the cell.
+        ranks: the ranks that run the cell.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
@@ -67,7 +67,7 @@ class LiveText:
         self._page_is_ready = False
         self._ended = False
         self._streams: Streams | None = None
-        """Where the text goes if the page does not know the widget."""
+        """The streams to which the text goes if the page has not loaded the widget."""
         self._slot = new_slot()
         self._widget = HtmlWidget(key=uuid.uuid4().hex, slot=self._slot)
         answer_while_busy(self._widget)
@@ -77,14 +77,14 @@ class LiveText:
         display_in(self._slot, self._widget, text="")
 
     def add(self, blocks: Sequence[Block]) -> None:
-        """Appends lines; the page gets them with the next rows."""
+        """Append lines. The page gets them with the next rows."""
         if self._streams is not None:
             self._streams.add(blocks)
             return
         with self._lock:
             for block in blocks:
                 if self._blocks and joins(self._blocks[-1], block):
-                    # The page has the block's beginning, or gets it now.
+                    # The page has the beginning of the block, or gets it with the next message.
                     (self._new[-1].texts if self._new else self._tail).extend(block.texts)
                     self._blocks[-1].texts.extend(block.texts)
                 else:
@@ -92,7 +92,7 @@ class LiveText:
                     self._blocks.append(Block(block.ranks, block.kind, list(block.texts)))
 
     def show_rows(self, rows: Sequence[Block]) -> None:
-        """Sends what is new, in one message."""
+        """Send all new text and the rows in one message."""
         if self._streams is not None:
             return
         with self._lock:
@@ -112,7 +112,7 @@ class LiveText:
                 self._go_on_in_streams()
 
     def close(self) -> None:
-        """Leaves the text in the notebook in the widget's place."""
+        """Replace the widget in the notebook with the text."""
         self._cell.over()
         if self._streams is not None:
             return
@@ -122,10 +122,10 @@ class LiveText:
             if self._page_is_ready:
                 data, metadata = self._left()
                 update_display(data, metadata=metadata, raw=True, display_id=self._slot)
-                # A page that was reloaded does not know the display any more and asks for the text itself.
+                # A page that was reloaded no longer knows the display, and asks for the text itself.
                 self._widget.send({"type": "end"})
             else:
-                # Whether this page can change a display is not known either.
+                # It is not known either whether this page can update a display.
                 self._take_widget_away()
                 display(bundle(self._ranks, self._blocks), raw=True)
 
@@ -148,7 +148,7 @@ class LiveText:
                     self._page_is_ready = True
                     html = page(self._ranks, self._blocks, self._rows, self._chosen)
                     self._widget.send({"type": "snapshot", "html": html})
-                    # The snapshot has what was to be sent next.
+                    # The snapshot contains everything that was to be sent next.
                     self._tail, self._new = [], []
                     if self._ended:
                         self._widget.send({"type": "end"})

@@ -1,4 +1,4 @@
-"""A Stop button under a distributed cell that takes long, for as long as it runs."""
+"""A Stop button under a distributed cell that takes long, shown while the cell runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ CELL_TOOLTIP = "Stop this cell on all ranks; they keep their variables"
 
 
 def offer(stop: Callable[[], None], tooltip: str = CELL_TOOLTIP) -> Callable[[], None]:
-    """Shows the button where there is a page to press it; returns what takes it away again.
+    """Show the button if there is a page in which it can be pressed; return a function that removes it.
 
-    On kernels older than ipykernel 7.1 a press would be heard after the cell's end: none is shown there.
+    Before ipykernel 7.1 a press would be handled only after the end of the cell, so no button is shown there.
 
     Args:
-        stop: called when it is pressed, on another thread.
-        tooltip: what it does, in words.
+        stop: called on another thread when the button is pressed.
+        tooltip: a text about the effect of the button.
     """
     if not has_frontend() or not has_subshells():
         return lambda: None
@@ -36,7 +36,8 @@ def offer(stop: Callable[[], None], tooltip: str = CELL_TOOLTIP) -> Callable[[],
     display(button, display_id=slot, metadata={"nbgpu": {"button": True}})
 
     def take_away() -> None:
-        # An empty output in its place: a saved notebook would keep a button whose widget is gone.
+        # An empty output replaces the button, because a saved notebook would keep a button without its
+        # widget.
         update_display({}, raw=True, display_id=slot)
         button.close()
 

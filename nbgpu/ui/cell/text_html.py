@@ -1,7 +1,9 @@
-"""The text of several ranks as HTML: blocks with their ranks, and a choice of whose text is seen.
+"""The text of several ranks as HTML: blocks with the labels of their ranks, and a choice of the rank whose
+text is shown.
 
-The choice is made of radio buttons and CSS alone, so that it works in a reopened notebook with no kernel, in VS Code and
-in what nbconvert writes. Where styles are not allowed, as on GitHub, the text stands there with all its labels.
+The choice uses only radio buttons and CSS, so that it works in a reopened notebook with no kernel, in VS Code
+and in the output of nbconvert. Where styles are not allowed, as on GitHub, the text appears with all its
+labels.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ ALL = "all"
 
 
 class StillText:
-    """A view of text that is complete: shows it when it is closed.
+    """A view of complete text, which is shown when the view is closed.
 
     Args:
-        ranks: who runs the cell.
+        ranks: the ranks that run the cell.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
@@ -39,14 +41,14 @@ class StillText:
         self._blocks += blocks
 
     def show_rows(self, rows: Sequence[Block]) -> None:
-        """Nothing: there are no rows any more."""
+        """Do nothing, because complete text has no rows."""
 
     def close(self) -> None:
         display(bundle(self._ranks, self._blocks), raw=True)
 
 
 def bundle(ranks: Sequence[int], blocks: Sequence[Block], chosen: str = ALL) -> dict[str, Any]:
-    """What stays in the notebook: the text with its choice, and as plain text."""
+    """The output that stays in the notebook: the text as HTML with the choice, and as plain text."""
     return {
         "text/html": page(ranks, blocks, chosen=chosen),
         "text/plain": "".join(_plain(block) for block in blocks).rstrip("\n"),
@@ -54,18 +56,18 @@ def bundle(ranks: Sequence[int], blocks: Sequence[Block], chosen: str = ALL) -> 
 
 
 def differs(blocks: Iterable[Block]) -> bool:
-    """Whether not all ranks have said the same."""
+    """Whether the ranks have printed different text."""
     return len({block.ranks for block in blocks if block.kind not in (NOTE, FILE)}) > 1
 
 
 def page(ranks: Sequence[int], blocks: Sequence[Block], rows: str = "", chosen: str = ALL) -> str:
-    """The whole view.
+    """The whole view as HTML.
 
     Args:
-        ranks: whom one can choose.
-        blocks: what was said.
-        rows: what stands below, as HTML.
-        chosen: a rank's number, or 'all'.
+        ranks: the ranks to choose from.
+        blocks: the text of the ranks.
+        rows: the HTML of the rows below the text.
+        chosen: the number of the chosen rank, or 'all'.
     """
     hidden = "" if differs(blocks) else " hidden"
     name = f"nbgpu-{uuid.uuid4().hex}"
@@ -79,7 +81,7 @@ def page(ranks: Sequence[int], blocks: Sequence[Block], rows: str = "", chosen: 
 
 
 def block_html(block: Block) -> str:
-    """One block: its label, once, and its lines."""
+    """One block as HTML: its label and its lines."""
     if block.kind == NOTE:
         return f'<div class="nbgpu-note">{html.escape(" ".join(block.texts))}</div>'
     if block.kind == FILE:
@@ -100,7 +102,7 @@ def lines_html(texts: Sequence[str]) -> str:
 
 
 def _joined(blocks: Iterable[Block]) -> list[Block]:
-    """Blocks of the same ranks and kind that follow one another, as one."""
+    """Join consecutive blocks of the same ranks and kind."""
     joined: list[Block] = []
     for block in blocks:
         if joined and joins(joined[-1], block):
@@ -111,7 +113,7 @@ def _joined(blocks: Iterable[Block]) -> list[Block]:
 
 
 def joins(before: Block, block: Block) -> bool:
-    """Whether a block goes on with the one before."""
+    """Whether a block continues the one before it."""
     return (before.ranks, before.kind) == (block.ranks, block.kind)
 
 
@@ -119,7 +121,7 @@ def _choice(name: str, value: str, chosen: str) -> str:
     color = "" if value == ALL else f' style="--nbgpu-rank:{rank_color(int(value))}"'
     named = "all ranks" if value == ALL else f"rank {value}"
     checked = " checked" if value == chosen else ""
-    # JupyterLab would take the arrow keys for a step from cell to cell.
+    # Without this attribute, JupyterLab would use the arrow keys to move from cell to cell.
     keep_keys = 'data-lm-suppress-shortcuts="true"'
     return (
         f'<label{color}><input type="radio" name="{name}" value="{value}" aria-label="{named}" {keep_keys}{checked}>'
@@ -128,7 +130,7 @@ def _choice(name: str, value: str, chosen: str) -> str:
 
 
 def _only(rank: int) -> str:
-    """The style that leaves one rank's text where that is chosen."""
+    """The style that shows only one rank's text where that rank is chosen."""
     return (
         f'.nbgpu-text:has(.nbgpu-whose input[value="{rank}"]:checked) .nbgpu-said:not(.nbgpu-r{rank})'
         "{display:none}"

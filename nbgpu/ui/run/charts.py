@@ -1,7 +1,7 @@
 """A run's curves as still pictures: a Plotly figure as plain JSON, and the same as SVG.
 
-Backgrounds are transparent and text is a grey that can be read on white and on JupyterLab's dark page, because
-a picture that is stored in a notebook does not know on what it will be shown.
+Backgrounds are transparent, and text is a grey that is readable on white and on JupyterLab's dark page,
+because it is not known on which background a picture in a notebook will be shown.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from nbgpu.ui.run.history import History, Series
 TEXT_COLOR = "#7b7b7b"
 GRID_COLOR = "rgba(128, 128, 128, 0.25)"
 MAX_POINTS = 1200
-"""Points of each curve in a picture: the lowest and the highest of as many stretches as its chart has pixels, about."""
+"""The points of each curve in a picture: about as many pairs of extremes as the chart has columns of
+pixels."""
 MAX_SMOOTHED_POINTS = 400
-"""Points of a smoothed curve, which has no spikes."""
+"""The points of a smoothed curve, which has no spikes."""
 
 GIB = 2.0**30
 
@@ -35,26 +36,26 @@ _SYMBOLS = {"checkpoint": "◆", "paused": "‖", "failure": "✕", "failed": "�
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart; `rank` is None for a number that all ranks share."""
+    """One line of a chart. `rank` is None for a number that all ranks share."""
 
     rank: int | None
     label: str
     x: list[float]
     y: list[float]
     style: str
-    """'raw' (faint), 'bold', 'solid', 'dashed' or 'dotted'."""
+    """The style of the line: 'raw' (faint), 'bold', 'solid', 'dashed' or 'dotted'."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart: a title that says the unit, and its curves."""
+    """One chart: a title with the unit, and its curves."""
 
     title: str
     curves: list[Curve]
 
 
 def smoothed(values: list[float], span: int = 15) -> list[float]:
-    """An exponential moving average over about `span` points, unbiased at the start; NaN is stepped over."""
+    """An exponential moving average over about `span` points, unbiased at the start. NaN is skipped."""
     keep = 1 - 2 / (span + 1)
     total = weight = 0.0
     out: list[float] = []
@@ -111,7 +112,7 @@ _CHARTS = (
 
 
 def charts(history: History) -> list[Chart]:
-    """The charts that have something to show, over the optimizer steps."""
+    """The charts that have data, over the optimizer steps."""
     drawn = [make(history) for make in _CHARTS]
     return [chart for chart in drawn if chart.curves]
 
@@ -121,12 +122,13 @@ _WIDTH = {"raw": 1.0, "bold": 2.5, "solid": 1.8, "dashed": 1.5, "dotted": 2.0}
 
 
 def _rounded(values: list[float]) -> list[float | None]:
-    """Five digits are more than a screen shows; JSON has no NaN, and Plotly leaves a gap at null."""
+    """Round to five digits, which are more than a screen shows, and replace NaN, which JSON lacks, by None,
+    for which Plotly leaves a gap."""
     return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values]
 
 
 def plotly_figure(info: RunInfo, history: History) -> dict[str, Any]:
-    """The charts as the dict that `application/vnd.plotly.v1+json` holds."""
+    """The charts as a dict of the type `application/vnd.plotly.v1+json`."""
     drawn = charts(history)
     num_rows = max(math.ceil(len(drawn) / 2), 1)
     gap = 0.16 if num_rows > 1 else 0.0
@@ -243,7 +245,7 @@ _MPL_STYLE = {"raw": "-", "bold": "-", "solid": "-", "dashed": "--", "dotted": "
 
 
 def svg(info: RunInfo, history: History) -> str:
-    """The charts as an SVG picture, with its text as text (it can be searched and read aloud)."""
+    """The charts as an SVG picture, whose text stays text, so that it can be searched and read aloud."""
     drawn = charts(history)
     num_rows = max(math.ceil(len(drawn) / 2), 1)
     figure = Figure(figsize=(10, 0.6 + 2.7 * num_rows), layout="constrained")
@@ -275,7 +277,7 @@ def svg(info: RunInfo, history: History) -> str:
 
 
 def style_axes(axes: Axes, title: str) -> None:
-    """Gives a chart the look of all others."""
+    """Give a chart the same style as all others."""
     axes.patch.set_alpha(0)
     axes.set_title(title, loc="left", color=TEXT_COLOR, fontsize=11)
     axes.set_xlabel("step", color=TEXT_COLOR, fontsize=9)
@@ -289,9 +291,9 @@ def style_axes(axes: Axes, title: str) -> None:
 
 
 def render_svg(figure: Figure, title: str) -> str:
-    """A matplotlib figure as SVG, with its text as text."""
+    """A matplotlib figure as SVG, whose text stays text."""
     FigureCanvasSVG(figure)
-    # matplotlib has this only as a global setting. One key is put back, not all of them, because this may
+    # matplotlib has only a global setting for this. One key is restored and not all of them, because this may
     # run in a thread while a cell changes others.
     fonttype = mpl.rcParams["svg.fonttype"]
     mpl.rcParams["svg.fonttype"] = "none"

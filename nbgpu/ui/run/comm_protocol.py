@@ -1,4 +1,4 @@
-"""Points as the panel's page reads them: four flat little-endian arrays, one buffer each.
+"""The format of points for the panel's page: four flat little-endian arrays, one buffer each.
 
 buffer 0   uint16   the series, counted in the order in which they were announced
 buffer 1   float64  time in seconds since the epoch
@@ -33,7 +33,7 @@ class SeriesIds:
 
 
 def encode(series: Mapping[SeriesKey, Series], ids: SeriesIds, max_points: int) -> list[bytes]:
-    """The buffers of all points of `series`, at most `max_points` of each, extremes kept."""
+    """The buffers of the points of `series`: at most `max_points` of each series, including its extremes."""
     numbers: list[int] = []
     times_s: list[float] = []
     steps: list[int] = []

@@ -1,8 +1,8 @@
-"""What a panel remembers of a run: every series in bounded memory, and the moments worth a mark.
+"""The history of a run for its panel: every series in bounded memory, and the events that get a mark.
 
-A run may last for days. Each series therefore keeps a few thousand points: when it is full, the points are
-thinned to half, and the lowest and the highest of each stretch of steps and of time stay, so that the past has as
-many points as a chart has pixels, and no spike is ever lost to the eye.
+A run may last for days. Each series therefore keeps a few thousand points. When it is full, half of the
+points are dropped, but the lowest and the highest of each stretch of steps and of time stay, so that the past
+has as many points as a chart has pixels, and no visible spike is ever lost.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from nbgpu.protocol.records import DAMAGE, Event, Sample
 
 CAPACITY = 8192
-"""Points that a series holds before it is thinned to half."""
+"""The number of points that a series holds before half of them are dropped."""
 
 _MIN_POINTS_OVER_BOTH = 100
-"""Fewer points are those of a moment, in which steps and seconds pass evenly."""
+"""Fewer points than this cover a short time, in which steps and seconds pass evenly."""
 
 SERIES_ALIKE_ON_ALL_RANKS = frozenset({"lr"})
-"""Series that are the same number on every rank by construction: rank 0's is enough."""
+"""Series that are the same on every rank by construction, so that rank 0's is enough."""
 
 _MARKED_STATES = frozenset({"paused", "failed"})
 
@@ -33,11 +33,12 @@ SeriesKey = tuple[int, str]
 
 
 def keep_extremes(x: NDArray[np.float64], values: NDArray[np.float64], num_columns: int) -> NDArray[np.intp]:
-    """Which points a picture of so many columns needs, in order.
+    """The indices of the points that a picture with this many columns needs, in order.
 
-    x is cut into equal stretches, such as the columns of a chart's pixels, and the lowest and the highest point of each
-    are kept, as well as the first and the last point of all. Equal numbers of points would not do: what was thinned
-    before would be thinned more each time, until nothing is left of a long run's beginning.
+    x is cut into equal stretches, such as the columns of a chart's pixels, and the lowest and the highest
+    point of each are kept, as well as the very first and last point. Stretches with equal numbers of points
+    would not do, because points that were thinned before would be thinned more each time, until nothing is
+    left of a long run's beginning.
 
     Args:
         x: shape (N,), ascending.
@@ -50,7 +51,7 @@ def keep_extremes(x: NDArray[np.float64], values: NDArray[np.float64], num_colum
     width = (x[-1] - x[0]) / num_columns or 1.0
     columns = np.minimum(((x - x[0]) / width).astype(np.intp), num_columns - 1)
     starts = np.flatnonzero(np.diff(columns, prepend=-1))
-    # NaN would win every comparison and hide the extremes around it.
+    # argmin and argmax would return a NaN and so hide the extremes around it.
     low_side = np.where(np.isnan(values), np.inf, values)
     high_side = np.where(np.isnan(values), -np.inf, values)
     kept = [0, len(values) - 1]
@@ -78,7 +79,8 @@ class Series:
             self.times_s, self.steps, self.values = half.times_s, half.steps, half.values
 
     def _forget_from(self, step: int) -> None:
-        """Drops the points from a step on: a run that went back to a checkpoint does these steps again."""
+        """Drop the points from a step on, because a run that went back to a checkpoint does these steps
+        again."""
         kept = bisect_left(self.steps, step)
         del self.times_s[kept:], self.steps[kept:], self.values[kept:]
 
@@ -87,12 +89,13 @@ class Series:
             self.append(*point)
 
     def thinned(self, max_points: int, over_time: bool = True) -> Series:
-        """At most `max_points` of these points, at least 4, which look the same in a chart that is not too wide; this
-        series itself where it has no more.
+        """A copy with at most `max_points`, at least 4, that looks the same in a chart which is not too wide;
+        this series itself where it has no more points.
 
         Args:
-            max_points: of the copy.
-            over_time: whether the chart may go over time as well as over steps, of which a pause has none.
+            max_points: the largest number of points in the copy.
+            over_time: whether the x axis may be time as well as steps. They differ in a pause, which has no
+                steps.
         """
         if len(self.values) <= max_points:
             return self
@@ -109,12 +112,13 @@ class Series:
         )
 
     def recent_mean(self, num_points: int) -> float:
-        """The mean of the last `num_points` values, or of as many as there are; at least one must be there."""
+        """The mean of the last `num_points` values, or of as many as there are. There must be at least
+        one."""
         return float(np.mean(self.values[-num_points:]))
 
 
 def collect(records: Iterable[Sample | Event]) -> dict[SeriesKey, Series]:
-    """The samples' numbers, sorted by rank and series name."""
+    """The numbers in the samples as series by rank and name."""
     series: dict[SeriesKey, Series] = {}
     for record in records:
         if not isinstance(record, Sample):
@@ -134,13 +138,13 @@ class History:
         self.marks: list[Event] = []
         self.result: Event | None = None
         self.pictures: Event | None = None
-        """What the ranks look for, as it was when they last showed it."""
+        """The newest pictures of what the ranks search for."""
         self.profiles: dict[int, Event] = {}
-        """By rank: where the time of the profiled steps went."""
+        """The profile of each rank, with the parts of the time of its profiled steps."""
         self._marked: set[tuple[str, str, int]] = set()
 
     def add(self, records: Iterable[Sample | Event]) -> tuple[dict[SeriesKey, Series], list[Event]]:
-        """Remembers new records; returns what was new in them, series and marks."""
+        """Add new records; return the points and marks that are new."""
         records = list(records)
         new_series = collect(records)
         for key, new in new_series.items():
@@ -167,7 +171,7 @@ class History:
             return False
         if event.kind == "state" and event.text not in _MARKED_STATES:
             return False
-        # Every rank tells of a pause or a checkpoint; one mark for all of them is enough.
+        # Every rank records a pause or a checkpoint, and one mark for all of them is enough.
         key = (event.kind, event.text, event.step)
         if key in self._marked:
             return False

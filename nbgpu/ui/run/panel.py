@@ -1,6 +1,7 @@
-"""The live panel, kernel side: follows a run, feeds the page five times a second, and leaves a picture behind.
+"""The kernel's side of the live panel: follow a run, update the page five times a second, and leave a picture
+behind.
 
-What the page and the kernel say to each other (custom messages of one widget):
+The page and the kernel exchange these custom messages of one widget:
 
     page -> kernel   {type: 'ready', plotly: bool}      a page has loaded the panel; does it have Plotly already?
                      {type: 'command', command: 'pause' | 'resume' | 'stop'}
@@ -12,7 +13,7 @@ What the page and the kernel say to each other (custom messages of one widget):
                      {type: 'refused', text}            why a command could not be carried out
                      {type: 'end'}, {type: 'bundle', data, metadata}
 
-The buffers of points are described in `wire.py`. Nothing here ever waits for a page's answer.
+The buffers of points are described in `comm_protocol.py`. Nothing here ever waits for a page's answer.
 """
 
 from __future__ import annotations
@@ -44,27 +45,27 @@ if TYPE_CHECKING:
 
 TICK_S = 0.2
 STATUS_PERIOD_S = 0.6
-"""How often steps, memory and warnings are sent; a change of state is sent with the next tick."""
+"""The period in which steps, memory and warnings are sent. A change of state is sent with the next tick."""
 
 SUMMARY_PERIOD_S = 3.0
 POINTS_PER_TICK = 4
-"""Points of each series that every message may have."""
+"""The number of points of each series that a message may always have."""
 
 MAX_POINTS_IN_MESSAGE = 200_000
-"""Points of all series together, which take about 4 MB."""
+"""The most points of all series in one message. They take about 4 MB."""
 MIN_POINTS_OF_WHOLE = 500
-"""Points of each series that stand for a whole run, of however many ranks."""
+"""The fewest points of each series that represent a whole run, however many ranks it has."""
 
 Feed = Callable[[dict[SeriesKey, Series], list[Event], bool], None]
 
 
 class Follower:
-    """Calls back on a thread of its own with what is new of a run, until the run is over.
+    """Calls back on a thread of its own with the new records of a run, until the run is over.
 
     Args:
-        run: what is followed.
+        run: the run to follow.
         period_s: the time between two calls.
-        feed: gets the new points, the new marks, and whether these are the last; called with `lock` held.
+        feed: called with the new points, the new marks, and whether these are the last, while `lock` is held.
         after: called after each `feed`, without the lock.
     """
 
@@ -73,8 +74,8 @@ class Follower:
     ) -> None:
         self.history = History()
         self.lock = threading.RLock()
-        """Held while the history grows and what is new is passed on: another thread that sends the history would send a
-        part of it twice."""
+        """Held while the history grows and new records are passed on, because another thread that sends the
+        history would send a part of it twice."""
         self._after = after
         self._run = run
         self._feed = feed
@@ -98,7 +99,8 @@ class Follower:
         self._after()
 
     def _catch_up(self) -> tuple[dict[SeriesKey, Series], list[Event]]:
-        """What is new; of a long run's past, at first, as much as the history keeps of it."""
+        """Return the new points and marks. The first time, they are as much of the past as the history
+        keeps."""
         news: dict[SeriesKey, Series] = {}
         marks: list[Event] = []
         for records, cursor in self._run.reader.batches(self._cursor):
@@ -119,7 +121,7 @@ class Panel(anywidget.AnyWidget):
     """The widget that draws a run while it goes on. Use `show` to display one.
 
     Args:
-        run: what is drawn.
+        run: the run to draw.
         slot: the display_id of the output that gets the picture at the end.
         show_buttons: whether the panel has Pause and Stop of its own.
         buttons: ids of widgets elsewhere that act on the run.
@@ -130,13 +132,13 @@ class Panel(anywidget.AnyWidget):
     _esm = STATIC / "panel.js"
     _css = STATIC / "panel.css"
     key = traitlets.Unicode("").tag(sync=True)
-    """Tells this panel from all others of a page."""
+    """An id that tells this panel from all others in a page."""
     slot = traitlets.Unicode("").tag(sync=True)
     show_buttons = traitlets.Bool(True).tag(sync=True)
     buttons = traitlets.List(traitlets.Unicode()).tag(sync=True)
-    """Widgets elsewhere that act on the run, by id: the page disables them when the kernel is gone."""
+    """The ids of widgets elsewhere that act on the run. The page disables them when the kernel is gone."""
     plotly_gz = traitlets.Bytes(b"").tag(sync=True)
-    """The bundle, only for kernels that cannot be asked for it while a cell is running."""
+    """The Plotly bundle, only for kernels that cannot handle a request for it while a cell is running."""
 
     def __init__(
         self,
@@ -172,7 +174,8 @@ class Panel(anywidget.AnyWidget):
         self.on_msg(self._on_page_message)
 
     def follow(self) -> None:
-        """Starts to feed the page. The output named `slot` must be displayed by then, or the picture is lost."""
+        """Start to update the page. The output named `slot` must be displayed by then, or the picture is
+        lost."""
         self._follower.start()
 
     def text(self) -> str:
@@ -180,7 +183,7 @@ class Panel(anywidget.AnyWidget):
         with self._lock:
             return summary(self._run, self._follower.history)
 
-    # What the kernel tells.
+    # Messages to the page.
 
     def _tell(self, new: dict[SeriesKey, Series], marks: list[Event], last: bool) -> None:
         if self._gone:
@@ -197,13 +200,14 @@ class Panel(anywidget.AnyWidget):
             self._leave_picture()
 
     def _tell_state(self) -> None:
-        """Calls `on_state` where the state has changed."""
+        """Call `on_state` if the state has changed."""
         if self._told_state != self._last_state:
             self._told_state = self._last_state
             self._on_state(self._last_state)
 
     def _should_send_all(self) -> bool:
-        """Where the page's 'ready' cannot be heard during a cell, all is sent unasked: after 1, 3, 9 ... seconds."""
+        """Whether to send everything without a request, which happens after 1, 3, 9 ... seconds where the
+        kernel cannot handle the page's 'ready' during a cell."""
         if self._can_be_asked or self._page_was_ready or self._ticks < self._send_all_at_tick:
             return False
         self._send_all_at_tick *= 3
@@ -223,15 +227,16 @@ class Panel(anywidget.AnyWidget):
             self.send(content, buffers)
 
     def _points_of_whole(self) -> int:
-        """How many points of each series stand for the whole run."""
+        """The number of points of each series that represent the whole run."""
         fair = MAX_POINTS_IN_MESSAGE // max(1, len(self._follower.history.series))
         return min(CAPACITY, max(MIN_POINTS_OF_WHOLE, fair))
 
     def _points_for(self, new: dict[SeriesKey, Series]) -> int:
-        """How many points of each series show what is new as finely as the chart can.
+        """The number of points of each series that show the new records as finely as the chart can.
 
-        In the middle of a long run a moment is less than a pixel wide, and a run of 1000 steps a second costs no more
-        than one of 20. But what is new may also be all of a past, as after attach, or a minute in which Python stood still.
+        In the middle of a long run a moment is less than a pixel wide, and a run of 1000 steps a second costs
+        no more than one of 20. But the new records may also be a whole past, as after attach, or a minute in
+        which Python stood still.
         """
         whole = self._follower.history.series
         share = 0.0
@@ -299,17 +304,17 @@ class Panel(anywidget.AnyWidget):
         }
 
     def _leave_picture(self) -> None:
-        """Puts the still picture into the notebook in the widget's place."""
+        """Replace the widget in the notebook with the still picture."""
         data, metadata = self._final_output()
         update_display(data, metadata=metadata, raw=True, display_id=self.slot)
-        # A page that was reloaded does not know the display any more and asks for the picture itself.
+        # A page that was reloaded no longer knows the display, and asks for the picture itself.
         self.send({"type": "end"})
 
     def _final_output(self) -> tuple[dict[str, Any], dict[str, Any]]:
         data = bundle(self._run, self._follower.history)
         return data, slot_metadata(self.slot, self._run.info.run_id)
 
-    # What the page tells. ipywidgets calls this on the thread of a subshell while a cell is running.
+    # Messages from the page. ipywidgets calls this on the thread of a subshell while a cell is running.
 
     def _on_page_message(self, _: Any, content: dict[str, Any], buffers: list[bytes]) -> None:
         match content.get("type"):
@@ -352,7 +357,8 @@ def _mark(event: Event) -> dict[str, Any]:
 
 
 class _TextLine:
-    """Follows a run where there is no page: a few lines of text every few seconds, then the picture."""
+    """Follows a run where there is no page, with a few lines of text every few seconds and the picture at the
+    end."""
 
     def __init__(self, run: Run, handle: DisplayHandle, on_state: Callable[[str], None]) -> None:
         self._run = run
@@ -372,7 +378,7 @@ class _TextLine:
 
 
 def show(run: Run, on_state: Callable[[str], None] = lambda state: None) -> None:
-    """Displays the live panel of a run; of a run that is over, its curves.
+    """Display the live panel of a run, or the curves of a run that is over.
 
     Args:
         on_state: called with the run's state, on another thread, whenever it may have changed.

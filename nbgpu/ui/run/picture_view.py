@@ -1,4 +1,4 @@
-"""What a run looks for, as pictures below its panel that change while it goes on."""
+"""Pictures of what a run searches for, which change below its panel while it goes on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PERIOD_S = 1.0
 
 
 def bundle(event: Event | None) -> dict[str, Any]:
-    """The pictures of an event side by side, and in words what they are."""
+    """The pictures of an event side by side, and a text that names them."""
     if event is None:
         return {"text/html": "", "text/plain": "no pictures yet"}
     images = event.detail["images"]
@@ -31,11 +31,11 @@ def bundle(event: Event | None) -> dict[str, Any]:
 
 
 class PictureView:
-    """Hands on the newest pictures of a run, on a thread of its own, until the run is over.
+    """Passes on the newest pictures of a run, on a thread of its own, until the run is over.
 
     Args:
-        run: what is followed.
-        show: gets each as a bundle of HTML and text.
+        run: the run to follow.
+        show: called with a bundle of HTML and text each time.
     """
 
     def __init__(self, run: Run, show: Callable[[dict[str, Any]], None]) -> None:
@@ -52,7 +52,7 @@ class PictureView:
 
 
 def show(run: Run) -> None:
-    """Displays the newest pictures of a run. The last ones stay in the notebook."""
+    """Display the newest pictures of a run. The last ones stay in the notebook."""
     slot = new_slot()
     display(bundle(None), raw=True, display_id=slot)
     PictureView(run, lambda pictures: update_display(pictures, raw=True, display_id=slot))

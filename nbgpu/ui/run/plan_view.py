@@ -1,4 +1,4 @@
-"""What a run does and takes, folded, above its live panel."""
+"""The plan of a run, folded, above its live panel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def page(run: Run) -> str:
-    """The plan of a run as HTML that opens by a click or a key, with no script."""
+    """The plan of a run as HTML that unfolds by a click or a key, without a script."""
     plan = run.plan
     per_step = plan.config.samples_per_step(len(plan.devices))
     devices = f"{len(plan.devices)} rank{'s' if len(plan.devices) > 1 else ''}"
@@ -38,7 +38,7 @@ class PlanView:
         display(self._bundle(), raw=True, display_id=self._slot)
 
     def refresh(self, _: str) -> None:
-        """Shows what has become known: how the data come to the ranks."""
+        """Show how the data reach the ranks, once that is known."""
         shown = page(self._run)
         if shown != self._shown:
             self._shown = shown

@@ -1,4 +1,5 @@
-"""A run as it is kept: the bundle that stays in the saved notebook, and the report in the run's folder."""
+"""The lasting views of a run: the output that stays in the saved notebook, and the report in the run's
+folder."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ from nbgpu.ui.run.history import History
 
 
 class Reportable(Protocol):
-    """What is shown of a run, whether it goes on in this process or is read from its folder."""
+    """The properties of a run that are shown, whether it goes on in this process or is read from its
+    folder."""
 
     folder: Path
     config: TrainConfig
@@ -56,11 +58,11 @@ class Reportable(Protocol):
 
 PLOTLY_GZ = STATIC / "plotly-basic.min.js.gz"
 MAX_EPOCHS = 200
-"""Rows of the report's table; epochs.jsonl has them all."""
+"""The most rows in the report's table; epochs.jsonl has all epochs."""
 
 
 def history_of(run: Reportable) -> History:
-    """Everything that was recorded of a run so far."""
+    """The history of a run from all of its records so far."""
     history = History()
     for records, _ in run.reader.batches():
         history.add(records)
@@ -68,14 +70,15 @@ def history_of(run: Reportable) -> History:
 
 
 def summary(run: Reportable, history: History) -> str:
-    """One line on where a run is; see `words.summary`."""
+    """One line about the progress of a run; see `wording.summary`."""
     return wording.summary(run.info, run.status, run.statuses(), history)
 
 
 def bundle(run: Reportable, history: History | None = None) -> dict[str, Any]:
-    """The MIME bundle that shows a run's curves with no kernel: Plotly where it is known, else SVG, else text.
+    """The MIME bundle that shows a run's curves without a kernel: Plotly where the page supports it, else
+    SVG, else text.
 
-    Text alone where nothing was recorded, as of a run that failed while its packages were loaded.
+    It has only text where nothing was recorded, as for a run that failed while its packages were loaded.
     """
     history = history or history_of(run)
     if not charts(history):
@@ -88,10 +91,10 @@ def bundle(run: Reportable, history: History | None = None) -> dict[str, Any]:
 
 
 def write_report(run: Reportable) -> Path:
-    """Writes `report.html` into the run's folder: one file that opens anywhere, with no network.
+    """Write `report.html` into the run's folder: one file that opens anywhere, with no network.
 
     Returns:
-        the path of the file.
+        The path of the file.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -102,7 +105,7 @@ def write_report(run: Reportable) -> Path:
 
 
 def report_html(run: Reportable) -> str:
-    """The report's page."""
+    """The page of the report."""
     history = history_of(run)
     info = run.info
     headline = summary(run, history)
@@ -137,17 +140,17 @@ def report_html(run: Reportable) -> str:
 
 
 def page(title: str, heading: str, headline: str, body: str, figure: Mapping[str, Any]) -> str:
-    """A report's page, which opens with no network.
+    """The page of a report, which opens with no network.
 
     Args:
-        title: the page's.
-        heading: as HTML.
-        headline: one line on where it is.
-        body: as HTML; in it an element with the id `charts`.
-        figure: what Plotly draws there.
+        title: the title of the page.
+        heading: the heading as HTML.
+        headline: one line about the progress.
+        body: the body as HTML, with an element whose id is `charts`.
+        figure: the figure that Plotly draws in that element.
     """
-    # A name with '</script' would end the script element in the middle of a string, and after '<!--<script' it would not
-    # end at all.
+    # A name with '</script' would end the script element in the middle of a string, and after '<!--<script'
+    # it would not end at all.
     drawn = json.dumps(figure).replace("<", "\\u003c")
     plotly = gzip.decompress(PLOTLY_GZ.read_bytes()).decode().replace("</script", "<\\/script")
     return f"""<!doctype html>
@@ -225,7 +228,7 @@ def _devices(devices: Iterable[Device]) -> str:
 
 
 def _versions(folder: Path) -> str:
-    """What the run's `env.json` says of packages, GPUs and the working tree."""
+    """The table of packages, GPUs and the working tree in the run's `env.json`."""
     try:
         environment = lines.load(folder / names.ENVIRONMENT)
         rows = [
@@ -249,7 +252,7 @@ def _events(events: Iterable[Event], info: RunInfo) -> str:
 
 
 def _epochs(epochs: Sequence[EpochSummary]) -> str:
-    """One row for each epoch; of a long run the last ones."""
+    """A table with one row for each epoch, or for the last ones of a long run."""
     shown = epochs[-MAX_EPOCHS:]
     names = list(dict.fromkeys(name for epoch in shown for name in epoch.means))
     held_out = list(dict.fromkeys(name for epoch in shown for name in epoch.validation))
@@ -271,7 +274,7 @@ def _epochs(epochs: Sequence[EpochSummary]) -> str:
 
 
 def _profiles(history: History) -> str:
-    """One row for each rank that profiled some steps; the shares add up to its step."""
+    """A table with one row for each rank that profiled some steps. The shares add up to the whole step."""
     rows = []
     for rank, event in sorted(history.profiles.items()):
         seconds = event.detail
@@ -294,7 +297,8 @@ def _failures(run: Reportable) -> str:
 
 
 def _result(event: Event) -> str:
-    """A recipe's result: dicts of dicts become tables, `images` pictures, all else a line."""
+    """A recipe's result as HTML: dicts of dicts become tables, `images` become pictures, and everything else
+    a line."""
     parts = [f"<p>{_escape(event.text)}</p>"] if event.text else []
     for name, value in event.detail.items():
         if name == "images" and isinstance(value, Mapping):
@@ -309,7 +313,7 @@ def _result(event: Event) -> str:
 
 
 def picture(caption: str, source: object) -> str:
-    """A PNG data URI as a figure with its caption; anything else is told and not shown."""
+    """A PNG data URI as a figure with its caption. Anything else is mentioned and not shown."""
     prefix = "data:image/png;base64,"
     try:
         if not (isinstance(source, str) and source.startswith(prefix)):

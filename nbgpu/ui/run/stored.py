@@ -1,4 +1,4 @@
-"""A run as its folder tells it, whoever started it and however it ended."""
+"""A run as read from its folder, no matter which process started it and how it ended."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from nbgpu.run_folder.reader import Reader
 
 
 class StoredRun:
-    """Has what a report shows of a run.
+    """A run with everything that a report shows.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
 
     Attributes:
-        failures: what was raised on the ranks, the first one first; those that it freed come after it.
+        failures: the failures of the ranks, the original one first, and after it those of ranks that were
+            freed.
 
     Raises:
         ConfigError: there is no `run.toml` in the folder.
-        RunError: the run ended before its ranks had looked at their data, or a file that says how it went cannot be read.
-            Of a rank's records single lines that cannot be read are passed over; `reader.damage` says which.
+        RunError: the run ended before its ranks had read their data, or a file about the run cannot be read.
+            Unreadable single lines of a rank's records are skipped; `reader.damage` says which.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,11 +51,12 @@ class StoredRun:
             metrics_files.complete(self.folder, max(s.step for s in self.statuses()))
 
     def statuses(self) -> list[RankStatus]:
-        """The last that each rank has said."""
+        """The latest status of each rank."""
         return self.reader.statuses(self.info.devices)
 
     def _status(self) -> RunState:
-        """As the ranks say. A run that goes on, or was killed with all its ranks, is in none of the final states."""
+        """The state by the ranks' records. A run that goes on, or was killed with all its ranks, is in no
+        final state."""
         if self.failures:
             return "failed"
         states = [status.state for status in self.statuses()]

@@ -1,6 +1,6 @@
-"""A run as a terminal shows it: a table of the ranks that is drawn anew, and above it what happened.
+"""A run in a terminal: a table of the ranks that is updated, and above it the events of the run.
 
-Where the output is no terminal (a file, a pipe, a job's log) there is one line every few seconds instead.
+Where the output is not a terminal (a file, a pipe, a job's log), there is one line every few seconds instead.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _GIB = 2.0**30
 
 
 def follow(run: Run, console: Console, known: Sequence[str] = ()) -> None:
-    """Shows a run until it is over. Ctrl-C stops the run, a second one leaves at once.
+    """Show a run until it is over. Ctrl-C stops the run, and a second one leaves at once.
 
     Args:
-        known: what the person was told of the data before.
+        known: sentences about the data that have been printed already.
     """
     screen = _Screen(run, console, known)
     if not console.is_terminal:
         _wait(run, screen, lambda: None)
         console.print(screen.summary(), highlight=False)
         return
-    # Drawn by this thread alone: rich's own would draw while the run's state changes.
+    # Only this thread draws, because rich's own thread would draw while the run's state changes.
     with Live(screen.drawn(), console=console, auto_refresh=False, transient=False) as live:
         _wait(run, screen, lambda: live.update(screen.drawn(), refresh=True))
 
@@ -71,7 +71,7 @@ def _wait(run: Run, screen: _Screen, draw: Any) -> None:
 
 
 class _Screen:
-    """What is known of a run, and what of it has been printed."""
+    """The state of a run on the screen, and the part of it that has been printed."""
 
     def __init__(self, run: Run, console: Console, known: Sequence[str]) -> None:
         self.console = console
@@ -79,14 +79,14 @@ class _Screen:
         self._known_of_data = set(known)
         self._history = History()
         self._cursor = START
-        # These were told when the run was made.
+        # These notes were printed when the run was made.
         self._known = set(resume.Beginning.read(run.folder).notes)
         self._result_is_told = False
         self._hung = False
         self._profiled: set[int] = set()
 
     def tell_news(self) -> None:
-        """Prints what happened since the last call."""
+        """Print the events since the last call."""
         for sentence in self._run.info.data:
             if sentence not in self._known_of_data:
                 self._known_of_data.add(sentence)
@@ -95,12 +95,12 @@ class _Screen:
         for records, cursor in self._run.reader.batches(self._cursor):
             self._cursor = cursor
             marks += self._history.add(records)[1]
-        # A rank that was cut off may say that it has failed before the one that was the cause says why.
+        # A rank that was cut off may report its failure before the rank that caused it says why.
         for event in sorted(marks, key=lambda mark: mark.text == "failed"):
             if event.text not in self._known:
                 self.console.print(_in_words(event), highlight=False, soft_wrap=True)
         for text in self._run.untold_heals():
-            # What the ranks record says so too, and after which step.
+            # The records of the ranks say so, too, and also after which step.
             if not self._run.config.telemetry:
                 self.console.print(text, style="red", highlight=False, soft_wrap=True)
         hangs = bool(self._run.hang)
@@ -119,7 +119,7 @@ class _Screen:
                 self.console.print(table)
 
     def summary(self) -> str:
-        """One line on where the run is."""
+        """One line about the progress of the run."""
         return wording.summary(self._run.info, self._run.status, self._run.statuses(), self._history)
 
     def drawn(self) -> RenderableType:
@@ -140,7 +140,7 @@ class _Screen:
         head.add_row(Text(run.status, style="bold"), bar, f"step {now.step} of {now.total_steps}{left}")
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
         table.add_column("rank", no_wrap=True)
-        # The one column that gives way in a narrow window.
+        # This is the one column that shrinks in a narrow window.
         table.add_column("device", max_width=28)
         table.add_column("state", no_wrap=True)
         for name in ("step", "loss", "samples/s", "lr", "memory", "use"):

@@ -1,4 +1,5 @@
-"""What a run is doing, in words and in a few numbers: for the panel, for a line of text, for a screen reader."""
+"""The state of a run in words and in a few numbers, for the panel, for a line of text and for a screen
+reader."""
 
 from __future__ import annotations
 
@@ -13,33 +14,34 @@ SILENCE_WORTH_SAYING_S = 3.0
 SILENCE_OF_IMPORTS_S = 60.0
 """The same before a rank trains: some packages hold the GIL for long while they are loaded."""
 MEMORY_WORTH_SAYING = 0.9
-"""Share of a device's memory from which on the panel warns."""
+"""The share of a device's memory above which the panel warns."""
 
 _RECENT_STEPS = 20
 _PACE_TOLERANCE = 0.05
-"""Ranks whose times differ by less than this share keep the same pace."""
+"""Ranks whose times differ by less than this share count as equally fast."""
 
 
 @dataclass(frozen=True)
 class ProgressBar:
-    """How far a run is. `eta_s` is None where it cannot be said; epochs are 0 until the data was looked at."""
+    """The progress of a run. `eta_s` is None where it is not known, and epochs are 0 until the data have been
+    read."""
 
     step: int
     total_steps: int
     epoch: int
     num_epochs: int
     samples_per_s: float
-    """Over all ranks; 0 until it is known."""
+    """The throughput over all ranks; 0 until it is known."""
     eta_s: float | None
 
 
 def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> ProgressBar:
-    """How far the slowest rank of a run is, and how long the rest will take at the present pace."""
+    """The progress of the slowest rank of a run, and the remaining time at the present pace."""
     step = min((s.step for s in statuses), default=0)
     rates = [s.values.get("samples_per_s", 0.0) for s in statuses]
     samples_per_s = sum(rate for rate in rates if math.isfinite(rate))
     samples_left = (info.total_steps - step) * info.global_batch_size
-    # The pace of the steps says nothing of what comes after the last one.
+    # The pace of the steps says nothing about the work after the last one.
     moving = samples_per_s > 0 and samples_left > 0 and state not in FINAL_STATES and state != "paused"
     return ProgressBar(
         step=step,
@@ -52,15 +54,15 @@ def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> Progr
 
 
 def memory_bytes(status: RankStatus) -> float | None:
-    """What the rank holds of its device: CUDA memory reserved by torch, or the process's resident memory; None before
-    the first sample."""
+    """The memory of the device that a rank holds: CUDA memory reserved by torch, or the process's resident
+    memory; None before the first sample."""
     return status.values.get("memory_reserved_bytes", status.values.get("memory_rss_bytes"))
 
 
 def warning(status: RankStatus) -> str:
-    """What a person should know about a rank, in words; empty where all is well.
+    """A warning about a rank in words; empty where all is well.
 
-    A rank that is not heard may sit in C code that holds the GIL, so this never says that it is dead.
+    A silent rank may be in C code that holds the GIL, so this never says that it is dead.
     """
     before_training = status.state in ("starting", "loading packages")
     worth_saying_s = SILENCE_OF_IMPORTS_S if before_training else SILENCE_WORTH_SAYING_S
@@ -72,10 +74,10 @@ def warning(status: RankStatus) -> str:
 
 
 def pace(history: History) -> str:
-    """One sentence that names the slowest rank and says by how much; empty until it can be said.
+    """One sentence that names the slowest rank and says by how much it is slower; empty until that is known.
 
-    Under DDP all ranks end a step together, so equal steps can hide a rank that keeps the others waiting. Its own
-    share of the work shows in `compute_s` or `data_s`, where they were measured.
+    Under DDP all ranks end a step together, so equal step times can hide a rank for which the others wait.
+    The series `compute_s` and `data_s` have each rank's own share of the work, where they were measured.
     """
     for name, what in (
         ("compute_s", "spends {more} longer on each step's own work than rank {fast}"),
@@ -101,7 +103,7 @@ def pace(history: History) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it: '12 ms', '4.2 s', '3 min 20 s', '2 h 5 min'."""
+    """A time in words: '12 ms', '4.2 s', '3 min 20 s', '2 h 5 min'."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 10:
@@ -115,7 +117,7 @@ def duration(seconds: float) -> str:
 
 
 def recent(history: History, num_marks: int = 3) -> list[str]:
-    """The last things that happened, a line each."""
+    """The latest events of a run, with a line for each."""
     return [
         f"step {mark.step}: {mark.text if mark.kind == 'note' else f'{mark.kind} {mark.text}'}"
         for mark in history.marks[-num_marks:]
@@ -123,7 +125,7 @@ def recent(history: History, num_marks: int = 3) -> list[str]:
 
 
 def summary(info: RunInfo, state: str, statuses: Sequence[RankStatus], history: History) -> str:
-    """One line that says where a run is, for a notebook with no front end and for the saved output."""
+    """One line about the progress of a run, for a notebook with no frontend and for the saved output."""
     now = progress(info, state, statuses)
     parts = [f"{info.recipe}: {state}", f"step {now.step} of {now.total_steps}"]
     if now.num_epochs > 1:

@@ -1,7 +1,7 @@
-"""The live panel of a sweep: the same small widget that shows a cell's text shows its table and chart.
+"""The live panel of a sweep, with its table and chart in the same small widget that shows a cell's text.
 
-The messages are those of `live_text.py`, of which it needs 'snapshot', 'end' and 'bundle'. A page that does not load the
-widget gets the panel as an output that is replaced every few seconds; so do notebooks that nobody looks at.
+Of the messages in `live_text.py` it needs 'snapshot', 'end' and 'bundle'. If a page does not load the widget,
+or if there is no page, the panel is an output that is replaced every few seconds.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ PERIOD_S = 1.0
 OUTPUT_PERIOD_S = 3.0
 PAGE_PATIENCE_S = 5.0
 _DRAWING_SHARE = 0.1
-"""Of the kernel's time that goes into drawing."""
+"""The share of the kernel's time that may go into drawing."""
 _OLDEST_PICTURE_S = 5.0
-"""The first drawing takes seconds of imports, and the next one is not to wait for ten times as long."""
+"""The greatest age of the picture. The first drawing takes seconds of imports, and the next one must not wait
+ten times as long."""
 
 
 def bundle(sweep: Sweep, picture: str | None = None) -> dict[str, Any]:
-    """What stays in the notebook: table and chart as HTML, and the table as text."""
+    """The output that stays in the notebook: table and chart as HTML, and the table as text."""
     drawn = sweep_view.svg(sweep) if picture is None else picture
     return {"text/html": sweep_view.page(sweep, drawn), "text/plain": sweep_view.text(sweep)}
 
@@ -42,8 +43,8 @@ class SweepPanel:
     """Follows a sweep on a thread of its own.
 
     Args:
-        sweep: what is shown.
-        widget: through which the page gets it; None for an output that is replaced.
+        sweep: the sweep to show.
+        widget: the widget in the page; None for an output that is replaced.
         slot: the display_id of the output that gets the picture at the end.
         take_button_away: called at the end.
     """
@@ -81,7 +82,7 @@ class SweepPanel:
         return OUTPUT_PERIOD_S if self._widget is None else PERIOD_S
 
     def _show(self) -> None:
-        """Tells the page what is new, if anything is."""
+        """Send the page the new state, if it has changed."""
         page = self._draw()
         with self._lock:
             if page == self._html:
@@ -96,7 +97,7 @@ class SweepPanel:
                 self._widget = None
 
     def _draw(self, last: bool = False) -> str:
-        """The page as it is now; its chart may be a little older, because it takes long."""
+        """The present page. Its chart may be a little older, because drawing it takes long."""
         begun_mono_s = time.monotonic()
         if last or begun_mono_s >= self._next_drawing_mono_s:
             title, lines = sweep_view.chart(self._sweep)
@@ -123,7 +124,7 @@ class SweepPanel:
                 display_id=self._slot,
             )
             if self._widget is not None:
-                # A page that was reloaded does not know the display any more and asks for the picture itself.
+                # A page that was reloaded no longer knows the display, and asks for the picture itself.
                 self._widget.send({"type": "end"})
 
     def _on_page_message(self, _: Any, content: dict[str, Any], buffers: list[bytes]) -> None:
@@ -148,7 +149,7 @@ class SweepPanel:
 
 
 def show(sweep: Sweep) -> None:
-    """Displays the live panel of a sweep; of one that is over, its table and chart.
+    """Display the live panel of a sweep, or the table and chart of a sweep that is over.
 
     Raises:
         RunError: there is no IPython to display anything.

@@ -1,4 +1,4 @@
-"""A sweep's page: `report.html` in its folder, which opens with no network."""
+"""The report of a sweep: `report.html` in its folder, which opens with no network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CSS = ".nbgpu-sweep-error { background: rgba(255,0,0,.13); white-space: pre-wra
 
 
 def write_report(sweep: Sweep) -> Path:
-    """Writes the page; OSError where the folder cannot be written to."""
+    """Write the report; OSError where the folder cannot be written to."""
     path = sweep.folder / names.REPORT
     write_whole(path, report_html(sweep))
     return path

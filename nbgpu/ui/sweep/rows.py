@@ -1,4 +1,4 @@
-"""The table of a sweep, cell by cell as text: for a page, a terminal and a report."""
+"""The cells of a sweep's table as text, for a page, a terminal and a report."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrialRow:
-    """One trial in the table; every cell is text."""
+    """The row of one trial in the table."""
 
     number: int
     color: str
     cells: Sequence[str]
     error: str
-    """Why it failed; empty where it did not."""
+    """The error because of which the trial failed; empty where it did not."""
     is_best: bool
 
 

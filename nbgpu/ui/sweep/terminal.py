@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 _PERIOD_S = 0.5
 _MAX_ROWS = 20
-"""Of a table that changes: more would not fit on a screen."""
+"""The most rows of a live table, because more would not fit on a screen."""
 
 
 def follow(sweep: Sweep, console: Console) -> None:
-    """Shows the trials until the sweep is over. Ctrl-C stops all runs with a checkpoint, a second one leaves at once.
+    """Show the trials until the sweep is over. Ctrl-C stops all runs with a checkpoint, and a second one
+    leaves at once.
 
-    Where the output is no terminal there is one line every few seconds instead, and the table at the end.
+    Where the output is not a terminal, there is one line every few seconds instead, and the table at the end.
     """
     if console.is_terminal:
         with Live(_view(sweep), console=console, auto_refresh=False, transient=True) as live:
@@ -37,7 +38,7 @@ def follow(sweep: Sweep, console: Console) -> None:
     for trial in sweep.trials:
         if trial.error is not None:
             _print(console, f"\ntrial {trial.number} ({trial.label}) failed:")
-            # As a notebook shows it: the rank's own traceback.
+            # This prints the rank's own traceback, as a notebook does.
             console.print(Text.from_ansi("\n".join(trial.error._render_traceback_())))
     _print(console, f"{sweep.describe()}\n{sweep.folder}")
 
@@ -69,7 +70,7 @@ def _every(period_s: float, show: Callable[[], None]) -> Callable[[], None]:
 
 
 def _print(console: Console, text: str) -> None:
-    """Prints a line as it is: a path that is cut in two cannot be copied."""
+    """Print a line without wrapping it, because a path that is cut in two cannot be copied."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -78,7 +79,7 @@ def _view(sweep: Sweep) -> Group:
 
 
 def _table(sweep: Sweep, max_rows: int) -> Table:
-    """Those at work first while there are too many, then the best."""
+    """The table of the trials. If there are too many, the active ones come first, and then the best."""
     ranking = sweep.ranking()
     if len(ranking) > max_rows:
         idle = ("waiting", "finished", "failed", "stopped")

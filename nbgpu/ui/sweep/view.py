@@ -1,4 +1,4 @@
-"""A sweep as a person sees it: a table of its trials, and a chart with a line for each."""
+"""The view of a sweep: a table of its trials, and a chart with a line for each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAX_IN_LEGEND = 12
 
 _DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))
-"""matplotlib's and Plotly's names: trials of one colour differ by these."""
+"""The names of dash styles in matplotlib and Plotly. Trials of the same colour differ in them."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class Line:
 
 
 def chart(sweep: Sweep) -> tuple[str, list[Line]]:
-    """The chart's title and lines: the number that the trials are sorted by, and the loss as long as no trial has it."""
+    """The chart's title and lines: the number by which the trials are sorted, or the loss while no trial has
+    that number."""
     sort_by, best = sweep.plan.config.sort_by, sweep.best
     title = sort_by
     curves = {trial: trial.curve(sort_by) for trial in sweep.trials}
@@ -85,7 +86,7 @@ def svg(sweep: Sweep) -> str:
         for text in legend.get_texts():
             text.set_color(TEXT_COLOR)
     picture = render_svg(figure, title=f"{sweep.folder.name}: {title}")
-    # What stands before the element is for a file of its own.
+    # The text before the element is needed only in a separate SVG file.
     picture = picture[picture.index("<svg") :]
     return re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', r'<svg \1width="100%"', picture, count=1)
 
@@ -124,11 +125,11 @@ def plotly_figure(sweep: Sweep) -> dict[str, Any]:
 
 
 def page(sweep: Sweep, picture: str) -> str:
-    """The whole view as HTML: a line on where the sweep is, the chart, the table.
+    """The whole view as HTML: a line about the progress, the chart and the table.
 
     Args:
-        sweep: what is shown.
-        picture: the chart, as `svg` has made it.
+        sweep: the sweep to show.
+        picture: the chart, as returned by `svg`.
     """
     trials = sweep.ranking() if sweep.status in ("finished", "stopped", "failed") else sweep.trials
     drawn = f'<div role="img" aria-label="Chart of the trials">{picture}</div>' if picture else ""
@@ -156,7 +157,7 @@ def table_html(header: Sequence[str], shown: Sequence[TrialRow]) -> str:
 
 
 def text(sweep: Sweep) -> str:
-    """The same as plain text."""
+    """The whole view as plain text."""
     shown = rows(sweep, sweep.ranking())
     lines = [columns(sweep), *(row.cells for row in shown)]
     errors = [f"trial {row.number}: {row.error}" for row in shown if row.error]
