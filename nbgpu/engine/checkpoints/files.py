@@ -1,6 +1,7 @@
-"""Writes and reads a run's state: tensors as safetensors, everything else as JSON, nothing that executes.
+"""Writes and reads a run's state: tensors as safetensors, everything else as JSON, and nothing executable.
 
-What a checkpoint looks like on disk, and how damage is found, is in `nbgpu/run_folder/checkpoint_files.py`.
+The layout of a checkpoint on disk, and the detection of damage, are in
+`nbgpu/run_folder/checkpoint_files.py`.
 """
 
 from __future__ import annotations
@@ -41,29 +42,31 @@ _FILE_BY_PREFIX = {
     "average": AVERAGE,
     "discriminator": DISCRIMINATOR,
 }
-"""A tensor called `model.conv.weight` stands as `conv.weight` in the model's file, where plain safetensors finds it."""
+"""The file of each prefix: `model.conv.weight` is `conv.weight` in the model's file, where plain safetensors
+finds it."""
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
-    """Writes `checkpoints/step-N` under the run's folder, whole or not at all.
+    """Write `checkpoints/step-N` under the run's folder, whole or not at all.
 
     Args:
         folder: the run's folder.
-        step: optimizer steps done.
-        tensors: by name, which begins with `model.`, `optimizer.` or, where there are some, `average.` and `discriminator.`.
-        about: JSON to keep beside the tensors, such as the settings and the schedule's state.
+        step: the number of optimizer steps done.
+        tensors: tensors by name, which begins with `model.`, `optimizer.`, `average.` or `discriminator.`.
+        about: JSON to store with the tensors, such as the settings and the schedule's state.
 
     Returns:
         The checkpoint's folder.
 
     Raises:
-        OSError: it could not be written, and nothing of it is left.
+        OSError: the checkpoint could not be written, and nothing of it is left.
     """
     return _write(folder, step, _as_bytes(step, tensors, about))
 
 
 def load(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors, about) as they were given to `save`, with the step in `about`; RunError where anything is wrong with the checkpoint."""
+    """Return (tensors, about) as given to `save`, with the step in `about`; RunError if the checkpoint is
+    damaged."""
     if what := checkpoint_files.damage(checkpoint):
         raise RunError(f"checkpoint {checkpoint} is damaged ({what}). Resume from an older one")
     files = checkpoint_files.read(checkpoint).seals
@@ -77,15 +80,15 @@ def load(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def point_to_earlier_best(folder: Path, resumed_from: Path, score: Score) -> str | None:
-    """Lets a run that goes on from a checkpoint know the best one before it, which may be in an earlier run's folder.
+    """Record the best earlier checkpoint in a resumed run; it may be in an earlier run's folder.
 
     Args:
-        folder: the run's.
-        resumed_from: the checkpoint that it goes on from.
-        score: of the best validation up to there.
+        folder: the run's folder.
+        resumed_from: the checkpoint that the run resumes.
+        score: the score of the best validation so far.
 
     Returns:
-        What to tell where the best checkpoint is gone; None where all is well.
+        A note if the best checkpoint is gone; None otherwise.
     """
     candidates = [resumed_from.with_name(checkpoint_files.checkpoint_name(score.step))]
     try:
@@ -105,10 +108,10 @@ def point_to_earlier_best(folder: Path, resumed_from: Path, score: Score) -> str
 
 
 class Writer:
-    """Writes the checkpoints of a run in a thread, so that a slow disk holds up no step and no other rank.
+    """Writes the checkpoints of a run in a thread, so that a slow disk delays no step and no other rank.
 
-    What is written is copied first: training goes on meanwhile. A checkpoint that cannot be written is told, and is no
-    reason to lose the run.
+    The state is copied first, because training continues meanwhile. A checkpoint that cannot be written is
+    reported, and does not end the run.
 
     Args:
         folder: the run's folder.
@@ -124,18 +127,18 @@ class Writer:
         self._writing: Future[None] | None = None
         self._step = 0
         self._best: tuple[int, Mapping[str, bytes], Score] | None = None
-        """The best so far, while it waits for another one to be written."""
+        """The best checkpoint so far, while it waits for another one to be written."""
         self._best_lock = threading.Lock()
 
     def begin(
         self, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any], score: Score | None = None
     ) -> None:
-        """Copies the state and begins to write it; what goes wrong is told, and not raised.
+        """Copy the state and begin to write it; problems are reported and not raised.
 
         Args:
             step, tensors, about: as for `save`.
-            score: of the validation, where it is the best so far: then it takes its turn if another one is still being
-                written, in place of a best one that waits. Without it, it is left out, with a note.
+            score: the score of the validation, if it is the best so far. Such a checkpoint waits if another
+                one is being written, in place of an earlier best one; any other is then skipped, with a note.
         """
         if score is None and self._writing is not None and not self._writing.done():
             text = f"no checkpoint at step {step}: the one of step {self._step} is still being written"
@@ -143,7 +146,7 @@ class Writer:
             return
         try:
             files = _as_bytes(step, tensors, about)
-        except Exception as error:  # noqa: BLE001 - too little memory, most likely: training goes on
+        except Exception as error:  # noqa: BLE001 - most likely a lack of memory; training continues
             self._tell("note", self._failure(step, error), step)
             return
         self._step = step
@@ -157,7 +160,8 @@ class Writer:
     def finish(
         self, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any], score: Score | None = None
     ) -> None:
-        """Writes the last checkpoint and waits for it; RunError where it cannot be written. `score` as in `begin`."""
+        """Write the last checkpoint and wait for it; RunError if it cannot be written. `score` as in
+        `begin`."""
         try:
             files = _as_bytes(step, tensors, about)
             self._writing = self._thread.submit(self._write, step, files, score)
@@ -166,12 +170,12 @@ class Writer:
             raise RunError(self._failure(step, error)) from error
 
     def wait(self) -> None:
-        """Waits until nothing is being written any more."""
+        """Wait until nothing is being written any more."""
         if self._writing is not None:
             futures.wait([self._writing])
 
     def close(self) -> None:
-        """Lets the thread end with what it is writing; does not wait for it."""
+        """Let the thread end after the current checkpoint, without waiting for it."""
         self._thread.shutdown(wait=False)
 
     def _write_best(self) -> None:
@@ -183,7 +187,7 @@ class Writer:
     def _write_or_tell(self, step: int, files: Mapping[str, bytes], score: Score | None = None) -> None:
         try:
             self._write(step, files, score)
-        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on and the person learns of it
+        except Exception as error:  # noqa: BLE001 - training continues after any error, and a note says so
             self._tell("note", self._failure(step, error), step)
 
     def _write(self, step: int, files: Mapping[str, bytes], score: Score | None) -> None:
@@ -205,19 +209,19 @@ class Writer:
 
 
 def _as_bytes(step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> dict[str, bytes]:
-    """The contents of each file. A copy: the tensors may change while it is written."""
+    """Return a copy of the contents of each file: the tensors may change while they are written."""
     by_file: dict[str, dict[str, Tensor]] = {MODEL: {}, OPTIMIZER: {}}
     storages = set()
     for full_name, tensor in tensors.items():
         prefix, name = full_name.split(".", 1)
         on_cpu = tensor.detach().cpu().contiguous()
-        # Tied weights: safetensors has no notion of two names for the same numbers.
+        # Tied weights: safetensors does not support two names for the same numbers.
         storage = on_cpu.untyped_storage().data_ptr()
         by_file.setdefault(_FILE_BY_PREFIX[prefix], {})[name] = (
             on_cpu.clone() if storage in storages else on_cpu
         )
         storages.add(storage)
-    # As bytes and not with save_file, which keeps Python's lock for as long as the disk takes.
+    # As bytes and not with save_file, which holds the GIL for as long as the disk takes.
     files = {file: to_safetensors(named) for file, named in by_file.items()}
     return files | {STATE: (json.dumps({"step": step, **about}, indent=2) + "\n").encode()}
 
@@ -262,7 +266,7 @@ def _write_to_disk(path: Path, content: bytes) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Puts the folder's entries on the disk: without it a file may be safe and its name not."""
+    """Put the folder's entries on the disk; otherwise a file may be safe and its name not."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -271,14 +275,14 @@ def _sync_folder(path: Path) -> None:
 
 
 def _remove_old(folder: Path, keep: int) -> None:
-    """Removes what is older than the newest `keep` checkpoints whose files have the right sizes, but the best."""
+    """Remove checkpoints older than the newest `keep` whose files have the right sizes, except the best."""
     best = checkpoint_files.best(folder)
     num_whole = 0
     for checkpoint in checkpoint_files.checkpoints(folder):
         if num_whole == keep and best is not None and checkpoint == best.checkpoint:
             continue
         if num_whole == keep:
-            # Renamed first, so that one that is half removed is never taken for a damaged one.
+            # Renamed first, so that a half-removed checkpoint is never taken for a damaged one.
             shutil.rmtree(checkpoint.rename(checkpoint.with_name(checkpoint.name + UNFINISHED)))
         elif not checkpoint_files.damage(checkpoint, contents=False):
             num_whole += 1

@@ -1,4 +1,4 @@
-"""The checkpoints of a run as its trainer sees them: rank 0 writes them, and finds the one to go on from."""
+"""The checkpoints of a run as its trainer sees them: rank 0 writes them, and finds the one to resume."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ WholeState = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 class Saves:
-    """Every rank has one and calls the same of it; only rank 0's does something with the disk.
+    """The checkpoints of a run. Every rank makes the same calls; only rank 0 uses the disk.
 
     Args:
         folder: the run's folder.
         keep: how many of the newest whole checkpoints stay; the best one stays besides.
-        rank: whose this is.
+        rank: this rank.
         tell: is called with (kind of event, text, step), also on the writing thread.
     """
 
     def __init__(self, folder: Path, keep: int, rank: int, tell: Callable[[str, str, int], None]) -> None:
         self.newest_step = 0
-        """What was saved last, or what the run went on from."""
+        """The step that was saved last, or that the run resumed."""
         self._folder = folder
         self._writer = checkpoint.Writer(folder, keep, tell) if rank == 0 else None
 
     def begin(self, step: int, whole_state: WholeState, score: Score | None) -> None:
-        """Begins a checkpoint. No rank waits for it, and training goes on if it fails.
+        """Begin a checkpoint. No rank waits for it, and training continues if it fails.
 
         Args:
-            step: optimizer steps done.
-            whole_state: what training goes on from.
-            score: of this step's validation, if it is the best so far.
+            step: the number of optimizer steps done.
+            whole_state: the state of training.
+            score: the score of this step's validation, if it is the best so far.
         """
         self.newest_step = step
         if self._writer is not None:
             self._writer.begin(step, *whole_state, score=score)
 
     def finish(self, step: int, whole_state: WholeState, score: Score | None) -> RunError | None:
-        """Writes a last checkpoint and waits for it, on rank 0; returns why it could not be written."""
+        """Write a last checkpoint and wait for it, on rank 0; return the error if it could not be written."""
         if self._writer is None:
             return None
         try:
@@ -59,26 +59,30 @@ class Saves:
         return None
 
     def to_begin_with(self) -> tuple[Path | None, tuple[str, ...]]:
-        """(The checkpoint that the run goes on from, None for the first step; what to say of it). A collective.
+        """Return (the checkpoint to resume, None for the first step; notes about it). A collective.
 
-        Found by one rank: what is still being written would be there for some of them, and not for others.
+        One rank finds it, because a checkpoint that is still being written would be visible to some ranks
+        only.
         """
         found, notes = exchange.broadcast(together(self._find), source=0)
         return (Path(found) if found else None), tuple(notes)
 
     def best(self, step: int, score: Score | None) -> tuple[Path | None, str]:
-        """(The checkpoint with the best validation, None where that is this step's; why it cannot be used). A collective."""
+        """Return (the checkpoint with the best validation, None if it is this step's; why it is unusable).
+
+        A collective.
+        """
         found, why = exchange.broadcast(together(lambda: self._find_best(step, score)), source=0)
         return (Path(found) if found else None), why
 
     def point_to_earlier_best(self, path: Path, best: Score | None) -> str | None:
-        """Has the run's best checkpoint be that of the run whose checkpoint it goes on from; says so if it is gone."""
+        """Take over the best checkpoint of the run that this one resumes; return a note if it is gone."""
         if self._writer is None or best is None:
             return None
         return checkpoint.point_to_earlier_best(self._folder, path, best)
 
     def close(self) -> None:
-        """Ends the thread that writes."""
+        """End the writing thread."""
         if self._writer is not None:
             self._writer.close()
 
@@ -87,7 +91,7 @@ class Saves:
             return "", ()
         self._writer.wait()
         beginning = resume.Beginning.read(self._folder)
-        # Its own is newer, where the run begins again because no rank has the whole state any more.
+        # The run's own checkpoint is newer if the run restarts because no rank has the whole state any more.
         if (own := checkpoint_files.newest_whole(self._folder).checkpoint) is not None:
             return str(own), ()
         return beginning.checkpoint, beginning.notes

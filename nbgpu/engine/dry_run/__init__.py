@@ -1,1 +1,1 @@
-"""Dry runs: steps on generated batches, or on shapes alone, which tell how much memory a run will take."""
+"""Dry runs: steps on generated batches, or on shapes alone, which show how much memory a run will need."""

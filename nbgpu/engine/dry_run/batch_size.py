@@ -1,4 +1,4 @@
-"""The largest batch that fits, found by trying: all ranks take the same steps, and agree after each try."""
+"""Finds the largest batch that fits by trying: all ranks take the same steps, and agree after each try."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from nbgpu.config import train_config
-from nbgpu.engine.dry_run.steps import Rehearsal, import_trainer, rehearsed
+from nbgpu.engine.dry_run.steps import DryRun, import_trainer, without_exchange
 from nbgpu.engine.group import exchange, group, torch_settings
 from nbgpu.engine.group.consensus import raise_together, together
 from nbgpu.engine.memory import limit as memory_limit
@@ -22,30 +22,30 @@ from nbgpu.errors import OutOfMemoryError
 from nbgpu.text.sizes import in_words
 
 MAX_BATCH_SIZE = 4096
-"""What the settings allow."""
+"""The largest value that the settings allow."""
 _NUM_STEPS = 2
-"""The optimizer's state appears at the end of the first one."""
+"""The optimizer's state is only there after the first step."""
 _SHARE_OF_HOST = 0.8
-"""Of what is free, for all CPU ranks together where no limit was set: the host has more to do."""
+"""The share of the host's free memory for all CPU ranks together, if no limit was set."""
 
 
 @torch_settings.as_at_the_beginning()
 def find(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Tries batch sizes with real steps on generated batches: doubled until one does not fit, then in between.
+    """Try batch sizes with real steps on generated batches: double until one does not fit, then bisect.
 
     Every rank calls it with the same settings, all fields of a TrainConfig.
 
     Returns:
-        The tries in their order, the same on every rank: `batch_size`, `fits`, `peak_bytes` by rank, and `why` it does
-        not fit, or ''.
+        The tries in order, the same on every rank: `batch_size`, `fits`, `peak_bytes` by rank, and `why`, the
+        reason if it does not fit, or ''.
 
     Raises:
         OutOfMemoryError: not even one sample fits.
-        DataError: on CPU ranks, whose data are in the same memory: a file cannot be used.
+        DataError: a file is unusable; only on CPU ranks, whose data are in the same memory.
     """
     member = group.membership()
-    config = rehearsed(train_config(**settings))
-    # As before a run: an import that gets no more memory leaves half a module behind.
+    config = without_exchange(train_config(**settings))
+    # As before a run: an import that runs out of memory leaves half a module behind.
     with memory_limit.lifted():
         import_module("torch._dynamo")
     import_trainer()
@@ -56,14 +56,14 @@ def find(settings: dict[str, Any]) -> list[dict[str, Any]]:
         _bounded(member.device),
         ExitStack() as held,
     ):
-        rehearsal = Rehearsal(config, member.device, by_name.load(config))
+        dry_run = DryRun(config, member.device, by_name.load(config))
         if member.device.type == "cpu":
             # The data are in the same memory.
-            recipe = rehearsal.recipe
+            recipe = dry_run.recipe
             loaders = together(lambda: recipe.build_loaders(member.rank, member.world_size))
             held.callback(loaders.close)
-        search = _Search(rehearsal, member.device)
-        del rehearsal
+        search = _Search(dry_run, member.device)
+        del dry_run
         held.callback(search.close)
         largest = search.run()
     if largest == 0:
@@ -72,15 +72,15 @@ def find(settings: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class _Search:
-    def __init__(self, rehearsal: Rehearsal, device: torch.device) -> None:
-        self._rehearsal: Rehearsal | None = rehearsal
+    def __init__(self, dry_run: DryRun, device: torch.device) -> None:
+        self._dry_run: DryRun | None = dry_run
         self._device = device
         self.tried: list[dict[str, Any]] = []
         self._failure: Exception | None = None
-        """What went wrong in a try beside the memory."""
+        """An error in a try other than a lack of memory."""
 
     def run(self) -> int:
-        """The largest that fitted, 0 for none."""
+        """Return the largest batch size that fitted, 0 for none."""
         fits, too_large = 0, MAX_BATCH_SIZE + 1
         size = 1
         while size < too_large and self._fits_everywhere(size):
@@ -98,32 +98,32 @@ class _Search:
         return fits
 
     def close(self) -> None:
-        """Gives back what the tries held."""
-        self._rehearsal = None
+        """Release the memory of the tries."""
+        self._dry_run = None
         memory.free()
 
     def _fits_everywhere(self, batch_size: int) -> bool:
-        told = exchange.gather(self._try(batch_size))
+        tries = exchange.gather(self._try(batch_size))
         raise_together(self._failure)
-        why = next((f"rank {rank}: {t['why']}" for rank, t in enumerate(told) if t["why"]), "")
+        why = next((f"rank {rank}: {t['why']}" for rank, t in enumerate(tries) if t["why"]), "")
         self.tried.append(
             {
                 "batch_size": batch_size,
                 "fits": not why,
-                "peak_bytes": [t["peak_bytes"] for t in told],
+                "peak_bytes": [t["peak_bytes"] for t in tries],
                 "why": why,
             }
         )
         return not why
 
     def _try(self, batch_size: int) -> dict[str, Any]:
-        assert self._rehearsal is not None, "the search goes on"
+        assert self._dry_run is not None, "the search goes on"
         memory_limit.tighten(SPARE_BYTES)
         memory.begin_peak(self._device)
         why = ""
         try:
             for _ in range(_NUM_STEPS):
-                self._rehearsal.step(batch_size)
+                self._dry_run.step(batch_size)
         except Exception as error:  # noqa: BLE001 - all ranks must learn of it
             with memory_limit.lifted():
                 if memory.is_exhausted(error):
@@ -136,7 +136,7 @@ class _Search:
                 else:
                     self._failure = error
                 memory.let_go(error)
-                self._rehearsal.forget_gradients()
+                self._dry_run.forget_gradients()
         peak_bytes = memory.peak_bytes(self._device)
         memory.free()
         memory_limit.tighten(SPARE_BYTES)
@@ -144,7 +144,8 @@ class _Search:
 
 
 def _bounded(device: torch.device) -> Any:
-    """In it a CPU rank that has no limit takes no more than its share of what the host has free."""
+    """Return a context in which a CPU rank without a limit uses at most its share of the host's free
+    memory."""
     if device.type == "cuda" or memory_limit.left_bytes() is not None:
         return nullcontext()
     own_bytes = psutil.Process().memory_info().rss

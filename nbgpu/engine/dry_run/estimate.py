@@ -1,4 +1,4 @@
-"""What a run would be: how much data there is, and what it will take of a rank's memory, without taking it."""
+"""Estimates a run: the amount of data, and the memory of a rank, without allocating it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from nbgpu.config import TrainConfig, train_config
 from nbgpu.engine.dry_run import fake_steps
-from nbgpu.engine.dry_run.steps import import_trainer, rehearsed
+from nbgpu.engine.dry_run.steps import import_trainer, without_exchange
 from nbgpu.engine.group import group, torch_settings
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory import usage as memory
@@ -18,15 +18,15 @@ from nbgpu.errors import DataError
 
 @torch_settings.as_at_the_beginning()
 def of_run(settings: dict[str, Any]) -> dict[str, Any]:
-    """An estimate for one rank; every rank's is the same. No collective.
+    """Return an estimate for one rank, which is the same for every rank. No collective.
 
     Args:
         settings: all fields of a TrainConfig.
 
     Returns:
-        `data`: `amount`, as the recipe gives it, or `unknown`, with what is wrong with the data. `memory`: in bytes
-        `parameters`, `gradients`, `optimizer`, `activations` (and all else that lives in a step), `before` (what the
-        process holds already) and `peak`; `unknown` says why where it cannot be told.
+        `data`: the recipe's `amount`, or `unknown` with the problem of the data. `memory`: in bytes
+        `parameters`, `gradients`, `optimizer`, `activations` (and everything else in a step), `before`
+        (already held by the process) and `peak`; or `unknown` with the reason.
     """
     config = train_config(**settings)
     recipe: Any = by_name.load(config)
@@ -36,7 +36,7 @@ def of_run(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_problem(problem: Problem) -> dict[str, Any]:
-    """What is looked for stands in the place of the data, which are no samples."""
+    """Return the estimate for a problem, which has a goal in place of samples."""
     try:
         problem.load()
     except DataError as error:
@@ -57,12 +57,12 @@ def _data(config: TrainConfig) -> dict[str, Any]:
 
 def _memory(config: TrainConfig) -> dict[str, Any]:
     member = group.membership()
-    config = rehearsed(config)
+    config = without_exchange(config)
     import_trainer()
     with memory_limit.lifted(), randomness.of_run(config):
         try:
             parts = fake_steps.parts(config, member.device, member.world_size)
-        except Exception as error:  # noqa: BLE001 - a model that looks at numbers cannot do without them
+        except Exception as error:  # noqa: BLE001 - a model that reads values cannot run on shapes alone
             return {"unknown": f"{type(error).__name__}: {error}".splitlines()[0]}
         finally:
             memory.free()

@@ -1,7 +1,8 @@
-"""Two steps of a run on tensors that have shapes and no numbers, to see what they would take of the memory.
+"""Two steps of a run on tensors with shapes but without values, to estimate the memory that they would need.
 
-torch's FakeTensorMode works out every result's shape and type, and what of it lives is added up. Not in it: scratch
-memory inside the kernels of cuDNN and oneDNN, what allocators round up and keep, and the data in host memory.
+torch's FakeTensorMode computes every result's shape and type, and the sizes of the living tensors are added
+up. Not included are scratch memory in the kernels of cuDNN and oneDNN, the overhead of allocators, and data
+in host memory.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nbgpu.config import TrainConfig
-from nbgpu.engine.dry_run.steps import Rehearsal, rehearsed
+from nbgpu.engine.dry_run.steps import DryRun, without_exchange
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory.budget import Need, Static
 from nbgpu.engine.model import build as models
@@ -28,11 +29,11 @@ from nbgpu.engine.workload import by_name
 
 _log = logging.getLogger("nbgpu.fake_steps")
 _NUM_STEPS = 2
-"""The optimizer's state appears at the end of the first one."""
+"""The optimizer's state is only there after the first step."""
 
 
 class _Living(TorchDispatchMode):
-    """Adds up the storages that live, each once."""
+    """Adds up the sizes of the living storages, each once."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -59,7 +60,7 @@ class _Living(TorchDispatchMode):
 
 
 def _empty(model: nn.Module, device: torch.device) -> None:
-    """Puts parameters and buffers without numbers in the place of the model's own."""
+    """Replace the model's parameters and buffers by tensors without values."""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
@@ -69,35 +70,34 @@ def _empty(model: nn.Module, device: torch.device) -> None:
 
 
 def parts(config: TrainConfig, device: torch.device, world_size: int) -> dict[str, int]:
-    """What one rank takes, in bytes: `parameters`, `gradients`, `optimizer`, and `activations`, with all else that lives in
-    a step, such as a discriminator.
+    """Return the memory of one rank in bytes: `parameters`, `gradients`, `optimizer`, and `activations`.
+
+    `activations` includes everything else in a step, such as a discriminator.
 
     Args:
-        config: as `rehearsed` gives it.
+        config: the result of `without_exchange`.
     """
-    # Its scaler asks whether there was an overflow, which only numbers can say.
+    # The loss scaler of fp16 checks for overflow, which needs values.
     config = config.changed(amp="bf16") if config.amp == "fp16" else config
     recipe = by_name.load(config)
     model, _ = models.build(config, recipe, torch.device("cpu"))
     rival = Discriminator.of(config, recipe, torch.device("cpu"))
-    # Where the shapes are those of a file's sample, it is read here, with its numbers.
+    # If the shapes come from a sample in a file, the file is read here, with its values.
     recipe.example(1)
-    # What a recipe has read beside its model, such as the filters of a loss, has its numbers.
+    # Tensors that a recipe has read beside its model, such as the filters of a loss, have values.
     with FakeTensorMode(allow_non_fake_inputs=True), _Living() as living:
         _empty(model, device)
         if rival is not None:
             _empty(rival.network, device)
             rival = Discriminator(config, rival.recipe, rival.network, device)
         rival_bytes = sum(p.nbytes for p in rival.network.parameters()) if rival is not None else 0
-        rehearsal = Rehearsal(config, device, recipe, model, rival)
-        # The weights, the first gradients, and where DDP has them stand twice its buckets.
+        dry_run = DryRun(config, device, recipe, model, rival)
+        # The weights, the first gradients, and with DDP twice the size of its buckets.
         begun_bytes = living.now_bytes - rival_bytes
         for _ in range(_NUM_STEPS):
-            rehearsal.step(config.batch_size)
-        static = Static.of(rehearsal.model, rehearsal.optimizer, 0)
-        blocks = [
-            sum(p.nbytes for p in block.parameters()) for block in rehearsal.recipe.blocks(rehearsal.model)
-        ]
+            dry_run.step(config.batch_size)
+        static = Static.of(dry_run.model, dry_run.optimizer, 0)
+        blocks = [sum(p.nbytes for p in block.parameters()) for block in dry_run.recipe.blocks(dry_run.model)]
         gradients = max(static.gradients_bytes, begun_bytes - static.parameters_bytes)
         found = {
             "parameters": static.parameters_bytes,
@@ -110,26 +110,27 @@ def parts(config: TrainConfig, device: torch.device, world_size: int) -> dict[st
     if config.strategy == "fsdp":
         for name in ("parameters", "gradients", "optimizer"):
             found[name] //= world_size
-        # One block at a time is whole.
+        # Only one block at a time is gathered.
         found["activations"] += max(blocks, default=0)
     return found
 
 
 def need_of(config: TrainConfig, world_size: int) -> Need | None:
-    """What a run's steps take with any batch size; None where it cannot be told without numbers.
+    """Return the memory of a run's steps for any batch size; None if it cannot be computed without values.
 
-    On torch's device 'meta', and not in FakeTensorMode as `parts`, because that takes seconds of imports: other ranks wait
-    while one says why it failed. There is no autocast on it, so that with `amp` the need is overestimated.
+    This uses torch's device 'meta' and not FakeTensorMode as `parts` does, because its imports take seconds
+    in which other ranks wait for the report of a failure. 'meta' has no autocast, so that with `amp` the
+    memory is overestimated.
     """
-    config = rehearsed(config)
+    config = without_exchange(config)
     try:
         with memory_limit.lifted():
             recipe = by_name.load(config)
             model = models.build(config, recipe, torch.device("cpu"))[0].to("meta")
             rival = Discriminator.of(config, recipe, torch.device("meta"))
             one_bytes, two_bytes = (_activations(config, model, rival, batch_size) for batch_size in (1, 2))
-    except Exception as error:  # noqa: BLE001 - a model that looks at numbers cannot do without them
-        _log.info("what a step takes cannot be told: %r", error)
+    except Exception as error:  # noqa: BLE001 - a model that reads values cannot run on shapes alone
+        _log.info("the memory of a step cannot be computed: %r", error)
         return None
     # Weights, gradients, and the optimizer's two moments.
     state_bytes = 4 * sum(p.nbytes for p in model.parameters())
@@ -141,7 +142,8 @@ def need_of(config: TrainConfig, world_size: int) -> Need | None:
 
 
 def _activations(config: TrainConfig, model: nn.Module, rival: Discriminator | None, batch_size: int) -> int:
-    """What lives at the most in forward and backward, in bytes, beside a model on the device 'meta'."""
+    """Return the peak memory of forward and backward in bytes, without the model, which is on the device
+    'meta'."""
     recipe = by_name.load(config)
     dtype = precision.dtype(config)
     with _Living() as living:

@@ -1,7 +1,7 @@
-"""Steps of a run on generated batches, on this rank alone: what they take of the memory is what the run will take.
+"""Steps of a run on generated batches, on this rank alone, which need the same memory as the run itself.
 
-No gradient is exchanged, so that a rank which gets no more memory in the middle leaves nobody waiting. What DDP holds
-for the exchange is held all the same.
+No gradient is exchanged, so that no rank waits for one that runs out of memory. The memory that DDP holds for
+the exchange is held all the same.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from nbgpu.engine.model.discriminator import Discriminator
 from nbgpu.engine.workload.recipe import Recipe
 
 _NUM_PREFETCHED = 2
-"""Batches that wait in host memory while one is computed with."""
+"""The number of batches that wait in host memory while another one is used."""
 
 
-def rehearsed(config: TrainConfig) -> TrainConfig:
-    """The settings without what needs the other ranks, or takes long and changes little of the memory."""
+def without_exchange(config: TrainConfig) -> TrainConfig:
+    """Return the settings without options that need other ranks, or that take long and hardly change the
+    memory."""
     return config.changed(sync_batchnorm=False, compile=False)
 
 
 def import_trainer() -> None:
-    """Import all the code that a run will have in memory, so that what is measured before it counts that, too."""
-    with memory_limit.lifted():  # an import that gets no more memory leaves half a module behind
+    """Import all code that a run will use, so that a measurement before the run includes its memory."""
+    with memory_limit.lifted():  # an import that runs out of memory leaves half a module behind
         import_module("nbgpu.engine.train")
 
 
-class Rehearsal:
-    """Model, optimizer and discriminator of a run, as one rank has them.
+class DryRun:
+    """The model, optimizer and discriminator of a run, as one rank has them.
 
     Args:
-        config: the settings, as `rehearsed` gives them; `batch_size` does not count.
-        device: the rank's.
-        recipe: of the settings.
-        model, discriminator: in place of those that are built here.
+        config: the result of `without_exchange`; its `batch_size` is not used.
+        device: the rank's device.
+        recipe: the recipe of the settings.
+        model, discriminator: used in place of those that would be built here.
     """
 
     def __init__(
@@ -62,14 +63,14 @@ class Rehearsal:
         self._buckets: list[Tensor] = []
         if config.strategy == "ddp":
             trained = [p for p in self.model.parameters() if p.requires_grad]
-            # They stand in DDP's buckets from the start, or are copied there.
+            # Gradients are in DDP's buckets from the start, or are copied there.
             for parameter in trained:
                 parameter.grad = torch.zeros_like(parameter)
             if not config.gradient_as_bucket_view:
                 self._buckets = [torch.zeros_like(parameter) for parameter in trained]
 
     def step(self, batch_size: int) -> None:
-        """One optimizer step, with all that is held meanwhile."""
+        """Take one optimizer step, with all memory that a run would hold."""
         config = self._config
         num_waiting = _NUM_PREFETCHED if self._device.type == "cpu" else 0
         batches = [
@@ -77,7 +78,7 @@ class Rehearsal:
             for _ in range(config.accumulate + num_waiting)
         ]
         buffers = [buffer.clone() for buffer in self.model.buffers()]
-        # From the third micro-batch on nothing more is held than with two.
+        # A third micro-batch would need no more memory than two.
         rival = self._discriminator
         loss_of = self.recipe.loss if rival is None else rival.loss_of_model
         for batch in batches[: min(2, config.accumulate)]:
@@ -96,13 +97,13 @@ class Rehearsal:
         del buffers
 
     def forget_gradients(self) -> None:
-        """As after a step, also where one was cut off."""
+        """Reset the gradients, as after a step, even after an interrupted one."""
         self.optimizer.zero_grad(set_to_none=self._config.strategy != "ddp")
         if self._discriminator is not None:
             self._discriminator.forget_gradients()
 
     def _ready(self, value: Tensor) -> Tensor:
-        """A tensor of a batch as the Feed gives it."""
+        """Return a tensor of a batch as the Feed gives it."""
         dtype = precision.dtype(self._config) if value.is_floating_point() else value.dtype
         value = value.to(self._device, dtype)
         if self._config.channels_last and value.dim() == 5:

@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 MAX_VALUES = 10_000
-"""Of each tensor as many at most, evenly spread: a histogram needs no more, and a large model is not copied."""
+"""The largest number of values of a tensor, evenly spread: enough for a histogram, without a copy of a large
+model."""
 
 
 class Histograms:
-    """Takes values on the thread that trains, and hands them to the one that writes.
+    """Takes values on the training thread, and hands them to the writing thread.
 
     Args:
-        every: steps between two; 0 for none.
+        every: the number of steps between two histograms; 0 for none.
     """
 
     def __init__(self, every: int) -> None:
@@ -30,7 +31,7 @@ class Histograms:
 
     @torch.no_grad()
     def take(self, step: int, model: nn.Module) -> None:
-        """Copies values of each parameter ('weights/NAME') and its gradient ('gradients/NAME')."""
+        """Copy values of each parameter ('weights/NAME') and of its gradient ('gradients/NAME')."""
         values: dict[str, NDArray[np.float32]] = {}
         for name, parameter in model.named_parameters():
             values[f"weights/{name}"] = _some(parameter)
@@ -39,7 +40,7 @@ class Histograms:
         self._taken.put((step, values))
 
     def given(self) -> Iterator[tuple[int, dict[str, NDArray[np.float32]]]]:
-        """What was taken since the last call: (step, finite values by name)."""
+        """Yield the values taken since the last call as (step, finite values by name)."""
         while True:
             try:
                 yield self._taken.get_nowait()
@@ -48,7 +49,7 @@ class Histograms:
 
 
 def _some(tensor: Tensor) -> NDArray[np.float32]:
-    # Of a tensor that is spread over ranks (fully_shard), this rank's share.
+    # For a sharded tensor (fully_shard) these are the values of this rank's shard.
     local: Tensor = getattr(tensor, "to_local", lambda: tensor)()
     flat = local.detach().flatten()
     every = -(-flat.numel() // MAX_VALUES)

@@ -1,7 +1,7 @@
-"""The thread on rank 0 that keeps a run's books: metrics.csv, epochs.jsonl, TensorBoard, W&B.
+"""The thread on rank 0 that writes a run's log files: metrics.csv, epochs.jsonl, TensorBoard, W&B.
 
-It reads what the ranks have written to their files, so that no step does more than it would without. What goes wrong with a
-log is told once, and is no reason to lose the run.
+It reads the ranks' own files, so that logging costs the steps nothing. A problem with a log is reported once,
+and does not end the run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PERIOD_S = 1.0
 _POLL_PERIOD_S = 0.02
 _PATIENCE_S = 5.0
 _PATIENCE_AFTER_FAILURE_S = 1.0
-"""Some ranks may never say how they ended. The notebook makes the files of a failed run anew."""
+"""Some ranks may never record their end. The notebook rewrites the files of a failed run."""
 
 
 class Books:
@@ -33,7 +33,7 @@ class Books:
     Args:
         config: the settings.
         folder: the run's folder.
-        recorder: rank 0's; is told what goes wrong.
+        recorder: rank 0's recorder, which gets notes about problems.
     """
 
     def __init__(self, config: TrainConfig, folder: Path, recorder: Recorder) -> None:
@@ -43,16 +43,20 @@ class Books:
         self._histograms = Histograms(config.histograms_every if config.tensorboard else 0)
         self._closing = threading.Event()
         self._patience_s = _PATIENCE_S
-        self._thread = threading.Thread(target=self._keep_safely, name="nbgpu-books", daemon=True)
+        self._thread = threading.Thread(target=self._keep_safely, name="nbgpu-log-files", daemon=True)
         self._thread.start()
 
     def look_at(self, step: int, model: nn.Module) -> None:
-        """Takes histograms of weights and gradients at some steps; called when the gradients of a step are there."""
+        """Take histograms of weights and gradients at some steps.
+
+        Call when the gradients of a step are complete.
+        """
         if self._histograms.due(step):
             self._histograms.take(step, model)
 
     def close(self, failed: bool) -> None:
-        """Writes all that is left, once every rank has said how it ended; the files are whole then."""
+        """Write the remaining records, once every rank has recorded its end; afterwards the files are
+        complete."""
         if failed:
             self._patience_s = _PATIENCE_AFTER_FAILURE_S
         self._closing.set()
@@ -61,7 +65,7 @@ class Books:
     def _keep_safely(self) -> None:
         try:
             self._keep()
-        except Exception as error:  # noqa: BLE001 - training goes on without it, and the person learns of it
+        except Exception as error:  # noqa: BLE001 - training continues without logs, and a note says so
             self._recorder.event("note", f"the run's logs are not written any more: {error!r}")
 
     def _keep(self) -> None:
@@ -81,7 +85,7 @@ class Books:
         writer.finish()
 
     def _open(self) -> MetricsWriter | None:
-        """None before the ranks have looked at the data, which is before the first step."""
+        """Open the log files; None until the ranks have checked the data, which is before the first step."""
         if not (self._folder / names.INFO).exists():
             return None
         more: dict[str, Callable[[int], Sink]] = {}
@@ -92,7 +96,7 @@ class Books:
         return MetricsWriter(self._folder, more, lambda text: self._recorder.event("note", text))
 
     def _tensorboard(self, known_step: int) -> Sink:
-        # The package takes a second to import, and is not there everywhere.
+        # The package takes a second to import, and is not always installed.
         from nbgpu.engine.logs.tensorboard_log import TensorBoardLog
 
         return TensorBoardLog(self._folder, known_step, self._histograms)

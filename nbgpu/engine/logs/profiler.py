@@ -1,4 +1,4 @@
-"""Profiles some steps of a run: a trace file for each rank, and where the steps' time went."""
+"""Profiles some steps of a run: a trace file for each rank, and a breakdown of the steps' time."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ FOLDER = "profile"
 class Profiler:
     """Runs torch's profiler for the steps of one window, and does nothing in all others.
 
-    What goes wrong with it is told, and is no reason to lose the run. A window that is cut off by a failure is
-    dropped: what follows is done anew, and not what a step usually does.
+    A problem with the profiler is reported, and does not end the run. A window that a failure interrupts is
+    dropped, because the steps after it are repeated and not typical.
 
     Args:
         steps: the window, counted from 1.
         folder: the run's folder.
-        rank: whose steps these are.
-        device: where the rank computes.
+        rank: the rank that is profiled.
+        device: the rank's device.
         tell: is called with (kind of event, text, detail=...).
     """
 
@@ -46,11 +46,11 @@ class Profiler:
         self._part: record_function | None = None
 
     def step(self, step: int) -> AbstractContextManager[None]:
-        """Goes around each step of the run, of which `step - 1` are done."""
+        """Return a context for a step of the run, of which `step - 1` are done."""
         return self._profiled(step) if step in self._steps else nullcontext()
 
     def enter(self, part: Part) -> None:
-        """Says which part of a step begins here, and that the one before it is over."""
+        """End the current part of the step, and begin another."""
         if self._running is None:
             return
         self._leave()
@@ -74,7 +74,7 @@ class Profiler:
                 yield
                 self._leave()
                 if step == self._steps[-1] and self._device.type == "cuda":
-                    # What the GPU still has to do for this step belongs to it.
+                    # The GPU's outstanding work belongs to this step.
                     torch.cuda.synchronize(self._device)
         except BaseException:
             self._drop(
@@ -92,7 +92,7 @@ class Profiler:
             running = profile(activities=activities)
             running.start()
         except RuntimeError as error:
-            # A cell of the person's may be profiling.
+            # A person's cell may be running a profiler.
             self._tell("note", f"the steps cannot be profiled: {error}")
             return
         self._running = running

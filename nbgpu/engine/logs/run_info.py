@@ -1,4 +1,4 @@
-"""`run_info.json`: what a reader needs to know of a run."""
+"""Writes `run_info.json`, the facts about a run that its readers need."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def write(
     data: Sequence[str],
     began: tuple[int, int] = (0, 0),
 ) -> None:
-    """Writes it whole, or anew where a setting has changed it. One rank calls this.
+    """Write the file, or rewrite it after a change of settings. One rank calls this.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
         config: the settings as they are now.
         member: a rank's place in the group.
-        devices: of all ranks, in their order.
-        total_steps: optimizer steps of the run.
-        steps_per_epoch: of them, those of one pass over the data.
-        data: how the data come to the ranks, a sentence each.
-        began: (steps, epochs) that were done when an epoch got this number of steps.
+        devices: the devices of all ranks, in order of rank.
+        total_steps: the optimizer steps of the run.
+        steps_per_epoch: the optimizer steps of one pass over the data.
+        data: how the data reach the ranks, in a sentence each.
+        began: the (steps, epochs) done when epochs got this number of steps.
     """
     path = folder / names.INFO
     earlier = runs.read_info(folder) if path.exists() else None
-    # A run that goes back to a checkpoint does later sections again.
+    # A run that goes back to a checkpoint repeats later sections.
     sections = [section for section in earlier.epochs_from if section[0] < began[0]] if earlier else []
     info = RunInfo(
         run_id=folder.name,

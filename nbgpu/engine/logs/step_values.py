@@ -1,4 +1,5 @@
-"""Under which names TensorBoard and W&B show a run's numbers: 'train/loss', 'val/loss', 'rank0/samples_per_s'."""
+"""A run's metrics under their names in TensorBoard and W&B: 'train/loss', 'val/loss',
+'rank0/samples_per_s'."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ from nbgpu.run_folder.metrics_table import VALIDATION, EpochSummary, MetricsRow,
 
 
 def steps_of(rows: Sequence[MetricsRow]) -> Iterator[tuple[int, list[MetricsRow]]]:
-    """The rows of each step, which are in order."""
+    """Yield each step with its rows, which are in order."""
     for step, of_step in groupby(rows, key=lambda row: row.step):
         yield step, list(of_step)
 
 
 def step_values(of_step: Sequence[MetricsRow]) -> dict[str, float]:
-    """The numbers of one step over all ranks: means of what they share, and each rank's own of time and memory."""
+    """Return the metrics of one step: means over the ranks, and each rank's own times and memory."""
     values: dict[str, float] = {}
     shared: dict[str, list[float]] = {}
     for row in of_step:
@@ -30,7 +31,7 @@ def step_values(of_step: Sequence[MetricsRow]) -> dict[str, float]:
 
 
 def epoch_values(epoch: EpochSummary) -> dict[str, float]:
-    """The numbers of an epoch; they stand at its last step."""
+    """Return the metrics of an epoch, which are logged at its last step."""
     return {
         "epoch/number": float(epoch.epoch),
         "epoch/train_s": epoch.train_s,

@@ -1,4 +1,4 @@
-"""A run's numbers as TensorBoard shows them: `tensorboard --logdir nbgpu_runs`."""
+"""Writes a run's metrics for TensorBoard: `tensorboard --logdir nbgpu_runs`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nbgpu.run_folder.metrics_table import EpochSummary, MetricsRow
 
 FOLDER = "tensorboard"
 NUM_BINS = 64
-"""Torch's default has more than a thousand edges, and writes each as eight bytes."""
+"""torch's default has more than a thousand bins, and writes each edge as eight bytes."""
 
 
 class TensorBoardLog:
@@ -24,15 +24,16 @@ class TensorBoardLog:
 
     Args:
         folder: the run's folder.
-        known_step: the last step that an earlier log of this run has; what it has beyond that is not shown.
-        histograms: what the trainer takes of weights and gradients.
+        known_step: the last step of an earlier log of this run that still counts; later steps in it are not
+            shown.
+        histograms: the trainer's values of weights and gradients.
     """
 
     def __init__(self, folder: Path, known_step: int, histograms: Histograms) -> None:
         self._histograms = histograms
         self._writer = SummaryWriter(str(folder / FOLDER), purge_step=known_step + 1)
         if not known_step:
-            # Four spaces make it a block of code in Markdown.
+            # Four spaces make the text a code block in Markdown.
             lines = (folder / names.SETTINGS).read_text().splitlines()
             self._writer.add_text("settings", "\n".join(f"    {line}" for line in lines))
 
@@ -52,7 +53,7 @@ class TensorBoardLog:
         self._writer.close()
 
     def _add(self, values: dict[str, float], step: int, time_s: float | None = None) -> None:
-        # One event for all, which costs a tenth of an `add_scalar` for each.
+        # One event for all values costs a tenth of one `add_scalar` for each.
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
         files: Any = self._writer.file_writer
         files.add_summary(summary, step, time_s)

@@ -1,12 +1,13 @@
-"""Where the time of a rank's steps went, worked out from the intervals of a profiler's trace.
+"""Breaks down the time of a rank's steps, from the intervals of a profiler's trace.
 
-A moment of a step belongs to one part only, so that the parts add up to the step. On a CPU a moment belongs to
-what the main thread works on; to communication, where that thread waits for the other ranks. On a GPU it belongs to
-the kernel that runs, and through the call that launched the kernel to a part of the step; to communication, where
-nothing but NCCL's kernels runs. Communication beside which the rank computes costs the step nothing: it is hidden.
+A moment of a step belongs to exactly one part, so that the parts add up to the step. On a CPU a moment
+belongs to the main thread's work, or to communication while that thread waits for the other ranks. On a GPU
+it belongs to the running kernel, and through the call that launched the kernel to a part of the step, or to
+communication while only NCCL's kernels run. Communication that overlaps with computing costs the step
+nothing: it is hidden.
 
-The names are those of torch's traces (Kineto): 'gloo:all_reduce' on gloo's own threads, 'ncclDevKernel_...' among
-the kernels, and `record_function`'s ranges.
+The names are those of torch's traces (Kineto): 'gloo:all_reduce' on gloo's own threads, 'ncclDevKernel_...'
+among the kernels, and `record_function`'s ranges.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Part = Literal["data", "agreement", "forward", "waiting", "backward", "optimizer", "other"]
-"""What the trainer says that it is in. 'agreement' begins the message of consensus.py, 'waiting' waits for it."""
+"""The parts that the trainer marks. 'agreement' sends the message of consensus.py, 'waiting' waits for it."""
 
 PREFIX = "nbgpu."
-"""Of the trainer's ranges, as 'nbgpu.forward'; 'nbgpu.step' holds the others."""
+"""The prefix of the trainer's ranges, such as 'nbgpu.forward'; 'nbgpu.step' contains the others."""
 
 _COMPUTED: tuple[Part, ...] = ("forward", "backward", "optimizer")
 _KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -28,7 +29,7 @@ _LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 
 Interval = tuple[float, float]
 Intervals = list[Interval]
-"""Apart and in order."""
+"""Intervals that are disjoint and in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Breakdown:
     num_steps: int
     step_s: float
     data_s: float
-    """Until the batches were there."""
+    """The time until the batches were there."""
     forward_s: float
     backward_s: float
     communication_s: float
@@ -46,13 +47,13 @@ class Breakdown:
     optimizer_s: float
     other_s: float
     hidden_s: float
-    """Communication beside which the rank computes; it is in none of the others."""
+    """Communication that overlaps with computing; it is in none of the other parts."""
 
     def to_json(self) -> dict[str, float]:
         return asdict(self)
 
     def in_words(self) -> str:
-        """Such as '42 ms a step: data 2.0 %, forward 31.0 %, ...'."""
+        """Return a text such as '42 ms a step: data 2.0 %, forward 31.0 %, ...'."""
         shares = [
             f"{name} {100 * seconds / self.step_s:.1f} %"
             for name, seconds in (
@@ -69,7 +70,7 @@ class Breakdown:
 
 
 def breakdown(events: Iterable[Mapping[str, Any]]) -> Breakdown:
-    """Where the steps in a trace spent their time.
+    """Return a breakdown of the time of the steps in a trace.
 
     Args:
         events: the `traceEvents` of a Chrome trace that torch wrote, with the trainer's ranges in it.
@@ -94,7 +95,7 @@ def breakdown(events: Iterable[Mapping[str, Any]]) -> Breakdown:
         spent, hidden = _on_gpu(on_gpu, whole, parts, steps)
     else:
         spent, hidden = _on_cpu(whole, thread, parts, steps)
-    # The trace counts in microseconds.
+    # The times of the trace are in microseconds.
     mean_s = {name: total(intersect(moments, steps)) / num_steps / 1e6 for name, moments in spent.items()}
     step_s = total(steps) / num_steps / 1e6
     return Breakdown(
@@ -113,12 +114,12 @@ def breakdown(events: Iterable[Mapping[str, Any]]) -> Breakdown:
 def _on_cpu(
     whole: Sequence[Mapping[str, Any]], thread: object, parts: Mapping[str, Intervals], steps: Intervals
 ) -> tuple[dict[str, Intervals], Intervals]:
-    """What each part spent, and the communication that is hidden."""
+    """Return the intervals of each part, and the hidden communication."""
     transfers = [_interval(e) for e in whole if e["name"].startswith("gloo:")]
     working = union(_interval(e) for e in whole if e.get("cat") == "cpu_op" and e["tid"] == thread)
     computed = union(moment for name in _COMPUTED for moment in parts.get(name, []))
-    # Between two operators of a part the thread waits for a transfer, if there is one; else it is Python's time. The
-    # transfer of the agreement goes on during the whole forward pass, and nobody waits for it there.
+    # Between two operators of a part the thread waits for a transfer, if there is one; otherwise the time is
+    # Python's. The transfer of the agreement lasts for the whole forward pass, in which nothing waits for it.
     waited_for = union(_without_agreement(transfers, parts.get("agreement", [])))
     waiting = union([*parts.get("waiting", []), *intersect(subtract(waited_for, working), computed)])
     spent = {name: subtract(parts.get(name, []), waiting) for name in ("data", *_COMPUTED)}
@@ -126,7 +127,8 @@ def _on_cpu(
 
 
 def _without_agreement(transfers: Sequence[Interval], agreements: Intervals) -> Intervals:
-    """Leaves out the first transfer after the beginning of each agreement: before it, none is under way."""
+    """Leave out the first transfer after the beginning of each agreement, when no other transfer is under
+    way."""
     rest = sorted(transfers)
     for begun, _ in agreements:
         first = next((transfer for transfer in rest if transfer[0] >= begun), None)
@@ -141,7 +143,10 @@ def _on_gpu(
     parts: Mapping[str, Intervals],
     steps: Intervals,
 ) -> tuple[dict[str, Intervals], Intervals]:
-    """What each part spent, and the communication that is hidden. Where the GPU idles, the host tells why."""
+    """Return the intervals of each part, and the hidden communication.
+
+    The host's work explains the GPU's idle time.
+    """
     launched_at = {
         event["args"]["correlation"]: event["ts"]
         for event in whole
@@ -170,7 +175,7 @@ def _on_gpu(
 
 
 class _Lookup:
-    """In which part a moment of the host lies."""
+    """Finds the part to which a moment of the host belongs."""
 
     def __init__(self, parts: Mapping[str, Intervals]) -> None:
         self._ranges = sorted(
@@ -192,7 +197,7 @@ def _interval(event: Mapping[str, Any]) -> Interval:
 
 
 def union(intervals: Iterable[Interval]) -> Intervals:
-    """All moments of the intervals, which may overlap and come in any order."""
+    """Return the union of intervals, which may overlap and come in any order."""
     merged: Intervals = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -203,7 +208,7 @@ def union(intervals: Iterable[Interval]) -> Intervals:
 
 
 def intersect(left: Intervals, right: Intervals) -> Intervals:
-    """The moments that are in both."""
+    """Return the moments that are in both."""
     common: Intervals = []
     i = j = 0
     while i < len(left) and j < len(right):
@@ -218,15 +223,15 @@ def intersect(left: Intervals, right: Intervals) -> Intervals:
 
 
 def subtract(left: Intervals, right: Intervals) -> Intervals:
-    """The moments of `left` that are not in `right`."""
+    """Return the moments of `left` that are not in `right`."""
     if not left:
         return []
-    # What is outside of `right`, as far as `left` reaches.
+    # The complement of `right`, within the range of `left`.
     edges = [left[0][0], *(edge for interval in right for edge in interval), left[-1][1]]
     gaps = [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
     return intersect(left, gaps)
 
 
 def total(intervals: Intervals) -> float:
-    """How long they are together."""
+    """Return the total length of the intervals."""
     return sum(end - start for start, end in intervals)

@@ -17,7 +17,7 @@ _PATIENCE_S = 60.0
 
 
 class WandBLog:
-    """Writes to `wandb/` in the run's folder; with wandb='online' W&B sends it on at once.
+    """Writes to `wandb/` in the run's folder; with wandb='online' W&B uploads the data at once.
 
     Args:
         folder: the run's folder, whose name is the run's id in W&B, and whose settings W&B shows.
@@ -35,7 +35,7 @@ class WandBLog:
         )
 
     def take(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
-        # With the time at which it was measured; W&B would take the one at which it is told.
+        # With the time of the measurement; W&B would otherwise take the time of the call.
         by_step = {
             step: {**step_values(of_step), "_timestamp": of_step[0].time_s}
             for step, of_step in steps_of(rows)

@@ -1,7 +1,9 @@
-"""The process that talks to Weights & Biases for a run: `python -m nbgpu.engine.logs.wandb_process RUN_FOLDER`.
+"""The process that talks to Weights & Biases for a run: `python -m nbgpu.engine.logs.wandb_process
+RUN_FOLDER`.
 
-A process of its own, because W&B starts threads and further processes, makes temporary folders and may wait for a network;
-none of that belongs into a rank. It gets one JSON object a line, {"step": 7, "values": {...}}, and ends with its input.
+It is a separate process, because W&B starts threads and further processes, makes temporary folders and may
+wait for a network, none of which belongs in a rank. It reads one JSON object a line, {"step": 7, "values":
+{...}}, and ends with its input.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from nbgpu.run_folder import folder as runs
 
 
 def main(folder: Path) -> None:
-    # Who stops a cell or a run does not mean this.
+    # Stopping a cell or a run must not stop this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     lines: SimpleQueue[str | None] = SimpleQueue()
-    # Read at once, so that the rank never waits for W&B.
+    # Lines are read at once, so that the rank never waits for W&B.
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
     _, config = runs.read_settings(folder)
     if config.wandb == "offline":
-        # Without it W&B asks for the names of its own servers even so.
+        # Otherwise W&B looks up its own servers even when offline.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
@@ -49,8 +51,8 @@ def main(folder: Path) -> None:
         ),
     )
     while (line := lines.get()) is not None:
-        told = json.loads(line)
-        run.log(told["values"], step=told["step"])
+        record = json.loads(line)
+        run.log(record["values"], step=record["step"])
     run.finish()
 
 
@@ -61,7 +63,7 @@ def _read(lines: SimpleQueue[str | None]) -> None:
 
 
 if __name__ == "__main__":
-    # Older versions leave a socket behind where temporary files are.
+    # Older versions leave a socket behind in the folder of temporary files.
     with tempfile.TemporaryDirectory(prefix="nbgpu-wandb-") as place:
         os.environ["TMPDIR"] = tempfile.tempdir = place
         main(Path(sys.argv[1]))

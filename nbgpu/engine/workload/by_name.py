@@ -1,6 +1,6 @@
 """Builds the recipe that a run's settings name.
 
-By name, because recipes are built on the engine and not the other way round.
+Recipes are found by name, because recipes import the engine and not the other way round.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from nbgpu.run_folder import folder as runs
 
 
 def load(config: TrainConfig, run_folder: Path | None = None) -> Recipe:
-    """The recipe that the settings name, built with them.
+    """Build the recipe that the settings name.
 
     Args:
         config: the settings.
-        run_folder: of the run that it is for. It keeps a recipe of one's own as it was when the run began.
+        run_folder: the folder of the run, which has a copy of a person's own recipe from the beginning of the
+            run.
     """
     if isinstance(config, OwnConfig):
         original = Path(config.recipe)
@@ -33,7 +34,7 @@ def load(config: TrainConfig, run_folder: Path | None = None) -> Recipe:
 
 
 def import_code(recipe: str) -> None:
-    """Imports what the recipe's name, or the path of one's own, stands for, and all that it needs."""
+    """Import the module of a recipe, given by its name or by the path of the person's own file."""
     _class(TRAIN_CONFIGS.get(recipe, OwnConfig))
 
 

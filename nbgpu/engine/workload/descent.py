@@ -1,4 +1,4 @@
-"""Takes one tensor downhill with scipy's optimizers, which know bounds, or with torch's."""
+"""Minimises a function of one tensor with scipy's optimizers, which support bounds, or with torch's."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, NAdam, Optimizer, 
 from nbgpu.errors import RunError
 
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""From a tensor to (loss, gradient)."""
+"""Returns (loss, gradient) for a tensor."""
 
 AfterStep = Callable[[Tensor, float], None]
-"""Is told (tensor, loss) after each step, and may raise to end the descent there."""
+"""Is called with (tensor, loss) after each step, and may raise to end the descent."""
 
 _SCIPY: Mapping[str, str] = {"lbfgsb": "L-BFGS-B", "tnc": "TNC"}
 _TORCH: Mapping[str, Callable[..., Optimizer]] = {
@@ -32,17 +32,17 @@ _TORCH: Mapping[str, Callable[..., Optimizer]] = {
 OPTIMIZERS = (*_SCIPY, *_TORCH)
 
 NUM_PAIRS = 20
-"""Pairs of steps and gradients that L-BFGS-B remembers, of the size of the tensor each; scipy's own default is 10."""
+"""The number of (step, gradient) pairs that L-BFGS-B stores; scipy's default is 10."""
 _MAX_EVALUATIONS_PER_STEP = 50
 _ALL_DONE = "all steps were done"
 
 
 class _AllStepsDone(Exception):
-    """TNC knows no largest number of steps."""
+    """Ends TNC after the last step, because TNC has no limit on the number of steps."""
 
 
 def bounded(optimizer: str) -> bool:
-    """Whether it keeps to the bounds 0 and 1; the others are held there by the loss alone."""
+    """Whether the optimizer keeps to the bounds 0 and 1, to which the others are held only by the loss."""
     return optimizer in _SCIPY
 
 
@@ -56,19 +56,20 @@ def descend(
     lr: Callable[[], float] = lambda: 0.01,
     tolerance: float = 1e-10,
 ) -> str:
-    """Goes downhill until a step gains less than `tolerance` of the loss, or for `num_steps` steps.
+    """Minimise until a step reduces the loss by less than `tolerance`, or for `num_steps` steps.
 
     Args:
-        evaluate: the loss and its gradient. With scipy's optimizers a step may need more than one call.
-        start: where to begin; float64 on any device. It stays as it is.
-        num_steps: at most so many.
-        after_step: see there.
-        optimizer: of `OPTIMIZERS`. 'lbfgsb' (Byrd et al. 1995) and 'tnc' keep to 0..1.
-        lr: the learning rate of torch's optimizers, asked for before each step.
-        tolerance: as a share of the loss, or of 1 where that is larger; 0 for never.
+        evaluate: returns the loss and its gradient. With scipy's optimizers a step may need more than one
+            call.
+        start: the initial tensor, float64 on any device. It is not changed.
+        num_steps: the largest number of steps.
+        after_step: see `AfterStep`.
+        optimizer: one of `OPTIMIZERS`. 'lbfgsb' (Byrd et al. 1995) and 'tnc' keep to 0..1.
+        lr: returns the learning rate of torch's optimizers, and is called before each step.
+        tolerance: a share of the loss, or of 1 if that is larger; 0 disables it.
 
     Returns:
-        Why it ended, in words.
+        The reason why it ended, as a text.
 
     Raises:
         RunError: loss or gradient are NaN or infinite.
@@ -82,7 +83,7 @@ def descend(
 
 
 class _Checked:
-    """Evaluates, and refuses NaN and infinity: no optimizer comes back from them."""
+    """Evaluates the loss, and refuses NaN and infinity, from which no optimizer recovers."""
 
     def __init__(self, evaluate: Evaluate) -> None:
         self._evaluate = evaluate

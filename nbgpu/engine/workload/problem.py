@@ -1,4 +1,4 @@
-"""What a problem is: the protocol by which the minimiser knows what it looks for."""
+"""The protocol of a problem, which defines the loss that the minimiser minimises."""
 
 from __future__ import annotations
 
@@ -13,43 +13,49 @@ from nbgpu.engine.workload.descent import AfterStep, Evaluate, descend
 
 
 class Problem(ABC):
-    """What a Minimiser minimises: a loss of one tensor, in stages, each of which begins with what the one before has found.
+    """A loss of one tensor, minimised in stages, each of which begins with the result of the stage before.
 
-    Every rank has the whole tensor, and gets the same values of it to the last bit.
+    Every rank has the whole tensor, and computes the same values from it to the last bit.
     """
 
     optimizer: str
-    """Of `descent.OPTIMIZERS`."""
+    """One of `descent.OPTIMIZERS`."""
     tolerance: float
-    """As for `descent.descend`."""
+    """The tolerance of `descent.descend`."""
 
     @abstractmethod
     def load(self) -> None:
-        """Reads the data and gets everything ready; DataError names all that is wrong. No collective."""
+        """Read the data and prepare everything; DataError lists all problems. No collective."""
 
     @property
     @abstractmethod
     def told(self) -> tuple[str, ...]:
-        """What is looked for, and from what, a sentence each."""
+        """The goal and its source, in a sentence each."""
 
     @property
     @abstractmethod
     def num_steps(self) -> Sequence[int]:
-        """At most so many steps in each stage."""
+        """The largest number of steps of each stage."""
 
     def stage_name(self, stage: int) -> str:
-        """What a stage is called."""
+        """Return the name of a stage."""
         return f"stage {stage + 1} of {len(self.num_steps)}"
 
     @abstractmethod
     def begin(self, stage: int, found: Tensor | None) -> Tensor:
-        """Where a stage begins: with what the stage before has found, or, in the first, with None. On the CPU, in float64."""
+        """Return the initial tensor of a stage from the last stage's result, None in the first.
+
+        On the CPU, in float64.
+        """
 
     @abstractmethod
     def evaluate(
         self, tensor: Tensor, stage: int, step: int, rank: int, world_size: int
     ) -> tuple[Tensor, Tensor]:
-        """(loss, gradient) after so many steps of all stages, the same on every rank. A collective where there are several."""
+        """Return (loss, gradient) at this step of all stages, the same on every rank.
+
+        A collective with several ranks.
+        """
 
     def search(
         self,
@@ -62,15 +68,15 @@ class Problem(ABC):
         rank: int,
         world_size: int,
     ) -> str:
-        """Does the steps of a stage, downhill; returns why they ended. See `descent.descend`.
+        """Minimise in one stage; return the reason why it ended. See `descent.descend`.
 
         Args:
-            tensor: where to begin.
-            steps: their numbers within the stage.
-            evaluate: of this stage.
-            after_step: to be told of each step.
+            tensor: the initial tensor.
+            steps: the numbers of the steps within the stage.
+            evaluate: returns the loss and gradient of this stage.
+            after_step: is called after each step.
             lr: the learning rate.
-            rank, world_size: of the group.
+            rank, world_size: this rank, and the number of ranks.
         """
         return descend(
             evaluate,
@@ -84,20 +90,20 @@ class Problem(ABC):
 
     @abstractmethod
     def num_parts(self, stage: int, rank: int, world_size: int) -> int:
-        """How many parts of a step's work, slices for instance, are this rank's."""
+        """Return the number of parts of a step's work, such as slices, that this rank does."""
 
     @abstractmethod
     def measure(self, tensor: Tensor) -> dict[str, float]:
-        """What the tensor is worth beside its loss, by name; no collective."""
+        """Return metrics of the tensor other than its loss, by name; no collective."""
 
     @abstractmethod
     def pictures(self, tensor: Tensor) -> dict[str, str]:
-        """What the tensor looks like now: PNG data URIs by caption, some kilobytes in all; no collective."""
+        """Return pictures of the tensor: PNG data URIs by caption, some kilobytes in all; no collective."""
 
     @abstractmethod
     def result(self, tensor: Tensor, folder: Path) -> dict[str, Any]:
-        """What to say of what was found, as JSON; files go into the folder. Rank 0 calls this at the end."""
+        """Return the result as JSON, and write its files into the folder. Rank 0 calls this at the end."""
 
     @abstractmethod
     def memory_bytes(self, world_size: int) -> dict[str, int]:
-        """An estimate of what one rank takes, by name of the part."""
+        """Return an estimate of one rank's memory, by name of the part."""
