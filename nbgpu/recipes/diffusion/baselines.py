@@ -1,4 +1,4 @@
-"""What an image is worth that no network made."""
+"""Baselines: images made without a network."""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
 Three ways of naming are known, each by the exact end of the name ('_t1' is no '_t1ce'):
 
-- 2023: BraTS-GLI-00000-000/BraTS-GLI-00000-000-{t1n,t1c,t2w,t2f,seg}.nii.gz; the last number counts a patient's visits
-- before: BraTS20_Training_001/BraTS20_Training_001_{t1,t1ce,t2,flair,seg}.nii.gz
-- the Medical Segmentation Decathlon's Task01: imagesTr/BRATS_001.nii.gz with FLAIR, T1, T1 with contrast and T2 in one file
+- 2023: BraTS-GLI-00000-000/BraTS-GLI-00000-000-{t1n,t1c,t2w,t2f,seg}.nii.gz; the last number counts a
+patient's visits - before: BraTS20_Training_001/BraTS20_Training_001_{t1,t1ce,t2,flair,seg}.nii.gz - the
+Medical Segmentation Decathlon's Task01: imagesTr/BRATS_001.nii.gz with FLAIR, T1, T1 with contrast and T2 in
+one file
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Case:
 def find_cases(root: Path, needed: Sequence[str] = MODALITIES) -> tuple[list[Case], list[str]]:
     """(the cases that are whole by their names and headers, a line for everything that is wrong).
 
-    Names, headers and file sizes are read, no voxels. A case must have the `needed` modalities. Raises DataError where the folder does not exist or has no case.
+    Names, headers and file sizes are read, no voxels. A case must have the `needed` modalities. Raises
+    DataError where the folder does not exist or has no case.
     """
     if not root.is_dir():
         raise DataError(f"{root}: there is no such folder. data= takes 'phantoms' or a folder of BraTS")
@@ -188,7 +190,8 @@ def _by(shape: Sequence[int]) -> str:
 
 
 def images(case: Case) -> dict[str, Tensor]:
-    """Of each modality that is there (1, D, H, W) from -1 to 1, axes to the right, front and top; the background is -1.
+    """Of each modality that is there (1, D, H, W) from -1 to 1, axes to the right, front and top; the
+    background is -1.
 
     Raises DataError: a line for each file that is damaged, has NaN, or has no contrast.
     """
@@ -214,7 +217,10 @@ def images(case: Case) -> dict[str, Tensor]:
 
 
 def scaled(volume: Tensor, name: str) -> Tensor:
-    """The percentiles 1 and 99 of the voxels that are not 0 to -1 and 1, clipped; zeros to -1. Raises DataError."""
+    """The percentiles 1 and 99 of the voxels that are not 0 to -1 and 1, clipped; zeros to -1.
+
+    Raises DataError.
+    """
     num_bad = int((~torch.isfinite(volume)).sum())
     if num_bad:
         raise DataError(f"{name}: {num_bad} of {volume.numel()} voxels are NaN or infinite")
@@ -230,7 +236,10 @@ def scaled(volume: Tensor, name: str) -> Tensor:
 
 
 def label(case: Case) -> Tensor | None:
-    """(1, D, H, W) in int64 with 0, CORE, OEDEMA and ENHANCING, or None if the case has none. Raises DataError."""
+    """(1, D, H, W) in int64 with 0, CORE, OEDEMA and ENHANCING, or None if the case has none.
+
+    Raises DataError.
+    """
     path = case.files.get("seg")
     if path is None:
         return None

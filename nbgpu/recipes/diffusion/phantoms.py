@@ -1,4 +1,7 @@
-"""Generated heads in four modalities, with a tumour: what can be told from its surroundings, and hardly voxel by voxel."""
+"""Generated heads in four modalities, with a tumour.
+
+The target can be inferred from the surroundings of a voxel, but hardly from the voxel alone.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ BRIGHTNESS = {
     "t2w": (0.0, 0.35, 0.55, 1.00, 0.80, 0.65, 0.85),
     "t2f": (0.0, 0.45, 0.75, 0.05, 1.00, 0.80, 0.55),
 }
-"""Of each tissue, about as radiologists describe them; fluid is bright in T2 and dark in FLAIR, where oedema is brightest."""
+"""Of each tissue, about as radiologists describe them; fluid is bright in T2 and dark in FLAIR, where oedema
+is brightest."""
 _LABELS = np.array([0, 0, 0, 0, OEDEMA, ENHANCING, CORE])
 SPREAD = 0.06
 """Standard deviation of a tissue's brightness between heads."""
@@ -28,8 +32,8 @@ def phantom(size: int, seed: int, index: int, clean: str = "t2f", noise: float =
     """Head number `index` of the family `seed`, whatever was drawn before.
 
     Returns:
-        For each modality float32 (1, size, size, size): the one that is named `clean` from -1 to 1, the others with noise added. And
-        `label` in int64: 0, or CORE, OEDEMA and ENHANCING as of BraTS.
+        For each modality float32 (1, size, size, size): the one that is named `clean` from -1 to 1, the
+        others with noise added. And `label` in int64: 0, or CORE, OEDEMA and ENHANCING as of BraTS.
     """
     rng = np.random.default_rng((seed, index))
     tissue = _tissues(size, rng)

@@ -1,4 +1,4 @@
-"""The recipe: a network that takes noise off one modality of a brain, told the other three."""
+"""The recipe: a network that removes noise from one modality of a brain, given the other three."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from nbgpu.recipes.diffusion.schedules import antithetic
 from nbgpu.recipes.image_quality import psnr_db, ssim
 
 _MAX_BASELINE_VOXELS = 2**24
-"""Of the training cases that the baselines are fitted on."""
+"""The largest number of voxels of the training cases to which baselines are fitted."""
 _NUM_PICTURES = 6
 
 
 class Diffusion:
-    """Trains MONAI's DiffusionModelUNet by the mean squared error of what it predicts.
+    """Trains MONAI's DiffusionModelUNet with the mean squared error of its prediction.
 
     Data (`config.data`): generated heads, or a folder of BraTS (`files`). Whole patients are held out.
     """
@@ -52,9 +52,10 @@ class Diffusion:
     # ---- data ----
 
     def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
-        """The rank's volumes: `condition` (batch_size, 3, e, e, e), `target` (batch_size, 1, e, e, e), from -1 to 1.
+        """Return the rank's volumes: `condition` (batch_size, 3, e, e, e), `target` (batch_size, 1, e, e, e),
+        from -1 to 1.
 
-        Raises DataError: a line for everything that is wrong with the files, their voxels included (`check_voxels`).
+        Raises DataError with a line for every problem of the files, including their voxels (`check_voxels`).
         """
         config = self.config
         self._inspect(rank, world_size, are_read_anyhow=inspection.are_read_anyhow(config))
@@ -78,12 +79,15 @@ class Diffusion:
         ).loaders(batches)
 
     def amount(self) -> tuple[int, int]:
-        """Of files only names and headers are read."""
+        """Return the amount of data; only names and headers of files are read."""
         training, _ = self.items()
         return len(training), 1
 
     def items(self) -> tuple[list[Item], list[Item]]:
-        """(training, held out), no patient in both. Raises DataError for names and headers."""
+        """Return (training, held out), with no patient in both.
+
+        Raises DataError for bad names and headers.
+        """
         config = self.config
         if config.data == "phantoms":
             generated: list[Item] = [
@@ -108,14 +112,14 @@ class Diffusion:
         return files.find_cases(Path(self.config.data).expanduser())
 
     def inspect(self) -> None:
-        """Reads all files to their end. DataError has a line for each that cannot be used."""
+        """Read all files completely. DataError has a line for each unusable one."""
         self._inspect(rank=0, world_size=1, are_read_anyhow=False)
 
     def _inspect(self, rank: int, world_size: int, are_read_anyhow: bool) -> None:
         if self.config.data == "phantoms":
             return
         cases, problems = self._found
-        # Where names or headers are wrong nothing comes after this.
+        # After bad names or headers nothing else is checked.
         if problems or not are_read_anyhow:
             items = [as_item(case) for case in cases[rank::world_size]]
             problems = problems + inspection.problems(self.config, items, Compose([_Look()]))
@@ -127,7 +131,8 @@ class Diffusion:
         return Compose([_Prepare(config.target, config.edge, config.fit, config.seed, with_label)])
 
     def decoded(self, items: Sequence[Item], with_label: bool = False) -> dict[str, Tensor]:
-        """`condition` (N, 3, e, e, e), N >= 1, and if all have one `target` (N, 1, e, e, e) and `label` (N, 1, e, e, e)."""
+        """`condition` (N, 3, e, e, e), N >= 1, and if all have one `target` (N, 1, e, e, e) and `label` (N,
+        1, e, e, e)."""
         decode = Decode(self._steps(with_label))
         decoded = [decode(item) for item in items]
         raise_together(decode.failures)
@@ -161,12 +166,12 @@ class Diffusion:
         }
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        """What halves or doubles the resolution, and the middle."""
+        """Return the blocks that halve or double the resolution, and the middle block."""
         assert isinstance(model, DiffusionModelUNet)
         return [*model.down_blocks, model.middle_block, *model.up_blocks]
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """`loss`: the mean squared error of the prediction, at random times."""
+        """Return `loss`, the mean squared error of the prediction at random times."""
         config, clean = self.config, batch["target"]
         device, count = clean.device, len(clean)
         times = torch.arange(config.num_times, device=device)
@@ -180,14 +185,15 @@ class Diffusion:
         return {"loss": self._errors(model, batch, clean, epsilon, t).mean()}
 
     def _errors(self, model: nn.Module, batch: Batch, clean: Tensor, epsilon: Tensor, t: Tensor) -> Tensor:
-        """Squared errors of the prediction, (N, 1, D, H, W)."""
+        """Return the squared errors of the prediction, (N, 1, D, H, W)."""
         noise = self.sampler.noise
         x_t = noise.add(clean, epsilon, t)
         said = at_least_float32(model(torch.cat([x_t, batch["condition"]], dim=1), t))
         return (said - noise.target(self.config.prediction, clean, epsilon, t)).square()
 
     def validate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """`loss` with always the same noise and time for a case, and `psnr_db` of its sample, shape (N,)."""
+        """Return `loss`, with a fixed noise and time for each case, and `psnr_db` of its sample, shape
+        (N,)."""
         numbers = batch["number"].long().tolist()
         _, epsilon, t = self.sampler.noisy(batch["target"], numbers)
         errors = self._errors(model, batch, batch["target"], epsilon, t)
@@ -200,7 +206,8 @@ class Diffusion:
     # ---- result ----
 
     def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
-        """PSNR and SSIM of samples of held-out cases beside baselines: `table`, `cases`, `note` and `images`."""
+        """Return PSNR and SSIM of samples of held-out cases beside baselines: `table`, `cases`, `note` and
+        `images`."""
         config = self.config
         training, held_out = self.items()
         held_out = held_out[: 2 * config.val_cases]
@@ -258,7 +265,8 @@ class Diffusion:
 
 
 def quality(output: Tensor, target: Tensor, label: Tensor | None = None) -> list[dict[str, float]]:
-    """`psnr_db` and `ssim` of each volume (N, 1, D, H, W), and `tumour_psnr_db` of its labelled voxels, if it has any."""
+    """`psnr_db` and `ssim` of each volume (N, 1, D, H, W), and `tumour_psnr_db` of its labelled voxels, if it
+    has any."""
     output, target = _unit(output), _unit(target)
     rows = [
         {"psnr_db": round(float(psnr), 3), "ssim": round(float(similar), 4)}
@@ -284,7 +292,7 @@ def _unit(image: Tensor) -> Tensor:
 
 
 def as_item(case: Case) -> Item:
-    """Its files, each under its modality, so that a cache on the disk sees when one changes."""
+    """Return the case's files by modality, so that a cache on disk notices a change."""
     place = {"name": str(case.folder / case.name), "case": case.name, "folder": str(case.folder)}
     return {**place, **case.files}
 
@@ -295,7 +303,7 @@ def _case(item: Item) -> Case:
 
 
 class _Look(Transform):
-    """Reads the files of an Item to their end. Raises DataError with a line for each that cannot be used."""
+    """Reads the files of an Item completely. Raises DataError with a line for each unusable one."""
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
         if problems := files.voxel_problems(_case(item)):
@@ -304,7 +312,8 @@ class _Look(Transform):
 
 
 class _Prepare(Transform):
-    """An Item to `condition` (3, e, e, e), `target` (1, e, e, e) if it is there, and `label` (1, e, e, e) if it is asked for."""
+    """An Item to `condition` (3, e, e, e), `target` (1, e, e, e) if it is there, and `label` (1, e, e, e) if
+    it is asked for."""
 
     def __init__(self, target: str, edge: int, fit: str, seed: int, with_label: bool) -> None:
         self.target = target
@@ -329,7 +338,7 @@ class _Prepare(Transform):
         case = _case(item)
         volumes = files.images(case)
         label = files.label(case)
-        # Without the target, which a case to be sampled need not have: its box would be another one.
+        # Without the target, which a case to be sampled may lack: with it the box would differ.
         given = torch.cat([volume for name, volume in volumes.items() if name != self.target])
         box = generate_spatial_bounding_box(given, select_fn=lambda values: values > -1)
         cut = (slice(None), *(slice(start, end) for start, end in zip(*box, strict=True)))

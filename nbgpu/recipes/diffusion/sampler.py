@@ -18,15 +18,15 @@ from nbgpu.recipes.diffusion.schedules import Noise
 class Sampler:
     """Draws images with a trained network, as the settings say.
 
-    The noise of each case comes from (seed, number of the case) alone, so that it does not depend on the batch, the rank or the
-    number of ranks.
+    The noise of each case comes from (seed, number of the case) alone, so that it does not depend on the
+    batch, the rank or the number of ranks.
     """
 
     def __init__(self, config: DiffusionConfig) -> None:
         self.config = config
         self.noise = Noise(config.num_times, config.betas, config.beta_start, config.beta_end)
         self.times = schedules.times(config.spacing, config.sampling_steps, config.num_times)
-        """Rising, on the CPU: one question to the network each."""
+        """The times in rising order, on the CPU; the network is called once for each."""
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, condition: Tensor, numbers: Sequence[int], last: int = 0) -> Tensor:
@@ -35,8 +35,9 @@ class Sampler:
         Args:
             model: on the condition's device; takes (N, 1 + channels, D, H, W) and times (N,).
             condition: the other modalities, (N, channels, D, H, W).
-            numbers: of the cases, which their noise comes from.
-            last: index of the last time that is visited; what the network then says of the clean image is returned.
+            numbers: the numbers of the cases, which determine their noise.
+            last: index of the last time that is visited; the network's estimate of the clean image there is
+                returned.
         """
         network = model.module if isinstance(model, DistributedDataParallel) else model
         config = self.config

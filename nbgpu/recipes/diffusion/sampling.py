@@ -29,13 +29,14 @@ def sample_share(
 
     Args:
         run_folder: of a finished run of this recipe, `run.folder`.
-        data: a folder of BraTS whose cases may lack the modality that is made; None takes what the run has held out.
+        data: a folder of BraTS whose cases may lack the modality that is made; None takes what the run has
+            held out.
         max_cases: over all ranks; None takes all.
         settings: other ones for sampling than the run's, such as spacing='all' or eta=1.0.
 
     Returns:
-        For each case its `name`, its `number` among all of them and `image`, (1, D, H, W) from -1 to 1 on the CPU. Where the modality is
-        there, also that as `target`, `psnr_db` and `ssim`.
+        For each case its `name`, its `number` among all of them and `image`, (1, D, H, W) from -1 to 1 on the
+        CPU. Where the modality is there, also that as `target`, `psnr_db` and `ssim`.
 
     Raises:
         ConfigError: the folder is no run of this recipe, or the settings do not go together.

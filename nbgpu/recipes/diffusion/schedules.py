@@ -1,10 +1,12 @@
-"""Noise over time, what a network may predict of it, the few times that are visited, and the step from one to the next.
+"""Noise over time, what a network may predict of it, the few times that are visited, and the step from one to
+the next.
 
-Times t count from 0, almost no noise, to T - 1, almost nothing else. abar(t) is the share of the signal's variance that is left:
-x_t = sqrt(abar) x0 + sqrt(1 - abar) epsilon (Ho et al. 2020, arXiv 2006.11239).
+Times t count from 0, almost no noise, to T - 1, almost nothing else. abar(t) is the share of the signal's
+variance that is left: x_t = sqrt(abar) x0 + sqrt(1 - abar) epsilon (Ho et al. 2020, arXiv 2006.11239).
 
-MONAI's DDIMScheduler goes back by T / (number of steps) each time, and its DDPMScheduler by 1. The short schedules here have
-other distances, so that the steps are told where they go; where MONAI can take them they are MONAI's.
+MONAI's DDIMScheduler goes back by T / (number of steps) each time, and its DDPMScheduler by 1. The short
+schedules here have other distances, so that the steps are told where they go; where MONAI can take them they
+are MONAI's.
 """
 
 from __future__ import annotations
@@ -31,9 +33,10 @@ def times(spacing: Spacing, num_points: int | None = None, num_times: int = 1000
     """The times that a sampler visits, rising, (num_points,): as many as the network is asked.
 
     Args:
-        spacing: 'uniform': 0, and from there on the last of each of num_points - 1 equal parts, as Fast-DDPM has them (0, 99,
-            199, ..., 999: 11 points, though called 10 there); 'uniform-from-0': the first of each of num_points equal parts
-            (0, 100, ..., 900), which never reaches T - 1; 'non-uniform': NON_UNIFORM; 'all': every time.
+        spacing: 'uniform': 0, and from there on the last of each of num_points - 1 equal parts, as Fast-DDPM
+            has them (0, 99, 199, ..., 999: 11 points, though called 10 there); 'uniform-from-0': the first of
+            each of num_points equal parts (0, 100, ..., 900), which never reaches T - 1; 'non-uniform':
+            NON_UNIFORM; 'all': every time.
         num_points: None takes 11, 10, 10, and `num_times`.
         num_times: T.
     """
@@ -52,18 +55,22 @@ def times(spacing: Spacing, num_points: int | None = None, num_times: int = 1000
 
 
 def antithetic(num_samples: int, num_points: int, device: torch.device | str = "cpu") -> Tensor:
-    """Random indices into the points, (num_samples,): each with its mirror image, so that a batch has early and late times."""
+    """Random indices into the points, (num_samples,): each with its mirror image, so that a batch has early
+    and late times."""
     drawn = torch.randint(num_points, ((num_samples + 1) // 2,), device=device)
     return torch.stack([drawn, num_points - 1 - drawn], dim=1).flatten()[:num_samples]
 
 
 class Noise:
-    """How much noise there is at each of T times, and the steps between them. Tensors of any shape (N, ...), times (N,) or one.
+    """How much noise there is at each of T times, and the steps between them.
+
+    Tensors of any shape (N, ...), times (N,) or one.
 
     Args:
         num_times: T.
         betas: MONAI's schedule; beta(t) is the variance that the step to t adds.
-        beta_start, beta_end: of the first and the last step, where the schedule takes them (all but 'cosine').
+        beta_start, beta_end: of the first and the last step, where the schedule takes them (all but
+            'cosine').
     """
 
     def __init__(
@@ -93,7 +100,8 @@ class Noise:
         return signal * x0 + noise * epsilon
 
     def target(self, kind: Prediction, x0: Tensor, epsilon: Tensor, t: Tensor | int) -> Tensor:
-        """What a network that predicts `kind` should say. v = sqrt(abar) epsilon - sqrt(1 - abar) x0 (Salimans & Ho 2022)."""
+        """What a network that predicts `kind` should say. v = sqrt(abar) epsilon - sqrt(1 - abar) x0
+        (Salimans & Ho 2022)."""
         if kind == "x0":
             return x0
         if kind == "epsilon":
@@ -115,7 +123,8 @@ class Noise:
     def ddim(
         self, x0: Tensor, epsilon: Tensor, t: int, t_next: int, eta: float = 0.0, drawn: Tensor | None = None
     ) -> Tensor:
-        """The sample at t_next < t, or clean where t_next is -1 (Song et al. 2021, arXiv 2010.02502, formulas 12 and 16).
+        """The sample at t_next < t, or clean where t_next is -1 (Song et al. 2021, arXiv 2010.02502, formulas
+        12 and 16).
 
         Args:
             x0, epsilon: as predicted from the sample at t, (N, ...).
@@ -133,7 +142,8 @@ class Noise:
     def posterior(
         self, x_t: Tensor, x0: Tensor, t: int, t_next: int, variance: Variance, drawn: Tensor
     ) -> Tensor:
-        """A sample of q(x_next | x_t, x0), or its mean, which is x0, where t_next is -1 (Ho et al. 2020, formulas 6 and 7).
+        """A sample of q(x_next | x_t, x0), or its mean, which is x0, where t_next is -1 (Ho et al. 2020,
+        formulas 6 and 7).
 
         Args:
             variance: 'small': the posterior's own; 'large': that of the step from t_next to t.

@@ -1,4 +1,4 @@
-"""Cox's partial likelihood, of the samples of one rank or of all."""
+"""Cox's partial likelihood over the samples of one rank or of all ranks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Ties = Literal["breslow", "efron"]
 def cox_loss(scores: Tensor, times: Tensor, events: Tensor, ties: Ties) -> Tensor:
     """The negative log partial likelihood for each event, a scalar in float64 (Cox 1972).
 
-    With no event it is 0, and so is its gradient: such samples say nothing of who comes first.
+    Without events it and its gradient are 0: such samples say nothing about the order of events.
 
     Args:
         scores: log hazards (N,).
-        times: to the event or to the end of the observation (N,). Only their order counts.
-        events: whether it was the event (N,), as numbers or bools.
-        ties: events at the same time as Breslow (1974) takes them, or as Efron (1977).
+        times: the times to the event or to the end of the observation (N,). Only their order counts.
+        events: whether the event occurred (N,), as numbers or bools.
+        ties: the treatment of events at the same time, of Breslow (1974) or of Efron (1977).
     """
-    # No shape and no branch depends on the values: what a step takes of the memory is found out without any.
+    # No shape and no branch depends on the values, because the memory of a step is estimated without values.
     order = times.argsort()
     scores, times, events = scores[order].double(), times[order], events[order].double()
     first_tied = torch.searchsorted(times, times)
@@ -41,8 +41,9 @@ def cox_loss(scores: Tensor, times: Tensor, events: Tensor, ties: Ties) -> Tenso
 def gathered(scores: Tensor, times: Tensor, events: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The samples of all ranks in order of rank, in float64. A collective; every rank gives as many.
 
-    Who is at risk is known only with all of them: the mean of the ranks' own partial likelihoods is another loss. The
-    gradients of what is computed with them, averaged over the ranks as DDP does it, are those of one rank with all samples.
+    Who is at risk is known only with all of them: the mean of the ranks' own partial likelihoods is another
+    loss. The gradients of what is computed with them, averaged over the ranks as DDP does it, are those of
+    one rank with all samples.
     """
     everyone = _Gathered.apply(torch.stack([scores.double(), times.double(), events.double()]))  # type: ignore[no-untyped-call]
     all_scores, all_times, all_events = everyone.unbind()
@@ -61,7 +62,7 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        # Each rank has the whole loss and passes on the gradient of its own samples. Their sum over the ranks is wanted,
-        # and DDP takes the mean.
+        # Each rank has the whole loss and passes on the gradient of its own samples. Their sum over the ranks
+        # is wanted, and DDP takes the mean.
         first = dist.get_rank() * ctx.num_own
         return gradients[0][:, first : first + ctx.num_own] * dist.get_world_size()

@@ -1,4 +1,5 @@
-"""The recipe: a network that learns from volumes, times and events how soon an event is to be expected."""
+"""The recipe: a network that learns from volumes, times and events to predict how soon an event will
+occur."""
 
 from __future__ import annotations
 
@@ -37,14 +38,15 @@ from nbgpu.recipes.survival.patients import Patients, patients_of
 from nbgpu.recipes.survival.pictures import curves, slices
 
 _MAX_FITTED = 500
-"""Training patients that baselines, risk groups and the baseline hazard are found with: their volumes are read again."""
+"""The largest number of training patients, whose volumes are read again, to fit baselines, risk groups and
+hazard."""
 _NUM_PICTURES = 6
 _NUM_TIMES = 25
-"""Between the first and the last time of the result, for the integrated Brier score."""
+"""The number of times between the first and the last of the result, for the integrated Brier score."""
 
 
 class Survival:
-    """Trains a SurvivalNetwork by Cox's partial likelihood over the samples of all ranks.
+    """Trains a SurvivalNetwork with Cox's partial likelihood over the samples of all ranks.
 
     Data (`config.data`): a generated cohort, or a CSV file, see `read_table`. Whole patients are held out.
     """
@@ -79,11 +81,14 @@ class Survival:
         return freezing(loaders, config.freeze_epochs) if config.freeze_epochs else loaders
 
     def inspect(self) -> None:
-        """Reads all volumes. DataError has a line for each bad row, or if there is none for each bad volume."""
+        """Read all volumes.
+
+        DataError has a line for each bad row, or if there are none, for each bad volume.
+        """
         inspection.require(self.config, self._patients.items, self._steps())
 
     def amount(self) -> tuple[int, int]:
-        """Of volumes only names and headers are read."""
+        """Return the amount of data; only names and headers of volumes are read."""
         return self._patients.num_training, 1
 
     def _steps(self) -> Compose:
@@ -105,7 +110,7 @@ class Survival:
     # ---- model and loss ----
 
     def build_model(self) -> nn.Module:
-        """A SurvivalNetwork. DataError where the file with its weights cannot be used."""
+        """Return a SurvivalNetwork. DataError if the file with its weights is unusable."""
         config = self.config
         return SurvivalNetwork(
             config.resnet,
@@ -116,7 +121,8 @@ class Survival:
         )
 
     def example(self, batch_size: int) -> Batch:
-        """`image` (N, 1, D, H, W) from 0 to 1, `features` (N, F), and (N,) each: `order` in time, `event`, `number`."""
+        """`image` (N, 1, D, H, W) from 0 to 1, `features` (N, F), and (N,) each: `order` in time, `event`,
+        `number`."""
         return {
             "image": torch.rand(batch_size, 1, *self.config.volume_shape),
             "features": torch.randn(batch_size, len(self.config.features)),
@@ -132,12 +138,15 @@ class Survival:
         return [encoder.layer1, encoder.layer2, encoder.layer3, encoder.layer4]
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """`loss`, the negative log partial likelihood for each event among the samples of all ranks, and `events`, how many
-        these are. With none, the loss is 0 and nothing is learned."""
+        """Return `loss`, the negative log partial likelihood per event of the samples of all ranks, and
+        `events`, their number.
+
+        Without events the loss is 0 and nothing is learned.
+        """
         is_frozen = FROZEN in batch and bool(batch[FROZEN].all())
         scores = at_least_float32(model(batch["image"], batch["features"], is_frozen))
         samples = scores, batch["order"], batch["event"]
-        # A model that is not spread over the ranks is tried by one of them alone.
+        # A model that is not distributed is tested on one rank alone.
         if isinstance(model, DistributedDataParallel | FSDPModule):
             samples = gathered(*samples)
         return {"loss": cox_loss(*samples, self.config.ties), "events": samples[2].double().sum()}
@@ -147,7 +156,8 @@ class Survival:
         return {"score": _scores(model, batch), "number": batch["number"]}
 
     def judge(self, values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-        """`loss` and `c_index` of all held-out patients together; no `c_index` where nobody is known to come first."""
+        """Return `loss` and `c_index` of all held-out patients together; no `c_index` if no pair of them can
+        be ordered."""
         numbers = np.array(values["number"], dtype=np.intp)
         scores, times, events = self._of(np.array(values["score"]), numbers)
         loss = cox_loss(
@@ -163,10 +173,12 @@ class Survival:
     # ---- result ----
 
     def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
-        """What predictions for the held-out patients are worth, beside baselines. Returns `table`, `note` and `images`.
+        """Evaluate predictions for the held-out patients beside baselines.
 
-        `auc_T` says how well events up to the time T are told from later ones, and `ibs` is the mean Brier score between the
-        first and the last of these times: 0 is perfect, and lower is better.
+        Returns `table`, `note` and `images`.
+
+        `auc_T` says how well events up to the time T are separated from later ones, and `ibs` is the mean
+        Brier score between the first and the last of these times: 0 is perfect, and lower is better.
         """
         patients = self._patients
         if not patients.held_out:
@@ -234,7 +246,7 @@ class Survival:
 
 
 class _Known:
-    """What is known of some patients, and what the network says of them."""
+    """The data of some patients, and the network's predictions for them."""
 
     def __init__(
         self, recipe: Survival, model: nn.Module, device: torch.device, items: Sequence[Item]
@@ -255,7 +267,7 @@ class _Known:
 def _worth(
     fitted_on: Floats, scores: Floats, training: _Known, held_out: _Known, when: Floats, observed: Steps
 ) -> dict[str, float]:
-    """What scores of the held-out patients are worth; `fitted_on` are those of the training patients."""
+    """Return metrics of the held-out patients' scores; `fitted_on` are the training patients' scores."""
     times, events = held_out.times, held_out.events
     areas = metrics.auc(scores, times, events, when, observed)
     worth = {"c_index": metrics.c_index(scores, times, events)}
@@ -292,7 +304,7 @@ class _Prepare(Transform):
         num_bad = int((~image.isfinite()).sum())
         if num_bad:
             raise DataError(f"{item['name']}: {num_bad} of {image.numel()} voxels are NaN or infinite")
-        # Built for each call, because volumes are decoded in several threads, and these keep state.
+        # Built for each call, because these transforms have state and volumes are decoded in several threads.
         window = ScaleIntensityRange(self.hu_min, self.hu_max, 0.0, 1.0, clip=True)
         image = convert_to_tensor(window(image), track_meta=False)
         if image.min() == image.max():
