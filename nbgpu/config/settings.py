@@ -41,7 +41,7 @@ def steered(at: Literal["step", "epoch"]) -> Any:
 class Settings(BaseModel):
     """The base of all settings: frozen, without unknown names, and with errors that say what to do."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, defer_build=True)
 
     @classmethod
     def checked(cls, /, **values: Any) -> Self:
