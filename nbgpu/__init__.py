@@ -84,6 +84,10 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """What `%load_ext nbgpu` calls."""
+    from nbgpu.client.engines import preloading
+
+    # First of all: it goes on in other processes while this one imports the rest.
+    preloading.begin()
     from nbgpu import ui
     from nbgpu.client.notebook import magics
 
@@ -93,6 +97,8 @@ def load_ipython_extension(shell: Any) -> None:
 
 def unload_ipython_extension(shell: Any) -> None:
     """What `%unload_ext nbgpu` calls."""
+    from nbgpu.client.engines import preloading
     from nbgpu.client.notebook import magics
 
+    preloading.dismiss()
     magics.unload(shell)

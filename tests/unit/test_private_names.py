@@ -54,9 +54,6 @@ ipyparallel.client.client:Client
     _make_io_loop(self)
     _mux_stream
     _query_socket
-ipyparallel.cluster.cluster:Cluster
-    _async_thread
-    _thread_loop
 torch
     _C
     _GLOBAL_DEVICE_CONTEXT

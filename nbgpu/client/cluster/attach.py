@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from nbgpu.client.cluster.cluster import Cluster, require_none
+from nbgpu.client.engines import preloading
 from nbgpu.client.host import registry
 
 _log = logging.getLogger("nbgpu.cluster")
@@ -27,6 +28,7 @@ def attach(which: str | int | None = None) -> Cluster:
     """
     require_none()
     entry = registry.take_over(None if which is None else str(which))
+    preloading.dismiss()
     cluster = Cluster.restored(entry)
     cluster.rejoin(entry.run)
     return cluster

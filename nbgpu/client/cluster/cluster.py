@@ -220,10 +220,12 @@ class Cluster:
         try:
             # What `stop` does not know of it cannot take back.
             with uninterrupted():
+                # Before all else, because importing torch takes longest. No GPU is touched before it is claimed.
+                processes.launch(environment.of_engines(self.config, self.devices))
                 entry = registry.new_entry(self.config, self.devices, self.chosen_transport, processes.folder)
                 registry.claim(entry)
                 self._entry = entry
-                processes.start(num_engines, environment.of_engines(self.config, self.devices))
+                processes.start_engines(num_engines)
                 self._note()
             self._client = processes.connect(num_engines, self.config.start_timeout_s)
             seating = Seating.at_start(

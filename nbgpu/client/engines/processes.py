@@ -6,40 +6,33 @@ import json
 import logging
 import math
 import os
-import secrets
 import select
 import shutil
 import signal
 import socket
-import tempfile
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import ipyparallel as ipp
 import psutil
-from ipyparallel.cluster.launcher import LocalControllerLauncher, LocalEngineLauncher
 from ipyparallel.serialize.canning import can, uncan
 from traitlets.log import get_logger
 
+from nbgpu.client.engines import launch, preloading
 from nbgpu.client.engines.connection import Client
 from nbgpu.errors import ClusterError
-from nbgpu.machine import interpreter, processes
-from nbgpu.machine.files import write_whole
+from nbgpu.machine import processes
 from nbgpu.machine.processes import ProcessId
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.machine.unix_sockets import short_path
-from nbgpu.protocol.records import CLUSTER_FOLDER, CONTROLLER_PID, KEPT, TAKEN
+from nbgpu.protocol.records import KEPT, TAKEN
 
-_log = logging.getLogger("nbgpu.cluster")
-_log.addHandler(logging.NullHandler())
+logging.getLogger("nbgpu.cluster").addHandler(logging.NullHandler())
 
-_HEARTBEAT_PERIOD_MS = 100
-"""ipyparallel counts an engine as there after its first heartbeat; its default of 3 s is felt at every start."""
-_NO_LIMIT_S = 3600
 _OBITUARY_PATIENCE_S = 0.2
 _EXIT_CODE_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.05
@@ -47,56 +40,8 @@ _LOOK_PERIOD_S = 0.05
 _CONTROLLER_PATIENCE_S = 1.0
 _NURSERY_PATIENCE_S = 60.0
 _POLL_PERIOD_S = 0.05
-_THREAD_PATIENCE_S = 5.0
 _VMSTAT = Path("/proc/vmstat")
-_CLUSTER_ID = "nbgpu"
 _serializers_tables = threading.Lock()
-
-
-class _NotesTheEnd:
-    """How a process ended can be asked once only. A thread of ipyparallel's launcher does, and keeps it from us. It also
-    removes the process's log, which has the process's last words."""
-
-    exit_code: int | None = None
-
-    def _start_waiting(self: Any) -> None:
-        wait = self.process.wait
-
-        def wait_and_note(timeout: float | None = None) -> int | None:
-            code: int | None = wait(timeout)
-            self.exit_code = code
-            return code
-
-        self.process.wait = wait_and_note
-        super()._start_waiting()  # type: ignore[misc]
-
-    def get_output(self, remove: bool = False) -> str:
-        """What the process has written. The log stays in the cluster's folder until that is removed."""
-        output: str = super().get_output()  # type: ignore[misc]
-        return output
-
-
-class _NurseryLauncher(_NotesTheEnd, LocalEngineLauncher):  # type: ignore[misc]
-    """Starts all engines through one process that imports torch once and forks them (engine/process/fork_server.py)."""
-
-    def find_args(self) -> list[str]:
-        return interpreter.command("nbgpu.engine.process.fork_server", str(self.n))
-
-    def start(self, n: int) -> Any:
-        self.n = n
-        return super().start()
-
-
-class _ControllerLauncher(_NotesTheEnd, LocalControllerLauncher):  # type: ignore[misc]
-    """Starts ipyparallel's controller so that it ends with this process."""
-
-    def find_args(self) -> list[str]:
-        folder = Path(self.parent.profile_dir).parent
-        # ipyparallel asks again when all have ended, to say what it had started.
-        nursery = [str(engines.pid) for engines in self.parent.engines.values()]
-        watched = [str(folder), str(os.getpid()), *nursery]
-        own = interpreter.command("nbgpu.client.engines.controller", *watched)
-        return own + list(self.cluster_args) + list(self.controller_args)
 
 
 class Processes:
@@ -110,8 +55,8 @@ class Processes:
     def __init__(self, folder: Path, leaders: Mapping[str, ProcessId] | None = None) -> None:
         self.folder = folder
         self.leaders = dict(leaders or {})
-        self._cluster: Any = None
-        self._launchers: dict[str, Any] = {}
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        """Those of the leaders that this process has started."""
         self._reachable_mono_s = -math.inf
         # Of a cluster that was started by another process nobody knows how many there were before.
         self._num_oom_kills = None if leaders else _num_oom_kills()
@@ -121,60 +66,37 @@ class Processes:
     @classmethod
     def prepare(cls) -> Self:
         """Those of a cluster that is to be started; its folder is only named yet."""
-        return cls(Path(tempfile.gettempdir()) / f"nbgpu-{secrets.token_hex(6)}")
+        return cls(launch.new_folder())
 
     @property
     def connection_file(self) -> Path:
         """ipyparallel's file for clients."""
-        return self.folder / "profile" / "security" / f"ipcontroller-{_CLUSTER_ID}-client.json"
+        return self.folder / "profile" / "security" / f"ipcontroller-{launch.CLUSTER_ID}-client.json"
 
-    def start(self, num_engines: int, environment: Mapping[str, str]) -> None:
-        """Starts all of them and returns at once; `environment` is for the engines, beside this process's own."""
-        # Made only now: what is killed from here on leaves it to a process that takes it away.
-        self.folder.mkdir(mode=0o700)
-        profile = self.folder / "profile"
-        profile.mkdir(mode=0o700)
-        self._cluster = ipp.Cluster(
-            n=num_engines,
-            engines=_NurseryLauncher,
-            controller=_ControllerLauncher,
-            controller_ip="127.0.0.1",
-            controller_args=[
-                f"--HeartMonitor.period={_HEARTBEAT_PERIOD_MS}",
-                "--IPController.enable_curve=True",
-                # One process with threads in place of six: they start in a third of the time.
-                "--IPController.use_threads=True",
-                "--IPController.broadcast_scheduler_depth=0",
-                "--IPController.db_class=NoDB",
-                # An engine that stands still before its first heartbeat is waited for as long as its process lives.
-                f"--IPController.registration_timeout={_NO_LIMIT_S}",
-            ],
-            profile_dir=str(profile),
-            cluster_id=_CLUSTER_ID,
-            load_profile=False,
-            # The engines find the controller's file when it is there, so that both start side by side.
-            send_engines_connection_env=False,
-            delay=0,
-            shutdown_atexit=False,
-            parent=None,
-            log=_log,
-        )
-        own = {
-            "NBGPU_OWNER_PID": str(os.getpid()),
-            CLUSTER_FOLDER: str(self.folder),
-            "PYTHONFAULTHANDLER": "1",
-        }
-        self._cluster.start_engines_sync(num_engines, environment={**environment, **own})
-        (nursery,) = self._cluster.engines.values()
-        self._cluster.start_controller_sync()
-        controller = self._cluster.controller
-        write_whole(self.folder / CONTROLLER_PID, str(controller.pid))
-        self._launchers = {"engines' parent": nursery, "controller": controller}
-        for name, launcher in self._launchers.items():
+    def launch(self, environment: Mapping[str, str]) -> None:
+        """Starts the engines' parent and the controller, or takes over the preloaded ones, and returns at once.
+
+        Args:
+            environment: the engines' variables beside this process's own.
+        """
+        launched = preloading.take(environment) or launch.launch(self.folder, environment)
+        self.folder = launched.folder
+        self._children = launched.children
+        for name, child in launched.children.items():
             try:
-                self.leaders[name] = ProcessId.of(launcher.pid)
+                self.leaders[name] = ProcessId.of(child.pid)
             except ProcessLookupError:
                 raise ClusterError(f"the {name} ended during the start. {self.log_tail()}") from None
+
+    def start_engines(self, num_engines: int) -> None:
+        """Has the first engines started, once their parent can, and returns at once."""
+        with (
+            suppress(ConnectionError),  # it has ended: `connect` says why
+            socket.socket(socket.AF_UNIX) as parent,
+            short_path(self.folder) as folder,
+        ):
+            parent.connect(str(folder / launch.REQUESTS_SOCKET))
+            parent.sendall(json.dumps({"begin": num_engines}).encode())
 
     # Cut in two, the client would leave a thread and sockets that nobody knows.
     @uninterrupted()
@@ -235,7 +157,7 @@ class Processes:
             with socket.socket(socket.AF_UNIX) as nursery:
                 nursery.settimeout(_NURSERY_PATIENCE_S)
                 with short_path(self.folder) as folder:
-                    nursery.connect(str(folder / "nursery.sock"))
+                    nursery.connect(str(folder / launch.REQUESTS_SOCKET))
                 yield nursery
         except (OSError, ValueError) as error:
             time.sleep(_OBITUARY_PATIENCE_S)  # until the end of a process can be seen
@@ -252,12 +174,9 @@ class Processes:
     def end(self) -> None:
         """Ends all of them, also what they started, and removes the folder."""
         processes.end(self.leaders.values())
-        if self._cluster is not None:
-            # Nothing is left to be stopped; it waits for the threads that have watched the processes.
-            self._cluster.stop_engines_sync()
-            self._cluster.stop_controller_sync()
-            _end_thread_of(self._cluster)
-            self._cluster = None
+        for child in self._children.values():
+            child.wait()
+        self._children = {}
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def require_reachable(self) -> None:
@@ -276,7 +195,7 @@ class Processes:
         if not gone:
             return None
         # Only a parent is told how a process ended, and who has attached is not theirs.
-        codes = {name: self._exit_code(name) for name in gone if name in self._launchers}
+        codes = {name: self._exit_code(name) for name in gone if name in self._children}
         # One that is killed takes the others with it, which end in good order.
         for name, code in codes.items():
             if code is not None and code < 0:
@@ -285,11 +204,10 @@ class Processes:
 
     def _exit_code(self, name: str) -> int | None:
         """Of a process that is gone; None where it is not known."""
-        give_up_s = time.monotonic() + _EXIT_CODE_PATIENCE_S
-        code: int | None = None
-        while (code := self._launchers[name].exit_code) is None and time.monotonic() < give_up_s:
-            time.sleep(0.005)
-        return code
+        try:
+            return self._children[name].wait(_EXIT_CODE_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            return None
 
     def how_ended(self, pid: int, debug: bool) -> str | None:
         """How an engine ended, in words that go behind its name; None while it lives."""
@@ -376,18 +294,6 @@ def _received(nursery: socket.socket) -> bytes:
         if time.monotonic() > give_up_s:
             raise TimeoutError(f"no answer within {_NURSERY_PATIENCE_S:g} s")
     return nursery.recv(4096)
-
-
-def _end_thread_of(cluster: ipp.Cluster) -> None:
-    """End the thread in which ipyparallel starts and stops processes where the caller's thread runs an event loop, as a
-    kernel's does. ipyparallel itself never ends it, nor closes the three descriptors of its loop."""
-    if cluster._async_thread is None:
-        return
-    loop = cluster._thread_loop
-    loop.add_callback(loop.stop)
-    cluster._async_thread.join(_THREAD_PATIENCE_S)
-    if not cluster._async_thread.is_alive():
-        loop.close()
 
 
 def _num_oom_kills() -> int | None:

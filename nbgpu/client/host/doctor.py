@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
 from packaging.requirements import Requirement
 
 from nbgpu.client.host import gpu_checks, host_checks, probes, registry
@@ -23,6 +24,7 @@ from nbgpu.client.host.findings import Finding, Verdict, fail, ok, warn
 from nbgpu.errors import ClusterError
 from nbgpu.machine import devices
 from nbgpu.machine.tried_versions import newer_than_tried
+from nbgpu.protocol.records import CONTROLLER_PID
 
 _EXIT_CODES: dict[Verdict, int] = {"ok": 0, "warn": 0, "fail": 1}
 _PANELS_DURING_A_CELL = (7, 1)
@@ -115,9 +117,17 @@ def _leftovers() -> Iterator[Finding]:
 
 
 def _cluster_folders() -> list[Path]:
-    """The cluster folders of this user, which contain a profile of ipyparallel."""
+    """The cluster folders of this user, which contain a profile of ipyparallel; not those that a kernel has preloaded."""
     found = Path(tempfile.gettempdir()).glob("nbgpu-*/profile")
-    return sorted(path.parent for path in found if path.stat().st_uid == os.getuid())
+    own = (path.parent for path in found if path.stat().st_uid == os.getuid())
+    return sorted(folder for folder in own if not _has_controller(folder))
+
+
+def _has_controller(folder: Path) -> bool:
+    try:
+        return bool(psutil.pid_exists(int((folder / CONTROLLER_PID).read_text())))
+    except FileNotFoundError:
+        return False
 
 
 def _groups(torch: dict[str, Any]) -> Iterator[Finding]:

@@ -1,10 +1,11 @@
 """The process that forks the engines.
 
-    python -m nbgpu.engine.process.fork_server N
+    python -m nbgpu.engine.process.fork_server DESCRIPTOR
 
-It imports torch and ipyparallel once and forks N engines. Importing once takes a fraction of the time that N
-imports on a busy host take, and runs while ipyparallel's controller starts. An engine that dies is replaced by
-a new fork, which is there in a moment.
+It imports torch and ipyparallel once, and forks as many engines as the first request says that comes to the
+socket with this descriptor. Importing once takes a fraction of the time that an import by each engine takes on a
+busy host, and runs while ipyparallel's controller starts, or before anybody starts a cluster. An engine that dies
+is replaced by a new fork, which is there in a moment.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ import shutil
 import signal
 import socket
 import sys
-import time
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 
@@ -30,13 +30,13 @@ from nbgpu.engine.process import boot
 from nbgpu.machine import descendants
 from nbgpu.machine.files import write_whole
 from nbgpu.machine.lifetime import LifetimeWatch
-from nbgpu.machine.unix_sockets import short_path
 from nbgpu.protocol.records import CLUSTER_FOLDER, CONTROLLER_PID, TAKEN
 
 OWNER_PID = "NBGPU_OWNER_PID"
 """Environment variable: the process that started the cluster, usually the notebook's kernel."""
 
 _NEEDED_BY_EVERY_ENGINE = (
+    "ipykernel.debugger",
     "ipykernel.ipkernel",
     "ipykernel.zmqshell",
     "ipyparallel.engine.app",
@@ -65,7 +65,7 @@ class Nursery:
     What an engine has started, and has not ended when it is gone, comes to this process and is ended here.
     """
 
-    def __init__(self, owner: int, controller_pid: int, folder: Path) -> None:
+    def __init__(self, owner: int, controller_pid: int, folder: Path, requests: socket.socket) -> None:
         self._owner = owner
         self._controller_pid = controller_pid
         self._folder = folder
@@ -76,10 +76,7 @@ class Nursery:
         """Engines whose numbers are on their way, by the connection that they took."""
         self._orphans: descendants.Ending | None = None
         """While an engine that is gone may have left processes."""
-        self._requests = socket.socket(socket.AF_UNIX)
-        with short_path(folder) as short:
-            self._requests.bind(str(short / "nursery.sock"))
-        self._requests.listen()
+        self._requests = requests
 
     def fork_engine(self) -> tuple[int, int]:
         """Forks one engine, which runs until it is told to stop; returns its number and its pid."""
@@ -146,11 +143,10 @@ class Nursery:
             write_whole(self._folder / f"ended-{pid}", str(os.waitstatus_to_exitcode(status)))
 
     def _answer(self, request: socket.socket) -> None:
-        try:
-            asked = json.loads(request.recv(_REQUEST_BYTES))
-        except (OSError, ValueError):
+        asked = _read(request)
+        if asked is None:
             request.close()
-            return  # who asked is gone, and the engines may be there for another one
+            return  # whoever asked is gone, and the engines may be there for another one
         if "train" in asked:
             # For the engines that are forked from now on. Nobody waits for it.
             import_module("nbgpu.engine.train").get_ready(asked["train"])
@@ -176,8 +172,9 @@ class Nursery:
 
 
 def main() -> None:
-    """The nursery: forks the engines, and more when asked, until it is told to stop or its owner is gone."""
-    num_engines = int(sys.argv[1])
+    """Forks the engines, and more when asked, until it is told to stop or its owner is gone."""
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    requests.set_inheritable(False)
     owner_pid = int(os.environ[OWNER_PID])
     folder = Path(os.environ[CLUSTER_FOLDER])
     # Everything that an engine needs anyway, before the fork, so that it is paid for once. torch starts no
@@ -188,12 +185,11 @@ def main() -> None:
     gc.enable()
     gc.freeze()  # keeps the collector from copying the pages that the engines share
     descendants.adopt_orphans()
-    controller_pid = _controller_pid(folder, owner_pid)
-    owner = os.pidfd_open(owner_pid) if os.getppid() == owner_pid else None
-    if (
-        owner is not None and controller_pid is not None
-    ):  # else the owner went while this process was importing
-        nursery = Nursery(owner, controller_pid, folder)
+    owner = _owner(owner_pid)
+    num_engines = None if owner is None else _num_engines(requests, owner)
+    controller_pid = _controller_pid(folder)
+    if owner is not None and num_engines is not None and controller_pid is not None:
+        nursery = Nursery(owner, controller_pid, folder, requests)
 
         def stop(*_: int | FrameType | None) -> NoReturn:
             nursery.end()
@@ -211,14 +207,42 @@ def main() -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _controller_pid(folder: Path, owner_pid: int) -> int | None:
-    """The controller's process, once the owner has started it; None where the owner goes before that."""
-    while True:
-        with suppress(FileNotFoundError):
-            return int((folder / CONTROLLER_PID).read_text())
-        if os.getppid() != owner_pid:
-            return None
-        time.sleep(0.01)
+def _owner(pid: int) -> int | None:
+    """A pidfd of this process's owner, which is its parent; None where the owner is gone."""
+    try:
+        owner = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    # The pidfd was opened first: a process that gets the same number later is not taken for the owner.
+    return owner if os.getppid() == pid else None
+
+
+def _num_engines(requests: socket.socket, owner: int) -> int | None:
+    """How many engines the owner wants, once it says so; None where it goes before that."""
+    while requests.fileno() in select.select([requests.fileno(), owner], [], [])[0]:
+        with requests.accept()[0] as request:
+            asked = _read(request)
+        if asked is not None:
+            num_engines: int = asked["begin"]
+            return num_engines
+    return None
+
+
+def _read(request: socket.socket) -> dict[str, Any] | None:
+    """What is asked for; None where whoever asked has gone before it was said."""
+    try:
+        asked: dict[str, Any] = json.loads(request.recv(_REQUEST_BYTES))
+    except (OSError, ValueError):
+        return None
+    return asked
+
+
+def _controller_pid(folder: Path) -> int | None:
+    """The controller's process; None where the owner has gone before it started one."""
+    try:
+        return int((folder / CONTROLLER_PID).read_text())
+    except FileNotFoundError:
+        return None
 
 
 if __name__ == "__main__":

@@ -1,0 +1,172 @@
+"""Starting the two processes with which every cluster on this host begins: the engines' parent and the controller.
+
+Neither depends on the number of ranks. They import what they need side by side, while this process goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbgpu.machine import interpreter, processes
+from nbgpu.machine.files import write_whole
+from nbgpu.machine.processes import ProcessId
+from nbgpu.machine.unix_sockets import short_path
+from nbgpu.protocol.records import CLUSTER_FOLDER, CONTROLLER_PID
+
+CLUSTER_ID = "nbgpu"
+"""What ipyparallel calls every one of these clusters; each has a folder of its own."""
+REQUESTS_SOCKET = "nursery.sock"
+"""In the cluster's folder: here the engines' parent takes requests."""
+
+_HEARTBEAT_PERIOD_MS = 100
+"""ipyparallel counts an engine as there after its first heartbeat; its default of 3 s is felt at every start."""
+_NO_LIMIT_S = 3600
+_CONTROLLER_OPTIONS = (
+    "--ip=127.0.0.1",
+    f"--HeartMonitor.period={_HEARTBEAT_PERIOD_MS}",
+    "--IPController.enable_curve=True",
+    # One process with threads in place of six: they start in a third of the time.
+    "--IPController.use_threads=True",
+    "--IPController.broadcast_scheduler_depth=0",
+    "--IPController.db_class=NoDB",
+    # An engine that stands still before its first heartbeat is waited for as long as its process lives.
+    f"--IPController.registration_timeout={_NO_LIMIT_S}",
+)
+_LIMITS = sorted(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
+
+
+@dataclass(frozen=True)
+class Launched:
+    """The two processes and the cluster's folder, which only the user can enter."""
+
+    folder: Path
+    children: dict[str, subprocess.Popen[bytes]]
+    """By what messages call them."""
+
+    def are_alive(self) -> bool:
+        """Whether both processes run."""
+        return all(child.poll() is None for child in self.children.values())
+
+    def end(self) -> None:
+        """End both processes and what they have started, and remove the folder."""
+        alive = []
+        for child in self.children.values():
+            with suppress(ProcessLookupError):
+                alive.append(ProcessId.of(child.pid))
+        processes.end(alive)
+        for child in self.children.values():
+            child.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def new_folder() -> Path:
+    """The name of a folder for a cluster that is to be launched."""
+    return Path(tempfile.gettempdir()) / f"nbgpu-{secrets.token_hex(6)}"
+
+
+def launch(folder: Path, environment: Mapping[str, str]) -> Launched:
+    """Start both processes in a new folder and return at once.
+
+    Args:
+        folder: does not exist yet. What is killed from here on leaves the folder to a process that takes it away.
+        environment: the variables of the engines beside this process's own.
+    """
+    folder.mkdir(mode=0o700)
+    launched = Launched(folder, {})
+    try:
+        _start_both(launched, environment)
+    except BaseException:
+        launched.end()
+        raise
+    return launched
+
+
+def _start_both(launched: Launched, environment: Mapping[str, str]) -> None:
+    folder = launched.folder
+    for part in ("profile", "profile/log"):
+        (folder / part).mkdir(mode=0o700)
+    variables = _variables(environment) | {
+        "NBGPU_OWNER_PID": str(os.getpid()),
+        CLUSTER_FOLDER: str(folder),
+        "IPP_CLUSTER_ID": CLUSTER_ID,
+        "IPP_PROFILE_DIR": str(folder / "profile"),
+    }
+    # Listened to from now on: a request waits in the socket until the engines' parent has imported all that it needs.
+    with socket.socket(socket.AF_UNIX) as requests:
+        with short_path(folder) as short:
+            requests.bind(str(short / REQUESTS_SOCKET))
+        requests.listen()
+        command = interpreter.command("nbgpu.engine.process.fork_server", str(requests.fileno()))
+        parent = _started(command, folder, "ipengine.log", variables, requests.fileno())
+    launched.children["engines' parent"] = parent
+    watched = (str(folder), str(os.getpid()), str(parent.pid))
+    command = interpreter.command("nbgpu.client.engines.controller", *watched, *_CONTROLLER_OPTIONS)
+    controller = _started(command, folder, "ipcontroller.log", variables)
+    launched.children["controller"] = controller
+    write_whole(folder / CONTROLLER_PID, str(controller.pid))
+
+
+def _started(
+    command: Sequence[str], folder: Path, log: str, variables: Mapping[str, str], *kept: int
+) -> subprocess.Popen[bytes]:
+    """A process in a session of its own, which gets no signals from the terminal; it keeps these descriptors open."""
+    with (folder / "profile" / "log" / log).open("ab") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=variables,
+            pass_fds=kept,
+            start_new_session=True,
+        )
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, str]:
+    return {**os.environ, **environment, "PYTHONFAULTHANDLER": "1"}
+
+
+def surroundings(environment: Mapping[str, str]) -> tuple[object, ...]:
+    """All that a process which is launched now would take over from this one, or would read: two are equal where it
+    makes no difference when the process was launched."""
+    return (
+        os.getpid(),
+        interpreter.command(""),
+        _variables(environment),
+        Path("/proc/self/cwd").readlink(),
+        tempfile.gettempdir(),
+        [resource.getrlimit(limit) for limit in _LIMITS],
+        os.sched_getaffinity(0),
+        os.getpriority(os.PRIO_PROCESS, 0),
+        _umask(),
+        [number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN],
+        _installed(),
+    )
+
+
+def _umask() -> str:
+    """This process's umask, which cannot be asked for without being changed in all threads."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(line for line in lines if line.startswith("Umask:"))
+
+
+def _installed() -> list[tuple[str, int]]:
+    """The folders of installed packages, and when a package in one was last added, removed or replaced."""
+    found = []
+    for entry in sys.path:
+        with suppress(FileNotFoundError):
+            if entry.endswith("-packages"):
+                found.append((entry, Path(entry).stat().st_mtime_ns))
+    return found

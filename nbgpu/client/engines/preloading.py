@@ -1,0 +1,127 @@
+"""Processes for the next cluster that are launched before anybody starts it.
+
+Importing torch is most of what a start takes. When the notebook's extension is loaded, the engines' parent and
+the controller begin to import in the background, and `%nbgpu start` finds them ready. A start takes them only
+where they are what it would launch itself: with the same variables, folder, limits and installed packages.
+Otherwise they end, and it launches its own. They touch no GPU, and end with this process, however it ends, or
+unused after ten minutes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nbgpu.client.engines import environment, launch
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import NbgpuError
+from nbgpu.machine import devices
+
+VARIABLE = "NBGPU_PRELOAD"
+"""Environment variable: 0 turns it off."""
+
+_UNUSED_S = 600.0
+
+_log = logging.getLogger("nbgpu.cluster")
+_lock = threading.Lock()
+_preloading: _Preloading | None = None
+
+
+@dataclass
+class _Preloading:
+    expiry: threading.Timer
+    thread: threading.Thread = field(init=False)
+    """Launches the processes: the driver may take a while to say which GPUs there are."""
+    surroundings: tuple[object, ...] = ()
+    launched: launch.Launched | None = None
+
+
+def begin() -> None:
+    """Launch the processes of a cluster with the default settings in the background, and return at once.
+
+    Does nothing where preloading is turned off or was begun already, and never fails.
+    """
+    global _preloading
+    if os.environ.get(VARIABLE) == "0":
+        return
+    with _lock:
+        if _preloading is not None:
+            return
+        expiry = threading.Timer(_UNUSED_S, dismiss)
+        expiry.daemon = True
+        _preloading = _Preloading(expiry)
+        _preloading.thread = threading.Thread(
+            target=_launch, args=(_preloading,), name="nbgpu-preload", daemon=True
+        )
+        _preloading.thread.start()
+        expiry.start()
+    atexit.register(dismiss)
+
+
+def take(engines_environment: Mapping[str, str]) -> launch.Launched | None:
+    """The preloaded processes, which are the caller's from now on; None where there are none that are as if they were
+    launched now.
+
+    Args:
+        engines_environment: the variables of the engines beside this process's own.
+    """
+    preloading = _let_go()
+    if preloading is None or preloading.launched is None:
+        return None
+    if preloading.launched.are_alive() and preloading.surroundings == launch.surroundings(
+        engines_environment
+    ):
+        return preloading.launched
+    _end(preloading.launched)
+    return None
+
+
+def dismiss() -> None:
+    """End the preloaded processes, if there are any."""
+    preloading = _let_go()
+    if preloading is not None and preloading.launched is not None:
+        _end(preloading.launched)
+
+
+def _launch(preloading: _Preloading) -> None:
+    """Runs in a thread, in which nothing is imported: the main thread imports meanwhile."""
+    try:
+        config = ClusterConfig()
+        wanted = environment.of_engines(config, devices.choose(config.gpus, config.ranks))
+        preloading.surroundings = launch.surroundings(wanted)
+        preloading.launched = launch.launch(launch.new_folder(), wanted)
+    except Exception as error:  # noqa: BLE001 - the start does without, and raises what is still wrong then
+        _log.warning("nothing is preloaded: %s", error)
+
+
+def _let_go() -> _Preloading | None:
+    global _preloading
+    with _lock:
+        preloading, _preloading = _preloading, None
+    if preloading is not None:
+        preloading.expiry.cancel()
+        preloading.thread.join()
+        atexit.unregister(dismiss)
+    return preloading
+
+
+def _end(launched: launch.Launched) -> None:
+    try:
+        launched.end()
+    except NbgpuError as error:
+        _log.warning("what was preloaded does not end: %s", error)
+
+
+def _forget() -> None:
+    """In a child of this process: the preloaded processes are its parent's."""
+    global _preloading, _lock
+    _preloading = None
+    _lock = threading.Lock()
+    atexit.unregister(dismiss)
+
+
+os.register_at_fork(after_in_child=_forget)
