@@ -1,4 +1,4 @@
-"""Looks at a run's data in a process of its own, before any engine starts.
+"""Checks a run's data in a separate process, before any engine starts.
 
 python -m nbgpu.recipes.check PARENT_PID < settings.json
 """
@@ -18,11 +18,14 @@ from nbgpu.machine import interpreter
 from nbgpu.machine.lifetime import end_with
 
 BAD_DATA = 3
-"""The exit code where the data cannot be used; what is wrong stands on stderr."""
+"""The exit code if the data are unusable; the problems are on stderr."""
 
 
 def main() -> None:
-    """Reads the settings as JSON from stdin, and says on stdout what takes long. Ends with its parent."""
+    """Read the settings as JSON from stdin, and report slow work on stdout.
+
+    The process ends with its parent.
+    """
     end_with(int(sys.argv[1]))
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("nbgpu").setLevel(logging.INFO)

@@ -1,4 +1,5 @@
-"""What keeps as many numbers for each patch with no network: a coarser grid, and principal components."""
+"""Baselines that keep as many numbers for each patch without a network: a coarser grid, and principal
+components."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ def largest_cube_edge(num_values: int) -> int:
 
 
 def trilinear(image: Tensor, grid_edge: int) -> Tensor:
-    """Samples patches (N, 1, p, p, p) on a grid of grid_edge^3 points and interpolates back."""
+    """Sample patches (N, 1, p, p, p) on a grid of grid_edge^3 points and interpolate back."""
     size = image.shape[2:]
     if grid_edge >= size[0]:
         return image
@@ -24,15 +25,17 @@ def trilinear(image: Tensor, grid_edge: int) -> Tensor:
 
 
 def principal_components(training: Tensor, max_components: int) -> tuple[Tensor, Tensor]:
-    """(mean (1, 1, p, p, p), components (K, p^3)), K at most max_components and one less than the patches.
+    """Return (mean (1, 1, p, p, p), components (K, p^3)); K is at most max_components, and less than the
+    number of patches.
 
-    From the eigenvectors of the patches' scalar products ("snapshots", Sirovich 1987): there are far fewer
-    patches than voxels, and a singular value decomposition of 1024 patches of 32^3 takes 20 s on one core.
+    They come from the eigenvectors of the patches' scalar products ("snapshots", Sirovich 1987): there are
+    far fewer patches than voxels, and a singular value decomposition of 1024 patches of 32^3 takes 20 s on
+    one core.
     """
     mean = training.mean(dim=0, keepdim=True)
     centred = (training - mean).flatten(1).double()
     variances, vectors = torch.linalg.eigh(centred @ centred.T)  # in rising order
-    # The mean takes a dimension away, and patches that are alike take more: their vectors mean nothing.
+    # Subtracting the mean removes a dimension, and similar patches remove more: such eigenvectors are noise.
     num_meant = int((variances > 1e-10 * variances[-1]).sum())
     num_components = min(max_components, len(training) - 1, num_meant)
     components = vectors[:, -num_components:].T @ centred

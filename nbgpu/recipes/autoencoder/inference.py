@@ -46,28 +46,30 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Encoded:
-    """What became of one volume."""
+    """The files and the quality of one encoded volume."""
 
     name: str
-    """Its file, 'mni152' or 'phantom N'."""
+    """The volume's file, 'mni152' or 'phantom N'."""
     latent: str
     """File in the output folder: float32, (channels, right, front, top), the means and not samples."""
     reconstruction: str
     """File in the output folder: NIfTI with the volume's grid and place, values 0 to 1."""
     psnr_db: float
-    """Of the reconstruction, over all voxels."""
+    """The PSNR of the reconstruction, over all voxels."""
 
 
 @dataclass(frozen=True)
 class Latents:
-    """What `latents.json` says."""
+    """The content of `latents.json`."""
 
     run: str
     scale_factor: float
-    """1 / the standard deviation of all latent values: times it they have variance 1, as a diffusion model wants them
+    """1 / the standard deviation of all latent values.
+
+    Multiplied by it they have variance 1, which diffusion models expect
     (Rombach et al., CVPR 2022)."""
     voxels_per_latent: int
-    """Along each axis. A volume is padded with 0 at its far ends to a multiple of it."""
+    """The number of voxels along each axis. A volume is padded with 0 at its far ends to a multiple of it."""
     volumes: tuple[Encoded, ...]
 
 
@@ -82,17 +84,20 @@ def reconstruct_volume(
     world_size: int = 1,
     first: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """(reconstruction, latent) of a whole volume; the same on every rank. A collective on several ranks.
+    """Return (reconstruction, latent) of a whole volume, the same on every rank.
 
-    Windows of the size that the network knows are blended with weights that fall off towards their borders, by MONAI's
-    `sliding_window_inference`. Each rank takes its share of them, and what they found is added up.
+    A collective with several ranks.
+
+    Windows of the size that the network knows are blended with weights that fall off towards their borders,
+    by MONAI's `sliding_window_inference`. Each rank computes its share of the windows, and the results are
+    added up.
 
     Args:
-        network: on the volume's device and with its type, in `eval` mode.
+        network: the network on the volume's device and with its dtype, in `eval` mode.
         volume: (1, D, H, W), values 0 to 1.
-        window: edge of the windows in voxels, a multiple of what a latent voxel spans.
-        overlap: of two windows, as a share of their edge, 0 to below 1.
-        rank, world_size: which share of the windows is this rank's.
+        window: edge of the windows in voxels, a multiple of the edge of a latent voxel.
+        overlap: the overlap of two windows, as a share of their edge, from 0 to below 1.
+        rank, world_size: this rank, and the number of ranks that share the windows.
         first: the rank that has the first window.
 
     Returns:
@@ -103,7 +108,7 @@ def reconstruct_volume(
     padded = functional.pad(
         volume, [n for size in reversed(shape) for n in (0, _padding(size, window, shrink))]
     )
-    # Windows have to begin where a latent voxel does.
+    # A window must begin at the beginning of a latent voxel.
     stride = max(shrink, int(window * (1 - overlap)) // shrink * shrink)
     turns = count(first)
 
@@ -144,23 +149,25 @@ def encode_volumes(
     overlap: float = 0.25,
     max_volumes: int | None = None,
 ) -> Latents:
-    """Writes latents and reconstructions of whole volumes. All ranks call it with the same, in a distributed cell; alone it
-    needs no process group.
+    """Write latents and reconstructions of whole volumes.
+
+    All ranks call it with the same arguments, in a distributed cell; a single process needs no process group.
 
     Args:
-        run_folder: of a run of the recipe `autoencoder`.
-        out: a folder, which is made. All ranks share the windows of each volume, and take turns to write.
-        rank, world_size, device: this rank's.
-        data: as the recipe's setting; left out: what the run was trained with. Files are not cropped.
-        which: checkpoint, see `load_trained`.
-        window: edge of the windows in voxels; left out: the run's `patch_size`.
-        overlap: of two windows, as a share of their edge.
-        max_volumes: only so many, the first ones.
+        run_folder: the folder of a run of the recipe `autoencoder`.
+        out: the output folder, which is made. All ranks share the windows of each volume, and take turns to
+            write.
+        rank, world_size, device: this rank, the number of ranks, and this rank's device.
+        data: as the recipe's setting; by default the data of the run. Files are not cropped.
+        which: the checkpoint, see `load_trained`.
+        window: edge of the windows in voxels; by default the run's `patch_size`.
+        overlap: the overlap of two windows, as a share of their edge.
+        max_volumes: the largest number of volumes; the first ones are taken.
 
     Raises:
         ConfigError: the run is another recipe's, or `window` does not fit the network.
-        DataError: on every rank; names all files with a bad header before the first is encoded, or one with bad voxels.
-        RunError: the run has no such checkpoint.
+        DataError: on every rank; names all files with a bad header before the first is encoded, or one with
+        bad voxels. RunError: the run has no such checkpoint.
     """
     folder, out = Path(run_folder).absolute(), Path(out).absolute()
     _, config = runs.read_settings(folder)
@@ -218,7 +225,8 @@ def _padding(size: int, window: int, shrink: int) -> int:
 
 
 def _agreed(work: Callable[[], Result], world_size: int) -> Result:
-    """Does some work, and raises on all ranks if it failed on one; none may go on to a collective alone."""
+    """Do some work, and raise on all ranks if it failed on one, because no rank may enter a collective
+    alone."""
     return together(work) if world_size > 1 else work()
 
 
@@ -235,7 +243,7 @@ def _items(config: AutoencoderConfig, data: str | None) -> list[Item]:
 
 
 def _volume(item: Item, config: AutoencoderConfig) -> Tensor:
-    """(1, right, front, top), values 0 to 1, all of it: the outside of a head is a part of the whole."""
+    """Return (1, right, front, top) with values 0 to 1, including the outside of the head."""
     if "phantom" in item:
         return phantom(config.patch_size, config.seed, item["phantom"])
     source, name = item["image"], str(item["name"])
@@ -247,7 +255,7 @@ def _volume(item: Item, config: AutoencoderConfig) -> Tensor:
 
 
 def _affine(item: Item) -> np.ndarray:
-    """Where the voxels of `load_volume` are, in mm."""
+    """Return the affine matrix of the voxels of `load_volume`, in mm."""
     if not isinstance(item.get("image"), Path):
         return np.eye(4)
     affine: np.ndarray = nibabel.as_closest_canonical(nibabel.load(item["image"])).affine
@@ -255,7 +263,7 @@ def _affine(item: Item) -> np.ndarray:
 
 
 def _file_names(items: Sequence[Item]) -> list[str]:
-    """One for each, from the volume's own; with a number where several have the same."""
+    """Return a name for each volume, from its own; names that occur several times get a number."""
     names = []
     for item in items:
         name = Path(str(item["name"])).name

@@ -1,4 +1,4 @@
-"""What an autoencoder is trained by, beside the error of its reconstruction."""
+"""The terms of an autoencoder's loss other than the reconstruction error."""
 
 from __future__ import annotations
 
@@ -7,27 +7,31 @@ from torch import Tensor
 from nbgpu.engine.model.precision import at_least_float32
 
 LOG_VARIANCE_BOUNDS = (-30.0, 20.0)
-"""Where AutoencoderKL clamps the logarithm of the latent variance. With 20, the largest, a latent value adds 2.4e8 to the
-divergence, and its gradient to the logarithm is 0 beyond: neither can overflow."""
+"""The bounds to which AutoencoderKL clamps the logarithm of the latent variance.
+
+At 20, the largest, a latent value adds
+2.4e8 to the divergence, and beyond it the gradient is 0: neither can overflow."""
 
 
 def kl_divergence(mean: Tensor, sigma: Tensor) -> Tensor:
-    """From the standard normal, summed over a sample's latent volume and averaged over the batch, a scalar.
+    """Return the divergence from the standard normal, summed over a sample's latents and averaged over the
+    batch, a scalar.
 
     Kingma & Welling 2014, appendix B.
 
     Args:
-        mean, sigma: of the latent values, (N, C, ...).
+        mean, sigma: mean and standard deviation of the latent values, (N, C, ...).
     """
     mean, variance = at_least_float32(mean), at_least_float32(sigma).square()
     return 0.5 * (mean.square() + variance - variance.log() - 1).flatten(1).sum(dim=1).mean()
 
 
 def deceived(logits: Tensor) -> Tensor:
-    """Least squares (Mao et al., ICCV 2017): how far what a discriminator says of reconstructions is from 1, true. A scalar."""
+    """Return the least-squares loss (Mao et al., ICCV 2017) of a discriminator's logits for reconstructions
+    against 1."""
     return (at_least_float32(logits) - 1).square().mean()
 
 
-def told_apart(of_reconstructions: Tensor, of_images: Tensor) -> Tensor:
-    """What the discriminator is trained by: 0 for reconstructions, 1 for images. A scalar."""
+def discrimination_loss(of_reconstructions: Tensor, of_images: Tensor) -> Tensor:
+    """Return the discriminator's loss, a scalar: its targets are 0 for reconstructions and 1 for images."""
     return (at_least_float32(of_reconstructions).square().mean() + deceived(of_images)) / 2

@@ -1,4 +1,4 @@
-"""Distances between images that are not voxel by voxel. Nothing is downloaded: filters are random, or from a local file."""
+"""Perceptual distances between images. Nothing is downloaded: filters are random, or from a local file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _RANDOM_SIZE = 3
 
 
 def spectral_distance(output: Tensor, image: Tensor) -> Tensor:
-    """The mean squared difference of the amplitudes of all frequencies (Dhariwal et al., arXiv 2005.00341), a scalar.
+    """Return the mean squared difference of the amplitudes of all frequencies (Dhariwal et al., arXiv
+    2005.00341), a scalar.
 
     The values are those of MONAI's JukeboxLoss, whose gradient is NaN where an amplitude is 0.
 
@@ -37,7 +38,8 @@ def spectral_distance(output: Tensor, image: Tensor) -> Tensor:
 
 
 def feature_distance(output: Tensor, image: Tensor, network: str) -> Tensor:
-    """The mean squared difference of a frozen network's features (Johnson et al., ECCV 2016), a scalar: the mean over layers.
+    """The mean squared difference of a frozen network's features (Johnson et al., ECCV 2016), a scalar: the
+    mean over layers.
 
     Each layer is a convolution with ReLU, and from the second on halves the resolution first.
 
@@ -47,7 +49,7 @@ def feature_distance(output: Tensor, image: Tensor, network: str) -> Tensor:
     """
     layers = layers_of(network)
     both = torch.cat([at_least_float32(output), at_least_float32(image)])
-    # A grey volume for a network of several channels.
+    # The grey volume is repeated for a network with several channels.
     both = both.expand(-1, layers[0][0].shape[1], -1, -1, -1)
     distances = []
     for index, layer in enumerate(layers):
@@ -64,13 +66,14 @@ def _convolved(x: Tensor, layer: Layer, halve: bool) -> Tensor:
 
 
 def layers_of(network: str) -> list[Layer]:
-    """The frozen network that a setting names: 'random', or a file as `read_layers` takes it, which may raise DataError."""
+    """Return the frozen network that a setting names: 'random', or a file for `_read_layers`, which may raise
+    DataError."""
     return _random_layers() if network == "random" else _read_layers(network)
 
 
 @cache
 def _random_layers() -> list[Layer]:
-    """Two layers of filters with mean 0, drawn as He et al. 2015 do it; the same ones each time."""
+    """Return two layers of random filters with mean 0 (He et al. 2015), the same ones each time."""
     generator = torch.Generator().manual_seed(0)
     layers = []
     for num_in, num_out in pairwise(_RANDOM_CHANNELS):
@@ -83,10 +86,10 @@ def _random_layers() -> list[Layer]:
 
 @cache
 def _read_layers(path: str) -> list[Layer]:
-    """Convolutions one behind the other: `0.weight`, `0.bias`, `1.weight` and so on, of a safetensors file.
+    """Read successive convolutions, `0.weight`, `0.bias`, `1.weight` and so on, from a safetensors file.
 
     Raises:
-        DataError: with all that is wrong with the file.
+        DataError: with all problems of the file.
     """
     try:
         tensors = load_file(Path(path).expanduser())

@@ -1,4 +1,4 @@
-"""From a file, the template or a phantom's number to the volume that patches are drawn from."""
+"""Prepares the volume from which patches are drawn, from a file, the template or a phantom's number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from nbgpu.recipes.phantoms import phantom
 
 
 class Prepare(Transform):
-    """The deterministic part, which the cache keeps: an Item to {"image": (1, D, H, W), FOREGROUND}."""
+    """The deterministic part of the transforms, whose results are cached: an Item to {"image": (1, D, H, W),
+    FOREGROUND}."""
 
     def __init__(self, patch_size: int, seed: int, val_fraction: float) -> None:
         self.patch_size = patch_size
@@ -30,7 +31,7 @@ class Prepare(Transform):
             return {"image": phantom(self.patch_size, self.seed, item["phantom"])}
         source = item["image"]
         image = load_volume(source) if isinstance(source, Path) else source
-        # Built for each call, because volumes are decoded in several threads, and these keep state.
+        # Built for each call, because these transforms have state and volumes are decoded in several threads.
         crop = Compose([CropForeground(), SpatialPad(self.patch_size)])
         image = convert_to_tensor(crop(scale_intensity(image, item["name"])), track_meta=False)
         if "part" in item:
@@ -38,7 +39,8 @@ class Prepare(Transform):
         return {"image": image, FOREGROUND: (image > image.mean()).flatten().nonzero().flatten().int()}
 
     def _cut(self, image: Tensor, item: Item) -> Tensor:
-        """The training or the held-out part of a volume, on either side of a cut across its longest axis."""
+        """Return the training or the held-out part of a volume, which a cut across its longest axis
+        separates."""
         p = self.patch_size
         axis = max((1, 2, 3), key=lambda a: image.shape[a])
         length = image.shape[axis]
@@ -64,7 +66,8 @@ def item_of(path: Path) -> Item:
 
 
 def mni152() -> Tensor:
-    """nilearn's T1 template at 1 mm, without the skull: (1, 197, 233, 189), axes to the right, front and top."""
+    """Return nilearn's T1 template at 1 mm, without the skull: (1, 197, 233, 189), axes to the right, front
+    and top."""
     try:
         from nilearn.datasets import load_mni152_template
     except ModuleNotFoundError:

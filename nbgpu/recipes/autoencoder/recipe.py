@@ -1,7 +1,7 @@
 """A 3D variational autoencoder on random patches of volumes (MONAI's AutoencoderKL).
 
-The latent volume has the patch's edge / 2^(levels - 1) and `latent_channels` channels. What it is worth is
-said beside baselines that keep as many numbers for each patch, on patches that nothing was trained on.
+The latent volume has the patch's edge / 2^(levels - 1) and `latent_channels` channels. The result compares it
+with baselines that keep as many numbers for each patch, on held-out patches.
 """
 
 from __future__ import annotations
@@ -31,30 +31,35 @@ from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
 from nbgpu.recipes.autoencoder.baselines import largest_cube_edge, principal_components, project, trilinear
-from nbgpu.recipes.autoencoder.losses import deceived, kl_divergence, told_apart
+from nbgpu.recipes.autoencoder.losses import deceived, discrimination_loss, kl_divergence
 from nbgpu.recipes.autoencoder.perceptual import feature_distance, layers_of, spectral_distance
 from nbgpu.recipes.autoencoder.pictures import pictures
 from nbgpu.recipes.autoencoder.prepare import Prepare, item_of, mni152
 from nbgpu.recipes.image_quality import psnr_db, ssim
 
 MAX_HELD_OUT_VOXELS = 2**21
-"""Over all held-out patches: enough for a steady mean (64 patches of 32^3), few enough to validate often."""
+"""The largest number of held-out voxels: enough for a stable mean (64 patches of 32^3), few enough to
+validate often."""
 
 MAX_BASELINE_PATCHES = 1024
 MAX_BASELINE_VALUES = 2**25
-"""The mean image and PCA are fitted on so many training patches and values (128 MiB) at most."""
+"""The largest number of values (128 MiB) of the training patches to which the mean image and PCA are
+fitted."""
 
 
 class Autoencoder:
-    """Trains MONAI's AutoencoderKL: reconstruction + kl_weight * KL to a standard normal latent, and where the settings ask
-    for it a perceptual distance and the deceiving of a PatchDiscriminator.
+    """Trains MONAI's AutoencoderKL.
+
+    The loss is reconstruction + kl_weight * KL to a standard normal latent, and if the settings ask for them
+    a perceptual distance and an adversarial term with a PatchDiscriminator.
 
     Data (`config.data`):
-    - 'mni152': the ICBM152 2009a T1 template that nilearn carries. One volume, so that training and held-out
+    - 'mni152': the ICBM152 2009a T1 template that comes with nilearn. One volume, so that training and
+    held-out
       patches come from two parts of it that share no voxel: the foremost `val_fraction` of the brain (at
       least one patch thick) is held out. The cut goes across the longest axis, which is front to back: the
-      template's hemispheres mirror each other, and a cut between them would hold out what was trained on.
-      Intensities are scaled with the whole volume's percentiles.
+      template's hemispheres mirror each other, and a cut between them would hold out copies of the training
+      data. Intensities are scaled with the whole volume's percentiles.
     - 'phantoms': `num_phantoms` generated volumes of patch_size^3; the first `val_fraction` are held out.
     - a path: see `find_volumes`. Whole volumes are held out; a single one is cut as the template is.
     """
@@ -65,16 +70,18 @@ class Autoencoder:
     # ---- data ----
 
     def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
-        """The rank's patches, {"image": (batch_size, 1, p, p, p)} with values from 0 to 1 before augmentation.
+        """Return the rank's patches, {"image": (batch_size, 1, p, p, p)} with values from 0 to 1 before
+        augmentation.
 
-        Raises DataError: one line for every file that cannot be used.
+        Raises DataError with a line for every unusable file.
         """
         config = self.config
         if config.perceptual == "features":
             layers_of(config.perceptual_network)
         training, held_out = self._items()
         inspection.require_share(config, training + held_out, self._steps(), rank, world_size)
-        # Decoded first: it is the smaller part, and a bad file in it should not wait for the cache.
+        # Decoded first, because it is the smaller part and a bad file in it should be reported before the
+        # cache is filled.
         share = self._held_out_share(held_out, rank, world_size)
         val_batches = [{"image": chunk} for chunk in torch.split(share, config.batch_size) if len(chunk)]
         cube = (config.patch_size,) * 3
@@ -93,12 +100,12 @@ class Autoencoder:
             yield f"adversarial_after={first_step}: the run ends with step {config.steps}, before the discriminator begins"
 
     def inspect(self) -> None:
-        """Reads all volumes. DataError has a line for each that cannot be used."""
+        """Read all volumes. DataError has a line for each unusable one."""
         training, held_out = self._items()
         inspection.require(self.config, training + held_out, self._steps())
 
     def amount(self) -> tuple[int, int]:
-        """Of the files only names and headers are read."""
+        """Return the amount of data; only names and headers of files are read."""
         training, _ = self._items()
         return len(training), self._patches_per_volume
 
@@ -112,7 +119,7 @@ class Autoencoder:
         return 1 if self.config.data == "phantoms" else self.config.patches_per_volume
 
     def _items(self) -> tuple[list[Item], list[Item]]:
-        """(training, held out). `part` says which part of a volume an item is."""
+        """Return (training, held out). An item's `part` says which part of a volume it is."""
         config = self.config
         if config.data == "phantoms":
             items: list[Item] = [{"name": f"phantom {i}", "phantom": i} for i in range(config.num_phantoms)]
@@ -132,7 +139,7 @@ class Autoencoder:
     def _check_headers(self, paths: Sequence[Path]) -> None:
         problems = {path: header_problem(path, self.config.patch_size) for path in paths}
         if any(problems.values()):
-            # What is wrong inside the others is told with it.
+            # Problems inside the other files are reported together with these.
             others = [item_of(path) for path, problem in problems.items() if problem is None]
             told = [f"{path}: {problem}" for path, problem in problems.items() if problem is not None]
             raise DataError("\n".join(told + inspection.problems(self.config, others, self._steps())))
@@ -147,7 +154,8 @@ class Autoencoder:
         return Compose([Prepare(config.patch_size, config.seed, config.val_fraction)])
 
     def _held_out_share(self, held_out: Sequence[Item], rank: int, world_size: int) -> Tensor:
-        """The rank's held-out patches (N, 1, p, p, p), N >= 0: its volumes', or its share of each volume's."""
+        """Return the rank's held-out patches (N, 1, p, p, p), N >= 0: those of its volumes, or its share of
+        each volume's."""
         by_volume = len(held_out) >= world_size
         items = held_out[rank::world_size] if by_volume else held_out
         patches = self._held_out_patches(items, num_volumes=len(held_out))
@@ -166,12 +174,13 @@ class Autoencoder:
         return torch.cat(patches)
 
     def _training_patches(self, training: Sequence[Item]) -> Tensor:
-        """Patches that the baselines are fitted on, (N, 1, p, p, p): the same ones for every world size."""
+        """Return the patches to which baselines are fitted, (N, 1, p, p, p), the same for every world
+        size."""
         p = self.config.patch_size
         limit = max(2, min(MAX_BASELINE_PATCHES, MAX_BASELINE_VALUES // p**3))
         draw = self._draw()
         decode = Decode(self._steps())
-        # A few volumes are decoded once more, and each gives several rounds of patches where it has to.
+        # A few volumes are decoded once more, and each gives several rounds of patches if needed.
         num_volumes = min(len(training), math.ceil(limit / self._patches_per_volume))
         rounds = (
             math.ceil(limit / (num_volumes * self._patches_per_volume))
@@ -189,13 +198,13 @@ class Autoencoder:
     # ---- model and loss ----
 
     def build_model(self) -> nn.Module:
-        """AutoencoderKL without attention, one residual block a level.
+        """Return AutoencoderKL without attention, with one residual block a level.
 
-        GroupNorm gets one group, so that it keeps how bright the channels are relative to each other: with 4
-        groups it was 0.7 dB worse on the phantoms after 300 steps, with 8 groups 1.2 dB.
+        GroupNorm has one group, which preserves the relative brightness of the channels: with 4 groups the
+        result was 0.7 dB worse on the phantoms after 300 steps, with 8 groups 1.2 dB.
         """
         if self.config.perceptual == "features":
-            # Read where numbers are: where a step's memory is estimated, tensors have none.
+            # Read here, where tensors have values: when a step's memory is estimated they have none.
             layers_of(self.config.perceptual_network)
         levels = len(self.config.channels)
         return AutoencoderKL(
@@ -217,7 +226,7 @@ class Autoencoder:
         return {"image": torch.rand(batch_size, 1, p, p, p)}
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        """The residual blocks, and what halves or doubles the resolution between them."""
+        """Return the residual blocks, and the layers between them that halve or double the resolution."""
         assert isinstance(model, AutoencoderKL)
         return [
             module
@@ -229,12 +238,13 @@ class Autoencoder:
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """`loss` = `recon_loss` + kl_weight * `kl_loss` + perceptual_weight * `perceptual_loss`, all scalars.
 
-        The last is there only with `perceptual`. See `kl_divergence`, `spectral_distance` and `feature_distance`.
+        The last term is only there with `perceptual`. See `kl_divergence`, `spectral_distance` and
+        `feature_distance`.
         """
         return self._terms(model, batch)[0]
 
     def _terms(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
-        """(the terms of the loss, the reconstruction)."""
+        """Return (the terms of the loss, the reconstruction)."""
         config, image = self.config, batch["image"]
         reconstruction, mean, sigma = model(image)
         reconstruction = at_least_float32(reconstruction)
@@ -256,7 +266,7 @@ class Autoencoder:
 
     @property
     def discriminator_first_step(self) -> int:
-        """`adversarial_after`; a smoke test, which is to meet everything, begins with it."""
+        """`adversarial_after`, or the first step in a smoke test, which must cover everything."""
         return 0 if self.config.smoke_test else self.config.adversarial_after
 
     @property
@@ -264,9 +274,11 @@ class Autoencoder:
         return self.config.discriminator_lr
 
     def build_discriminator(self) -> nn.Module | None:
-        """MONAI's PatchDiscriminator (Isola et al., CVPR 2017): says of overlapping parts of a patch whether they are true.
+        """Return MONAI's PatchDiscriminator (Isola et al., CVPR 2017), which judges overlapping parts of a
+        patch.
 
-        With InstanceNorm, as MONAI's tutorial has it: statistics of a batch would differ between the ranks.
+        It has InstanceNorm, as in MONAI's tutorial, because statistics of a batch would differ between the
+        ranks.
         """
         config = self.config
         if not config.adversarial_weight:
@@ -282,7 +294,8 @@ class Autoencoder:
     def loss_against(
         self, discriminator: nn.Module, model: nn.Module, batch: Batch
     ) -> tuple[dict[str, Tensor], tuple[Tensor, Tensor]]:
-        """As `loss`, plus adversarial_weight * `adversarial_loss`; and (reconstruction, image) for the discriminator."""
+        """Return `loss` plus adversarial_weight * `adversarial_loss`, and (reconstruction, image) for the
+        discriminator."""
         terms, reconstruction = self._terms(model, batch)
         adversarial_loss = deceived(_said(discriminator, reconstruction))
         loss = terms["loss"] + self.config.adversarial_weight * adversarial_loss
@@ -290,14 +303,15 @@ class Autoencoder:
         return {**terms, "loss": loss, "adversarial_loss": adversarial_loss}, seen
 
     def discriminator_loss(self, discriminator: nn.Module, seen: tuple[Tensor, Tensor]) -> Tensor:
-        """`told_apart` of what `loss_against` gave."""
+        """Return `discrimination_loss` of the reconstruction and the image from `loss_against`."""
         reconstruction, image = seen
-        return told_apart(_said(discriminator, reconstruction), _said(discriminator, image))
+        return discrimination_loss(_said(discriminator, reconstruction), _said(discriminator, image))
 
     # ---- validation ----
 
     def validate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """`loss` (reconstruction only) and `psnr_db` of each sample, shape (N,), from the mean latent."""
+        """Return `loss` (reconstruction only) and `psnr_db` of each sample, shape (N,), from the mean
+        latent."""
         image = batch["image"]
         reconstruction = _reconstruct(model, image)
         return {
@@ -306,7 +320,7 @@ class Autoencoder:
         }
 
     def pictures(self, model: nn.Module, batch: Batch) -> dict[str, str]:
-        """The middle slices of the batch: originals, reconstructions and errors."""
+        """Return the middle slices of the batch: originals, reconstructions and errors."""
         image = batch["image"]
         return pictures(image.float().cpu(), _reconstruct(model, image).cpu(), num_samples=4)
 
@@ -369,9 +383,12 @@ class Autoencoder:
 
 
 def _said(discriminator: nn.Module, image: Tensor) -> Tensor:
-    """What a PatchDiscriminator says of each part of the patches, computed in the image's own precision also with `amp`:
-    with bf16 on a CPU the gradient of its last layer came out as NaN (torch 2.13)."""
-    # The device 'meta', on which memory is estimated, knows no autocast.
+    """Return a PatchDiscriminator's logits for each part of the patches.
+
+    They are computed in the image's own precision even with `amp`: with bf16 on a CPU the gradient of the
+    last layer was NaN (torch 2.13).
+    """
+    # The device 'meta', on which memory is estimated, has no autocast.
     is_meta = image.device.type == "meta"
     with nullcontext() if is_meta else torch.autocast(image.device.type, enabled=False):
         said: Tensor = discriminator(image)[-1]
@@ -380,7 +397,8 @@ def _said(discriminator: nn.Module, image: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _reconstruct(model: nn.Module, image: Tensor) -> Tensor:
-    """Encodes and decodes through the mean latent; float32, clipped to 0..1, shaped as `image`."""
+    """Encode and decode through the mean latent; return float32, clipped to 0..1, with the shape of
+    `image`."""
     network = model.module if isinstance(model, DistributedDataParallel) else model
     assert isinstance(network, AutoencoderKL)
     return network.reconstruct(image).float().clamp(0, 1)

@@ -1,9 +1,10 @@
-"""A recipe of one's own: a dataset, a model and a loss in a file, trained under all of the machinery.
+"""A person's own recipe: a file with a dataset, a model and a loss, trained like any other recipe.
 
     nbgpu new my_recipe                writes such a file
     nbgpu train my_recipe.py           or cluster.train("my_recipe.py") in a notebook
 
-Class attributes with a type are settings: flags, fields of the controls and of run.toml, values of a sweep.
+Class attributes with a type are settings: flags, fields of the controls and of run.toml, parameters of a
+sweep.
 """
 
 from __future__ import annotations
@@ -30,18 +31,19 @@ from nbgpu.recipes.own import checks
 from nbgpu.recipes.own.data import HeldOut, Reader, as_given, identity_of, named
 
 _search_path: list[str] = []
-"""What was put into sys.path for the newest recipe: files beside it can be imported."""
+"""The folders that were added to sys.path for the newest recipe, so that files beside it can be imported."""
 _imported: list[str] = []
-"""Modules beside the newest recipe that it has imported: they may have been edited when the next one is run."""
+"""The modules beside the newest recipe that it has imported, which may be edited before the next recipe
+runs."""
 _sources: dict[str, Path] = {}
-"""By recipe, the file that was run for it last: the Trainer makes a recipe anew where a setting changes."""
+"""The file that was last run for each recipe: the Trainer makes a new recipe when a setting changes."""
 
 
 class OwnRecipe(ABC):
-    """What a person writes: `dataset`, `model` and `loss`; the rest has a default.
+    """The base class of a person's recipe, which must define `dataset`, `model` and `loss`.
 
     Attributes:
-        config: all settings, nbgpu's and those of the class. The latter are attributes, too.
+        config: all settings, nbgpu's and those of the class. The latter are also attributes.
     """
 
     def __init__(self, config: OwnConfig) -> None:
@@ -51,46 +53,46 @@ class OwnRecipe(ABC):
 
     @abstractmethod
     def dataset(self) -> Dataset[Any]:
-        """What is trained on: samples by number, each a dict or a tuple of tensors, arrays or numbers.
+        """Return the training samples by number, each a dict or a tuple of tensors, arrays or numbers.
 
-        Every rank makes it, and reads its own share. Where `val_dataset` is left out, the share `val_fraction` of it is
-        held out. Random changes of a sample may draw from torch's, NumPy's or Python's generators, or be MONAI's
-        transforms: their random numbers are set for each sample and epoch.
+        Every rank makes the dataset, and reads its own share. Without `val_dataset` the share `val_fraction`
+        of it is held out. Random changes of a sample may draw from torch's, NumPy's or Python's generators,
+        or be MONAI's transforms: their random numbers are set for each sample and epoch.
         """
 
     def val_dataset(self) -> Dataset[Any] | None:
-        """Held-out samples, where there is a set of its own for them."""
+        """Return the held-out samples, if they are a separate dataset."""
         return None
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """The network. Every rank draws the same weights."""
+        """Return the network. Every rank draws the same weights."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor | Mapping[str, Tensor]:
-        """The mean loss of a batch; or a dict with `loss` and others that are shown beside it.
+        """Return the mean loss of a batch, or a dict with `loss` and other values that are shown beside it.
 
         Args:
-            model: what `model` made, spread over the ranks: call it, and nothing of it.
-            batch: samples stacked and on the device, a dict or a tuple as they are.
+            model: the network from `model`, distributed over the ranks: call it, but do not use its parts.
+            batch: the stacked samples on the device, as a dict or a tuple like the samples.
         """
 
     def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
-        """Means over a held-out batch, shown beside `loss`; for instance an accuracy."""
+        """Return means over a held-out batch, such as an accuracy, which are shown beside `loss`."""
         return {}
 
     def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
-        """What to say of the trained model at the end, as JSON. Rank 0 alone calls this."""
+        """Return results of the trained model at the end, as JSON. Only rank 0 calls this."""
         return {}
 
 
 class Own:
-    """The Recipe that the Trainer sees: the person's, whose samples and losses get names.
+    """The Recipe that the Trainer uses: it wraps the person's recipe, and names its samples and losses.
 
     Args:
-        config: its `recipe` is the file.
-        source: the file that is run; a run keeps a copy of its own, so that a rank that comes later computes the same.
-            None for the one that was run last.
+        config: the settings, whose `recipe` is the file.
+        source: the file to run. A run keeps a copy, so that a replaced rank computes the same. None for the
+            file that was run last.
     """
 
     def __init__(self, config: OwnConfig, source: Path | None = None) -> None:
@@ -121,7 +123,7 @@ class Own:
         )
 
     def amount(self) -> tuple[int, int]:
-        """The samples that are trained on, each of which is one."""
+        """Return the number of training samples, each of which counts as one."""
         return len(self._split()[0]), 1  # type: ignore[arg-type]
 
     def build_model(self) -> nn.Module:
@@ -133,7 +135,7 @@ class Own:
         return model
 
     def example(self, batch_size: int) -> Batch:
-        """Random numbers, or zeros where they are whole, in the shapes of the first sample."""
+        """Return random numbers, or zeros for integers, in the shapes of the first sample."""
         if self._shapes is None:
             first = named(self._split()[0][0])
             self._shapes = {name: (tuple(part.shape), part.dtype) for name, part in first.items()}
@@ -143,14 +145,14 @@ class Own:
         }
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        """The model's own parts, as far as they have weights."""
+        """Return the model's direct children that have weights."""
         return [part for part in model.children() if next(part.parameters(), None) is not None]
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return checks.losses(self._own.loss(model, as_given(batch)), self._own.loss)
 
     def validate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """The batch's means, once for each of its samples."""
+        """Return the batch's means, repeated for each of its samples."""
         values = {**self.loss(model, batch), **self._own.metrics(model, as_given(batch))}
         num_samples = len(next(iter(batch.values())))
         return {name: torch.as_tensor(value).detach().expand(num_samples) for name, value in values.items()}
@@ -168,9 +170,9 @@ class Own:
         }
 
     def _split(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
-        """(trained on, held out)."""
+        """Return (training dataset, held-out dataset)."""
         if self._sets is None:
-            # One that is shuffled, or drawn, is the same on all ranks, also on one that comes later.
+            # A dataset that is shuffled or drawn is then the same on all ranks, even on a replaced one.
             with randomness.seeded(self.config.seed):
                 self._whole = dataset = checks.dataset(self._own.dataset(), self._own.dataset)
                 own = self._own.val_dataset()
@@ -191,9 +193,9 @@ class Own:
 
 
 class _Code:
-    """A recipe's file, on its way to a worker process: it is run there as the rank has run it.
+    """A recipe's file to be sent to a worker process, which runs it as the rank has run it.
 
-    A worker would else import the copy in the run's folder, and name that in tracebacks.
+    Otherwise a worker would import the copy in the run's folder, and name that in tracebacks.
     """
 
     def __init__(self, original: Path, source: Path, seed: int) -> None:
@@ -213,7 +215,7 @@ def _arrived(original: Path, source: Path, seed: int) -> _Code:
 
 
 def _load(original: Path, source: Path, class_name: str) -> type[OwnRecipe]:
-    """Runs a recipe's file and gives its class."""
+    """Run a recipe's file and return its class."""
     name = original.stem
     there = sys.modules.get(name)
     if there is not None and Path(getattr(there, "__file__", None) or "").name != original.name:
@@ -235,7 +237,7 @@ def _load(original: Path, source: Path, class_name: str) -> type[OwnRecipe]:
 
 
 def _stands_in(folder: Path, module: ModuleType) -> bool:
-    """Whether a module is a file of this folder, and not one of an environment in it."""
+    """Whether a module is a file of this folder, and not of an environment in the folder."""
     file = Path(getattr(module, "__file__", None) or "/")
     return file.is_relative_to(folder) and not {"site-packages", "nbgpu"} & set(
         file.relative_to(folder).parts
@@ -243,12 +245,15 @@ def _stands_in(folder: Path, module: ModuleType) -> bool:
 
 
 def _run(name: str, original: Path, source: Path) -> ModuleType:
-    """Runs the text of `source` as if it stood in the person's own file: tracebacks, the debugger and `__file__` name
-    that one, and show the lines that were run, also where the file was edited since."""
+    """Run the text of `source` as if it were the person's own file.
+
+    Tracebacks, the debugger and `__file__` name that file, and show the lines that were run, even after an
+    edit.
+    """
     shown_as = str(original.absolute())
     text = source.read_bytes()
     lines = importlib.util.decode_source(text).splitlines(keepends=True)
-    # With no time of change, the entry is never compared with the file.
+    # An entry without a modification time is never compared with the file.
     linecache.cache[shown_as] = (len(text), None, lines, shown_as)
     spec = importlib.util.spec_from_file_location(name, shown_as)
     assert spec is not None, "the name ends with .py"

@@ -1,4 +1,4 @@
-"""What the functions of a recipe of one's own must give, and what is said where they give something else."""
+"""Checks the results of the functions of a person's own recipe, with messages that name the line."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from nbgpu.errors import ConfigError
 
 
 def dataset(made: Any, function: Callable[..., Any]) -> Dataset[Any]:
-    """What `dataset` or `val_dataset` gave, if samples can be had from it by number.
+    """Return the result of `dataset` or `val_dataset` if it has samples by number.
 
     Raises:
-        ConfigError: it cannot be used; the message names the line.
+        ConfigError: the result is unusable; the message names the line.
     """
     kind = type(made)
     advice = ""
@@ -44,10 +44,11 @@ def dataset(made: Any, function: Callable[..., Any]) -> Dataset[Any]:
 
 
 def losses(given: Any, function: Callable[..., Any]) -> dict[str, Tensor]:
-    """What `loss` gave, as scalars by name.
+    """Return the result of `loss` as scalars by name.
 
     Raises:
-        ConfigError: it is no loss to train with; the message names the line, what came and what is expected.
+        ConfigError: the result is no usable loss; the message names the line, the result and the expected
+        value.
     """
     terms = dict(given) if isinstance(given, Mapping) else {"loss": given}
 
@@ -102,7 +103,7 @@ def _described(value: Any) -> str:
 
 
 def _where(function: Callable[..., Any]) -> str:
-    """The file and line of the only `return` of a function, or of its beginning."""
+    """Return the file and line of a function's only `return`, or of its beginning."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return repr(function)

@@ -1,4 +1,5 @@
-"""Samples of any torch dataset, shared out over the ranks: every one once an epoch, in an order that the seed decides."""
+"""Samples of any torch dataset, divided over the ranks: each once an epoch, in an order that depends on the
+seed."""
 
 from __future__ import annotations
 
@@ -29,11 +30,11 @@ _ADVICE = (
     "torch.Generator a seed"
 )
 _PART = "part {}"
-"""The name that the Trainer knows a part of a sample by which comes as a tuple."""
+"""The Trainer's name for a part of a sample that is a tuple."""
 
 
 def named(sample: Any) -> Sample:
-    """A sample's parts as tensors by name; TypeError where a part is something else."""
+    """Return a sample's parts as tensors by name; TypeError if a part cannot be a tensor."""
     if not isinstance(sample, Mapping):
         parts = sample if isinstance(sample, tuple | list) else (sample,)
         sample = {_PART.format(i): part for i, part in enumerate(parts)}
@@ -49,7 +50,7 @@ def _tensor(name: str, part: Any) -> Tensor:
 
 
 def as_given(batch: Batch) -> Any:
-    """A batch of what `named` made, as dict or tuple again; a single part is itself."""
+    """Turn a batch of samples from `named` back into a dict, a tuple, or a single part."""
     if not all(name.startswith("part ") for name in batch):
         return dict(batch)
     parts = tuple(batch.values())
@@ -57,22 +58,22 @@ def as_given(batch: Batch) -> Any:
 
 
 class _Place(NamedTuple):
-    """A sample in an epoch."""
+    """The place of a sample in an epoch."""
 
     epoch: int
     sample: int
 
 
 def identity_of(dataset: Dataset[Any], config: TrainConfig, what: str) -> Identity:
-    """How many samples a dataset has, and what the first, the middle and the last one are.
+    """Return the number of samples of a dataset, and digests of the first, the middle and the last one.
 
     Args:
-        dataset: as the recipe's file makes it.
-        config: `seed`, and whether worker processes read the samples.
+        dataset: the dataset from the recipe's file.
+        config: the settings, which have the `seed` and the number of worker processes.
         what: 'dataset' or 'val_dataset'.
     """
     length = len(dataset)  # type: ignore[arg-type]
-    # A file that a sample opens stays open, and what is open cannot be sent to worker processes.
+    # A file that a sample opens stays open in the dataset, and could not be sent to worker processes.
     samples = _Samples(copy(dataset) if config.num_workers else dataset, config.seed, what)
     digests = {}
     for index in sorted({0, length // 2, length - 1}) if length else ():
@@ -85,16 +86,17 @@ def identity_of(dataset: Dataset[Any], config: TrainConfig, what: str) -> Identi
 
 
 class Reader:
-    """A rank's batches, one epoch each time that it is iterated.
+    """A rank's batches; each iteration is one epoch.
 
-    All ranks together take the samples of a step from one order, which depends on the seed and the epoch alone, so that a
-    step has the same samples however many ranks share it.
+    All ranks take the samples of a step from one order, which depends only on the seed and the epoch, so that
+    a step has the same samples with any number of ranks.
 
     Args:
-        dataset: what is trained on.
-        config: `batch_size`, `accumulate`, `shards`, `seed`, `num_workers` and how workers are kept.
-        rank, world_size: which share.
-        device: the rank's; batches stay on the CPU, in pinned memory where it is a GPU.
+        dataset: the training samples.
+        config: the settings, of which `batch_size`, `accumulate`, `shards`, `seed` and those of workers are
+            used.
+        rank, world_size: this rank, and the number of ranks.
+        device: the rank's device; batches stay on the CPU, in pinned memory for a GPU.
         code: brings the dataset's classes to a worker process when it is unpickled there.
     """
 
@@ -130,12 +132,13 @@ class Reader:
             yield {name: part.pin_memory() for name, part in stacked.items()} if self._pinned else stacked
 
     def seek(self, step: int) -> None:
-        """The next iteration begins with the batches of this optimizer step, counted from 0 over all epochs."""
+        """Make the next iteration begin with the batches of this optimizer step, counted from 0 over all
+        epochs."""
         self._epoch, steps = divmod(step, self.steps_per_epoch)
         self._num_batches_to_skip = steps * self._config.accumulate
 
     def close(self) -> None:
-        """Ends worker processes; may be called more than once."""
+        """End worker processes; may be called more than once."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None
@@ -155,18 +158,18 @@ class Reader:
         return self._pool.samples_of(places)
 
     def _plan(self, epoch: int) -> list[list[_Place]]:
-        """The rank's batches of an epoch."""
+        """Return the places of the samples in each of the rank's batches of an epoch."""
         config = self._config
         rng = np.random.RandomState(np.random.SeedSequence([config.seed, epoch]).generate_state(1))
         num_wanted = self.steps_per_epoch * config.samples_per_step(self._world_size)
-        # What is lacking for the last step comes from the beginning again.
+        # The last step is filled up with samples from the beginning.
         order = np.resize(rng.permutation(self._num_samples), num_wanted)
         shares = order.reshape(-1, self._world_size, config.batch_size)[:, self._rank]
         return [[_Place(epoch, int(index)) for index in batch] for batch in shares]
 
 
 class HeldOut:
-    """A rank's share of the held-out samples: every one of them on one rank, in their order."""
+    """A rank's share of the held-out samples, in order; each sample is on one rank."""
 
     def __init__(
         self, dataset: Dataset[Any], config: TrainConfig, rank: int, world_size: int, what: str = "dataset"
@@ -184,9 +187,10 @@ class HeldOut:
 
 
 class _Samples(Dataset[list[Sample]]):
-    """One sample at each place. Its random changes come from (seed, epoch, number of the sample), wherever it is made.
+    """One sample at each place, with random changes from (seed, epoch, number of the sample) in whatever
+    process.
 
-    The generators are the process's own. In a rank that is of no harm: the Trainer sets them anew for each step.
+    The generators are the process's own, which does no harm in a rank: the Trainer seeds them for each step.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int, what: str = "dataset", code: object = None) -> None:
@@ -211,14 +215,14 @@ class _Samples(Dataset[list[Sample]]):
 
 
 def _index_in_own(dataset: Any, index: int) -> int:
-    """The number with which the person's own `__getitem__` is called: a Subset counts its samples from 0 again."""
+    """Return the index for the person's own `__getitem__`: a Subset counts its samples from 0 again."""
     while isinstance(dataset, Subset):
         dataset, index = dataset.dataset, int(dataset.indices[index])
     return index
 
 
 def _transform(dataset: Dataset[Any]) -> Randomizable | None:
-    """MONAI's transforms draw from generators of their own."""
+    """Return a dataset's MONAI transform, which draws from a generator of its own."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     transform = getattr(dataset, "transform", None)

@@ -17,7 +17,7 @@ from nbgpu.engine.model.discriminator import Discriminator
 from nbgpu.engine.workload.by_name import load
 from nbgpu.engine.workload.recipe import Adversarial
 from nbgpu.errors import ConfigError, DataError
-from nbgpu.recipes.autoencoder.losses import LOG_VARIANCE_BOUNDS, deceived, kl_divergence, told_apart
+from nbgpu.recipes.autoencoder.losses import LOG_VARIANCE_BOUNDS, deceived, kl_divergence, discrimination_loss
 from nbgpu.recipes.autoencoder.perceptual import feature_distance, layers_of, spectral_distance
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
 
@@ -54,7 +54,7 @@ def test_the_adversarial_losses_are_those_of_least_squares() -> None:
     expected = [
         monai(x, target_is_real=real, for_discriminator=True) for x, real in ((made, False), (true, True))
     ]
-    torch.testing.assert_close(told_apart(made, true), sum(expected) / 2)
+    torch.testing.assert_close(discrimination_loss(made, true), sum(expected) / 2)
 
 
 def test_the_spectral_distance_is_monais_and_has_a_gradient_also_at_zero() -> None:
