@@ -17,7 +17,7 @@ from nbgpu.engine.model.discriminator import Discriminator
 from nbgpu.engine.workload.by_name import load
 from nbgpu.engine.workload.recipe import Adversarial
 from nbgpu.errors import ConfigError, DataError
-from nbgpu.recipes.autoencoder.losses import LOG_VARIANCE_BOUNDS, deceived, kl_divergence, discrimination_loss
+from nbgpu.recipes.autoencoder.losses import LOG_VARIANCE_BOUNDS, deceived, discrimination_loss, kl_divergence
 from nbgpu.recipes.autoencoder.perceptual import feature_distance, layers_of, spectral_distance
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
 
