@@ -119,7 +119,7 @@ def cluster2() -> Iterator[Any]:
     """
     import nbgpu
 
-    with nbgpu.Cluster(gpus="none", ranks=2) as cluster, leaks.holding_family_of(nursery(cluster)):
+    with nbgpu.Cluster(gpus="none", ranks=2) as cluster, leaks.holding_family_of(fork_server(cluster)):
         yield cluster
 
 
@@ -169,6 +169,6 @@ def page(lab: Lab, tmp_path: Path) -> Iterator[Page]:
     assert not complaints, "\n".join(complaints)
 
 
-def nursery(cluster: Any) -> int:
+def fork_server(cluster: Any) -> int:
     """The pid of the process that forks a cluster's engines."""
     return psutil.Process(cluster.pids[0]).ppid()

@@ -35,7 +35,7 @@ from nbgpu.engine.group.consensus import PeerFailed, together
 from nbgpu.engine.group.group import Membership
 from nbgpu.engine.group.torch_settings import TorchSettings
 from nbgpu.engine.ipykernel import interrupts, kept_failure
-from nbgpu.engine.logs.log_files import Books
+from nbgpu.engine.logs.log_files import LogWriter
 from nbgpu.engine.memory import heap
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory import usage as memory
@@ -155,7 +155,7 @@ def _go_on(folder: str, mended: str) -> RunState:
                     _end(trainer, _in_one_line(error), failed=True)
                     # Not the logs: rank 0 would wait for the others' last words, and they wait until its failure is
                     # known. Nor may what ends them keep the model.
-                    _open_logs[folder] = partial(_end_logs, trainer.recorder, trainer.books, failed=True)
+                    _open_logs[folder] = partial(_end_logs, trainer.recorder, trainer.log_writer, failed=True)
                 # Whoever keeps the traceback would keep model, optimizer and activations.
                 memory.let_go(error)
                 del trainer
@@ -238,8 +238,8 @@ def _trainer(config: TrainConfig, folder: Path, member: Membership, device: Devi
                 recorder.state("failed")
             recorder.close()
         raise
-    books = Books(config, folder, recorder) if recorder is not None and member.rank == 0 else None
-    context = RunContext(folder, member, device, recorder, books)
+    log_writer = LogWriter(config, folder, recorder) if recorder is not None and member.rank == 0 else None
+    context = RunContext(folder, member, device, recorder, log_writer)
     if isinstance(recipe, Problem):
         return Minimiser(config, recipe, context)
     return Trainer(config, recipe, context)
@@ -252,7 +252,7 @@ def _was_freed(error: BaseException) -> bool:
 
 def _close(trainer: Loop, cause: str = "", failed: bool = False) -> None:
     _end(trainer, cause, failed)
-    _end_logs(trainer.recorder, trainer.books, failed)
+    _end_logs(trainer.recorder, trainer.log_writer, failed)
 
 
 def _end(trainer: Loop, cause: str, failed: bool) -> None:
@@ -275,9 +275,9 @@ def _in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _end_logs(recorder: Recorder | None, books: Books | None, failed: bool) -> None:
-    if books is not None:
-        books.close(failed)
+def _end_logs(recorder: Recorder | None, log_writer: LogWriter | None, failed: bool) -> None:
+    if log_writer is not None:
+        log_writer.close(failed)
     if recorder is not None:
         recorder.close()
 

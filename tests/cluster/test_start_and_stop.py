@@ -70,7 +70,7 @@ def test_when_the_owner_is_killed_engines_and_controller_go_too(measured: Measur
     with subprocess.Popen([sys.executable, "-c", _OWNER], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         processes = [psutil.Process(int(pid)) for pid in owner.stdout.readline().split()]
-        assert len(processes) >= 4, "two engines, their nursery and the controller"
+        assert len(processes) >= 4, "two engines, their fork server and the controller"
         (entry,) = registry.entries()
         measured.fault_now()
         os.kill(owner.pid, signal.SIGKILL)

@@ -136,7 +136,7 @@ def test_wandb_has_settings_and_steps_offline(run: Run) -> None:
 def test_nothing_of_the_logs_stays_in_the_engines(cluster2: nbgpu.Cluster, run: Run) -> None:
     told = cluster2.execute(
         "import threading, psutil\n"
-        "print([t.name for t in threading.enumerate() if 'books' in t.name or 'Event' in t.name or 'Otel' in t.name],"
+        "print([t.name for t in threading.enumerate() if 'log-files' in t.name or 'Event' in t.name or 'Otel' in t.name],"
         " psutil.Process().children())"
     )
     assert told == {0: "[] []\n", 1: "[] []\n"}

@@ -1,6 +1,6 @@
 """ipyparallel's controller, ended with the processes without which it is of no use.
 
-    python -m nbgpu.client.engines.controller CLUSTER_FOLDER OWNER_PID NURSERY_PID [ipyparallel's arguments]
+    python -m nbgpu.client.engines.controller CLUSTER_FOLDER OWNER_PID FORK_SERVER_PID [ipyparallel's arguments]
 
 The engines have a sentinel for that, but they are not there yet while a cluster starts.
 """
@@ -26,8 +26,8 @@ _FAREWELL_S = 1.0
 def main() -> None:
     """Runs the controller until it is told to stop, or its owner or the engines' parent is gone."""
     folder = Path(sys.argv.pop(1))
-    owner_pid, nursery_pid = (int(sys.argv.pop(1)) for _ in range(2))
-    lifetime = LifetimeWatch(folder, os.pidfd_open(owner_pid), [nursery_pid])
+    owner_pid, fork_server_pid = (int(sys.argv.pop(1)) for _ in range(2))
+    lifetime = LifetimeWatch(folder, os.pidfd_open(owner_pid), [fork_server_pid])
 
     def end_with_the_others() -> None:
         while not lifetime.over(select.select(lifetime.fds, [], [])[0]):

@@ -38,7 +38,7 @@ _EXIT_CODE_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.05
 """Who sends a cell every few milliseconds does not look at the processes each time."""
 _CONTROLLER_PATIENCE_S = 1.0
-_NURSERY_PATIENCE_S = 60.0
+_FORK_SERVER_PATIENCE_S = 60.0
 _POLL_PERIOD_S = 0.05
 _VMSTAT = Path("/proc/vmstat")
 _serializers_tables = threading.Lock()
@@ -137,28 +137,28 @@ class Processes:
             take: called with its pid, and its number, under which it comes to ipyparallel's client in a moment. From then
                 on the engine is the caller's; where that does not happen, because of an interrupt, the engine is ended.
         """
-        with self._nursery() as nursery:
-            nursery.sendall(json.dumps({"fork": True}).encode())
-            answer = json.loads(_received(nursery))
+        with self._fork_server() as fork_server:
+            fork_server.sendall(json.dumps({"fork": True}).encode())
+            answer = json.loads(_received(fork_server))
             with uninterrupted():
                 take(answer["pid"], answer["engine"])
-                nursery.sendall(TAKEN)
+                fork_server.sendall(TAKEN)
 
     def prepare_engines(self, recipes: Sequence[str]) -> None:
         """Has imported what engines that are started from now on need to train with these recipes; returns at once."""
         # It may still import what it was asked for before, and does not answer meanwhile.
-        with self._nursery() as nursery:
-            nursery.sendall(json.dumps({"train": list(recipes)}).encode())
+        with self._fork_server() as fork_server:
+            fork_server.sendall(json.dumps({"train": list(recipes)}).encode())
 
     @contextmanager
-    def _nursery(self) -> Iterator[socket.socket]:
+    def _fork_server(self) -> Iterator[socket.socket]:
         """A connection to the process that starts engines; ClusterError where it does not answer."""
         try:
-            with socket.socket(socket.AF_UNIX) as nursery:
-                nursery.settimeout(_NURSERY_PATIENCE_S)
+            with socket.socket(socket.AF_UNIX) as fork_server:
+                fork_server.settimeout(_FORK_SERVER_PATIENCE_S)
                 with short_path(self.folder) as folder:
-                    nursery.connect(str(folder / launch.REQUESTS_SOCKET))
-                yield nursery
+                    fork_server.connect(str(folder / launch.REQUESTS_SOCKET))
+                yield fork_server
         except (OSError, ValueError) as error:
             time.sleep(_OBITUARY_PATIENCE_S)  # until the end of a process can be seen
             self.require_reachable()
@@ -286,14 +286,14 @@ class Processes:
         take_interrupt()
 
 
-def _received(nursery: socket.socket) -> bytes:
+def _received(fork_server: socket.socket) -> bytes:
     """The answer of the process that starts engines; TimeoutError where it takes too long."""
-    give_up_s = time.monotonic() + _NURSERY_PATIENCE_S
-    while not select.select([nursery], [], [], _POLL_PERIOD_S)[0]:
+    give_up_s = time.monotonic() + _FORK_SERVER_PATIENCE_S
+    while not select.select([fork_server], [], [], _POLL_PERIOD_S)[0]:
         take_interrupt()
         if time.monotonic() > give_up_s:
-            raise TimeoutError(f"no answer within {_NURSERY_PATIENCE_S:g} s")
-    return nursery.recv(4096)
+            raise TimeoutError(f"no answer within {_FORK_SERVER_PATIENCE_S:g} s")
+    return fork_server.recv(4096)
 
 
 def _num_oom_kills() -> int | None:

@@ -356,11 +356,11 @@ class Ranks:
         return collect(results, _POLL_PERIOD_S)
 
     @uninterrupted()
-    def replace(self, ranks: Collection[int], rehearse: Callable[[int], None] | None = None) -> list[str]:
+    def replace(self, ranks: Collection[int], replay: Callable[[int], None] | None = None) -> list[str]:
         """Gives ranks new engines, ends the old ones where they still live, and forms the group anew.
 
         Args:
-            rehearse: called for each new rank before it joins the group; in what it runs there every
+            replay: called for each new rank before it joins the group; in what it runs there every
                 collective returns at once and does nothing.
 
         Returns:
@@ -372,10 +372,10 @@ class Ranks:
         self._give_places(dict(zip(ranks, self._take_spares(len(ranks)), strict=True)))
         for rank in ranks:
             self._wait_for_output_path(rank, _ENGINE_PATIENCE_S)
-            if rehearse is not None:
-                collect(self.call(Call.REHEARSE, ranks=[rank], seated=True), _ENGINE_PATIENCE_S)
+            if replay is not None:
+                collect(self.call(Call.SEAT_FOR_REPLAY, ranks=[rank], seated=True), _ENGINE_PATIENCE_S)
                 try:
-                    rehearse(rank)
+                    replay(rank)
                 except KeyboardInterrupt:
                     self.interrupt([rank])
                     self.regroup(failed=ranks)

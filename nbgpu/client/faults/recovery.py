@@ -309,7 +309,7 @@ class Recovery:
         given_up = [rank, *self._stop_all_but(rank)]
         told: dict[int, list[str]] = {}
 
-        def rehearse(rank: int) -> None:
+        def run_again(rank: int) -> None:
             told[rank] = history.run_again(rank, self._cluster.ranks[rank])
 
         if not replay:
@@ -318,7 +318,7 @@ class Recovery:
                 told[each] = ["it is empty"]
             kept = [str(r) for r in range(len(self._cluster.ranks)) if r not in given_up]
             told[given_up[-1]][0] += f"; rank {', '.join(kept)} kept all variables" if kept else ""
-        lost = self._cluster.ranks.replace(given_up, rehearse if replay else None)
+        lost = self._cluster.ranks.replace(given_up, run_again if replay else None)
         self._cluster.ranks.add_spares(self._cluster.config.spare)
         lines = []
         for each in given_up:

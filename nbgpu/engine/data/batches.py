@@ -11,7 +11,7 @@ from nbgpu.engine.model import precision
 from nbgpu.engine.workload.recipe import Batch, Loaders
 
 
-class Feed:
+class StepBatches:
     """Takes a rank's batches from its loaders, step by step.
 
     A step's batches are kept until the step is done, so that an interrupted step is repeated with the same

@@ -103,7 +103,7 @@ class DryRun:
             self._discriminator.forget_gradients()
 
     def _ready(self, value: Tensor) -> Tensor:
-        """Return a tensor of a batch as the Feed gives it."""
+        """Return a tensor of a batch as the StepBatches gives it."""
         dtype = precision.dtype(self._config) if value.is_floating_point() else value.dtype
         value = value.to(self._device, dtype)
         if self._config.channels_last and value.dim() == 5:

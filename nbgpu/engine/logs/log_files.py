@@ -27,7 +27,7 @@ _PATIENCE_AFTER_FAILURE_S = 1.0
 """Some ranks may never record their end. The notebook rewrites the files of a failed run."""
 
 
-class Books:
+class LogWriter:
     """Follows the records of all ranks until the run is over.
 
     Args:

@@ -53,7 +53,7 @@ class Sentinel:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         with short_path(cluster_folder) as folder:
             self._socket.bind(str(folder / GivenUp.socket_name(os.getpid())))
-        self._nursery_pid = os.getppid()
+        self._fork_server_pid = os.getppid()
         os.register_at_fork(after_in_child=self._leave)
         threading.Thread(target=self._watch, name="nbgpu-sentinel", daemon=True).start()
 
@@ -73,8 +73,8 @@ class Sentinel:
                 "the rank's process %d ends: its sentinel has lost its descriptors (%s)", os.getpid(), error
             )
         descendants.end_all(_GRACE_S)
-        # While the nursery lives, it removes the folder when all engines have ended.
-        if os.getppid() != self._nursery_pid:
+        # While the fork server lives, it removes the folder when all engines have ended.
+        if os.getppid() != self._fork_server_pid:
             shutil.rmtree(self._cluster_folder, ignore_errors=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -188,7 +188,7 @@ def join(seat: Mapping[str, Any], generation: int) -> list[str]:
     return _settings_of_rung
 
 
-def rehearse(seat: Mapping[str, Any]) -> None:
+def seat_for_replay(seat: Mapping[str, Any]) -> None:
     """Gives an engine that takes over a rank its names, and a group in which every collective does nothing.
 
     In it the cells that the rank had seen can run again with nobody at the other end; `join_again` ends it.
@@ -287,7 +287,7 @@ def _take(seat: Seat) -> Seat:
     torch.set_num_threads(seat.threads)
     torch_settings.note_beginning()
     randomness.seed_cells(seat.cell_seed, seat.rank)
-    assert _sentinel is not None, "only engines that the nursery forked become ranks"
+    assert _sentinel is not None, "only engines that the fork server forked become ranks"
     debug_mode.mend_ddp()
     import_times.note()
     group.note_connections()

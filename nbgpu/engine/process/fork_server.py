@@ -55,7 +55,7 @@ _ORPHANS_GRACE_S = 0.5
 _ORPHANS_PERIOD_S = 0.02
 
 
-class Nursery:
+class ForkServer:
     """Forks engines from a process that has imported all that they need, and sees how they end.
 
     Each engine gets the next number as ipyparallel's id. The client asks for more of them, to replace one that
@@ -80,7 +80,7 @@ class Nursery:
 
     def fork_engine(self) -> tuple[int, int]:
         """Forks one engine, which runs until it is told to stop; returns its number and its pid."""
-        number, nursery_pid = self._num_forked, os.getpid()
+        number, fork_server_pid = self._num_forked, os.getpid()
         self._num_forked += 1
         pid = os.fork()
         if pid == 0:
@@ -90,7 +90,7 @@ class Nursery:
             for connection in self._untaken:
                 connection.close()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            lifetime = LifetimeWatch(self._folder, self._owner, [nursery_pid, self._controller_pid])
+            lifetime = LifetimeWatch(self._folder, self._owner, [fork_server_pid, self._controller_pid])
             boot.begin(number, lifetime, self._folder)
         self._pid_of[os.pidfd_open(pid)] = pid
         return number, pid
@@ -189,17 +189,17 @@ def main() -> None:
     num_engines = None if owner is None else _num_engines(requests, owner)
     controller_pid = _controller_pid(folder)
     if owner is not None and num_engines is not None and controller_pid is not None:
-        nursery = Nursery(owner, controller_pid, folder, requests)
+        fork_server = ForkServer(owner, controller_pid, folder, requests)
 
         def stop(*_: int | FrameType | None) -> NoReturn:
-            nursery.end()
+            fork_server.end()
             sys.exit(0)
 
         signal.signal(signal.SIGTERM, stop)
         for _ in range(num_engines):
-            nursery.fork_engine()
-        nursery.serve()
-        nursery.end()
+            fork_server.fork_engine()
+        fork_server.serve()
+        fork_server.end()
     # The last process of the cluster: what the others wrote while they ended goes with it.
     with suppress(ProcessLookupError):
         if controller_pid is not None:

@@ -16,7 +16,7 @@ from nbgpu.run_folder import checkpoint_files
 class Gathered:
     """What all ranks know of one another, the same on each of them."""
 
-    standings: Sequence[Mapping[str, Any]]
+    positions: Sequence[Mapping[str, Any]]
     """What each rank said of itself, in order of rank."""
     source: int | None
     """The rank that had got furthest; None where none has a state."""
@@ -29,7 +29,7 @@ class Gathered:
     def step(self) -> int:
         """The optimizer steps that were done in the state that all begin with."""
         if self.source is not None:
-            return int(self.standings[self.source]["step"])
+            return int(self.positions[self.source]["step"])
         return 0 if self.checkpoint is None else int(checkpoint_files.state(self.checkpoint)["step"])
 
 
@@ -40,8 +40,8 @@ def gather(own: Mapping[str, Any], saves: Saves) -> Gathered:
         own: JSON; `ready`, whether this rank has the state of its `step`, and what else others are to know.
         saves: the run's checkpoints.
     """
-    standings = exchange.gather(dict(own))
-    ready = {rank: standing["step"] for rank, standing in enumerate(standings) if standing["ready"]}
+    positions = exchange.gather(dict(own))
+    ready = {rank: position["step"] for rank, position in enumerate(positions) if position["ready"]}
     source = max(ready, key=ready.__getitem__, default=None)
     checkpoint, notes = (None, ()) if source is not None else saves.to_begin_with()
-    return Gathered(standings, source, checkpoint, notes)
+    return Gathered(positions, source, checkpoint, notes)

@@ -19,7 +19,7 @@ from nbgpu.engine.checkpoints.saving import Saves, WholeState
 from nbgpu.engine.group import exchange
 from nbgpu.engine.group.consensus import Consensus, together
 from nbgpu.engine.group.group import Membership
-from nbgpu.engine.logs.log_files import Books
+from nbgpu.engine.logs.log_files import LogWriter
 from nbgpu.engine.training import gathering
 from nbgpu.engine.training.gathering import Gathered
 from nbgpu.engine.training.progress import Progress
@@ -49,7 +49,7 @@ class RunContext:
     """What `run_info.json` says of the rank's device."""
     recorder: Recorder | None
     """Takes the numbers of each step; None leaves them unrecorded."""
-    books: Books | None = None
+    log_writer: LogWriter | None = None
     """Rank 0's, which take histograms of weights and gradients."""
 
 
@@ -68,7 +68,7 @@ class Loop(ABC):
         self.rank = context.member.rank
         self.device = context.member.device
         self.recorder = context.recorder
-        self.books = context.books
+        self.log_writer = context.log_writer
         self.step = 0
         """Optimizer steps done."""
         self.command: Command | None = None
@@ -169,12 +169,12 @@ class Loop(ABC):
         own = {
             "ready": is_ready,
             "step": self.step,
-            "steering": self._steering.standing(self.config),
+            "steering": self._steering.position(self.config),
             "device": asdict(self._described_device),
         }
         gathered = gathering.gather(own | more, self._saves)
-        self._devices = [Device(**standing["device"]) for standing in gathered.standings]
-        self._take_settings(self._steering.catch_up([s["steering"] for s in gathered.standings]))
+        self._devices = [Device(**position["device"]) for position in gathered.positions]
+        self._take_settings(self._steering.catch_up([s["steering"] for s in gathered.positions]))
         if not is_ready:
             # Before the first record: this rank may have taken another's place, or go on from a checkpoint.
             self.step = gathered.step

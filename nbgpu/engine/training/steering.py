@@ -35,7 +35,7 @@ class Steering:
         """Some settings have just been changed, on all ranks."""
         self._num_changes += 1
 
-    def standing(self, config: TrainConfig) -> dict[str, Any]:
+    def position(self, config: TrainConfig) -> dict[str, Any]:
         """What this rank knows of the person's wishes, as JSON: for `catch_up`."""
         return {
             "num_changes": self._num_changes,
@@ -43,15 +43,15 @@ class Steering:
             "asked": self.asked,
         }
 
-    def catch_up(self, standings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def catch_up(self, positions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Goes on from the rank that knows most; returns the settings that this one has missed.
 
         A rank that has just come knows the run's first settings only.
 
         Args:
-            standings: of all ranks, in their order.
+            positions: of all ranks, in their order.
         """
-        newest = max(standings, key=lambda standing: standing["num_changes"])
+        newest = max(positions, key=lambda position: position["num_changes"])
         missed: dict[str, Any] = newest["settings"] if self._num_changes < newest["num_changes"] else {}
         self.asked, self._num_changes = newest["asked"], newest["num_changes"]
         return missed

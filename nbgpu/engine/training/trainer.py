@@ -14,7 +14,7 @@ from nbgpu.config import TrainConfig
 from nbgpu.engine.checkpoints import files as checkpoint
 from nbgpu.engine.checkpoints.saving import WholeState
 from nbgpu.engine.data import identity as data_identity
-from nbgpu.engine.data.batches import Feed
+from nbgpu.engine.data.batches import StepBatches
 from nbgpu.engine.dry_run import fake_steps
 from nbgpu.engine.group import activity
 from nbgpu.engine.group.consensus import together
@@ -54,7 +54,7 @@ class Trainer(Loop):
         self.recipe = recipe
         self.total_steps = config.steps
         """Where the length is given in epochs, it is known when the data are."""
-        self._feed: Feed | None = None
+        self._step_batches: StepBatches | None = None
         self._begun = False
         """Model and optimizer are those of `step`: as drawn, as a checkpoint or another rank gave them."""
         self._lost_step = 0
@@ -86,13 +86,13 @@ class Trainer(Loop):
         self._begun = False
         self.step = self._validated_step = 0
         self._progress.load_state(None)
-        if self._feed is not None:
+        if self._step_batches is not None:
             # It may have begun in the middle of the run, with another batch size.
-            self._feed.loaders.close()
-            self._feed = None
+            self._step_batches.loaders.close()
+            self._step_batches = None
 
     def out_of_memory(self, error: BaseException) -> OutOfMemoryError:
-        batch = self._feed.in_hand() if self._feed is not None else {}
+        batch = self._step_batches.in_hand() if self._step_batches is not None else {}
         shapes = {name: tuple(values.shape) for name, values in batch.items()}
         # Of steps that were done it is known what they take.
         need = None if self.step else fake_steps.need_of(self.config, self.member.world_size)
@@ -102,22 +102,22 @@ class Trainer(Loop):
     def close(self) -> None:
         self._rank_model.leave_group()
         super().close()
-        if self._feed is not None:
-            self._feed.loaders.close()
+        if self._step_batches is not None:
+            self._step_batches.loaders.close()
 
     # ---- getting ready ----
 
     def _gather_ranks(self) -> None:
-        began = self._data.began if self._feed is not None else (0, 0)
+        began = self._data.began if self._step_batches is not None else (0, 0)
         gathered = self._gather(self._begun, lost=self._lost_step, data_began=began)
-        self._lost_step = max(standing["lost"] for standing in gathered.standings)
+        self._lost_step = max(position["lost"] for position in gathered.positions)
         source = gathered.source
         if not self._rank_model.is_built:
             self._enter("loading")
         together(self._load)
         self._require_the_same_data()
         if source is not None:
-            self._begin_data_at(*gathered.standings[source]["data_began"])
+            self._begin_data_at(*gathered.positions[source]["data_began"])
         self._write_info()
         # Whoever spreads the weights over the ranks does it once the model is the same on all of them.
         networks = together(lambda: self._rank_model.networks(self.config, self.recipe))
@@ -142,13 +142,13 @@ class Trainer(Loop):
         self.command = self._consensus.newest_command()
 
     def _load(self) -> None:
-        if self._feed is None:
+        if self._step_batches is None:
             with activity.during("loading the data"):
                 loaders = self.recipe.build_loaders(self.rank, self.member.world_size, self.device)
             if self._smoke is not None:
                 loaders = self._smoke.few_of(loaders)
             stand_in = partial(self.recipe.example, self.config.batch_size)
-            self._feed = Feed(loaders, self.config, self.device, stand_in)
+            self._step_batches = StepBatches(loaders, self.config, self.device, stand_in)
             self._note(*loaders.warnings)
             self._begin_data_at(0, 0)
 
@@ -229,9 +229,9 @@ class Trainer(Loop):
         )
 
     @property
-    def _data(self) -> Feed:
-        assert self._feed is not None, "the data is loaded before the first step"
-        return self._feed
+    def _data(self) -> StepBatches:
+        assert self._step_batches is not None, "the data is loaded before the first step"
+        return self._step_batches
 
     @property
     def _built(self) -> State:
@@ -279,7 +279,7 @@ class Trainer(Loop):
         before = self._take_settings(now)
         if self._steering.changes_data(now, self.config):
             self._data.loaders.close()
-            self._feed = None
+            self._step_batches = None
             together(self._load)
             self._require_the_same_data()
             self._begin_data_at(self.step, epoch)
@@ -324,8 +324,8 @@ class Trainer(Loop):
         self._hear()
         self._profiler.enter("optimizer")
         norms = step.gradient_norms()
-        if self.books is not None:
-            self.books.look_at(self.step + 1, self._model)
+        if self.log_writer is not None:
+            self.log_writer.look_at(self.step + 1, self._model)
         with uninterrupted():
             inputs = self._rank_model.end_step(step, self.step, lr, norms["grad_norm"])
             self.step += 1

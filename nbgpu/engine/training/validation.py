@@ -9,7 +9,7 @@ from itertools import islice
 import torch
 
 from nbgpu.config import TrainConfig
-from nbgpu.engine.data.batches import Feed
+from nbgpu.engine.data.batches import StepBatches
 from nbgpu.engine.group import exchange
 from nbgpu.engine.group.consensus import together
 from nbgpu.engine.model import precision
@@ -34,7 +34,7 @@ def validate(
     recipe: Recipe,
     state: State,
     strategy: Strategy,
-    feed: Feed,
+    step_batches: StepBatches,
     config: TrainConfig,
     device: torch.device,
     show: Callable[[dict[str, str]], None] | None = None,
@@ -49,10 +49,12 @@ def validate(
     """
     with evaluating(state, strategy):
         if isinstance(recipe, Pictured):
-            together(lambda: None if show is None else _show(recipe, state, feed, config, device, show))
+            together(
+                lambda: None if show is None else _show(recipe, state, step_batches, config, device, show)
+            )
         if isinstance(recipe, Judge):
-            return _judged(recipe, together(lambda: _own_values(recipe, state, feed, config, device)))
-        own = together(lambda: _own_share(recipe, state, feed, config, device))
+            return _judged(recipe, together(lambda: _own_values(recipe, state, step_batches, config, device)))
+        own = together(lambda: _own_share(recipe, state, step_batches, config, device))
     # A rank may have had no sample, and so not know the names.
     gathered: list[tuple[dict[str, float], int]] = exchange.gather(own)
     num_samples = sum(count for _, count in gathered)
@@ -64,24 +66,24 @@ def validate(
 def _show(
     recipe: Pictured,
     state: State,
-    feed: Feed,
+    step_batches: StepBatches,
     config: TrainConfig,
     device: torch.device,
     show: Callable[[dict[str, str]], None],
 ) -> None:
     """Shows what the recipe draws of this rank's first held-out batch: the same samples in each validation."""
-    for batch in islice(feed.loaders.val, 1):
+    for batch in islice(step_batches.loaders.val, 1):
         with precision.autocast(config, device):
-            show(recipe.pictures(state.model, feed.to_device(batch)))
+            show(recipe.pictures(state.model, step_batches.to_device(batch)))
 
 
 def _own_share(
-    recipe: Recipe, state: State, feed: Feed, config: TrainConfig, device: torch.device
+    recipe: Recipe, state: State, step_batches: StepBatches, config: TrainConfig, device: torch.device
 ) -> tuple[dict[str, float], int]:
     """The sums of the recipe's values over this rank's held-out samples, and how many there are."""
     sums: dict[str, float] = {}
     num_samples = 0
-    for values in _batches(recipe, state, feed, config, device):
+    for values in _batches(recipe, state, step_batches, config, device):
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + float(value.double().sum())
         num_samples += len(next(iter(values.values())))
@@ -89,11 +91,11 @@ def _own_share(
 
 
 def _own_values(
-    recipe: Recipe, state: State, feed: Feed, config: TrainConfig, device: torch.device
+    recipe: Recipe, state: State, step_batches: StepBatches, config: TrainConfig, device: torch.device
 ) -> dict[str, list[float]]:
     """The recipe's values of each of this rank's held-out samples."""
     own: dict[str, list[float]] = {}
-    for values in _batches(recipe, state, feed, config, device):
+    for values in _batches(recipe, state, step_batches, config, device):
         for name, value in values.items():
             own.setdefault(name, []).extend(value.double().tolist())
     return own
@@ -101,11 +103,11 @@ def _own_values(
 
 @torch.no_grad()
 def _batches(
-    recipe: Recipe, state: State, feed: Feed, config: TrainConfig, device: torch.device
+    recipe: Recipe, state: State, step_batches: StepBatches, config: TrainConfig, device: torch.device
 ) -> Iterator[dict[str, torch.Tensor]]:
-    for batch in feed.loaders.val:
+    for batch in step_batches.loaders.val:
         with precision.autocast(config, device):
-            values = recipe.validate(state.model, feed.to_device(batch))
+            values = recipe.validate(state.model, step_batches.to_device(batch))
         yield values
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import faults
 import leaks
 import pytest
-from conftest import nursery
+from conftest import fork_server
 from rows import Measured, row
 
 import nbgpu
@@ -27,7 +27,7 @@ SUM = "total = torch.ones(1); dist.all_reduce(total); print(int(total), kept)"
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[nbgpu.Cluster]:
-    with nbgpu.Cluster(gpus="none", ranks=2) as cluster, leaks.holding_family_of(nursery(cluster)):
+    with nbgpu.Cluster(gpus="none", ranks=2) as cluster, leaks.holding_family_of(fork_server(cluster)):
         cluster.execute("kept = 5")
         yield cluster
 

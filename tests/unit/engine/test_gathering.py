@@ -28,10 +28,10 @@ class OneCheckpoint(Saves):
 
 
 def gathered(
-    monkeypatch: pytest.MonkeyPatch, standings: Sequence[Mapping[str, Any]], checkpoint: Path | None = None
+    monkeypatch: pytest.MonkeyPatch, positions: Sequence[Mapping[str, Any]], checkpoint: Path | None = None
 ) -> Gathered:
-    monkeypatch.setattr("nbgpu.engine.group.exchange.gather", lambda own: list(standings))
-    return gathering.gather(standings[0], OneCheckpoint(checkpoint))
+    monkeypatch.setattr("nbgpu.engine.group.exchange.gather", lambda own: list(positions))
+    return gathering.gather(positions[0], OneCheckpoint(checkpoint))
 
 
 def test_all_take_the_state_of_the_rank_that_had_got_furthest(
