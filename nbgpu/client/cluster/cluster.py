@@ -629,10 +629,6 @@ class Cluster:
         """
         return self.recovery.restore_group(watch, results, failed)
 
-    def replace_gone(self) -> str:
-        """Gives ranks whose processes have ended new engines; says what happened."""
-        return self.recovery.replace_gone()
-
     def leave_behind(self, results: Mapping[int, ipp.AsyncResult]) -> None:
         """Notes ranks that did not come back from a cell; they get no other one until they do, and no answers."""
         self.recovery.leave_behind(results)

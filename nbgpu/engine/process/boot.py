@@ -185,7 +185,7 @@ def join(seat: Mapping[str, Any], generation: int) -> list[str]:
 
     taken = _take(Seat(**seat))
     group.form(_membership(taken), Path(taken.rendezvous), generation)
-    return _settings_of_rung
+    return _settings_of_transport
 
 
 def seat_for_replay(seat: Mapping[str, Any]) -> None:
@@ -238,7 +238,7 @@ def last_cell_failed() -> bool:
 
 
 _taken: Seat | None = None
-_settings_of_rung: list[str] = []
+_settings_of_transport: list[str] = []
 
 
 def _settle_variables(seat: Seat) -> None:
@@ -249,7 +249,7 @@ def _settle_variables(seat: Seat) -> None:
     if is_part(device):
         os.environ["CUDA_VISIBLE_DEVICES"] = device.uuid
     if seat.rung == NCCL_SAFE:
-        _settings_of_rung[:] = safe_nccl.apply()
+        _settings_of_transport[:] = safe_nccl.apply()
     if seat.rung == SINGLE:
         # It talks to nobody, so that it does not matter which interface the person named for that.
         os.environ.pop("GLOO_SOCKET_IFNAME", None)
