@@ -11,12 +11,12 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-import ipyparallel as ipp
 from IPython.core.getipython import get_ipython
 
 from nbgpu.client.cells.outputs import CellOutput
 from nbgpu.client.cluster.cluster import Cluster
-from nbgpu.client.engines.connection import Answer, Arrivals
+from nbgpu.client.engines.cell_replies import Answer, Arrivals
+from nbgpu.client.engines.ranks import expression
 from nbgpu.client.engines.results import collect, sentence
 from nbgpu.client.faults.hangs import HangWatch
 from nbgpu.client.faults.watch import RankWatch
@@ -176,7 +176,7 @@ class DistributedCell:
     def values(self) -> dict[int, Any]:
         """The value of the cell's last expression on each rank, None where it has none. Call this after the
         cell's end."""
-        last_value = ipp.Reference("lambda count: get_ipython().user_ns['Out'].get(count)")
+        last_value = expression("lambda count: get_ipython().user_ns['Out'].get(count)")
         pulled = {
             rank: self._cluster.ranks[rank].apply_async(last_value, result.result().execution_count)
             for rank, result in self._results.items()

@@ -14,7 +14,7 @@ from IPython.display import publish_display_data, update_display
 from nbgpu.client.cells.merging import HOLD_S, Block, Item, Merger, merged
 from nbgpu.client.cells.terminal_text import Screen
 from nbgpu.client.cells.transcript import Transcript
-from nbgpu.client.engines.connection import Arrivals, Message
+from nbgpu.client.engines.cell_replies import Arrivals, Message
 from nbgpu.text.palette import rank_color
 from nbgpu.text.ranks import rank_ranges
 

@@ -14,16 +14,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-import ipyparallel as ipp
-
 from nbgpu.client.cluster import status
 from nbgpu.client.cluster.history import CellHistory
 from nbgpu.client.cluster.questions import Listener, Questions
 from nbgpu.client.cluster.release import IdleRelease, tell_in_next_cell
 from nbgpu.client.engines import environment
-from nbgpu.client.engines.connection import Answer, Arrivals
+from nbgpu.client.engines.cell_replies import Answer, Arrivals
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.seating import Seating
 from nbgpu.client.engines.transport_fallback import find_transport
 from nbgpu.client.faults.recovery import Recovery
@@ -57,7 +56,7 @@ _OUTPUT_PATIENCE_S = 2.0
 _ANSWER_PATIENCE_S = 1.0
 _NOT_RUNNING = "this cluster is not running. Start it with: start(), or %nbgpu start"
 
-_R = TypeVar("_R")
+_R = TypeVar("_R", bound=Reply)
 """A rank's pending reply."""
 
 _current: Cluster | None = None
@@ -378,8 +377,8 @@ class Cluster:
         self.recovery = Recovery(self)
         self._last_seen = {}
 
-    def submit(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, ipp.AsyncResult]:
-        """Sends a cell to the ranks and returns at once; by rank, what will hold its end and gathers what it prints.
+    def submit(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, Any]:
+        """Sends a cell to the ranks and returns at once; by rank, ipyparallel's AsyncResult, which gathers what it prints.
 
         Args:
             code: the cell's text.
@@ -615,7 +614,7 @@ class Cluster:
         return self.recovery.restart(rank, self.history, replay)
 
     def restore_group(
-        self, watch: RankWatch, results: Mapping[int, ipp.AsyncResult], failed: Sequence[int] = ()
+        self, watch: RankWatch, results: Mapping[int, Reply], failed: Sequence[int] = ()
     ) -> list[str]:
         """Makes the group good again once all ranks are back or gone; those that are gone are replaced.
 
@@ -629,7 +628,7 @@ class Cluster:
         """
         return self.recovery.restore_group(watch, results, failed)
 
-    def leave_behind(self, results: Mapping[int, ipp.AsyncResult]) -> None:
+    def leave_behind(self, results: Mapping[int, Reply]) -> None:
         """Notes ranks that did not come back from a cell; they get no other one until they do, and no answers."""
         self.recovery.leave_behind(results)
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import ipyparallel as ipp
-from IPython.core.getipython import get_ipython
-
+from nbgpu.client.engines.cell_replies import Answer
+from nbgpu.client.ipykernel import shell as ipython_shell
 from nbgpu.client.ipykernel.stdin import Page, can_ask_without_waiting
 from nbgpu.machine.unix_sockets import short_path
 from nbgpu.protocol.records import Question
@@ -92,7 +91,7 @@ class Questions:
         """Whether there is somebody who could."""
         return self._person is not None
 
-    def check(self, results: Mapping[int, ipp.AsyncResult], show_above: Callable[[int], None]) -> None:
+    def check(self, results: Mapping[int, Answer], show_above: Callable[[int], None]) -> None:
         """Takes new questions, asks the next one, passes an answer on. Called about ten times a second.
 
         Args:
@@ -133,7 +132,7 @@ class Questions:
         return True
 
     def _ask_next(
-        self, results: Mapping[int, ipp.AsyncResult], show_above: Callable[[int], None], person: _Person
+        self, results: Mapping[int, Answer], show_above: Callable[[int], None], person: _Person
     ) -> None:
         for asker in self._askers:
             question = asker.question
@@ -162,7 +161,7 @@ class Questions:
 
 def _person() -> _Person | None:
     """Who could answer now; None where nobody could."""
-    shell = get_ipython()
+    shell = ipython_shell.current()
     kernel = getattr(shell, "kernel", None)
     if kernel is None:
         return _AtTerminal() if shell is not None else None

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from IPython.core.getipython import get_ipython
+from nbgpu.client.ipykernel import shell as ipython_shell
 
 
 class IdleRelease:
@@ -33,7 +33,7 @@ class IdleRelease:
         self._release = release
         self._lock = threading.RLock()
         self._used_mono_s = time.monotonic()
-        self._shell: Any = get_ipython()
+        self._shell: Any = ipython_shell.current()
         # The cell that starts the cluster has begun already.
         self._cell_runs = self._shell is not None and threading.current_thread() is threading.main_thread()
         self._closing = threading.Event()
@@ -100,7 +100,7 @@ class IdleRelease:
 
 def tell_in_next_cell(text: str) -> None:
     """Prints a text under the next cell that the person runs; nothing where there are no cells."""
-    shell: Any = get_ipython()
+    shell: Any = ipython_shell.current()
     if shell is None:
         return
 

@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import psutil
-from ipyparallel.serialize.canning import can, uncan
 from traitlets.log import get_logger
 
 from nbgpu.client.engines import launch, preloading
-from nbgpu.client.engines.connection import Client
 from nbgpu.errors import ClusterError
 from nbgpu.machine import processes
 from nbgpu.machine.processes import ProcessId
@@ -106,6 +104,9 @@ class Processes:
         Raises:
             ClusterError: a process ended, or an engine did not come in time.
         """
+        # Here, because the processes are launched before ipyparallel is imported, which takes a quarter of a second.
+        from nbgpu.client.engines.connection import Client
+
         deadline_s = time.monotonic() + timeout_s
         while (connection := self._connection()) is None:
             self._check_start(0, num_engines, deadline_s, timeout_s)
@@ -308,6 +309,8 @@ def _num_oom_kills() -> int | None:
 def _fill_serializers_tables() -> None:
     """ipyparallel fills the tables of its serializer when one is first used, and two threads that start a cluster each
     would trip over one another."""
+    from ipyparallel.serialize.canning import can, uncan
+
     with _serializers_tables:
         can(object())
         uncan(object())

@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ipyparallel as ipp
-
-from nbgpu.client.engines.connection import Answer, Arrivals, Client
+from nbgpu.client.engines.cell_replies import Answer, Arrivals
 from nbgpu.client.engines.processes import Processes
+from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import collect, failures
 from nbgpu.client.engines.seating import Seating
 from nbgpu.client.engines.standstill_notice import StandstillNotice
@@ -30,6 +29,9 @@ from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.machine.transports import SINGLE, Transport
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import CellOptions, Device
+
+if TYPE_CHECKING:
+    from nbgpu.client.engines.connection import Client
 
 _log = logging.getLogger("nbgpu.cluster")
 
@@ -172,7 +174,7 @@ class Ranks:
     @uninterrupted()
     def call(
         self, function: str, *args: Any, ranks: Iterable[int] | None = None, seated: bool = False
-    ) -> dict[int, ipp.AsyncResult]:
+    ) -> dict[int, Reply]:
         """Call a function, a `Call` as a rule, on ranks, all of them where none are named; return at once.
 
         With `seated` the first argument is the rank's own seat.
@@ -249,7 +251,7 @@ class Ranks:
         }
 
     @uninterrupted()
-    def wait_for(self, results: Mapping[int, ipp.AsyncResult]) -> dict[int, Any]:
+    def wait_for(self, results: Mapping[int, Reply]) -> dict[int, Any]:
         """Collect the results of ranks, with a notice while one of them stands still.
 
         Raises:
@@ -329,7 +331,7 @@ class Ranks:
         # In their order, in which they are to be made again.
         return list(dict.fromkeys(line for lines in lost.values() for line in lines))
 
-    def _meet(self, results: Mapping[int, ipp.AsyncResult], timeout_s: float) -> dict[int, Any]:
+    def _meet(self, results: Mapping[int, Reply], timeout_s: float) -> dict[int, Any]:
         """Waits for calls in which the ranks wait for one another; where one fails the others are freed.
 
         Raises:
@@ -480,7 +482,15 @@ class Ranks:
             take_interrupt()
 
 
-def reference(function: str) -> ipp.Reference:
+def reference(function: str) -> Any:
     """`module:function` as something that ipyparallel looks up on the engine."""
     module, _, name = function.partition(":")
-    return ipp.Reference(f"__import__('importlib').import_module({module!r}).{name}")
+    return expression(f"__import__('importlib').import_module({module!r}).{name}")
+
+
+def expression(source: str) -> Any:
+    """An expression as something that ipyparallel evaluates on the engine."""
+    # Here, so that the engines' parent can be launched before ipyparallel is imported, which takes a quarter of a second.
+    from ipyparallel import Reference
+
+    return Reference(source)

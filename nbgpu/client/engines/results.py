@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import ipyparallel as ipp
-
+from nbgpu.client.engines.reply import Reply
 from nbgpu.errors import ClusterError, RankError
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.records import RankFailure, RunState
@@ -21,7 +20,7 @@ _LOOK_PERIOD_S = 0.02
 
 @uninterrupted()
 def collect(
-    results: Mapping[int, ipp.AsyncResult],
+    results: Mapping[int, Reply],
     timeout_s: float | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> dict[int, Any]:
@@ -45,16 +44,18 @@ def collect(
     return {rank: result.result() for rank, result in results.items()}
 
 
-def failures(results: Mapping[int, ipp.AsyncResult]) -> list[RankFailure]:
+def failures(results: Mapping[int, Reply]) -> list[RankFailure]:
     """What went wrong on each rank, of results that are all done."""
+    from ipyparallel import RemoteError
+
     found = []
     for rank, result in results.items():
         error = result.exception()
-        if isinstance(error, ipp.RemoteError) and error.ename == "EngineError":
+        if isinstance(error, RemoteError) and error.ename == "EngineError":
             found.append(
                 RankFailure(rank, "ClusterError", f"the process of rank {rank} is gone", error.evalue)
             )
-        elif isinstance(error, ipp.RemoteError):
+        elif isinstance(error, RemoteError):
             found.append(RankFailure(rank, error.ename, error.evalue, error.traceback))
         elif error is not None:
             raise error
@@ -89,12 +90,18 @@ class LeftResult:
             time.sleep(_LOOK_PERIOD_S)
         return self.ready()
 
-    def exception(self) -> ipp.RemoteError | None:
+    def add_done_callback(self, tell: Callable[[Any], object]) -> None:
+        """Do nothing: a file calls nobody, and is looked for again and again."""
+
+    def exception(self) -> Exception | None:
         """How the rank failed, once it has."""
+        from ipyparallel import RemoteError
+
         left = self._outcome
         if not isinstance(left, RankFailure):
             return None
-        return ipp.RemoteError(left.error_type, left.message, left.traceback)
+        error: Exception = RemoteError(left.error_type, left.message, left.traceback)
+        return error
 
     def result(self) -> RunState | None:
         """The state that the rank ended in."""

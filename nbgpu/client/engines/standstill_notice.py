@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
-import ipyparallel as ipp
-
+from nbgpu.client.engines.reply import Reply
 from nbgpu.client.ipykernel.notice import Notice
 
 _STANDSTILL_WORTH_SAYING_S = 1.0
@@ -33,7 +32,7 @@ class StandstillNotice:
     def __exit__(self, *_: object) -> None:
         self._notice.show("")
 
-    def check(self, results: Mapping[int, ipp.AsyncResult]) -> None:
+    def check(self, results: Mapping[int, Reply]) -> None:
         """Look at the ranks that have not answered; costs nothing where that was just done."""
         now_s = time.monotonic()
         if now_s < self._due_mono_s:

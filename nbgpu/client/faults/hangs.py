@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import ipyparallel as ipp
 import psutil
 
+from nbgpu.client.engines.reply import Reply
 from nbgpu.client.faults.stacks import Lookout, told
 from nbgpu.protocol.records import MainThreadState
 from nbgpu.text.ranks import named_ranks
@@ -131,7 +131,7 @@ class HangWatch:
     def __init__(
         self,
         lookout: Lookout,
-        results: Mapping[int, ipp.AsyncResult],
+        results: Mapping[int, Reply],
         world_size: int,
         notice_after_s: float,
         work: Literal["cell", "run"] = "cell",

@@ -13,9 +13,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
-import ipyparallel as ipp
-
 from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import collect, sentence
 from nbgpu.client.engines.standstill_notice import StandstillNotice
 from nbgpu.client.faults.hangs import HangWatch
@@ -68,7 +67,7 @@ class Recovery:
 
     def __init__(self, cluster: Mended) -> None:
         self._cluster = cluster
-        self._left_behind: dict[int, ipp.AsyncResult] = {}
+        self._left_behind: dict[int, Reply] = {}
         """By rank, the cells from which ranks did not come back."""
         self._stood_still: set[int] = set()
         """The ranks that were left behind while their processes were stopped."""
@@ -156,7 +155,7 @@ class Recovery:
     def bring_back(
         self,
         watch: RankWatch,
-        results: Mapping[int, ipp.AsyncResult],
+        results: Mapping[int, Reply],
         stop: threading.Event | None = None,
     ) -> None:
         """Waits for the ranks, frees those that wait for one which failed, and makes the group good again."""
@@ -187,7 +186,7 @@ class Recovery:
         if failed:
             raise RankError(failed, len(self._cluster.ranks))
 
-    def stop(self, watch: RankWatch, results: Mapping[int, ipp.AsyncResult]) -> None:
+    def stop(self, watch: RankWatch, results: Mapping[int, Reply]) -> None:
         """Stops the ranks as the stop button would, and makes the group good again where all come back."""
         try:
             watch.stop()
@@ -201,7 +200,7 @@ class Recovery:
 
     @uninterrupted()
     def restore_group(
-        self, watch: RankWatch, results: Mapping[int, ipp.AsyncResult], failed: Sequence[int] = ()
+        self, watch: RankWatch, results: Mapping[int, Reply], failed: Sequence[int] = ()
     ) -> list[str]:
         """Makes the group good again once all ranks are back or gone; those that are gone are replaced.
 
@@ -264,7 +263,7 @@ class Recovery:
             + " ".join(f"%nbgpu restart --rank {rank} --replay runs its cells again." for rank in ranks)
         )
 
-    def leave_behind(self, results: Mapping[int, ipp.AsyncResult]) -> None:
+    def leave_behind(self, results: Mapping[int, Reply]) -> None:
         """Notes ranks that did not come back from a cell; they get no other one until they do, and no answers."""
         self._cluster.stop_listening()
         self._left_behind = dict(results)

@@ -10,9 +10,8 @@ import threading
 import time
 from collections.abc import Mapping
 
-import ipyparallel as ipp
-
 from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import LeftResult, failures
 from nbgpu.client.faults import mismatches
 from nbgpu.machine.processes import CoreUse
@@ -45,7 +44,7 @@ class RankWatch:
         results: by rank, of a cell or a call that was sent.
     """
 
-    def __init__(self, ranks: Ranks, results: Mapping[int, ipp.AsyncResult]) -> None:
+    def __init__(self, ranks: Ranks, results: Mapping[int, Reply]) -> None:
         self._ranks = ranks
         self._results = results
         self._gone: dict[int, str] = {}
@@ -61,9 +60,7 @@ class RankWatch:
         self._use_when_freed: dict[int, CoreUse | None] = {}
         self._news = threading.Event()
         for result in results.values():
-            # Of what a rank left in a file nobody tells; it is looked for.
-            if not isinstance(result, LeftResult):
-                result.add_done_callback(lambda _: self._news.set())
+            result.add_done_callback(lambda _: self._news.set())
 
     def wait(self, timeout_s: float) -> None:
         """Waits until a rank comes back, at most so long."""

@@ -11,7 +11,7 @@ import time
 from datetime import datetime
 from typing import Any
 
-from IPython.core.getipython import get_ipython
+from nbgpu.client.ipykernel import shell as ipython_shell
 
 _NOTICED_AFTER_S = 0.5
 """On a busy host a kernel notices Stop so much later. Nobody runs a cell and stops it in less."""
@@ -24,7 +24,7 @@ to come, by the two clocks."""
 def note_request() -> None:
     """Called when a cell begins: the time at which it was sent tells how far the page's clock is off."""
     global _clock_offset_s
-    kernel = getattr(get_ipython(), "kernel", None)
+    kernel = getattr(ipython_shell.current(), "kernel", None)
     if kernel is None or not (sent_s := _sent_s(kernel.get_parent("shell"))):
         return
     offset_s = time.time() - sent_s
@@ -37,7 +37,7 @@ def keep_what_comes_now() -> None:
     The flag that makes ipykernel abort a request is private; it is only touched where it exists, and a test fails when
     that has no effect any more.
     """
-    kernel = getattr(get_ipython(), "kernel", None)
+    kernel = getattr(ipython_shell.current(), "kernel", None)
     if kernel is None or not hasattr(kernel, "_aborting"):
         return
     stopped_s = time.time() - (_clock_offset_s or 0.0) - _NOTICED_AFTER_S

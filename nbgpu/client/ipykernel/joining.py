@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from IPython.core.getipython import get_ipython
+from nbgpu.client.ipykernel import shell as ipython_shell
 
 _QUESTIONS = ("kernel_info_request", "comm_info_request")
 _HEADER = 1
@@ -24,7 +24,7 @@ class RunningCell:
     """
 
     def __init__(self) -> None:
-        self._kernel: Any = getattr(get_ipython(), "kernel", None)
+        self._kernel: Any = getattr(ipython_shell.current(), "kernel", None)
         self._request = self._kernel.get_parent("shell") if self._kernel is not None else {}
         self.over: Callable[[], None] = self._answer_pages()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import html
 import sys
+from typing import Any
 
-from IPython.core.getipython import get_ipython
-from IPython.display import DisplayHandle
+from nbgpu.client.ipykernel import shell as ipython_shell
 
 
 class Notice:
@@ -18,20 +18,22 @@ class Notice:
 
     def __init__(self) -> None:
         self._text = ""
-        self._handle: DisplayHandle | None = None
+        self._handle: Any = None
 
     def show(self, text: str) -> None:
         """Shows the text in place of the one before; takes that away where the text is empty."""
         if text == self._text:
             return
         is_new, self._text = not self._text, text
-        if not hasattr(get_ipython(), "kernel"):
+        if not hasattr(ipython_shell.current(), "kernel"):
             if is_new:
                 sys.stderr.write(f"{text}\n")
             return
         # HTML as well: an empty plain text would still take up a line of the page.
         data = {"text/plain": text, "text/html": f"<b>{html.escape(text)}</b>" if text else ""}
         if self._handle is None:
+            from IPython.display import DisplayHandle
+
             self._handle = DisplayHandle()
             self._handle.display(data, raw=True)
         else:

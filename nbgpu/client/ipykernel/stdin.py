@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import zmq
-
 
 def can_ask_without_waiting(kernel: Any) -> bool:
     """Whether this ipykernel has the two private names that a `Page` needs, as 6.29 to 7.4 do."""
@@ -47,5 +45,7 @@ class Page:
         return None
 
     def _receive(self) -> Any:
+        import zmq  # here, because a script never asks with a box
+
         _, reply = self._kernel.session.recv(self._kernel.stdin_socket, mode=zmq.NOBLOCK)
         return reply

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import ipyparallel as ipp
-
 from nbgpu.client.cluster.cluster import Cluster, current
 from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.engines.reply import Reply
 from nbgpu.errors import ClusterError, NoClusterError
 from nbgpu.protocol.calls import Call
 
@@ -115,7 +114,7 @@ class NamesOnRanks:
         self._words = words
         self._complete_here: Callable[..., Any] = kernel.do_complete
         self._inspect_here: Callable[..., Any] = kernel.do_inspect
-        self._unanswered: WeakKeyDictionary[Ranks, dict[int, ipp.AsyncResult]] = WeakKeyDictionary()
+        self._unanswered: WeakKeyDictionary[Ranks, dict[int, Reply]] = WeakKeyDictionary()
         """The unanswered request of each rank, which gets no other one meanwhile. Stopped ranks never
         answer."""
         kernel.do_complete = self._complete
@@ -226,12 +225,12 @@ def _moved(reply: Mapping[str, Any], by: int, *places: str) -> dict[str, Any]:
     return {key: value + by if key in places else value for key, value in reply.items()}
 
 
-async def _within(result: ipp.AsyncResult, patience_s: float) -> bool:
+async def _within(result: Reply, patience_s: float) -> bool:
     """Wait a limited time for a result without blocking the event loop; return whether it came."""
     loop = asyncio.get_running_loop()
     came = asyncio.Event()
 
-    def tell(_: ipp.AsyncResult) -> None:
+    def tell(_: Reply) -> None:
         # The loop may be gone by the time a busy rank answers.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(came.set)

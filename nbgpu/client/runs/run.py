@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import ipyparallel as ipp
-
+from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import LeftResult
 from nbgpu.client.ipykernel.notice import Notice
 from nbgpu.client.runs.ending import Ending
@@ -80,7 +79,7 @@ class Run:
         config: TrainConfig,
         info: RunInfo,
         host: Host,
-        results: dict[int, ipp.AsyncResult],
+        results: Mapping[int, Reply],
         planned: Plan | None = None,
     ) -> None:
         self.folder = folder

@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-import ipyparallel as ipp
-
 from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import sentence
 from nbgpu.client.faults.hangs import HangWatch
 from nbgpu.client.faults.recovery import Recovery
@@ -58,7 +57,7 @@ class Host(Protocol):
     @property
     def ranks(self) -> Ranks: ...
 
-    def leave_behind(self, results: Mapping[int, ipp.AsyncResult]) -> None: ...
+    def leave_behind(self, results: Mapping[int, Reply]) -> None: ...
 
     def lookout(self) -> Lookout: ...
 
@@ -85,7 +84,7 @@ class RunWatch:
         folder: Path,
         config: TrainConfig,
         host: Host,
-        results: Mapping[int, ipp.AsyncResult],
+        results: Mapping[int, Reply],
         statuses: Callable[[], list[RankStatus]],
     ) -> None:
         self.failures: Sequence[RankFailure] = ()

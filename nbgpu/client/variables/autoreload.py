@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ipyparallel as ipp
-
 from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import failures
 from nbgpu.protocol.calls import Call
 from nbgpu.text.ranks import rank_ranges
@@ -19,7 +18,7 @@ class Reloading:
 
     def __init__(self) -> None:
         self.on = False
-        self._asked: list[dict[int, ipp.AsyncResult]] = []
+        self._asked: list[dict[int, Reply]] = []
 
     def switch(self, ranks: Ranks, to: str) -> str:
         """Turn reloading 'on' or 'off', and return its state, also where `to` is empty.

@@ -16,9 +16,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
-from IPython.core.getipython import get_ipython
-
 from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.ipykernel import shell as ipython_shell
 from nbgpu.errors import TransferError
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import Definition
@@ -212,11 +211,11 @@ def _flags() -> int:
     known = 0
     for feature in __future__.all_feature_names:
         known |= getattr(__future__, feature).compiler_flag
-    shell: Any = get_ipython()
+    shell: Any = ipython_shell.current()
     return 0 if shell is None else int(shell.compile.flags & known)
 
 
 def _cells() -> list[str]:
     """The cells that ran, indexed by their number in the notebook; none in a script."""
-    shell: Any = get_ipython()
+    shell: Any = ipython_shell.current()
     return [] if shell is None else list(shell.history_manager.input_hist_parsed)

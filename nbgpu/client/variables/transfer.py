@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import ipyparallel as ipp
-
 from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.engines.reply import Reply
 from nbgpu.errors import CellInterrupted
 from nbgpu.protocol.calls import Call
 from nbgpu.serialization import shared_memory
@@ -33,7 +32,7 @@ def pull(ranks: Ranks, chosen: Iterable[int], names: Sequence[str]) -> dict[int,
         # The memory belongs to this process, so that a rank keeps none of it, whatever happens to either of
         # them.
         descriptors = {rank: open_.enter_context(shared_memory.created()) for rank in chosen}
-        sent: dict[int, ipp.AsyncResult] = {}
+        sent: dict[int, Reply] = {}
         for rank, descriptor in descriptors.items():
             address = shared_memory.address(descriptor)
             sent |= ranks.call(Call.SEND_VALUES, names, address, ranks=[rank])
@@ -73,7 +72,7 @@ def push(ranks: Ranks, chosen: Sequence[int], values: Mapping[str, Any]) -> None
         _answers(ranks, ranks.call(Call.RECEIVE_VALUES, packing.parcel, carried, ranks=left))
 
 
-def _answers(ranks: Ranks, sent: Mapping[int, ipp.AsyncResult]) -> dict[int, Any]:
+def _answers(ranks: Ranks, sent: Mapping[int, Reply]) -> dict[int, Any]:
     try:
         return ranks.wait_for(sent)
     except KeyboardInterrupt:

@@ -1,0 +1,30 @@
+"""A rank's reply, for code that waits for ranks and does not care how they are reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class Reply(Protocol):
+    """The pending reply of one rank to a cell or a call."""
+
+    def ready(self) -> bool:
+        """Whether the reply is here."""
+        ...
+
+    def wait(self, timeout_s: float, /) -> bool:
+        """Wait for the reply, at most this long; return whether it is here."""
+        ...
+
+    def result(self) -> Any:
+        """Return the value; raise what the rank raised."""
+        ...
+
+    def exception(self) -> Exception | None:
+        """Return what the rank raised."""
+        ...
+
+    def add_done_callback(self, tell: Callable[[Any], object], /) -> None:
+        """Call `tell` with the reply once it is here, on any thread; at once where it is."""
+        ...
