@@ -149,6 +149,7 @@ def test_the_largest_batch_that_fits_is_found_and_trains(limited: nbgpu.Cluster,
     )
     with pytest.raises(nbgpu.RankError, match="ran out of memory in step 1"):
         limited.train("autoencoder", **settings, steps=2, batch_size=2 * smallest_too_large).wait(120)
+    limited.execute("del kept")
 
 
 def test_the_plan_says_what_a_rank_will_take(limited: nbgpu.Cluster, tmp_path: Path) -> None:
@@ -182,9 +183,10 @@ def test_the_plan_is_what_the_run_then_does_and_takes(
     # What a first run imports is held ever after.
     limited.train("autoencoder", **settings, batch_size=1).wait(120)
     held_mib = max(resident_mib(limited))
-    plan = limited.plan("autoencoder", **settings, batch_size=24)
+    # Far below the limit, and far above what a step takes whatever its batch.
+    plan = limited.plan("autoencoder", **settings, batch_size=16)
     limited.execute("open('/proc/self/clear_refs', 'w').write('5')")
-    run = limited.train("autoencoder", **settings, batch_size=24).wait(120)
+    run = limited.train("autoencoder", **settings, batch_size=16).wait(120)
 
     assert run.info.data == plan.data
     assert run.plan == plan
