@@ -1,7 +1,7 @@
 """Draws docs/map.svg: the rooms of the package from top to bottom, what each is for, and what it imports.
 
-The order of the rooms is the list that the test of imports reads, what a room is for is the first line of its docstring, and
-what it imports is read off the sources.
+The order of the rooms is the list that the test of imports reads, what a room is for is the first line of its
+docstring, and what it imports is read off the sources.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Room:
 
 
 def rooms() -> list[Room]:
-    """The rooms from top to bottom. The modules of `config`, and of a side's own folder, are one room here."""
+    """The rooms from top to bottom. The modules of `config`, and of a side's own folder, are one room
+    here."""
     of_the_test = runpy.run_path(str(DOCS.parent / "tests" / "unit" / "test_imports.py"))
     order = list(dict.fromkeys(_room(entry) for entry in of_the_test["HOUSE"]))
     imports: dict[str, set[str]] = {name: set() for name in order}
@@ -122,7 +123,8 @@ def drawing(found: Sequence[Room]) -> str:
 
 
 def _figures(found: Sequence[Room]) -> str:
-    """How many rooms there are, and imports between them: of the folders at the top, within `client` and within `engine`."""
+    """How many rooms there are, and imports between them: of the folders at the top, within `client` and
+    within `engine`."""
     imports = [(room.name, other) for room in found for other in room.imports]
     at_the_top = {(a.partition(".")[0], b.partition(".")[0]) for a, b in imports}
     parts = [

@@ -62,7 +62,8 @@ _HOMES = {
     "ClusterConfig": "nbgpu.config",
     "TrainConfig": "nbgpu.config",
     "controls": "nbgpu.ui.controls",
-    # What the text of a distributed cell becomes. It stands in a person's history for good, so its place does not change.
+    # What the text of a distributed cell becomes. It stands in a person's history for good, so its place does
+    # not change.
     "run_cell": "nbgpu.client.notebook.magics",
 } | {name: "nbgpu.errors" for name in __all__ if name.endswith("Error")}
 

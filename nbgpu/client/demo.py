@@ -142,12 +142,12 @@ def _run_cells(content: Any, folder: Path, console: Console) -> Text | None:
         on_cell_execute=begin,
         on_cell_executed=end,
     )
-    # Where the output is no terminal, a spinner would be noise: each cell ends with a line, and a long one says
-    # now and then how far it is.
+    # Where the output is no terminal, a spinner would be noise: each cell ends with a line, and a long one
+    # says now and then how far it is.
     if console.is_terminal:
         progress.start()
-    # What belongs to no cell, such as the last words of a kernel that dies. A kernel that ends well may have some
-    # too (ipykernel 7.4 writes to sockets that it has closed), which are of no interest then.
+    # What belongs to no cell, such as the last words of a kernel that dies. A kernel that ends well may have
+    # some too (ipykernel 7.4 writes to sockets that it has closed), which are of no interest then.
     with tempfile.TemporaryFile("w+", errors="replace") as kernel_stderr:
         try:
             client.execute(stderr=kernel_stderr)
@@ -169,7 +169,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not options.notebook.is_file():
         parser.error(f"there is no notebook {options.notebook}")
-    # Older kernels bring a debugger along that would say here what it could not do, as ipyparallel keeps it from too.
+    # Older kernels bring a debugger along that would say here what it could not do, as ipyparallel keeps it
+    # from too.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     return 0 if execute(options.notebook, options.folder, Console()) else 1
 

@@ -37,8 +37,8 @@ def parse(
 
     Args:
         models: the settings; every field becomes a flag with its description and bounds as help. Where two
-            models have a field of the same name, as a recipe in the user's own file may, the flag is that of the
-            first model.
+            models have a field of the same name, as a recipe in the user's own file may, the flag is that of
+            the first model.
         arguments: the arguments after the command.
         prog: the command, as the help shows it.
         defaults: values for omitted flags, in place of the fields' own defaults.
@@ -75,7 +75,8 @@ def _marks(info: FieldInfo) -> list[Any]:
 
 
 def values_of(arguments: Sequence[str], name: str) -> list[str | None]:
-    """The values of a field's flag, given as `--name VALUE` or `--name=VALUE`; None where a value is missing."""
+    """The values of a field's flag, given as `--name VALUE` or `--name=VALUE`; None where a value is
+    missing."""
     found: list[str | None] = []
     for place, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")

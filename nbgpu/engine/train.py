@@ -74,18 +74,20 @@ _open_logs: dict[str, Callable[[], None]] = {}
 """By run folder: what ends the logs of runs that failed here."""
 
 _FREED = (dist.DistError, KeyboardInterrupt, PeerFailed)
-"""What a rank raises that was freed from a collective, or has heard of another's failure. gloo raises plain RuntimeErrors
-besides, which are also what torch raises where shapes do not fit."""
+"""What a rank raises that was freed from a collective, or has heard of another's failure. gloo raises plain
+RuntimeErrors besides, which are also what torch raises where shapes do not fit."""
 
 
 def get_ready(recipes: Iterable[str]) -> None:
-    """Imports what training with these recipes needs, so that a rank that takes another's place has it at once."""
+    """Imports what training with these recipes needs, so that a rank that takes another's place has it at
+    once."""
     import_module("torch._dynamo")  # DDP's constructor would, and it takes a second
     for recipe in recipes:
         try:
             by_name.import_code(recipe)
         except Exception:  # noqa: BLE001
-            # This may be the process that forks the engines. Whoever trains with the recipe is told on the ranks.
+            # This may be the process that forks the engines. Whoever trains with the recipe is told on the
+            # ranks.
             traceback.print_exc()
 
 
@@ -93,7 +95,8 @@ def run_in_engine(folder: str, mended: str = "") -> RunState:
     """Trains what `run.toml` in the folder says, on the engine's own process group.
 
     Called again for the same folder after a failure that is mended, it goes on where the ranks were. A rank
-    whose training was cut off keeps its state for that, until `let_go`, which is to be called after every failure.
+    whose training was cut off keeps its state for that, until `let_go`, which is to be called after every
+    failure.
 
     Args:
         mended: what had gone wrong and is mended, in words; empty at the run's start.
@@ -139,7 +142,8 @@ def _go_on(folder: str, mended: str) -> RunState:
             cluster, config = read_toml(Path(folder) / "run.toml")
             device = member.described or devices.choose(cluster.gpus, member.world_size)[member.rank]
             # An import that gets no more memory leaves half a module behind, which is of no use ever after.
-            # The notebook shows this activity, and calls nothing a hang, until every rank is ready for the first step.
+            # The notebook shows this activity, and calls nothing a hang, until every rank is ready for the
+            # first step.
             with memory_limit.lifted(), activity.during("loading packages"):
                 trainer = _trainer(config, Path(folder), member, device)
         memory_limit.tighten()
@@ -153,16 +157,16 @@ def _go_on(folder: str, mended: str) -> RunState:
                     _interrupted[folder] = _Interrupted(trainer, settings, _in_one_line(error))
                 else:
                     _end(trainer, _in_one_line(error), failed=True)
-                    # Not the logs: rank 0 would wait for the others' last words, and they wait until its failure is
-                    # known. Nor may what ends them keep the model.
+                    # Not the logs: rank 0 would wait for the others' last words, and they wait until its
+                    # failure is known. Nor may what ends them keep the model.
                     _open_logs[folder] = partial(_end_logs, trainer.recorder, trainer.log_writer, failed=True)
                 # Whoever keeps the traceback would keep model, optimizer and activations.
                 memory.let_go(error)
                 del trainer
                 interrupts.forget_half_imported()
             if freed and own_part(error.__traceback__)[0] is error.__traceback__:
-                # Nothing of the person's is in it. Where a rank was when another failed is nobody's question, and IPython
-                # would read all of torch for it.
+                # Nothing of the person's is in it. Where a rank was when another failed is nobody's question,
+                # and IPython would read all of torch for it.
                 is_plain = type(error) is RuntimeError
                 error.__traceback__ = part_of_nbgpu(error.__traceback__) if is_plain else None
             raise
@@ -260,8 +264,8 @@ def _end(trainer: Loop, cause: str, failed: bool) -> None:
 
     Args:
         trainer: of this rank.
-        cause: what was raised here; empty where the rank was only cut off: what happened elsewhere is recorded there, and
-            an echo of it would stand beside the cause as if it were one.
+        cause: what was raised here; empty where the rank was only cut off: what happened elsewhere is
+            recorded there, and an echo of it would stand beside the cause as if it were one.
         failed: whether the run has.
     """
     trainer.close()

@@ -1,8 +1,8 @@
 """Every function of the engine that the notebook's side calls on ranks.
 
 The notebook's side names them by strings, because it imports neither the engine nor torch. All the strings
-are here, so that a test (tests/unit/protocol/test_calls.py), and not a user, notices when a function was moved or
-renamed.
+are here, so that a test (tests/unit/protocol/test_calls.py), and not a user, notices when a function was
+moved or renamed.
 """
 
 from __future__ import annotations

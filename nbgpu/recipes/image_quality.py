@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 def psnr_db(output: Tensor, image: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of each sample for a data range of 1, in dB: (N, ...) -> (N,). At most 100."""
+    """Peak signal-to-noise ratio of each sample for a data range of 1, in dB: (N, ...) -> (N,). At most
+    100."""
     mse = (output - image).square().flatten(1).mean(dim=1)
     return -10 * mse.clamp_min(1e-10).log10()
 

@@ -1,8 +1,8 @@
 """The files of a checkpoint, and the check whether it is whole. Needs no torch, so that the notebook can use
 it, too.
 
-    checkpoints/step-00000010/    model.safetensors, optimizer.safetensors, state.json; average.safetensors if the
-                                  run averages its weights, discriminator.safetensors if it has one
+    checkpoints/step-00000010/    model.safetensors, optimizer.safetensors, state.json; average.safetensors if
+                                  the run averages its weights, discriminator.safetensors if it has one
                                   manifest.json: size and sha256 of each of them, and of itself
     best.json                     which of them had the best validation, if the run follows one
 

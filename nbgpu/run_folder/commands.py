@@ -27,7 +27,8 @@ def send_command(folder: Path, command: Command, cluster_folder: Path | None = N
 
     Args:
         folder: the run's.
-        cluster_folder: takes the line where the run's folder cannot: it is gone, or its disk is full or read-only.
+        cluster_folder: takes the line where the run's folder cannot: it is gone, or its disk is full or
+            read-only.
 
     Raises:
         OSError: neither folder can be written.

@@ -72,8 +72,8 @@ def start() -> str:
 
 
 def _felt_s(after_s: float) -> float:
-    """How long a person waits for a start in a new kernel: with 0 from the loading of the extension on, else from the start
-    that comes so long after it."""
+    """How long a person waits for a start in a new kernel: with 0 from the loading of the extension on, else
+    from the start that comes so long after it."""
     with kernel() as notebook:
         loading_s = _must(notebook, "%load_ext nbgpu")
         time.sleep(after_s)
@@ -115,7 +115,8 @@ def _round_trips_ms(notebook: Kernel, num_cells: int, pause_s: float) -> dict[st
 
 
 def page() -> str:
-    """The same in a notebook that is open in JupyterLab, from the command to run the cell until the page has shown its end."""
+    """The same in a notebook that is open in JupyterLab, from the command to run the cell until the page has
+    shown its end."""
     return _empty_cells(pages.round_trips_ms(CLUSTER_FOR_CELLS, EMPTY_CELLS, 100))
 
 
@@ -134,7 +135,8 @@ def _late(values: Sequence[float]) -> float:
 
 
 def train() -> str:
-    """Steps per second of the trainer under torchrun against the same loop in plain torch, two ranks with one thread each."""
+    """Steps per second of the trainer under torchrun against the same loop in plain torch, two ranks with one
+    thread each."""
     told = ""
     for patch_size, batch_size in ((16, 4), (32, 2)):
         with training.volumes(patch_size) as file:
@@ -164,7 +166,8 @@ def scaling() -> str:
 
 
 def loops() -> str:
-    """Steps per second of the trainer and of the same loop with Lightning Fabric, accelerate and plain torch, patches of 32^3."""
+    """Steps per second of the trainer and of the same loop with Lightning Fabric, accelerate and plain torch,
+    patches of 32^3."""
     peers.require_environment()
     names = ("plain", "fabric", "accelerate")
     with training.volumes(32) as file:
@@ -182,7 +185,8 @@ def telemetry() -> str:
 
 
 def logs() -> str:
-    """The same run with no log at all, and with every log: metrics.csv, epochs.jsonl, TensorBoard, W&B offline."""
+    """The same run with no log at all, and with every log: metrics.csv, epochs.jsonl, TensorBoard, W&B
+    offline."""
     every = {"tensorboard": True, "histograms_every": 50, "wandb": "offline"}
     rates = training.in_turns({"no log": training.ours(telemetry=False), "every log": training.ours(**every)})
     ratio = _ratio("every log / no log", rates["every log"], rates["no log"], "at least 0.95")

@@ -1,9 +1,10 @@
-"""MCRpy's loss of a volume and its gradient, in an environment of its own: one thread, one evaluation for each line on stdin.
+"""MCRpy's loss of a volume and its gradient, in an environment of its own: one thread, one evaluation for
+each line on stdin.
 
     .venv-mcrpy/bin/python tests/bench/mcrpy_loss.py FOLDER LIMIT_TO NAME=WEIGHT ...
 
-FOLDER has picture.npy, the target, and field.npy. It leaves found.npz there, the loss and the gradient, and then answers each line with
-the seconds that an evaluation took, real and of the processor.
+FOLDER has picture.npy, the target, and field.npy. It leaves found.npz there, the loss and the gradient, and
+then answers each line with the seconds that an evaluation took, real and of the processor.
 """
 
 import os

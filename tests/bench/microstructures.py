@@ -1,6 +1,7 @@
 """The loss of a volume and its gradient, nbgpu's and MCRpy's in turns: `make bench-mcrpy`.
 
-MCRpy needs TensorFlow and an older NumPy, and lives in a virtual environment of its own, .venv-mcrpy. Each has one thread.
+MCRpy needs TensorFlow and an older NumPy, and lives in a virtual environment of its own, .venv-mcrpy. Each
+has one thread.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""An empty cell's round trip as a person has it: run in a notebook that is open in JupyterLab, in Chromium."""
+"""An empty cell's round trip as a person has it: run in a notebook that is open in JupyterLab, in
+Chromium."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Cold start: from nothing to the first all_reduce, in a fresh process.
 
-python tests/bench/start.py nbgpu | nbgpu16 | ipyparallel      on two ranks, or on 16; prints the seconds from before the import
+python tests/bench/start.py nbgpu | nbgpu16 | ipyparallel      on two ranks, or on 16; prints the seconds from
+before the import
 """
 
 import sys

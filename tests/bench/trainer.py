@@ -1,4 +1,5 @@
-"""nbgpu's trainer as `torchrun -m nbgpu.engine.train run.toml` starts it, with the time of each step left in a file.
+"""nbgpu's trainer as `torchrun -m nbgpu.engine.train run.toml` starts it, with the time of each step left in
+a file.
 
 torchrun --nproc-per-node=2 tests/bench/trainer.py run.toml STAMPS
 """

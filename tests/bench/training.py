@@ -1,8 +1,8 @@
 """nbgpu's trainer beside loops that were written by hand: they train at the same time, and one at a time.
 
-All of them are started once, and each is let run for a few seconds while the others are stopped. What the machine
-does besides then falls on neighbours alike, and a ratio of neighbours says more than one of runs that came minutes
-apart.
+All of them are started once, and each is let run for a few seconds while the others are stopped. What the
+machine does besides then falls on neighbours alike, and a ratio of neighbours says more than one of runs that
+came minutes apart.
 """
 
 from __future__ import annotations

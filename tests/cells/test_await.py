@@ -1,4 +1,5 @@
-"""Distributed cells with an `await` of their own: on ipyparallel's engines these are never answered with ipykernel 7."""
+"""Distributed cells with an `await` of their own: on ipyparallel's engines these are never answered with
+ipykernel 7."""
 
 from __future__ import annotations
 

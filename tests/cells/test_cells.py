@@ -170,7 +170,8 @@ def test_the_history_names_a_door_that_stays(notebook: Kernel) -> None:
 
 
 def test_what_the_notebook_itself_writes_beside_a_cell_is_there_at_its_end(notebook: Kernel) -> None:
-    """A cell on the ranks leaves ipykernel's waits for its streams out, but not where there is something to wait for."""
+    """A cell on the ranks leaves ipykernel's waits for its streams out, but not where there is something to
+    wait for."""
     write = "print('from here')\nawait nbgpu.run_cell('', 'pass')\nprint('and here', end='')"
     for _ in range(20):
         assert notebook.run("%%distributed\npass").stdout == ""

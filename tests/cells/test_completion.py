@@ -33,7 +33,8 @@ def complete(notebook: Kernel, code: str, cursor: int | None = None) -> dict[str
 
 
 def inspect(notebook: Kernel, code: str, cursor: int | None = None, detail: int = 0) -> dict[str, Any]:
-    """The first answer that finds something: on a busy host a rank may take a moment longer than is waited for."""
+    """The first answer that finds something: on a busy host a rank may take a moment longer than is waited
+    for."""
     cursor = len(code) if cursor is None else cursor
     give_up_s = time.monotonic() + BOUND_S
     while not (reply := _reply(notebook, notebook.client.inspect(code, cursor, detail)))["found"]:
@@ -91,7 +92,8 @@ def test_tab_offers_what_the_ranks_have(notebook: Kernel, body: str, expected: s
 
 
 def test_an_answer_is_that_of_a_plain_cell_further_down(notebook: Kernel) -> None:
-    """Its places are those of the whole cell; the rank's own kernel says what it would reply to the body alone."""
+    """Its places are those of the whole cell; the rank's own kernel says what it would reply to the body
+    alone."""
     body = "café = 1\nx.sh\nlater = 2"
     cursor = body.index("x.sh") + 4
     plain = notebook.run(

@@ -41,14 +41,16 @@ def test_every_line_of_ten_thousand_from_each_rank(notebook: Kernel) -> None:
     done = notebook.run("%%distributed\nfor i in range(10_000): print(rank, 'line', i)")
     for rank, lines in enumerate(done.said(0, 1)):
         assert first_difference(lines, [f"{rank} line {i}" for i in range(10_000)]) is None
-    # What ranks say at nearly the same time stands there once. On a busy machine one may be too far behind for that.
+    # What ranks say at nearly the same time stands there once. On a busy machine one may be too far behind
+    # for that.
     same = notebook.run("%%distributed\nfor i in range(10_000): print('line', i)")
     for lines in same.said(0, 1):
         assert first_difference(lines, [f"line {i}" for i in range(10_000)]) is None
 
 
 def first_difference(lines: list[str], expected: list[str]) -> tuple[int, str | None, str | None] | None:
-    """Where two texts part; pytest would take minutes for what it says of long ones that differ in many lines."""
+    """Where two texts part; pytest would take minutes for what it says of long ones that differ in many
+    lines."""
     pairs = enumerate(zip_longest(lines, expected))
     return next(((number, a, b) for number, (a, b) in pairs if a != b), None)
 

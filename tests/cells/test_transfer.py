@@ -1,4 +1,5 @@
-"""Values between the notebook and the ranks; tests/unit/serialization/test_parcels.py tries what kinds there are."""
+"""Values between the notebook and the ranks; tests/unit/serialization/test_parcels.py tries what kinds there
+are."""
 
 from __future__ import annotations
 

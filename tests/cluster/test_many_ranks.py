@@ -1,4 +1,5 @@
-"""Sixteen CPU ranks, many more than cores: all is slower, and nothing is taken for stuck that only waits for its turn."""
+"""Sixteen CPU ranks, many more than cores: all is slower, and nothing is taken for stuck that only waits for
+its turn."""
 
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ def test_one_that_raises_frees_fifteen(cluster: nbgpu.Cluster) -> None:
     assert cluster.execute(TOTAL) == ALL_OF_THEM
 
 
-# Here the client looks at its processes all the time: Ctrl-C falls between the opening of a file in /proc and its `with`, too,
-# and Python then closes the file by itself, with this warning.
+# Here the client looks at its processes all the time: Ctrl-C falls between the opening of a file in /proc and
+# its `with`, too, and Python then closes the file by itself, with this warning.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     "code", ["while True: dist.all_reduce(torch.ones(10**5))", "import time; time.sleep(600)"]

@@ -15,7 +15,8 @@ SETTINGS = "data='phantoms', patch_size=16, num_phantoms=8, steps=2, val_every=0
 
 
 def _names_that_kernels_bear() -> set[str]:
-    """All but those of which Python itself makes use before ipykernel takes the working folder off its path."""
+    """All but those of which Python itself makes use before ipykernel takes the working folder off its
+    path."""
     code = "import runpy, pkgutil, pathlib, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     used = {name.partition(".")[0] for name in done.stdout.split()}
@@ -24,7 +25,8 @@ def _names_that_kernels_bear() -> set[str]:
 
 @pytest.fixture(scope="module")
 def beside_namesakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """A kernel with two ranks in a folder in which nearly every module of the standard library has a namesake."""
+    """A kernel with two ranks in a folder in which nearly every module of the standard library has a
+    namesake."""
     folder = tmp_path_factory.mktemp("namesakes")
     for name in _names_that_kernels_bear():
         (folder / f"{name}.py").write_text(f"raise RuntimeError('the {name} of the person')")

@@ -1,4 +1,5 @@
-"""The ways of data and profiler that only a GPU has: pinned copies beside other work, crops on the GPU, kernels in the trace.
+"""The ways of data and profiler that only a GPU has: pinned copies beside other work, crops on the GPU,
+kernels in the trace.
 
 Written without a GPU at hand.
 """
@@ -89,7 +90,8 @@ def test_a_profile_says_which_part_the_kernels_belong_to(one_gpu: nbgpu.Cluster,
     # One rank alone has nobody to wait for.
     assert event.detail["communication_s"] < 0.2 * event.detail["step_s"]
     kernels = [e for e in trace_of(run) if e.get("cat") == "kernel"]
-    # They are of four steps, and most of each step's time in which one ran belongs to forward, backward and optimizer.
+    # They are of four steps, and most of each step's time in which one ran belongs to forward, backward and
+    # optimizer.
     computing_s = sum(event.detail[part] for part in ("forward_s", "backward_s", "optimizer_s"))
     assert computing_s > 0.5 * sum(kernel["dur"] for kernel in kernels) / 1e6 / 4 > 0
 

@@ -22,7 +22,8 @@ _PATIENCE_S = 20.0
 
 
 def _launched(notebook: Kernel) -> dict[str, psutil.Process]:
-    """The processes of clusters that run below the notebook's kernel, by the last part of their modules' names."""
+    """The processes of clusters that run below the notebook's kernel, by the last part of their modules'
+    names."""
     found = {}
     for child in psutil.Process(notebook.manager.provisioner.pid).children():
         command = child.cmdline()

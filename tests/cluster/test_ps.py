@@ -32,7 +32,8 @@ sys.stdin.read()
 
 @contextmanager
 def other_notebook(name: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that has a cluster, with a notebook's name in its environment as a Jupyter server puts it there."""
+    """A process that has a cluster, with a notebook's name in its environment as a Jupyter server puts it
+    there."""
     with subprocess.Popen(
         [sys.executable, "-c", _OWNER],
         stdin=subprocess.PIPE,

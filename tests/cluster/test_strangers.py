@@ -76,7 +76,8 @@ def _received(connection: socket.socket) -> bytes:
 
 
 def heard_over_zmq(ports: list[int], context: zmq.Context[Any]) -> list[tuple[int, str, bytes]]:
-    """What each port sends to ZMQ sockets without security, and to ones with a key that is not the cluster's."""
+    """What each port sends to ZMQ sockets without security, and to ones with a key that is not the
+    cluster's."""
     heard = []
     with ExitStack() as stack:
         poller = zmq.Poller()

@@ -1,5 +1,5 @@
-"""A way to talk that does not work is stepped down from, aloud. What fails here really fails: an interface that does not
-exist, and NCCL in a torch that is built without it."""
+"""A way to talk that does not work is stepped down from, aloud. What fails here really fails: an interface
+that does not exist, and NCCL in a torch that is built without it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def stopping(cluster: nbgpu.Cluster) -> Iterator[None]:
 
 
 def interface_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names an interface for gloo that is there when the cluster is about to start, and gone when its ranks want it."""
+    """Names an interface for gloo that is there when the cluster is about to start, and gone when its ranks
+    want it."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nbgpu-none")
     monkeypatch.setattr(host_checks, "interfaces", lambda: ["lo", "nbgpu-none"])
 

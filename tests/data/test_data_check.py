@@ -1,4 +1,5 @@
-"""Bad data are told by `nbgpu train` before any engine starts: all at once, and read to their end only once."""
+"""Bad data are told by `nbgpu train` before any engine starts: all at once, and read to their end only
+once."""
 
 from __future__ import annotations
 

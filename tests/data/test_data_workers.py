@@ -1,4 +1,5 @@
-"""Worker processes of real ranks: the same batches as without them, and an end that is told and leaves nothing."""
+"""Worker processes of real ranks: the same batches as without them, and an end that is told and leaves
+nothing."""
 
 from __future__ import annotations
 

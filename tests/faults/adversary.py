@@ -1,10 +1,11 @@
 """Cells that leave behind whatever a person's cells may, at random, with deaths and Stops in between.
 
 No step may end without a right sum in the second cell after it, a rank is replaced only where the step ended
-its process, and the ranks that lived have their variables. Nothing is left over of a cluster that was stopped,
-also where a Stop came while it stopped or started, and nothing of one whose kernel is killed.
+its process, and the ranks that lived have their variables. Nothing is left over of a cluster that was
+stopped, also where a Stop came while it stopped or started, and nothing of one whose kernel is killed.
 
-Not collected with the tests; `make soak` names it. ADVERSARY_MINUTES is how long each seed of ADVERSARY_SEEDS goes on.
+Not collected with the tests; `make soak` names it. ADVERSARY_MINUTES is how long each seed of ADVERSARY_SEEDS
+goes on.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ MINUTES = float(os.environ.get("ADVERSARY_MINUTES", "20"))
 SETTLED_S = 15
 """How long processes may take to end that a step has ended."""
 MAX_NEW_IN_KERNEL = 12
-"""Descriptors and threads that the kernel may have more at the end; a step that leaked one each would soon pass this."""
+"""Descriptors and threads that the kernel may have more at the end; a step that leaked one each would soon
+pass this."""
 
 START = f"%nbgpu start --gpus none --ranks {NUM_RANKS}"
 KEEP = "kept = torch.arange(100, dtype=torch.float32, device='cpu') + 1000 * rank"
@@ -165,7 +167,8 @@ class Adversary:
         return f"{kind} in {name}", {bad} if kind in ("kill", "terminate", "close all") else set()
 
     def stand_still(self) -> tuple[str, set[int]]:
-        """A rank is stopped for longer than ipyparallel waits for a heartbeat, with a cell under way or none."""
+        """A rank is stopped for longer than ipyparallel waits for a heartbeat, with a cell under way or
+        none."""
         rank = self.chance.randrange(NUM_RANKS)
         pid = self.pids()[rank]
         os.kill(pid, signal.SIGSTOP)
@@ -205,7 +208,8 @@ class Adversary:
         return self.stop.start
 
     def withdraw_stop(self) -> None:
-        """One that comes when the cell has just ended hits ipykernel itself, which may drop the next request for it."""
+        """One that comes when the cell has just ended hits ipykernel itself, which may drop the next request
+        for it."""
         if self.stop is not None:
             self.stop.cancel()
             self.stop = None
@@ -252,7 +256,8 @@ def adversary(seed: int) -> Iterator[Adversary]:
 
 
 def session_processes() -> list[str]:
-    """The command lines of all processes that this session has started and that live, however they were orphaned."""
+    """The command lines of all processes that this session has started and that live, however they were
+    orphaned."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):

@@ -1,6 +1,8 @@
-"""Random faults at random moments, in cells and in runs, for SOAK_MINUTES: never hung, never a wrong sum, nothing left.
+"""Random faults at random moments, in cells and in runs, for SOAK_MINUTES: never hung, never a wrong sum,
+nothing left.
 
-Not collected with the tests; `make soak` names it. SOAK_SEED repeats a soak, SOAK_RUNS is the share of faults in runs.
+Not collected with the tests; `make soak` names it. SOAK_SEED repeats a soak, SOAK_RUNS is the share of faults
+in runs.
 """
 
 from __future__ import annotations
@@ -174,7 +176,8 @@ class Soak:
             assert any(f"on rank {rank}" in done.error or "on ranks" in done.error for rank in bad), done
 
     def check(self, after: str) -> None:
-        """The sum is right on every rank, what the ranks had they have, and no file descriptor was left open."""
+        """The sum is right on every rank, what the ranks had they have, and no file descriptor was left
+        open."""
         done = self.run(CHECK.strip())
         assert done.status == "ok", f"after {after}: {done}"
         said = [ast.literal_eval(line) for (line,) in done.said(*range(NUM_RANKS))]

@@ -508,8 +508,8 @@ def test_ranks_with_different_data_do_not_train(
 def test_what_is_shuffled_is_the_same_on_all_ranks_and_random_samples_are_no_difference(
     cluster2: nbgpu.Cluster, tmp_path: Path, num_workers: int
 ) -> None:
-    """The order is drawn where the file is run, which worker processes do, too; each rank's samples have noise from a
-    generator of their own."""
+    """The order is drawn where the file is run, which worker processes do, too; each rank's samples have
+    noise from a generator of their own."""
     path = checked(
         tmp_path,
         ("NOISE = 0.0", "NOISE = 1.0"),

@@ -1,4 +1,5 @@
-"""Charts, report, metrics.csv and epochs.jsonl against a ledger that the ranks' own code keeps beside them."""
+"""Charts, report, metrics.csv and epochs.jsonl against a ledger that the ranks' own code keeps beside
+them."""
 
 from __future__ import annotations
 
@@ -100,7 +101,8 @@ Ledger = dict[tuple[int, int], Entry]
 def ledger_of(folder: Path, before: Ledger | None = None) -> Ledger:
     """What the ranks noted of a run, or of one that goes on from another one's end.
 
-    An epoch ends, by its definition, when every sample has come once. A killed rank may have noted one step less.
+    An epoch ends, by its definition, when every sample has come once. A killed rank may have noted one step
+    less.
     """
     noted: dict[int, dict[int, dict[str, Any]]] = {}
     for rank in (0, 1):
@@ -152,7 +154,8 @@ def heal(cluster: nbgpu.Cluster, run: Run, rank: int) -> None:
 
 
 def check_every_view(run: Run | StoredRun, ledger: Ledger, may_lack: tuple[int, ...] = ()) -> None:
-    """Compares all that is shown of a run which is over; `may_lack`: ranks that died before they had written all."""
+    """Compares all that is shown of a run which is over; `may_lack`: ranks that died before they had written
+    all."""
     check_table(run, ledger, may_lack)
     check_charts(run, ledger, may_lack)
     check_epochs(run, ledger, may_lack)
@@ -223,7 +226,8 @@ def check_epochs(run: Run | StoredRun, ledger: Ledger, may_lack: tuple[int, ...]
 
 
 def check_measured(run: Run | StoredRun, ledger: Ledger) -> None:
-    """Memory and utilization stand at the step that the rank was at when they were measured, from the first one on."""
+    """Memory and utilization stand at the step that the rank was at when they were measured, from the first
+    one on."""
     first_step = min(step for _, step in ledger)
     ended = {rank: sorted((e.ended_s, s) for (r, s), e in ledger.items() if r == rank) for rank in (0, 1)}
     samples = [r for r in run.reader.records() if isinstance(r, Sample) and "memory_rss_bytes" in r.values]
@@ -293,7 +297,8 @@ assert not run.over, run.failures
 
 @contextmanager
 def kept_cluster() -> Iterator[Kernel]:
-    """A kernel that has started a cluster which outlives it; the cluster is ended where nobody else has ended it."""
+    """A kernel that has started a cluster which outlives it; the cluster is ended where nobody else has ended
+    it."""
     others = {entry.id for entry in registry.entries()}
     try:
         with kernel() as notebook:

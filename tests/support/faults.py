@@ -101,7 +101,8 @@ if rank == {rank}:
 
 
 def when_pickled(rank: int, action: Action) -> str:
-    """A cell that gives the ranks a variable `unlucky`; on one of them something bad happens when it is pulled."""
+    """A cell that gives the ranks a variable `unlucky`; on one of them something bad happens when it is
+    pulled."""
     return f"""
 class Unlucky:
     def __reduce__(self):
@@ -136,7 +137,8 @@ no_gradients.__enter__()
 half = torch.autocast("cpu", torch.bfloat16)
 half.__enter__()
 """
-"""A cell that changes what torch keeps for the whole process, in all the ways that change what a run computes."""
+"""A cell that changes what torch keeps for the whole process, in all the ways that change what a run
+computes."""
 
 TORCH_IS = """
 (torch.get_default_dtype(), torch.get_default_device().type, torch.is_inference_mode_enabled(),

@@ -42,7 +42,8 @@ class Done:
     took_s: float = 0.0
 
     def said(self, *ranks: int) -> list[list[str]]:
-        """The lines on stdout that each of these ranks has said; one that several said carries all their numbers."""
+        """The lines on stdout that each of these ranks has said; one that several said carries all their
+        numbers."""
         labelled = [re.fullmatch(r"\[([\d,-]+)\] ?(.*)", line) for line in self.stdout.splitlines()]
         assert all(labelled), self.stdout
         return [[m[2] for m in labelled if m and rank in _numbers(m[1])] for rank in ranks]
@@ -69,10 +70,12 @@ class Kernel:
         answers: Sequence[str | Callable[[], None]] = (),
         allow_stdin: bool | None = None,
     ) -> Done:
-        """Runs one cell; `meanwhile` is called once, after its first line of output or first display that is no widget.
+        """Runs one cell; `meanwhile` is called once, after its first line of output or first display that is
+        no widget.
 
         `answers` are typed in, one for each question; one that can be called is called in place of an answer.
-        Without `allow_stdin` the kernel takes it that nobody looks, as with nbclient; where it is None, `answers` decide.
+        Without `allow_stdin` the kernel takes it that nobody looks, as with nbclient; where it is None,
+        `answers` decide.
         """
         started_s = time.monotonic()
         done = Done()

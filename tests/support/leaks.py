@@ -35,8 +35,8 @@ KINDS = ("process", "thread", "socket", "temp", "variable")
 _PASSING_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "PYDEVD_USE_FRAME_EVAL"})
 """Another one is set by debugpy, which ipykernel 6 imports."""
 _LASTING_THREADS = frozenset({"TMonitor", "GarbageCollectorThread"})
-"""Threads that a library keeps for the life of the process: tqdm's from the first progress bar on, pyzmq's from the
-first message on that it sends without copying it."""
+"""Threads that a library keeps for the life of the process: tqdm's from the first progress bar on, pyzmq's
+from the first message on that it sends without copying it."""
 
 _lasting_processes = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Python starts one of these when it is first needed and ends it when the interpreter ends."""
@@ -55,7 +55,8 @@ class Leftover:
 Snapshot = dict[str, Leftover]
 
 _reported: set[str] = set()
-"""Threads and sockets that were reported once: they cannot be taken away, and are not to be reported again."""
+"""Threads and sockets that were reported once: they cannot be taken away, and are not to be reported
+again."""
 
 _holders: list[Callable[[Leftover], bool]] = []
 
@@ -72,7 +73,8 @@ def holding(is_mine: Callable[[Leftover], bool]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def holding_family_of(pid: int) -> Iterator[None]:
-    """While this is open, no descendant of this process is a leak, such as an engine that took another's place."""
+    """While this is open, no descendant of this process is a leak, such as an engine that took another's
+    place."""
 
     def is_descendant(leftover: Leftover) -> bool:
         try:
@@ -116,7 +118,8 @@ def _processes() -> Iterator[Leftover]:
     candidates = {child.pid: child for child in own.children(recursive=True)}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            # A session inside a session (the tests of this file) has a marker that begins with the outer one's.
+            # A session inside a session (the tests of this file) has a marker that begins with the outer
+            # one's.
             if process.environ().get(MARKER, "").startswith(session_marker()):
                 candidates[process.pid] = process
     candidates.pop(own.pid, None)

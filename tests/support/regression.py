@@ -1,8 +1,10 @@
-"""Trains small networks of this file's own on so many processes, and prints each run's losses over all ranks by step.
+"""Trains small networks of this file's own on so many processes, and prints each run's losses over all ranks
+by step.
 
     python regression.py NUM_RANKS '[[{"batch_size": 4, ...}, "group"], ...]' [FOLDER]
 
-With FOLDER the runs' folders stay there, as 0, 1, 2, ..., so that later ones can go on from them (`resume`). The samples of step s are always the same: rank r takes its share of them, whatever their number is.
+With FOLDER the runs' folders stay there, as 0, 1, 2, ..., so that later ones can go on from them (`resume`).
+The samples of step s are always the same: rank r takes its share of them, whatever their number is.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ class Regression:
 
 
 class Contest(Regression):
-    """The same network, which also deceives one that knows what true means look like, from the third step on."""
+    """The same network, which also deceives one that knows what true means look like, from the third step
+    on."""
 
     discriminator_first_step = 2
     discriminator_lr = 2e-2
@@ -146,7 +149,8 @@ def main(num_ranks: int, runs: Sequence[tuple[Mapping[str, Any], str]], folder: 
     if num_ranks == 1:
         work(0, 1, folder, runs)
     else:
-        # Forked, as a cluster's engines are: each that is spawned would import torch anew, which takes longer than it trains.
+        # Forked, as a cluster's engines are: each that is spawned would import torch anew, which takes longer
+        # than it trains.
         multiprocessing.start_processes(
             work, (num_ranks, folder, runs), nprocs=num_ranks, start_method="fork"
         )

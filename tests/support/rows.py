@@ -2,16 +2,16 @@
 
 A row is declared once, on the test that brings the fault about:
 
-    @row("A rank raises while the others wait in {waits}", "The failure is named, all ranks are back", bound_s=1)
-    @pytest.mark.parametrize("waits", WAITS)
-    def test_one_rank_raises(notebook, measured, waits):
-        done = notebook.run(...)            # with a fault of faults.py, which notes the moment at which it happens
-        measured.ended(done.error)          # the moment at which the person has their cell back, and what they read
+    @row("A rank raises while the others wait in {waits}", "The failure is named, all ranks are back",
+    bound_s=1) @pytest.mark.parametrize("waits", WAITS) def test_one_rank_raises(notebook, measured, waits):
+        done = notebook.run(...)            # with a fault of faults.py, which notes the moment at which it
+        happens measured.ended(done.error)          # the moment at which the person has their cell back, and
+        what they read
 
-A fault that is no line of faults.py, such as a Stop, is noted with `measured.fault_now()`. Names in braces are the
-test's parameters. Bounds are shown beside what was measured and are not asserted. At the end of a session all rows go
-to tests/_artifacts/faults.json, where rows that did not run this time stay as they were, and `make faults` makes
-docs/faults.md of that. With SOAK_REPEATS=20 each row runs twenty times.
+A fault that is no line of faults.py, such as a Stop, is noted with `measured.fault_now()`. Names in braces
+are the test's parameters. Bounds are shown beside what was measured and are not asserted. At the end of a
+session all rows go to tests/_artifacts/faults.json, where rows that did not run this time stay as they were,
+and `make faults` makes docs/faults.md of that. With SOAK_REPEATS=20 each row runs twenty times.
 """
 
 from __future__ import annotations
@@ -39,14 +39,16 @@ def row(fault: str, promise: str, bound_s: float | None, runs_on: str = "CPU, gl
     Args:
         fault: what happens. Names in braces are parameters of the test.
         promise: what holds then.
-        bound_s: from the fault until the person has their cell, or the end of their run, back; None: no promise.
+        bound_s: from the fault until the person has their cell, or the end of their run, back; None: no
+            promise.
         runs_on: what the row needs.
     """
     return pytest.mark.row(fault=fault, promise=promise, bound_s=bound_s, runs_on=runs_on)
 
 
 def moment() -> Path:
-    """The file in which a rank notes when its fault happened; the clock is the same for all processes of a host."""
+    """The file in which a rank notes when its fault happened; the clock is the same for all processes of a
+    host."""
     return Path(tempfile.gettempdir()) / f"moment-of-the-fault-{os.getpid()}"
 
 

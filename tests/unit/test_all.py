@@ -33,7 +33,8 @@ class Answer:
 def _run(
     folder: Path, lacking: Collection[str] = (), ci: bool = False, which: str = "", **scripts: str
 ) -> Answer:
-    """Runs all.sh, with `which` as its argument, in a repository where each tool does nothing, or what `scripts` says."""
+    """Runs all.sh, with `which` as its argument, in a repository where each tool does nothing, or what
+    `scripts` says."""
     for part in ("tests", "bin", ".venv/bin", "widgets", "nbgpu/static"):
         (folder / part).mkdir(parents=True)
     shutil.copy(SCRIPT, folder / "tests")

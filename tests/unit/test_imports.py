@@ -75,8 +75,8 @@ HOUSE = [
     "package",
     "version",
 ]
-"""The rooms of the package, from top to bottom: a module imports from its own room and from those below, and no others.
-A room is a folder with all that is in it, or one module."""
+"""The rooms of the package, from top to bottom: a module imports from its own room and from those below, and
+no others. A room is a folder with all that is in it, or one module."""
 
 NOTEBOOKS_SIDE = {"__init__", "cli", "ui", "client"}
 RANKS_SIDE = {"recipes", "engine"}

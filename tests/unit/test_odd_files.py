@@ -1,4 +1,5 @@
-"""Files that are not what they should be: each is passed over, or told in a sentence, and none is waited for."""
+"""Files that are not what they should be: each is passed over, or told in a sentence, and none is waited
+for."""
 
 from __future__ import annotations
 

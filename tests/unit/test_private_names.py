@@ -107,7 +107,8 @@ torch.utils._pytree
 torch.utils.data.dataloader:_MultiProcessingDataLoaderIter
     _shutdown_workers(self)
 """
-"""By owner (a module, or a class in one): the names, and the parameters where it is a function that Python can read."""
+"""By owner (a module, or a class in one): the names, and the parameters where it is a function that Python
+can read."""
 
 ROOMS = {
     "ipykernel": {"client/ipykernel", "engine/ipykernel", "protocol/streams.py"},
@@ -124,7 +125,8 @@ ROOMS = {
         "engine/ipykernel/stacks.py",
     },
 }
-"""By library: where its private names may stand. `protocol/streams.py` has what both sides do to ipykernel's streams."""
+"""By library: where its private names may stand. `protocol/streams.py` has what both sides do to ipykernel's
+streams."""
 
 ONLY_IN_SOME_VERSIONS = {"_mesh_resources", "_dump_nccl_trace_json"}
 """Names that are looked for, and left alone where they are not there."""
@@ -271,7 +273,8 @@ OF_ITS_SUBCLASSES = {
     "_handle_execute_reply",
     "_make_io_loop",
 }
-"""Names that nbgpu's own subclass of ipyparallel's Client defines anew, or that other classes of nbgpu have, too."""
+"""Names that nbgpu's own subclass of ipyparallel's Client defines anew, or that other classes of nbgpu have,
+too."""
 
 
 def test_every_private_name_is_listed_and_every_listed_one_is_used() -> None:

@@ -19,8 +19,8 @@ def attach(which: str | int | None = None) -> Cluster:
             where several are kept.
 
     Returns:
-        The cluster; its `run` is the run that was started last, which may be over. A run in which a rank failed while
-        nobody was there is brought to its end now.
+        The cluster; its `run` is the run that was started last, which may be over. A run in which a rank
+        failed while nobody was there is brought to its end now.
 
     Raises:
         NoClusterError: there is no kept cluster, or none that is meant by `which`.

@@ -176,7 +176,8 @@ class Cluster:
 
     @property
     def connection_file(self) -> Path:
-        """ipyparallel's file for clients: with it, and only with it, another process can reach the engines."""
+        """ipyparallel's file for clients: with it, and only with it, another process can reach the
+        engines."""
         if self._processes is None:
             raise NoClusterError(_NOT_RUNNING)
         return self._processes.connection_file
@@ -193,20 +194,21 @@ class Cluster:
     def start(self) -> Self:
         """Starts the engines and returns when an all_reduce over all of them gave the right sum.
 
-        With `backend='auto'` other ways to talk are tried where the best one does not work, down to a rank alone; a
-        warning then says which failed, and why.
+        With `backend='auto'` other ways to talk are tried where the best one does not work, down to a rank
+        alone; a warning then says which failed, and why.
 
         Raises:
             ConfigError: a variable of gloo's or NCCL's names a network interface that is not there.
-            ClusterError: another cluster of this process runs, another one has a GPU, too few files may be open or they
-                may be too short, or an engine did not come; the message ends with what the engines said.
+            ClusterError: another cluster of this process runs, another one has a GPU, too few files may be
+                open or they may be too short, or an engine did not come; the message ends with what the
+                engines said.
         """
         require_none()
         return self._start(self._become_current)
 
     def start_beside(self) -> Self:
-        """As `start`, for one of several clusters that a process has: none of them is `current()`, and whoever started
-        them stops them."""
+        """As `start`, for one of several clusters that a process has: none of them is `current()`, and
+        whoever started them stops them."""
         return self._start(lambda: None)
 
     def _start(self, at_the_end: Callable[[], None]) -> Self:
@@ -219,7 +221,8 @@ class Cluster:
         try:
             # What `stop` does not know of it cannot take back.
             with uninterrupted():
-                # Before all else, because importing torch takes longest. No GPU is touched before it is claimed.
+                # Before all else, because importing torch takes longest. No GPU is touched before it is
+                # claimed.
                 processes.launch(environment.of_engines(self.config, self.devices))
                 entry = registry.new_entry(self.config, self.devices, self.chosen_transport, processes.folder)
                 registry.claim(entry)
@@ -378,7 +381,8 @@ class Cluster:
         self._last_seen = {}
 
     def submit(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, Any]:
-        """Sends a cell to the ranks and returns at once; by rank, ipyparallel's AsyncResult, which gathers what it prints.
+        """Sends a cell to the ranks and returns at once; by rank, ipyparallel's AsyncResult, which gathers
+        what it prints.
 
         Args:
             code: the cell's text.
@@ -403,7 +407,8 @@ class Cluster:
         arrivals: Arrivals,
         is_awaited: bool = False,
     ) -> dict[int, Answer]:
-        """As `submit`, in half the time; `options` go along, and `arrivals` gets what is printed, message by message.
+        """As `submit`, in half the time; `options` go along, and `arrivals` gets what is printed, message by
+        message.
 
         The answers to a cell that `is_awaited` come on the caller's event loop.
         """
@@ -476,7 +481,8 @@ class Cluster:
 
         Raises:
             RankError: a rank has no such variable, or its value cannot travel; all that is wrong is named.
-            TransferError: a value cannot be put together here, because its class is defined on the ranks only.
+            TransferError: a value cannot be put together here, because its class is defined on the ranks
+                only.
             RunError: a training run has the ranks now.
         """
         chosen = self._chosen([rank] if ranks is None else None if ranks == "all" else ranks)
@@ -504,8 +510,8 @@ class Cluster:
     def vars(self, pattern: str = "*") -> pd.DataFrame:
         """The ranks' variables whose names fit: one row for each variable and rank.
 
-        The columns are name, rank, type, shape, dtype, device, bytes, content and "ranks differ", which says in
-        what they do, and is empty where they agree or where the values were not compared.
+        The columns are name, rank, type, shape, dtype, device, bytes, content and "ranks differ", which says
+        in what they do, and is empty where they agree or where the values were not compared.
         """
         return variables.table(self.apply, pattern).frame()
 
@@ -537,7 +543,8 @@ class Cluster:
         return self.run
 
     def plan(self, recipe: str, **settings: Any) -> Plan:
-        """What a run with these settings will do, and an estimate of its memory; nothing is started. Prints as lines.
+        """What a run with these settings will do, and an estimate of its memory; nothing is started. Prints
+        as lines.
 
         Raises:
             ConfigError: a setting is not valid.
@@ -555,10 +562,11 @@ class Cluster:
     def find_batch_size(
         self, recipe: str, stop: threading.Event | None = None, **settings: Any
     ) -> BatchSizes:
-        """Finds the largest batch that fits on all ranks, with real steps on generated batches; prints as a table.
+        """Finds the largest batch that fits on all ranks, with real steps on generated batches; prints as a
+        table.
 
-        On CPU ranks `memory_limit` decides, or their share of what the host has free. Variables of the ranks count as
-        held, and stay as they are.
+        On CPU ranks `memory_limit` decides, or their share of what the host has free. Variables of the ranks
+        count as held, and stay as they are.
 
         Args:
             recipe: the workload.
@@ -583,14 +591,14 @@ class Cluster:
     def restart(self, rank: int | None = None, replay: bool = False) -> str:
         """Ends one rank and puts a new engine in its place, or starts the whole cluster anew.
 
-        Other ranks that are still in an earlier cell are stopped. One that does not come back even then is given up as well:
-        without it there is no group.
+        Other ranks that are still in an earlier cell are stopped. One that does not come back even then is
+        given up as well: without it there is no group.
 
         Args:
             rank: which; None for the whole cluster.
             replay: run the cells again that the rank had seen, on it alone, but for those that were cut off.
-                Collectives in them return at once and exchange nothing. DDP objects and their optimizers get the
-                other ranks' state afterwards.
+                Collectives in them return at once and exchange nothing. DDP objects and their optimizers get
+                the other ranks' state afterwards.
 
         Returns:
             What happened, in words.
@@ -629,7 +637,8 @@ class Cluster:
         return self.recovery.restore_group(watch, results, failed)
 
     def leave_behind(self, results: Mapping[int, Reply]) -> None:
-        """Notes ranks that did not come back from a cell; they get no other one until they do, and no answers."""
+        """Notes ranks that did not come back from a cell; they get no other one until they do, and no
+        answers."""
         self.recovery.leave_behind(results)
 
     def lookout(self) -> Lookout:
@@ -658,7 +667,8 @@ class Cluster:
             self._listens = None
 
     def status(self) -> str:
-        """A table: every rank's device, process, memory, and the line that it is at. Answers within a second."""
+        """A table: every rank's device, process, memory, and the line that it is at. Answers within a
+        second."""
         with closing(self.lookout()) as lookout:
             return status.table(self, lookout)
 

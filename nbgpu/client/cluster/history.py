@@ -26,7 +26,8 @@ class CellHistory:
         self._pushed.update(names)
 
     def forget_newest(self, ranks: Iterable[int]) -> None:
-        """Takes the newest cell from what these ranks would run again: it was cut off, and might never end."""
+        """Takes the newest cell from what these ranks would run again: it was cut off, and might never
+        end."""
         for rank in ranks:
             self._cells[rank].pop()
 

@@ -41,7 +41,8 @@ class _Asker:
 
 
 class Listener:
-    """The socket on which the ranks of a cluster come with their questions, from the first cell that somebody can answer in.
+    """The socket on which the ranks of a cluster come with their questions, from the first cell that somebody
+    can answer in.
 
     Args:
         folder: the cluster's own.
@@ -76,8 +77,8 @@ class Questions:
     """The ranks' questions in one cell. Nothing here waits, so that the cell goes on being watched meanwhile.
 
     Args:
-        listen: gives where the ranks come with their questions. With nobody to answer it is not called, and `input()` on a
-            rank raises StdinNotImplementedError as it does in a notebook's own kernel.
+        listen: gives where the ranks come with their questions. With nobody to answer it is not called, and
+            `input()` on a rank raises StdinNotImplementedError as it does in a notebook's own kernel.
     """
 
     def __init__(self, listen: Callable[[], Listener]) -> None:

@@ -1,8 +1,10 @@
-"""Ends a cluster that nobody uses any more, so that its GPUs are free for others: the setting `release_after_s`.
+"""Ends a cluster that nobody uses any more, so that its GPUs are free for others: the setting
+`release_after_s`.
 
-JupyterLab keeps the kernel of a notebook that was closed, and the kernel keeps the cluster. A cluster is in use while a
-cell of the notebook runs, any cell, while a rank works or a run goes on, and when somebody asks for a completion or for
-help on a name, as a page does while a person types. The time counts from the last of these.
+JupyterLab keeps the kernel of a notebook that was closed, and the kernel keeps the cluster. A cluster is in
+use while a cell of the notebook runs, any cell, while a rank works or a run goes on, and when somebody asks
+for a completion or for help on a name, as a page does while a person types. The time counts from the last of
+these.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ class IdleRelease:
     Args:
         after_s: how long it may be unused.
         is_working: whether a run goes on, or a rank works; may take a second, and is asked on the thread.
-        release: ends the cluster. Called on the event loop of the thread that made this object, if it has one, and so
-            never within another call of the notebook's; else on this object's thread.
+        release: ends the cluster. Called on the event loop of the thread that made this object, if it has
+            one, and so never within another call of the notebook's; else on this object's thread.
     """
 
     def __init__(self, after_s: float, is_working: Callable[[], bool], release: Callable[[], None]) -> None:

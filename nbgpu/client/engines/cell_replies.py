@@ -1,4 +1,5 @@
-"""What the ranks send back while they run a cell: their output, message by message, and in the end their answers."""
+"""What the ranks send back while they run a cell: their output, message by message, and in the end their
+answers."""
 
 from __future__ import annotations
 
@@ -80,8 +81,8 @@ class Arrivals:
 
     @contextmanager
     def _settling(self) -> Iterator[None]:
-        """The answer and the output that belongs to it may come on two threads, and ipyparallel's own record of what is still to
-        come is made for one."""
+        """The answer and the output that belongs to it may come on two threads, and ipyparallel's own record
+        of what is still to come is made for one."""
         with self._quiet:
             yield
 

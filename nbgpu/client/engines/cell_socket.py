@@ -1,10 +1,12 @@
 """A connection to the controller that belongs to the event loop in which a cell is awaited.
 
-ipyparallel's client has a thread of its own. For each cell that one has to be woken to send, and the loop's thread to take the
-answers, while the two take turns in running Python: of an empty cell's time a sixth. Here requests leave and answers come on
-the loop's own thread, through the same controller and by the same methods of the client.
+ipyparallel's client has a thread of its own. For each cell that one has to be woken to send, and the loop's
+thread to take the answers, while the two take turns in running Python: of an empty cell's time a sixth. Here
+requests leave and answers come on the loop's own thread, through the same controller and by the same methods
+of the client.
 
-While that thread does not come to its loop, because it waits in a call, whoever asks for an answer takes what has come.
+While that thread does not come to its loop, because it waits in a call, whoever asks for an answer takes what
+has come.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the ranks print and display, taken one message at a time and in the order in which it comes.
 
-ipyparallel by itself gathers a cell's text in one string for each stream. That forgets what came before what, drops what
-stands before a carriage return, copies the whole text with each message, and keeps it for good. It also stops
-gathering when an error's reply overtakes what was printed before the error.
+ipyparallel by itself gathers a cell's text in one string for each stream. That forgets what came before what,
+drops what stands before a carriage return, copies the whole text with each message, and keeps it for good. It
+also stops gathering when an error's reply overtakes what was printed before the error.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _listener: ContextVar[tuple[Arrivals, int] | None] = ContextVar("nbgpu_listener"
 
 
 class _Loop(AsyncIOLoop):
-    """The loop of ipyparallel's thread. Woken for the first of several requests, the thread would hold up the one that
-    prepares the others, and the last rank would begin late."""
+    """The loop of ipyparallel's thread. Woken for the first of several requests, the thread would hold up the
+    one that prepares the others, and the last rank would begin late."""
 
     @contextmanager
     def at_once(self, here: bool) -> Iterator[None]:
-        """What the calling thread hands to the loop meanwhile is done in the end, without a pause, by the loop or `here`; nothing of
-        it after an exception."""
+        """What the calling thread hands to the loop meanwhile is done in the end, without a pause, by the
+        loop or `here`; nothing of it after an exception."""
         held: list[Callable[[], object]] = []
         token = _held.set(held)
         try:
@@ -138,7 +138,8 @@ class Client(ipp.Client):  # type: ignore[misc]
         super().close(linger)
 
     def _connect(self, *args: Any, **options: Any) -> None:
-        """Called by ipyparallel; TimeoutError where the controller does not answer, and nothing is left of the try."""
+        """Called by ipyparallel; TimeoutError where the controller does not answer, and nothing is left of
+        the try."""
         try:
             super()._connect(*args, **options)
         except BaseException:

@@ -44,8 +44,8 @@ def main() -> None:
     """Until the process ends."""
 
     class Controller(IPController):  # type: ignore[misc]
-        """Does not read along: the hub has a copy of each message otherwise, to keep it in its database, of which
-        there is none here, and takes each apart on the cores that the ranks need for the cell."""
+        """Does not read along: the hub has a copy of each message otherwise, to keep it in its database, of
+        which there is none here, and takes each apart on the cores that the ranks need for the cell."""
 
         def next_port(self, pool_name: str = "common") -> int:
             holder = hold_port()
@@ -69,9 +69,9 @@ def main() -> None:
 def hold_port() -> socket.socket:
     """A free port of the loopback that nobody else gets while this socket is open, but that zmq can bind.
 
-    ipyparallel picks a port, frees it, and binds it a moment later, some on threads that die without a word when
-    another process has got it by then: the cluster's start would hang. Two controllers that start at the same time do that
-    to one another.
+    ipyparallel picks a port, frees it, and binds it a moment later, some on threads that die without a word
+    when another process has got it by then: the cluster's start would hang. Two controllers that start at the
+    same time do that to one another.
     """
     holder = socket.socket()
     holder.bind(("127.0.0.1", 0))
@@ -83,8 +83,9 @@ def hold_port() -> socket.socket:
 def unregister_engines_that_end(hub: Any) -> None:
     """Make ipyparallel's hub give an engine up when its process has ended, and never because it is silent.
 
-    An engine that misses its heartbeats may be stopped, in a debugger's hands, in a frozen control group, or the whole host
-    may have slept. The hub would unregister it for good, and what it answers when it goes on would reach nobody.
+    An engine that misses its heartbeats may be stopped, in a debugger's hands, in a frozen control group, or
+    the whole host may have slept. The hub would unregister it for good, and what it answers when it goes on
+    would reach nobody.
     """
     finish_registration = hub.finish_registration
 

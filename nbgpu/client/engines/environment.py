@@ -16,7 +16,8 @@ _TORCH_WITH_ALLOC_CONF = (2, 10)
 
 
 def of_engines(config: ClusterConfig, ranks_devices: Sequence[Device]) -> dict[str, str]:
-    """What is set for every engine of a cluster whose ranks have these devices; warns of a setting that is left out."""
+    """What is set for every engine of a cluster whose ranks have these devices; warns of a setting that is
+    left out."""
     gpus = dict.fromkeys(device.uuid for device in ranks_devices if device.kind == "cuda")
     return {
         # Every rank sees the cluster's GPUs, in order, as under torchrun: cuda:local_rank is its own.

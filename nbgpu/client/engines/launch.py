@@ -1,6 +1,8 @@
-"""Starting the two processes with which every cluster on this host begins: the engines' parent and the controller.
+"""Starting the two processes with which every cluster on this host begins: the engines' parent and the
+controller.
 
-Neither depends on the number of ranks. They import what they need side by side, while this process goes on.
+Neither depends on the number of ranks. They import what they need side by side, while this process goes
+on.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ REQUESTS_SOCKET = "nursery.sock"
 """In the cluster's folder: here the engines' parent takes requests."""
 
 _HEARTBEAT_PERIOD_MS = 100
-"""ipyparallel counts an engine as there after its first heartbeat; its default of 3 s is felt at every start."""
+"""ipyparallel counts an engine as there after its first heartbeat; its default of 3 s is felt at every
+start."""
 _NO_LIMIT_S = 3600
 _CONTROLLER_OPTIONS = (
     "--ip=127.0.0.1",
@@ -80,7 +83,8 @@ def launch(folder: Path, environment: Mapping[str, str]) -> Launched:
     """Start both processes in a new folder and return at once.
 
     Args:
-        folder: does not exist yet. What is killed from here on leaves the folder to a process that takes it away.
+        folder: does not exist yet. What is killed from here on leaves the folder to a process that takes it
+            away.
         environment: the variables of the engines beside this process's own.
     """
     folder.mkdir(mode=0o700)
@@ -103,7 +107,8 @@ def _start_both(launched: Launched, environment: Mapping[str, str]) -> None:
         "IPP_CLUSTER_ID": CLUSTER_ID,
         "IPP_PROFILE_DIR": str(folder / "profile"),
     }
-    # Listened to from now on: a request waits in the socket until the engines' parent has imported all that it needs.
+    # Listened to from now on: a request waits in the socket until the engines' parent has imported all that
+    # it needs.
     with socket.socket(socket.AF_UNIX) as requests:
         with short_path(folder) as short:
             requests.bind(str(short / REQUESTS_SOCKET))
@@ -121,7 +126,8 @@ def _start_both(launched: Launched, environment: Mapping[str, str]) -> None:
 def _started(
     command: Sequence[str], folder: Path, log: str, variables: Mapping[str, str], *kept: int
 ) -> subprocess.Popen[bytes]:
-    """A process in a session of its own, which gets no signals from the terminal; it keeps these descriptors open."""
+    """A process in a session of its own, which gets no signals from the terminal; it keeps these descriptors
+    open."""
     with (folder / "profile" / "log" / log).open("ab") as output:
         return subprocess.Popen(
             command,
@@ -139,8 +145,8 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def surroundings(environment: Mapping[str, str]) -> tuple[object, ...]:
-    """All that a process which is launched now would take over from this one, or would read: two are equal where it
-    makes no difference when the process was launched."""
+    """All that a process which is launched now would take over from this one, or would read: two are equal
+    where it makes no difference when the process was launched."""
     return (
         os.getpid(),
         interpreter.command(""),

@@ -1,10 +1,10 @@
 """Processes for the next cluster that are launched before anybody starts it.
 
-Importing torch is most of what a start takes. When the notebook's extension is loaded, the engines' parent and
-the controller begin to import in the background, and `%nbgpu start` finds them ready. A start takes them only
-where they are what it would launch itself: with the same variables, folder, limits and installed packages.
-Otherwise they end, and it launches its own. They touch no GPU, and end with this process, however it ends, or
-unused after ten minutes.
+Importing torch is most of what a start takes. When the notebook's extension is loaded, the engines' parent
+and the controller begin to import in the background, and `%nbgpu start` finds them ready. A start takes them
+only where they are what it would launch itself: with the same variables, folder, limits and installed
+packages. Otherwise they end, and it launches its own. They touch no GPU, and end with this process, however
+it ends, or unused after ten minutes.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def begin() -> None:
 
 
 def take(engines_environment: Mapping[str, str]) -> launch.Launched | None:
-    """The preloaded processes, which are the caller's from now on; None where there are none that are as if they were
-    launched now.
+    """The preloaded processes, which are the caller's from now on; None where there are none that are as if
+    they were launched now.
 
     Args:
         engines_environment: the variables of the engines beside this process's own.

@@ -72,7 +72,8 @@ class Processes:
         return self.folder / "profile" / "security" / f"ipcontroller-{launch.CLUSTER_ID}-client.json"
 
     def launch(self, environment: Mapping[str, str]) -> None:
-        """Starts the engines' parent and the controller, or takes over the preloaded ones, and returns at once.
+        """Starts the engines' parent and the controller, or takes over the preloaded ones, and returns at
+        once.
 
         Args:
             environment: the engines' variables beside this process's own.
@@ -104,7 +105,8 @@ class Processes:
         Raises:
             ClusterError: a process ended, or an engine did not come in time.
         """
-        # Here, because the processes are launched before ipyparallel is imported, which takes a quarter of a second.
+        # Here, because the processes are launched before ipyparallel is imported, which takes a quarter of a
+        # second.
         from nbgpu.client.engines.connection import Client
 
         deadline_s = time.monotonic() + timeout_s
@@ -119,8 +121,8 @@ class Processes:
                     with _no_warning_of_missing_signatures():
                         client = Client(connection, timeout=min(patience_s, timeout_s))
                 except TimeoutError:
-                    # It may have ended just after it had written how it is reached, or have much to do: then it gets
-                    # longer.
+                    # It may have ended just after it had written how it is reached, or have much to do: then
+                    # it gets longer.
                     self._check_start(0, num_engines, deadline_s, timeout_s)
                     patience_s *= 2
             while len(client.ids) < num_engines:
@@ -135,8 +137,9 @@ class Processes:
         """Start one more engine.
 
         Args:
-            take: called with its pid, and its number, under which it comes to ipyparallel's client in a moment. From then
-                on the engine is the caller's; where that does not happen, because of an interrupt, the engine is ended.
+            take: called with its pid, and its number, under which it comes to ipyparallel's client in a
+                moment. From then on the engine is the caller's; where that does not happen, because of an
+                interrupt, the engine is ended.
         """
         with self._fork_server() as fork_server:
             fork_server.sendall(json.dumps({"fork": True}).encode())
@@ -146,7 +149,8 @@ class Processes:
                 fork_server.sendall(TAKEN)
 
     def prepare_engines(self, recipes: Sequence[str]) -> None:
-        """Has imported what engines that are started from now on need to train with these recipes; returns at once."""
+        """Has imported what engines that are started from now on need to train with these recipes; returns at
+        once."""
         # It may still import what it was asked for before, and does not answer meanwhile.
         with self._fork_server() as fork_server:
             fork_server.sendall(json.dumps({"train": list(recipes)}).encode())
@@ -298,7 +302,8 @@ def _received(fork_server: socket.socket) -> bytes:
 
 
 def _num_oom_kills() -> int | None:
-    """How many processes of this host the kernel has ended for want of memory since it was booted; None where it does not say."""
+    """How many processes of this host the kernel has ended for want of memory since it was booted; None where
+    it does not say."""
     try:
         counts = dict(line.split() for line in _VMSTAT.read_text().splitlines())
         return int(counts["oom_kill"])
@@ -307,8 +312,8 @@ def _num_oom_kills() -> int | None:
 
 
 def _fill_serializers_tables() -> None:
-    """ipyparallel fills the tables of its serializer when one is first used, and two threads that start a cluster each
-    would trip over one another."""
+    """ipyparallel fills the tables of its serializer when one is first used, and two threads that start a
+    cluster each would trip over one another."""
     from ipyparallel.serialize.canning import can, uncan
 
     with _serializers_tables:
@@ -318,8 +323,8 @@ def _fill_serializers_tables() -> None:
 
 @contextmanager
 def _no_warning_of_missing_signatures() -> Iterator[None]:
-    """ipyparallel signs no messages where Curve authenticates and encrypts them, and jupyter_client, which does
-    not know of Curve, warns of that in words that would alarm a person for no reason."""
+    """ipyparallel signs no messages where Curve authenticates and encrypts them, and jupyter_client, which
+    does not know of Curve, warns of that in words that would alarm a person for no reason."""
 
     def is_not_that(record: logging.LogRecord) -> bool:
         return "Message signing is disabled" not in record.getMessage()

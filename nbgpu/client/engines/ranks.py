@@ -1,7 +1,7 @@
 """The engines of a cluster as the ranks of one group: who sits where, and how the group is made good again.
 
-A rank keeps its number for good. The engine behind it may change: one that died is replaced by a new one, or by
-a spare that was waiting, and takes its seat in the next generation of the group.
+A rank keeps its number for good. The engine behind it may change: one that died is replaced by a new one, or
+by a spare that was waiting, and takes its seat in the next generation of the group.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ class Ranks:
         """Gives the engines their places for a way to talk.
 
         Args:
-            anew: the ranks have tried another way, and get new engines: what that left in them is not to be mended.
+            anew: the ranks have tried another way, and get new engines: what that left in them is not to be
+                mended.
         """
         if anew:
             self.end(range(len(self)))
@@ -186,7 +187,8 @@ class Ranks:
         }
 
     def interrupt(self, ranks: Iterable[int]) -> None:
-        """Raises KeyboardInterrupt in the Python code of the ranks, and ends programs that they run, as Ctrl-C would."""
+        """Raises KeyboardInterrupt in the Python code of the ranks, and ends programs that they run, as
+        Ctrl-C would."""
         for rank in ranks:
             with suppress(ProcessLookupError):
                 os.kill(self.seating.pids[rank], signal.SIGINT)
@@ -195,8 +197,8 @@ class Ranks:
     def sever(self) -> None:
         """Frees all ranks from whatever collective they wait in; after it the group must be formed anew.
 
-        Ranks that wait in none are severed too: gloo may not notice a connection that was cut at one end only. Said again
-        of the same group, it does nothing more.
+        Ranks that wait in none are severed too: gloo may not notice a connection that was cut at one end
+        only. Said again of the same group, it does nothing more.
         """
         self.seating.give_up(self._processes.folder)
         if self.seating.is_whole:
@@ -385,7 +387,8 @@ class Ranks:
         return self.regroup(failed=ranks)
 
     def _give_places(self, arrived: Mapping[int, tuple[int, int]]) -> None:
-        """Puts new engines, (pid, number) by rank, in the place of those that the ranks had, once they have come."""
+        """Puts new engines, (pid, number) by rank, in the place of those that the ranks had, once they have
+        come."""
         try:
             self._wait_for([engine for _, engine in arrived.values()])
         except ClusterError:
@@ -411,8 +414,8 @@ class Ranks:
             self._new_spare()
 
     def _new_spare(self) -> tuple[int, int]:
-        """(pid, engine) of a new engine. It is a spare until it has a rank's place, so that an interrupt in between leaves
-        no engine that belongs to nobody: the next replacement takes it."""
+        """(pid, engine) of a new engine. It is a spare until it has a rank's place, so that an interrupt in
+        between leaves no engine that belongs to nobody: the next replacement takes it."""
         spares: dict[int, int] = {}
 
         def take(pid: int, engine: int) -> None:
@@ -461,8 +464,8 @@ class Ranks:
                 take_interrupt()
 
     def _wait_for_output_path(self, rank: int, timeout_s: float) -> None:
-        """Makes sure that what a rank prints arrives: a subscription on the way to it takes a moment, and what
-        is printed before is lost without a word."""
+        """Makes sure that what a rank prints arrives: a subscription on the way to it takes a moment, and
+        what is printed before is lost without a word."""
         give_up_s = time.monotonic() + timeout_s
         while not self[rank].execute("", silent=True, block=False).wait_for_output(_ECHO_PATIENCE_S):
             if time.monotonic() > give_up_s:
@@ -490,7 +493,8 @@ def reference(function: str) -> Any:
 
 def expression(source: str) -> Any:
     """An expression as something that ipyparallel evaluates on the engine."""
-    # Here, so that the engines' parent can be launched before ipyparallel is imported, which takes a quarter of a second.
+    # Here, so that the engines' parent can be launched before ipyparallel is imported, which takes a quarter
+    # of a second.
     from ipyparallel import Reference
 
     return Reference(source)

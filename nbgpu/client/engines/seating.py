@@ -18,7 +18,8 @@ from nbgpu.protocol.records import GivenUp
 
 @dataclass
 class Seating:
-    """The engines behind the ranks; changes when one is replaced, and is kept for whoever takes the cluster over."""
+    """The engines behind the ranks; changes when one is replaced, and is kept for whoever takes the cluster
+    over."""
 
     engines: dict[int, int] = field(default_factory=dict)
     """ipyparallel's number of each rank's engine."""

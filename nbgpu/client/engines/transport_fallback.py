@@ -1,8 +1,8 @@
 """Finding a way for the ranks to talk: the best one that works, and never a silent step down.
 
-Each way is tried by the engines themselves, which form their group over it and add up a number. What a failed NCCL
-leaves in a process (a broken CUDA context, variables that it reads once only, a thread that hangs in the driver) cannot be
-mended there, so that the next way is tried by new engines.
+Each way is tried by the engines themselves, which form their group over it and add up a number. What a failed
+NCCL leaves in a process (a broken CUDA context, variables that it reads once only, a thread that hangs in the
+driver) cannot be mended there, so that the next way is tried by new engines.
 """
 
 from __future__ import annotations

@@ -75,15 +75,18 @@ class Place:
 
 
 def notice(places: Mapping[int, Place], after_s: float, since_busy_s: float = math.inf) -> str:
-    """What `told_of_all` says; empty unless a rank waits in a collective for `after_s` seconds, or one stands still.
+    """What `told_of_all` says; empty unless a rank waits in a collective for `after_s` seconds, or one stands
+    still.
 
     Args:
         places: by rank.
         after_s: the time that ranks may wait.
-        since_busy_s: how long no rank has got on with what the others wait for. Their waiting before that is explained.
+        since_busy_s: how long no rank has got on with what the others wait for. Their waiting before that
+            is explained.
     """
     waits_s = [min(place.for_s, since_busy_s) for place in places.values() if place.waits]
-    # Where all wait in the same place they do so since the last one came; until then the others waited for that one.
+    # Where all wait in the same place they do so since the last one came; until then the others waited for
+    # that one.
     are_together = len(waits_s) == len(places) and len({place.kind for place in places.values()}) == 1
     hangs = bool(waits_s) and (min(waits_s) if are_together else max(waits_s)) >= after_s
     hangs |= any(place.stands_still for place in places.values())
@@ -124,8 +127,8 @@ class HangWatch:
         world_size: how many ranks there are; some may not have been given it.
         notice_after_s: how long ranks wait in a collective before that is worth saying; 0 for never.
         work: what was sent to them.
-        is_busy: whether a rank has said last that it does something by itself, such as importing packages. What it answered
-            last about where it is may be older.
+        is_busy: whether a rank has said last that it does something by itself, such as importing packages.
+            What it answered last about where it is may be older.
     """
 
     def __init__(
@@ -149,7 +152,8 @@ class HangWatch:
         self.text = ""
         """The notice; empty while there is nothing to say."""
         self.longest_wait_s = 0.0
-        """Of any rank that stands still, or is in a collective with nothing going through its process groups."""
+        """Of any rank that stands still, or is in a collective with nothing going through its process
+        groups."""
 
     def check(self) -> None:
         """Takes what the ranks have answered and asks them again, about once a second. Does not wait."""
@@ -160,15 +164,16 @@ class HangWatch:
         self._asked_mono_s = now_s
         self._lookout.ask()
         places = self._look()
-        # Also of a rank that is busy no more: it may take a moment to join the others, and they wait since long before.
+        # Also of a rank that is busy no more: it may take a moment to join the others, and they wait since
+        # long before.
         got_on_mono_s = [now_s - place.for_s for place in places.values() if place.is_busy]
         self._busy_mono_s = max([self._busy_mono_s, *got_on_mono_s])
         if self._notice_after_s:
             self.text = notice(places, self._notice_after_s, now_s - self._busy_mono_s)
 
     def wait_longer_than(self, seconds: float) -> bool:
-        """Whether a rank has stood still, or waited in a collective, for longer, and does so now: where that was known a second
-        ago, the ranks are asked again, for a moment."""
+        """Whether a rank has stood still, or waited in a collective, for longer, and does so now: where that
+        was known a second ago, the ranks are asked again, for a moment."""
         if self.longest_wait_s <= seconds:
             return False
         self._lookout.ask()
@@ -179,7 +184,8 @@ class HangWatch:
     def _take_answers(self, patience_s: float = 0.0) -> None:
         self._lookout.collect(patience_s)
         for rank, seen in list(self._lookout.seen.items()):
-            # Where a rank was before, such as a rank of a run before another one was replaced, says nothing of this.
+            # Where a rank was before, such as a rank of a run before another one was replaced, says nothing
+            # of this.
             is_of_now = seen.mono_s >= self._began_mono_s
             if is_of_now and (rank not in self._here_since or self._here_since[rank][0] != seen.where):
                 self._here_since[rank] = seen.where, seen.mono_s

@@ -1,8 +1,8 @@
 """Ranks that called different collectives, or the same with different shapes: torch's message in our words.
 
-torch compares the ranks' calls in debug mode (TORCH_DISTRIBUTED_DEBUG=DETAIL) and says on each rank how its own
-call differs from another's. What a rank says of another can be wrong where one of them has no tensors (torch
-2.13 takes a barrier for a reduce), so each rank is asked for its own call only.
+torch compares the ranks' calls in debug mode (TORCH_DISTRIBUTED_DEBUG=DETAIL) and says on each rank how its
+own call differs from another's. What a rank says of another can be wrong where one of them has no tensors
+(torch 2.13 takes a barrier for a reduce), so each rank is asked for its own call only.
 """
 
 from __future__ import annotations

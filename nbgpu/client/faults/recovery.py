@@ -1,7 +1,7 @@
 """Decides how a failure on the ranks is mended, and mends it.
 
-A rank that waits for another is freed, a rank whose process has ended is replaced, and the group is formed again where
-it can no longer be trusted.
+A rank that waits for another is freed, a rank whose process has ended is replaced, and the group is formed
+again where it can no longer be trusted.
 """
 
 from __future__ import annotations
@@ -131,11 +131,13 @@ class Recovery:
         self._stood_still = set()
         self._cluster.news += self._cluster.ranks.regroup()
         if last_run is not None:
-            # A run that was stopped while they did not hear it has not been ended there, and its model takes memory.
+            # A run that was stopped while they did not hear it has not been ended there, and its model takes
+            # memory.
             self._cluster.ranks.call(Call.LET_GO_OF_RUN, str(last_run))
 
     def _mend_what_cells_left(self) -> None:
-        """Forms the group again that a cell has ended, and names the signal handlers that the ranks took back."""
+        """Forms the group again that a cell has ended, and names the signal handlers that the ranks took
+        back."""
         if ended := self._cluster.ranks.without_group():
             lines = self._cluster.ranks.regroup()
             self._cluster.news += [
@@ -264,7 +266,8 @@ class Recovery:
         )
 
     def leave_behind(self, results: Mapping[int, Reply]) -> None:
-        """Notes ranks that did not come back from a cell; they get no other one until they do, and no answers."""
+        """Notes ranks that did not come back from a cell; they get no other one until they do, and no
+        answers."""
         self._cluster.stop_listening()
         self._left_behind = dict(results)
         self._stood_still = set(self._cluster.ranks.standstills(self._busy()))
@@ -279,7 +282,8 @@ class Recovery:
 
     @uninterrupted()
     def take_up_the_cell(self) -> None:
-        """Waits a moment for a cell that was running when the notebook went; forms the group again if it failed."""
+        """Waits a moment for a cell that was running when the notebook went; forms the group again if it
+        failed."""
         group_is_whole = self._cluster.ranks.group_is_whole
         if not group_is_whole:
             # The notebook went while the group was formed: who came waits for who was not called.
@@ -297,8 +301,8 @@ class Recovery:
     def restart(self, rank: int, history: Replayed, replay: bool) -> str:
         """Ends a rank and puts a new engine in its place; says what happened.
 
-        Other ranks that are still in an earlier cell are stopped. A rank that does not come back even then is given up
-        as well: without it there is no group.
+        Other ranks that are still in an earlier cell are stopped. A rank that does not come back even then is
+        given up as well: without it there is no group.
 
         Args:
             rank: the rank to end.

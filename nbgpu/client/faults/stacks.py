@@ -114,7 +114,8 @@ class Lookout:
         return bool(processes.standstill(self._pids[rank]))
 
     def computes(self, rank: int) -> bool:
-        """Whether a rank that owes an answer has used the CPU since it was asked; NoSuchProcess where it is gone."""
+        """Whether a rank that owes an answer has used the CPU since it was asked; NoSuchProcess where it is
+        gone."""
         question = self._open[rank]
         silent_s = time.monotonic() - question.asked_mono_s
         return (_cpu_s(self._pids[rank]) - question.cpu_s) / silent_s > _BUSY_SHARE
@@ -168,7 +169,8 @@ class Lookout:
 
 
 def told(where: MainThreadState) -> str:
-    """What a rank does, in words: 'idle', 'loading packages', 'cell line 6: x = f(y)', 'cell line 4, in barrier: dist.barrier()'."""
+    """What a rank does, in words: 'idle', 'loading packages', 'cell line 6: x = f(y)', 'cell line 4, in
+    barrier: dist.barrier()'."""
     if where.doing == "idle":
         return "idle"
     if where.busy_with and not where.place:

@@ -1,7 +1,8 @@
 """Brings every rank back: once one has failed or is gone, the others are freed from waiting for it.
 
-A rank that waits in a collective for one that raised would wait out the collective's timeout, half an hour. It
-is severed from its process groups, which frees it at once; one that computes is interrupted a moment later.
+A rank that waits in a collective for one that raised would wait out the collective's timeout, half an hour.
+It is severed from its process groups, which frees it at once; one that computes is interrupted a moment
+later.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class RankWatch:
         self._left = {
             rank for rank, result in results.items() if isinstance(result, LeftResult) and result.ready()
         }
-        """Ranks of a run that was rejoined, which were back before: who had the run then may have freed them."""
+        """Ranks of a run that was rejoined, which were back before: who had the run then may have freed
+        them."""
         self._freed_mono_s: float | None = None
         self._interrupted_mono_s = 0.0
         self._use_when_freed: dict[int, CoreUse | None] = {}
@@ -79,8 +81,8 @@ class RankWatch:
         return sorted(self._gone)
 
     def stuck(self) -> list[int]:
-        """The ranks that did not come back although they were freed and interrupted; empty while one of them may merely be
-        slow, so that all are named at once."""
+        """The ranks that did not come back although they were freed and interrupted; empty while one of them
+        may merely be slow, so that all are named at once."""
         if (
             self._freed_mono_s is None
             or (since_s := time.monotonic() - self._freed_mono_s) < _GIVE_UP_AFTER_S
@@ -149,10 +151,11 @@ class RankWatch:
         self._ranks.interrupt(self.pending())
 
     def outcome(self) -> tuple[list[RankFailure], list[int]]:
-        """(the failures, first those that came first, and the ranks that were merely freed), once none is pending.
+        """(the failures, first those that came first, and the ranks that were merely freed), once none is
+        pending.
 
-        A rank whose peer is killed gets a network error a moment before the peer's end is known, so the end is
-        waited for before such an error is taken for the cause.
+        A rank whose peer is killed gets a network error a moment before the peer's end is known, so the end
+        is waited for before such an error is taken for the cause.
         """
         raised = failures(
             {rank: r for rank, r in self._results.items() if r.ready() and rank not in self._gone}
@@ -185,7 +188,8 @@ class RankWatch:
 
     @property
     def only_freed(self) -> bool:
-        """Whether nothing else is wrong with the ranks that are back than that they were freed and interrupted."""
+        """Whether nothing else is wrong with the ranks that are back than that they were freed and
+        interrupted."""
         raised = failures({rank: result for rank, result in self._results.items() if result.ready()})
         alone = all(f.error_type == _ECHO or f.error_type in _NETWORK_ERRORS for f in raised)
         return self.severed and not self._real and not self._gone and alone

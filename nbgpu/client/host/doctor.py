@@ -117,7 +117,8 @@ def _leftovers() -> Iterator[Finding]:
 
 
 def _cluster_folders() -> list[Path]:
-    """The cluster folders of this user, which contain a profile of ipyparallel; not those that a kernel has preloaded."""
+    """The cluster folders of this user, which contain a profile of ipyparallel; not those that a kernel has
+    preloaded."""
     found = Path(tempfile.gettempdir()).glob("nbgpu-*/profile")
     own = (path.parent for path in found if path.stat().st_uid == os.getuid())
     return sorted(folder for folder in own if not _has_controller(folder))

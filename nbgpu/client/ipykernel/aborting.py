@@ -1,8 +1,8 @@
 """A cell that is sent after Stop runs, and those that were waiting behind the stopped one do not.
 
-When a cell ends in an error, ipykernel answers 'aborted' to all cells that came by then, and says nothing to the
-person. That is right for those that were sent before Stop, as "Run All" does. But to bring all ranks back takes up to a
-second, and who presses Stop and then runs the next cell would wonder where it went.
+When a cell ends in an error, ipykernel answers 'aborted' to all cells that came by then, and says nothing to
+the person. That is right for those that were sent before Stop, as "Run All" does. But to bring all ranks back
+takes up to a second, and who presses Stop and then runs the next cell would wonder where it went.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _NOTICED_AFTER_S = 0.5
 """On a busy host a kernel notices Stop so much later. Nobody runs a cell and stops it in less."""
 
 _clock_offset_s: float | None = None
-"""At most this much later than the page the kernel's clock shows the same moment: the least that a request took
-to come, by the two clocks."""
+"""At most this much later than the page the kernel's clock shows the same moment: the least that a request
+took to come, by the two clocks."""
 
 
 def note_request() -> None:
@@ -34,8 +34,8 @@ def note_request() -> None:
 def keep_what_comes_now() -> None:
     """Called when the person presses Stop: cells that are sent from now on run.
 
-    The flag that makes ipykernel abort a request is private; it is only touched where it exists, and a test fails when
-    that has no effect any more.
+    The flag that makes ipykernel abort a request is private; it is only touched where it exists, and a test
+    fails when that has no effect any more.
     """
     kernel = getattr(ipython_shell.current(), "kernel", None)
     if kernel is None or not hasattr(kernel, "_aborting"):
@@ -53,7 +53,8 @@ def keep_what_comes_now() -> None:
 
 
 def _sent_s(request: Any) -> float | None:
-    """When a request was sent, by the page's clock; some versions of jupyter_client leave the date as text."""
+    """When a request was sent, by the page's clock; some versions of jupyter_client leave the date as
+    text."""
     date = request.get("header", {}).get("date")
     if isinstance(date, str):
         date = datetime.fromisoformat(date)

@@ -1,8 +1,9 @@
 """A distributed cell that wrote nothing into the notebook's own streams does not wait for them at its end.
 
-After each cell ipykernel flushes stdout and stderr twice, and waits each time for the thread that sends; then it sleeps half a
-millisecond, lest the answer overtakes what was written. That takes longer than an empty cell on all ranks takes to reach
-them. What the ranks have said needs none of it: displays are handed to that thread before, and it sends them in order.
+After each cell ipykernel flushes stdout and stderr twice, and waits each time for the thread that sends; then
+it sleeps half a millisecond, lest the answer overtakes what was written. That takes longer than an empty cell
+on all ranks takes to reach them. What the ranks have said needs none of it: displays are handed to that
+thread before, and it sends them in order.
 
 The sleep's length is private to ipykernel (from 6.29 to 7.4): where it is not there, it is left as it is.
 """

@@ -1,8 +1,9 @@
 """Lets a page that is loaded while a cell runs find the cell's widgets, and not only after the cell's end.
 
-A page asks a kernel who it is before anything else, and JupyterLab does not look for widgets before it has the answer.
-ipykernel answers behind the running cell. Here such questions go to one of the threads ("subshells") on which it answers
-the widgets' messages meanwhile; there is one as soon as a page has shown a widget.
+A page asks a kernel who it is before anything else, and JupyterLab does not look for widgets before it has
+the answer. ipykernel answers behind the running cell. Here such questions go to one of the threads
+("subshells") on which it answers the widgets' messages meanwhile; there is one as soon as a page has shown a
+widget.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ _HEADER = 1
 class RunningCell:
     """The cell that is running now, as pages see it. `over` is to be called when it shows nothing more.
 
-    The names in the kernel that this needs are private, from ipykernel 7.1 to 7.4. Where they do not exist pages
-    wait as they always do; a test fails when that happens.
+    The names in the kernel that this needs are private, from ipykernel 7.1 to 7.4. Where they do not exist
+    pages wait as they always do; a test fails when that happens.
     """
 
     def __init__(self) -> None:

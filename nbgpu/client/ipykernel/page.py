@@ -23,10 +23,10 @@ def _kernel() -> Any | None:
 def has_frontend() -> bool:
     """Whether a page that can show widgets sent the cell that is running.
 
-    A kernel cannot ask: a question to a page that is not there would never be answered. But every request
-    to run a cell says whether somebody sits there to answer `input()`. nbclient, and papermill and nbconvert
-    on top of it, say no; JupyterLab, Notebook, VS Code and Colab say yes. Voilà runs notebooks through nbclient and
-    shows them in a page all the same; it names itself in the kernel's environment. A console says yes
+    A kernel cannot ask: a question to a page that is not there would never be answered. But every request to
+    run a cell says whether somebody sits there to answer `input()`. nbclient, and papermill and nbconvert on
+    top of it, say no; JupyterLab, Notebook, VS Code and Colab say yes. Voilà runs notebooks through nbclient
+    and shows them in a page all the same; it names itself in the kernel's environment. A console says yes
     although it shows no widgets: it prints the text that comes along with them.
     """
     asked_for = os.environ.get(FRONTEND_VARIABLE)
@@ -42,7 +42,8 @@ def has_frontend() -> bool:
 
 
 def is_captured() -> bool:
-    """Whether what is printed goes elsewhere than to the page, as below %%capture and in `redirect_stdout`."""
+    """Whether what is printed goes elsewhere than to the page, as below %%capture and in
+    `redirect_stdout`."""
     return not isinstance(sys.stdout, OutStream)
 
 
@@ -55,9 +56,9 @@ def has_subshells() -> bool:
 def answer_while_busy(widget: ipywidgets.Widget) -> None:
     """Lets the page's messages to `widget` reach it while a cell is running.
 
-    JupyterLab sends a widget's messages to a subshell, a thread of the kernel that is free while the main one runs
-    a cell. ipykernel then sends them back to the thread in which the widget last spoke, which is the main
-    one: the message would wait for the cell's end. The method that decides it is private to ipykernel,
+    JupyterLab sends a widget's messages to a subshell, a thread of the kernel that is free while the main one
+    runs a cell. ipykernel then sends them back to the thread in which the widget last spoke, which is the
+    main one: the message would wait for the cell's end. The method that decides it is private to ipykernel,
     so it is only replaced where it exists; a test fails when that no longer has the effect.
     """
     comm = widget.comm

@@ -11,7 +11,8 @@ def can_ask_without_waiting(kernel: Any) -> bool:
 
 
 class Page:
-    """Asks with a box under the cell, as a kernel's own `input()` does, and returns before anything is typed."""
+    """Asks with a box under the cell, as a kernel's own `input()` does, and returns before anything is
+    typed."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel

@@ -179,7 +179,9 @@ class NbgpuMagics(Magics):
 
     @line_magic
     def nbgpu(self, line: str) -> None:
-        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] [--cell-seed N] [--keep] | status | stop | restart [--rank K [--replay]] | attach [ID] | ps | doctor | debug [--rank K] | vars [PATTERN] | sync | autoreload [on|off]"""
+        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] [--cell-seed N] [--keep]
+        | status | stop | restart [--rank K [--replay]] | attach [ID] | ps | doctor | debug [--rank K] | vars
+        [PATTERN] | sync | autoreload [on|off]"""
         command, *arguments = shlex.split(line) or ["status"]
         if command == "start":
             self._start(arguments)

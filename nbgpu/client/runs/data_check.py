@@ -20,8 +20,8 @@ _BAD_DATA = 3
 def require(config: TrainConfig) -> None:
     """Raises DataError with a line for every bad row and file.
 
-    Takes some seconds where there are files, for the process that looks at them loads torch, and with `check_voxels` the time
-    to read those that were not found good before.
+    Takes some seconds where there are files, for the process that looks at them loads torch, and with
+    `check_voxels` the time to read those that were not found good before.
     """
     if config.data in type(config).WITHOUT_FILES:
         return

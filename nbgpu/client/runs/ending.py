@@ -1,4 +1,5 @@
-"""The end of something that goes on in threads, such as a run: who waits for it, and who is called when it comes."""
+"""The end of something that goes on in threads, such as a run: who waits for it, and who is called when it
+comes."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ class Ending(Generic[State]):
         patience_s: float,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
-        """Waits for it. The kernel's interrupt calls `stop`, waits `patience_s` for what that does, and is then raised.
+        """Waits for it. The kernel's interrupt calls `stop`, waits `patience_s` for what that does, and is
+        then raised.
 
         `meanwhile` is called several times a second.
 

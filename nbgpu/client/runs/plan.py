@@ -1,4 +1,5 @@
-"""What a run will do, said before it starts: devices, batches, steps, and what it takes of each rank's memory."""
+"""What a run will do, said before it starts: devices, batches, steps, and what it takes of each rank's
+memory."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ class Plan:
     devices: Sequence[Device]
     chosen_transport: ChosenTransport
     memory: Mapping[str, Any]
-    """An estimate for one rank, in bytes: `parameters`, `gradients`, `optimizer`, `activations`, `before` (what the rank
-    holds already), `peak`; or `unknown`, with the reason."""
+    """An estimate for one rank, in bytes: `parameters`, `gradients`, `optimizer`, `activations`, `before`
+    (what the rank holds already), `peak`; or `unknown`, with the reason."""
     data: tuple[str, ...]
     """How the data come to the ranks, a sentence each."""
     steps_per_epoch: int

@@ -1,4 +1,5 @@
-"""Asks a cluster's ranks what a run will take before it starts: a plan of the run, or the largest batch that fits."""
+"""Asks a cluster's ranks what a run will take before it starts: a plan of the run, or the largest batch that
+fits."""
 
 from __future__ import annotations
 

@@ -52,7 +52,8 @@ class Presenter(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Does what `report` would take a second for when it is called first; on a thread, while a run trains."""
+        """Does what `report` would take a second for when it is called first; on a thread, while a run
+        trains."""
         ...
 
     def report(self, run: Run) -> None:
@@ -105,14 +106,16 @@ class Run:
 
     @classmethod
     def start(cls, config: TrainConfig, host: Host, planned: Plan | None = None) -> Run:
-        """Makes the run's folder and starts the trainer on every rank; `planned` is a plan that was made of it."""
+        """Makes the run's folder and starts the trainer on every rank; `planned` is a plan that was made of
+        it."""
         folder = runs.create(config, host.config)
         results = host.ranks.call(Call.TRAIN, str(folder))
         return cls(folder, config, _info(folder, config, host), host, results, planned)
 
     @classmethod
     def rejoin(cls, folder: Path, host: Host) -> Run:
-        """The handle of a run that another process started; what the ranks returned stands in the run's folder."""
+        """The handle of a run that another process started; what the ranks returned stands in the run's
+        folder."""
         runs.require_own(folder)
         _, config = runs.read_settings(folder)
         config = runs.with_changes(config, folder)
@@ -124,7 +127,8 @@ class Run:
 
     @property
     def info(self) -> RunInfo:
-        """What a reader needs to know of the run; of the data nothing is known until the ranks have looked at them."""
+        """What a reader needs to know of the run; of the data nothing is known until the ranks have looked at
+        them."""
         path = self.folder / names.INFO
         try:
             written_ns = path.stat().st_mtime_ns
@@ -137,7 +141,8 @@ class Run:
 
     @property
     def plan(self) -> Plan:
-        """What it does and takes, as `cluster.plan` says it; how the data come to the ranks as they found them."""
+        """What it does and takes, as `cluster.plan` says it; how the data come to the ranks as they found
+        them."""
         info = self.info
         if not info.data:
             return self._planned
@@ -155,7 +160,8 @@ class Run:
 
     @property
     def hang(self) -> str:
-        """Who waits where and who does not, while a rank waits longer than the cluster's `notice_after_s`; else empty."""
+        """Who waits where and who does not, while a rank waits longer than the cluster's `notice_after_s`;
+        else empty."""
         return self._watch.hang
 
     @property
@@ -194,23 +200,27 @@ class Run:
         return max(status.step for status in self.statuses())
 
     def metrics(self) -> pd.DataFrame:
-        """Every number that the ranks recorded: one row for each sample, with rank, step, time_s and the series."""
+        """Every number that the ranks recorded: one row for each sample, with rank, step, time_s and the
+        series."""
         return frame_of(self.reader)
 
     def result(self) -> Mapping[str, Any] | None:
-        """What the recipe says of the trained model, beside its baselines; None until the run has finished."""
+        """What the recipe says of the trained model, beside its baselines; None until the run has
+        finished."""
         results = [event.detail for event in self.reader.events() if event.kind == "result"]
         return results[-1] if results else None
 
     def notes(self) -> list[str]:
-        """What the ranks want a person to know, such as a checkpoint that could not be written, or a rank that was replaced;
-        oldest first. Then the lines of their files that could not be read, if there are any."""
+        """What the ranks want a person to know, such as a checkpoint that could not be written, or a rank
+        that was replaced; oldest first. Then the lines of their files that could not be read, if there are
+        any."""
         told = (event.text for event in self.reader.events() if event.kind in ("note", "heal"))
         # Each rank tells of a replacement.
         return list(dict.fromkeys([*told, *self.reader.damage()]))
 
     def untold_heals(self) -> list[str]:
-        """What there is to say of ranks that were replaced since the last call: which died, how, and what was lost."""
+        """What there is to say of ranks that were replaced since the last call: which died, how, and what was
+        lost."""
         told = self._watch.heals[self._num_heals_told :]
         self._num_heals_told += len(told)
         for text in told:
@@ -238,8 +248,8 @@ class Run:
     def set(self, **settings: Any) -> None:
         """Lets the run go on with other settings.
 
-        All ranks take them at the same step; those of the data with the next epoch. A mark on the panels says where,
-        and `changes.jsonl` in the run's folder.
+        All ranks take them at the same step; those of the data with the next epoch. A mark on the panels says
+        where, and `changes.jsonl` in the run's folder.
 
         Raises:
             ConfigError: a setting cannot be changed now, or its value is not valid; nothing is changed.
@@ -261,8 +271,8 @@ class Run:
         self._send(lambda beside: send_settings(self.folder, values, beside))
 
     def _refuse_more_than_an_epoch(self, config: TrainConfig) -> None:
-        """Raises ConfigError where a step would take more than an epoch: it would repeat samples, and perhaps exceed the
-        memory."""
+        """Raises ConfigError where a step would take more than an epoch: it would repeat samples, and perhaps
+        exceed the memory."""
         info = self.info
         asked = config.samples_per_step(info.world_size)
         known = info.steps_per_epoch * info.global_batch_size  # 0 before the ranks have looked at the data
@@ -276,9 +286,9 @@ class Run:
     def stop(self) -> None:
         """Asks all ranks to end after the step they are in; they write a checkpoint first.
 
-        A step that does not come to its end, because a rank waits for one that does not come, is interrupted; so is
-        any step where this is called again. Training goes back to the state before it then and ends with that; with
-        strategy='fsdp', where no rank has it, with that of the newest checkpoint.
+        A step that does not come to its end, because a rank waits for one that does not come, is interrupted;
+        so is any step where this is called again. Training goes back to the state before it then and ends
+        with that; with strategy='fsdp', where no rank has it, with that of the newest checkpoint.
         """
         self._ask("stop")
         self._watch.stop_was_asked()

@@ -1,5 +1,5 @@
-"""Follows a training run on its ranks to the end: replaces those that die, frees those that wait for one that failed, and
-interrupts a step that does not end when the run is to stop."""
+"""Follows a training run on its ranks to the end: replaces those that die, frees those that wait for one that
+failed, and interrupts a step that does not end when the run is to stop."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from nbgpu.protocol.records import BUSY_STATES, FINAL_STATES, Device, RankFailur
 
 _log = logging.getLogger("nbgpu.run")
 _HANG_S = 5.0
-"""A rank that waits so long, or as long as a notice takes to come, while the person wants the run to stop, waits for one that
-does not come."""
+"""A rank that waits so long, or as long as a notice takes to come, while the person wants the run to stop,
+waits for one that does not come."""
 _SECOND_STOP_AFTER_S = 1.0
 """Who presses twice within a second meant it once."""
 _MAX_DEATHS_WITHOUT_PROGRESS = 2
@@ -76,7 +76,8 @@ class RunWatch:
         failures: what was raised on the ranks, once the run has failed.
         lost: what else kept the run from its end.
         heals: what was told of each replacement of ranks: which died, and how, and what was lost.
-        hang: who waits where and who does not, while a rank waits longer than the cluster's `notice_after_s`; else empty.
+        hang: who waits where and who does not, while a rank waits longer than the cluster's
+            `notice_after_s`; else empty.
     """
 
     def __init__(
@@ -132,7 +133,8 @@ class RunWatch:
             self.lost = RunError(f"{self._folder.name} cannot be followed any more: {error!r}")
         if self.failures or self.lost:
             return "failed"
-        # What is abandoned has no answer, and what was interrupted while it loaded its data has raised on all ranks.
+        # What is abandoned has no answer, and what was interrupted while it loaded its data has raised on all
+        # ranks.
         answered = all(result.ready() and result.exception() is None for result in self._results.values())
         answers = {result.result() for result in self._results.values()} if answered else set()
         return "finished" if answers == {"finished"} else "stopped"
@@ -188,7 +190,8 @@ class RunWatch:
         return found
 
     def _gives_up_on_some(self, watch: RankWatch) -> bool:
-        """Whether ranks that others have to be freed from do not come back; one that stands still may, unless the run is to stop."""
+        """Whether ranks that others have to be freed from do not come back; one that stands still may, unless
+        the run is to stop."""
         stuck = watch.stuck()
         return bool(stuck) and (self._num_stops_asked > 0 or not self._host.ranks.standstills(stuck))
 
@@ -196,21 +199,23 @@ class RunWatch:
         """Whether what the person wants stopped would not stop by itself."""
         if self._num_stops_asked > 1:
             return True
-        # With fsdp no rank has all of the state to go on from, so that the person has to say it twice. And one rank may
-        # take long to write the last checkpoint.
+        # With fsdp no rank has all of the state to go on from, so that the person has to say it twice. And
+        # one rank may take long to write the last checkpoint.
         is_told_twice = self._config.strategy == "fsdp" or self._is_stopping
         too_long_s = min(self._host.config.notice_after_s or _HANG_S, _HANG_S)
         return self._num_stops_asked == 1 and not is_told_twice and hangs.wait_longer_than(too_long_s)
 
     def _prepare_replacements(self) -> None:
-        """Once the ranks train: earlier it would take the cores from them, while they get ready themselves."""
+        """Once the ranks train: earlier it would take the cores from them, while they get ready
+        themselves."""
         if not self._prepared and self._newest_step() > self._died_at_step:
             self._host.ranks.add_spares(self._host.config.spare)
             self._host.ranks.prepare_to_train([self._config.recipe])
             self._prepared = True
 
     def _can_end_in_order(self, watch: RankWatch, hang: str) -> bool:
-        """Lets ranks that a Stop has interrupted end as any other run that is stopped; False where that is in vain."""
+        """Lets ranks that a Stop has interrupted end as any other run that is stopped; False where that is in
+        vain."""
         self.failures = ()
         if {status.state for status in self._statuses()} <= {"starting", "loading packages", "loading"}:
             # There is nothing yet that could be kept.

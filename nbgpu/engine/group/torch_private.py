@@ -1,6 +1,7 @@
 """Private names of torch.distributed, each in a function that says what nbgpu needs it for.
 
-Where a version of torch lacks a name, the function does less, and says so in its docstring; none raises for that.
+Where a version of torch lacks a name, the function does less, and says so in its docstring; none raises for
+that.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from torch.distributed import device_mesh, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-"""The functions that dump the flight recorder, of builds with NCCL and of those without. They give JSON, because what is
-unpickled can run anything."""
+"""The functions that dump the flight recorder, of builds with NCCL and of those without. They give JSON,
+because what is unpickled can run anything."""
 
 
 def living_groups() -> list[Any]:
@@ -33,8 +34,8 @@ def living_groups() -> list[Any]:
 def count_groups_from_zero() -> None:
     """Let the next group have the number 0.
 
-    torch numbers its groups, and ranks meet under the number. It keeps that of a forming that failed on one rank
-    only, which would never meet the others again.
+    torch numbers its groups, and ranks meet under the number. It keeps that of a forming that failed on one
+    rank only, which would never meet the others again.
     """
     distributed_c10d._world.group_count = 0
 
@@ -88,20 +89,23 @@ class LoggerWithoutOptions(Logger):
 
 
 def flight_recording() -> Any | None:
-    """Return torch's record of the last collectives as JSON; None before torch 2.9 where it was built without NCCL."""
+    """Return torch's record of the last collectives as JSON; None before torch 2.9 where it was built without
+    NCCL."""
     found = (getattr(_distributed_c10d, name) for name in _DUMPS if hasattr(_distributed_c10d, name))
     dump = next(found, None)
     return None if dump is None else dump()
 
 
 def root_of(mesh: DeviceMesh) -> DeviceMesh | None:
-    """Return the mesh that this one is a part of; None for a whole one, and where this torch cannot say it."""
+    """Return the mesh that this one is a part of; None for a whole one, and where this torch cannot say
+    it."""
     if hasattr(mesh, "_get_root_mesh"):
         root = mesh._get_root_mesh()
     elif resources := getattr(device_mesh, "_mesh_resources", None):  # an older torch
         root = resources.get_root_mesh(mesh)
     else:
-        # A line that makes the part from its own ranks is as good, and better than a group that is not formed again.
+        # A line that makes the part from its own ranks is as good, and better than a group that is not formed
+        # again.
         return None
     assert isinstance(root, DeviceMesh)
     return None if root is mesh or root == mesh else root
@@ -118,6 +122,7 @@ def mesh_of_sharded(module: nn.Module) -> DeviceMesh | None:
 
 
 def init_fake_group(rank: int, world_size: int) -> None:
-    """Form a group in which every collective returns at once and does nothing: the stand-in of torch's own tests."""
+    """Form a group in which every collective returns at once and does nothing: the stand-in of torch's own
+    tests."""
     fake = import_module("torch.testing._internal.distributed.fake_pg")
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=fake.FakeStore())

@@ -65,7 +65,8 @@ def answer_cells(kernel: Any) -> None:
 def keep_requests_after_errors(kernel: Any) -> None:
     """Answer the requests that follow a failed cell instead of dropping them.
 
-    ipykernel drops what arrives before it has come to rest after an error. The client sends the call that forms the
-    group again, and the next cell, as soon as it has the answer. The name is private, and the same from 6.29 to 7.4.
+    ipykernel drops what arrives before it has come to rest after an error. The client sends the call that
+    forms the group again, and the next cell, as soon as it has the answer. The name is private, and the same
+    from 6.29 to 7.4.
     """
     kernel._abort_queues = lambda *_: None

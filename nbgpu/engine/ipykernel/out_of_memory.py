@@ -1,6 +1,7 @@
 """What a cell says, and gives back, when it can get no more memory.
 
-torch and numpy say how much was asked for. The person needs to know which of their variables hold the rest, by name.
+torch and numpy say how much was asked for. The person needs to know which of their variables hold the rest,
+by name.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def _explained(
     """Return the error to show for a cell that got no more memory.
 
     Args:
-        error: what torch, numpy or Python raised, with its traceback: the variables of the functions that were
-            being run count too.
+        error: what torch, numpy or Python raised, with its traceback: the variables of the functions that
+            were being run count too.
         variables: the rank's own, by name.
     """
     device, asked = refused(error, device)

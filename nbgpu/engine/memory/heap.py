@@ -1,11 +1,13 @@
-"""What the C library does with memory that was freed: keep it for who asks next, or give it back to the kernel.
+"""What the C library does with memory that was freed: keep it for who asks next, or give it back to the
+kernel.
 
-glibc gives large pieces back at once, and the end of its heap when 128 KiB to 64 MiB of it are free. A training step
-on the CPU frees its activations and asks for as many again: each time the kernel hands out pages anew, and fills them
-with zeros. That took 11 % of a step's CPU time with an autoencoder on patches of 32^3 voxels, and 45 % on 64^3.
+glibc gives large pieces back at once, and the end of its heap when 128 KiB to 64 MiB of it are free. A
+training step on the CPU frees its activations and asks for as many again: each time the kernel hands out
+pages anew, and fills them with zeros. That took 11 % of a step's CPU time with an autoencoder on patches of
+32^3 voxels, and 45 % on 64^3.
 
-Other C libraries have no such calls. There all stays as it is, and also in a thread that was once refused memory: glibc
-goes on with another heap there, to which these settings do not apply.
+Other C libraries have no such calls. There all stays as it is, and also in a thread that was once refused
+memory: glibc goes on with another heap there, to which these settings do not apply.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _LARGEST_KEPT_BYTES = 2**18
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """In it all that is freed is kept, of whatever size. It takes more memory: a quarter more with that autoencoder on 64^3."""
+    """In it all that is freed is kept, of whatever size. It takes more memory: a quarter more with that
+    autoencoder on 64^3."""
     _set(_M_TRIM_THRESHOLD, -1)
     _set(_M_MMAP_MAX, 0)
     try:

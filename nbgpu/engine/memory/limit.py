@@ -1,8 +1,9 @@
 """A bound on what a rank may take, really enforced: an allocation beyond it is refused where it is asked for.
 
-On a GPU torch's caching allocator refuses. What does not go through it, such as CUDA's own context, NCCL's buffers and
-other libraries' memory, is not bounded. On the CPU the kernel refuses (RLIMIT_DATA): private memory that can be written,
-of torch, NumPy and Python alike. Memory that is shared with other processes and files that are mapped are not bounded.
+On a GPU torch's caching allocator refuses. What does not go through it, such as CUDA's own context, NCCL's
+buffers and other libraries' memory, is not bounded. On the CPU the kernel refuses (RLIMIT_DATA): private
+memory that can be written, of torch, NumPy and Python alike. Memory that is shared with other processes and
+files that are mapped are not bounded.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def enforce(limit_bytes: int, device: torch.device) -> None:
     """From now on this process gets no more on the device.
 
     Args:
-        limit_bytes: of a CPU rank's resident memory, Python and its libraries included; of what torch allocates on a GPU.
+        limit_bytes: of a CPU rank's resident memory, Python and its libraries included; of what torch
+            allocates on a GPU.
 
     Raises:
         ConfigError: a CPU rank has more than that already.
@@ -67,8 +69,8 @@ def enforce(limit_bytes: int, device: torch.device) -> None:
             f"memory_limit = {in_words(limit_bytes)} is less than a CPU rank has when it has just started, "
             f"{in_words(resident_bytes)} for Python and torch. Give more"
         )
-    # The kernel counts what is reserved, which is more than what is resident, such as the stacks of threads. What is
-    # reserved and not used now is not held against the rank.
+    # The kernel counts what is reserved, which is more than what is resident, such as the stacks of threads.
+    # What is reserved and not used now is not held against the rank.
     global _most_data_bytes, _num_threads
     # What is kept is counted on by the kernel.
     heap.keep_little()
@@ -97,8 +99,8 @@ def tighten(spare_bytes: int = 0) -> None:
 
 @contextmanager
 def lifted() -> Iterator[None]:
-    """No limit meanwhile, and a little beyond it until `tighten`: a failure has to be put into words, and reach the
-    client, while the rank still holds all that it may."""
+    """No limit meanwhile, and a little beyond it until `tighten`: a failure has to be put into words, and
+    reach the client, while the rank still holds all that it may."""
     if _most_data_bytes is None:
         yield
         return

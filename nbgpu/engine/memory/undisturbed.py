@@ -11,8 +11,9 @@ from nbgpu.engine.memory import limit as memory_limit
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignores interrupts while a failure is put into words: the client interrupts again until the rank is back, and
-    that would only spoil the answer. Nor does the rank's memory limit hold meanwhile. For the main thread."""
+    """Ignores interrupts while a failure is put into words: the client interrupts again until the rank is
+    back, and that would only spoil the answer. Nor does the rank's memory limit hold meanwhile. For the main
+    thread."""
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with memory_limit.lifted():

@@ -32,10 +32,12 @@ _WORDS_OF_OTHER_TYPES = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "'out of memory'",  # NCCL's
 )
-"""In the message of a RuntimeError: neither the CPU's allocator nor CUDA's libraries have a type of their own for it."""
+"""In the message of a RuntimeError: neither the CPU's allocator nor CUDA's libraries have a type of their own
+for it."""
 
 _ONEDNN = "could not create a primitive"
-"""All that oneDNN says when it gets no memory for a kernel. With more words behind it the kernel does not exist."""
+"""All that oneDNN says when it gets no memory for a kernel. With more words behind it the kernel does not
+exist."""
 
 _ASKED = re.compile(r"allocate (?P<number>[\d.]+) (?P<unit>bytes|[KMGTPE]iB)")
 
@@ -47,8 +49,8 @@ _NUM_ITEMS_SEEN = 10_000
 class Usage:
     """What this process holds of a device's memory, in bytes.
 
-    On a GPU `used` is what torch has allocated, and `reserved` what it took from the driver for that. On the CPU
-    both are the process's resident memory.
+    On a GPU `used` is what torch has allocated, and `reserved` what it took from the driver for that. On the
+    CPU both are the process's resident memory.
     """
 
     used_bytes: int
@@ -60,7 +62,8 @@ class Usage:
 
     @classmethod
     def of(cls, device: torch.device) -> Usage:
-        """What is held at this moment; the peak is since `begin_peak`, or that of the process; on the CPU it is this moment's."""
+        """What is held at this moment; the peak is since `begin_peak`, or that of the process; on the CPU it
+        is this moment's."""
         if device.type == "cuda":
             free_bytes, total_bytes = torch.cuda.mem_get_info(device)
             could_have_bytes = torch.cuda.memory_reserved(device) + free_bytes
@@ -118,7 +121,8 @@ def is_exhausted(error: BaseException) -> bool:
 
 
 def _root(error: BaseException | None) -> BaseException | None:
-    """The exception that says so, in a chain of `raise ... from`: MONAI, for one, wraps what a transform raises."""
+    """The exception that says so, in a chain of `raise ... from`: MONAI, for one, wraps what a transform
+    raises."""
     # An error of nbgpu's own may quote another rank's.
     while error is not None and not isinstance(error, NbgpuError):
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -132,7 +136,8 @@ def _root(error: BaseException | None) -> BaseException | None:
 
 
 def refused(error: BaseException, device: torch.device) -> tuple[torch.device, int]:
-    """(The device that had no more memory, this rank's or the CPU; how many bytes were asked for, 0 if unknown.)
+    """(The device that had no more memory, this rank's or the CPU; how many bytes were asked for, 0 if
+    unknown.)
 
     Args:
         error: one for which `is_exhausted` holds.
@@ -222,9 +227,11 @@ def _described(value: Any, num_parts: int) -> str:
 
 
 def let_go(error: BaseException | None) -> None:
-    """Frees the tensors that an error holds: those of the functions in its traceback, and those of a backward that it cut off.
+    """Frees the tensors that an error holds: those of the functions in its traceback, and those of a backward
+    that it cut off.
 
-    A traceback that is kept keeps its frames. Python keeps the last one in `sys.last_traceback`, and IPython a few more.
+    A traceback that is kept keeps its frames. Python keeps the last one in `sys.last_traceback`, and IPython
+    a few more.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -233,24 +240,28 @@ def let_go(error: BaseException | None) -> None:
             # Those that are still at work cannot be emptied, and need not be.
             with suppress(RuntimeError):
                 frame.clear()
-                # Up to Python 3.12 a frame keeps a copy for whoever asked for its locals, and renews it when asked.
+                # Up to Python 3.12 a frame keeps a copy for whoever asked for its locals, and renews it when
+                # asked.
                 _ = frame.f_locals
         error = error.__cause__ or error.__context__
     _empty_autograd_queue()
 
 
 def _empty_autograd_queue() -> None:
-    """Drops the nodes that a failed backward had yet to visit, and with them the activations that they have saved.
+    """Drops the nodes that a failed backward had yet to visit, and with them the activations that they have
+    saved.
 
-    On the CPU autograd keeps these nodes in a queue of the thread, and drops them when the thread's next backward begins. A
-    step that has no room beside them fails in its forward, and never comes to a backward.
+    On the CPU autograd keeps these nodes in a queue of the thread, and drops them when the thread's next
+    backward begins. A step that has no room beside them fails in its forward, and never comes to a backward.
+
     """
     with torch.inference_mode(False):
         torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True).backward()
 
 
 def free() -> None:
-    """Gives back what nobody holds any more: cycles, and what torch and the C library keep for the next who asks."""
+    """Gives back what nobody holds any more: cycles, and what torch and the C library keep for the next who
+    asks."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

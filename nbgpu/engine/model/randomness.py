@@ -71,9 +71,11 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def seed_step(seed: int, rank: int, step: int, device: torch.device) -> None:
-    """Set the generators that a training step draws from (torch's, NumPy's, Python's) to what they are at its beginning."""
+    """Set the generators that a training step draws from (torch's, NumPy's, Python's) to what they are at its
+    beginning."""
     torch_seed, numpy_seed, python_seed = np.random.SeedSequence([seed, rank, step]).generate_state(3)
-    # Each of them by itself: torch.manual_seed takes a hundred times as long, most of it for devices that are not used.
+    # Each of them by itself: torch.manual_seed takes a hundred times as long, most of it for devices that are
+    # not used.
     torch.default_generator.manual_seed(int(torch_seed))
     if device.type == "cuda":
         torch.cuda.manual_seed(int(torch_seed))

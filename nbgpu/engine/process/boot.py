@@ -42,9 +42,10 @@ _GRACE_S = 0.5
 class Sentinel:
     """A thread that can act while the main thread sits in C++, which it may do for minutes.
 
-    When its lifetime is over, the sentinel ends this engine and what that has started. On a socket in the cluster's folder the client
-    tells it which generation of the group is given up, and it frees the rank from that one. No signal takes part in
-    this: the person's code may do with the handlers of signals what it likes.
+    When its lifetime is over, the sentinel ends this engine and what that has started. On a socket in the
+    cluster's folder the client tells it which generation of the group is given up, and it frees the rank from
+    that one. No signal takes part in this: the person's code may do with the handlers of signals what it
+    likes.
     """
 
     def __init__(self, lifetime: LifetimeWatch, cluster_folder: Path) -> None:
@@ -68,7 +69,8 @@ class Sentinel:
         try:
             self._obey_to_the_end()
         except (OSError, ValueError) as error:
-            # Code on the rank has closed descriptors that are not its own, and those of ipyparallel with them.
+            # Code on the rank has closed descriptors that are not its own, and those of ipyparallel with
+            # them.
             _log.error(
                 "the rank's process %d ends: its sentinel has lost its descriptors (%s)", os.getpid(), error
             )
@@ -106,8 +108,9 @@ def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoRetur
         """Looks for modules where a notebook's kernel does, and is ended by SIGTERM as any process."""
 
         def init_signal(self) -> None:
-            """Leave SIGTERM as it is in any process, which it ends at once. ipyparallel's handler of it ends an engine when the
-            main thread comes to it, which may be a cell later, and forked children, which inherit it, not at all."""
+            """Leave SIGTERM as it is in any process, which it ends at once. ipyparallel's handler of it ends
+            an engine when the main thread comes to it, which may be a cell later, and forked children, which
+            inherit it, not at all."""
             super().init_signal()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -124,11 +127,12 @@ def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoRetur
         argv=[
             "--IPEngine.enable_nanny=False",
             f"--IPEngine.id={number}",
-            # Whoever starts the cluster gives up in time, and says why; on a busy host the 5 and 10 s that an engine
-            # waits by itself are too few.
+            # Whoever starts the cluster gives up in time, and says why; on a busy host the 5 and 10 s that an
+            # engine waits by itself are too few.
             f"--IPEngine.timeout={_NO_LIMIT_S}",
             f"--IPEngine.wait_for_url_file={_NO_LIMIT_S}",
-            # A controller that is silent may have been stopped together with the host; of its end the sentinel knows.
+            # A controller that is silent may have been stopped together with the host; of its end the
+            # sentinel knows.
             "--IPEngine.max_heartbeat_misses=0",
             f"--Session.session={engine_name(os.getpid())}",
         ]
@@ -137,7 +141,8 @@ def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoRetur
 
 
 def _keep_sockets_of_multiprocessing_in(folder: Path) -> None:
-    """Let multiprocessing have its temporary folder in the cluster's: one of its own stays when an engine is killed."""
+    """Let multiprocessing have its temporary folder in the cluster's: one of its own stays when an engine is
+    killed."""
     temporary = tempfile.mkdtemp(prefix="pymp-", dir=folder)
     if len(f"{temporary}/listener-12345678".encode()) > MAX_PATH_BYTES:
         # For the engine's life, and by its number, because its worker processes use the folder as well.
@@ -233,7 +238,8 @@ def _note_end_of_cell(result: Any) -> None:
 
 
 def last_cell_failed() -> bool:
-    """Whether this rank's last cell raised, and the group was not formed anew since; for a client that has just come."""
+    """Whether this rank's last cell raised, and the group was not formed anew since; for a client that has
+    just come."""
     return _last_cell_failed
 
 

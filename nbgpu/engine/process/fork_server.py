@@ -3,9 +3,9 @@
     python -m nbgpu.engine.process.fork_server DESCRIPTOR
 
 It imports torch and ipyparallel once, and forks as many engines as the first request says that comes to the
-socket with this descriptor. Importing once takes a fraction of the time that an import by each engine takes on a
-busy host, and runs while ipyparallel's controller starts, or before anybody starts a cluster. An engine that dies
-is replaced by a new fork, which is there in a moment.
+socket with this descriptor. Importing once takes a fraction of the time that an import by each engine takes
+on a busy host, and runs while ipyparallel's controller starts, or before anybody starts a cluster. An engine
+that dies is replaced by a new fork, which is there in a moment.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ _ORPHANS_PERIOD_S = 0.02
 class ForkServer:
     """Forks engines from a process that has imported all that they need, and sees how they end.
 
-    Each engine gets the next number as ipyparallel's id. The client asks for more of them, to replace one that
-    died, over a Unix socket in the cluster's folder, where only the user can go: a line of JSON each way, and a word that
-    the answer has come. An engine of which nobody took note is ended.
+    Each engine gets the next number as ipyparallel's id. The client asks for more of them, to replace one
+    that died, over a Unix socket in the cluster's folder, where only the user can go: a line of JSON each
+    way, and a word that the answer has come. An engine of which nobody took note is ended.
 
     What an engine has started, and has not ended when it is gone, comes to this process and is ended here.
     """
@@ -113,13 +113,15 @@ class ForkServer:
                 self._answer(self._requests.accept()[0])
 
     def end(self) -> None:
-        """Ends the engines and all that they have started: asks first, and kills what is still there after a moment."""
+        """Ends the engines and all that they have started: asks first, and kills what is still there after a
+        moment."""
         descendants.end_all(_STOP_GRACE_S)
         for pidfd in select.select(list(self._pid_of), [], [], 0)[0]:
             self._bury(pidfd)
 
     def _end_orphans(self) -> float | None:
-        """Ends what engines that are gone have left; returns after how many seconds to look again, None for never."""
+        """Ends what engines that are gone have left; returns after how many seconds to look again, None for
+        never."""
         if self._orphans is None:
             return None
         engines = set(self._pid_of.values())
@@ -160,7 +162,8 @@ class ForkServer:
             request.close()
 
     def _hand_over(self, connection: socket.socket) -> None:
-        """Ends a new engine unless the client has taken note of it: of one whose client was interrupted nobody would know."""
+        """Ends a new engine unless the client has taken note of it: of one whose client was interrupted
+        nobody would know."""
         pid = self._untaken.pop(connection)
         with connection:
             try:

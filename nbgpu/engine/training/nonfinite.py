@@ -1,11 +1,12 @@
 """What keeps NaN and Inf out of the weights, on every rank at the same step and with nothing to wait for.
 
-A loss that is not finite makes the rank's gradients so, and DDP's all_reduce those of all ranks: the norm of the
-gradient, which every rank has, is the news. On a GPU the host would have to wait for the step to read it before
-the optimizer moves. So the decision is made on the device, as torch's GradScaler does it: the fused optimizer leaves
-everything as it is where `found_inf` is 1. The host reads the norm one step late, with the other numbers. By then
-the next step is under way; where the run is to stop, the device leaves that one out as well, so that the weights are
-still those from before the bad step. Only then, in the bad case, do the ranks tell one another who had what.
+A loss that is not finite makes the rank's gradients so, and DDP's all_reduce those of all ranks: the norm of
+the gradient, which every rank has, is the news. On a GPU the host would have to wait for the step to read it
+before the optimizer moves. So the decision is made on the device, as torch's GradScaler does it: the fused
+optimizer leaves everything as it is where `found_inf` is 1. The host reads the norm one step late, with the
+other numbers. By then the next step is under way; where the run is to stop, the device leaves that one out as
+well, so that the weights are still those from before the bad step. Only then, in the bad case, do the ranks
+tell one another who had what.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from nbgpu.engine.group import exchange
 from nbgpu.engine.training.step_metrics import Readings
 
 _SMALLEST_LOSS_SCALE = 1e-4
-"""Of fp16's GradScaler, which begins at 65536 and halves: below it the gradients are at fault and not the scale.
-The bound is fairseq's (`min_loss_scale`)."""
+"""Of fp16's GradScaler, which begins at 65536 and halves: below it the gradients are at fault and not the
+scale. The bound is fairseq's (`min_loss_scale`)."""
 
 DISCRIMINATOR_LOSS = "discriminator_loss"
 """What the loss of an adversarial recipe's second network is called among a step's numbers."""
@@ -46,14 +47,14 @@ class Verdict:
 class Guard:
     """Leaves out the updates of steps whose loss or gradient is NaN or infinite.
 
-    A step that is left out leaves weights, optimizer and buffers as they are to the last bit, on all ranks. It counts
-    as a step: the data and the schedule go on by one, so that both follow from the number of the step alone, and a
-    run that is resumed goes the same way. Where the run stops, the steps that were left out last do not count: the
-    trainer goes back to the step that its weights belong to.
+    A step that is left out leaves weights, optimizer and buffers as they are to the last bit, on all ranks.
+    It counts as a step: the data and the schedule go on by one, so that both follow from the number of the
+    step alone, and a run that is resumed goes the same way. Where the run stops, the steps that were left out
+    last do not count: the trainer goes back to the step that its weights belong to.
 
-    With fp16 an overflow of the scaled gradient is how GradScaler finds its scale. Such a step is left out and no
-    failure, unless a loss was bad or the scale has collapsed. Which it was is not known on the device, so that the
-    step after a bad loss counts.
+    With fp16 an overflow of the scaled gradient is how GradScaler finds its scale. Such a step is left out
+    and no failure, unless a loss was bad or the scale has collapsed. Which it was is not known on the device,
+    so that the step after a bad loss counts.
 
     Args:
         config: its `on_nonfinite` and `max_nonfinite_skips`.
@@ -124,7 +125,8 @@ class Guard:
         return int(self._num_left_out)
 
     def restore(self, num_left_out: int) -> None:
-        """Goes on from `num_left_out` of another rank, or of a checkpoint, which may come from a run that allowed more."""
+        """Goes on from `num_left_out` of another rank, or of a checkpoint, which may come from a run that
+        allowed more."""
         self._num_left_out.fill_(min(num_left_out, self._allowed))
         self._num_bad = 0 if self._scales_loss else min(num_left_out, self._allowed)
 

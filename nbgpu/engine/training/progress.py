@@ -12,7 +12,8 @@ from nbgpu.run_folder.checkpoint_files import Score
 
 
 class Progress:
-    """Follows one value of the validations, `best_metric`. Every rank sees the same values, and so decides the same.
+    """Follows one value of the validations, `best_metric`. Every rank sees the same values, and so decides
+    the same.
 
     The best is the best of all; what `early_stop_patience` waits for is a value that is better by more than
     `early_stop_min_delta` than the last one that was, so that ever smaller gains do not keep a run alive.
@@ -95,7 +96,8 @@ class Progress:
         }
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Goes on from what `state` gave; begins anew where that followed another value, or there was none."""
+        """Goes on from what `state` gave; begins anew where that followed another value, or there was
+        none."""
         config = self._config
         self.best, self._to_beat, self._num_worse = None, None, 0
         if state is None or (state["metric"], state["mode"]) != (config.best_metric, config.best_mode):

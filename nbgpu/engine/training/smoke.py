@@ -46,7 +46,8 @@ class SmokeTest:
         """The values of the last validation, by name."""
 
     def few_of(self, loaders: Loaders) -> Loaders:
-        """The batches of the first step, which come again in each step; of the held-out samples the first ones."""
+        """The batches of the first step, which come again in each step; of the held-out samples the first
+        ones."""
         num_samples = self._config.batch_size
         held_out = [{name: v[:num_samples] for name, v in batch.items()} for batch in islice(loaders.val, 1)]
         return replace(loaders, train=_Again(loaders.train, self._batches, self._config), val=held_out)

@@ -12,8 +12,8 @@ from torch import Tensor
 class Readings:
     """Copies scalars to the host without waiting for them.
 
-    A plain `item()` waits for all that the device has been given so far, the next step included. These numbers wait
-    for what made them, and for nothing that was queued after them.
+    A plain `item()` waits for all that the device has been given so far, the next step included. These
+    numbers wait for what made them, and for nothing that was queued after them.
 
     Args:
         tensors: scalars by name, of any real type, all on one device.

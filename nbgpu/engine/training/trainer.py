@@ -69,7 +69,8 @@ class Trainer(Loop):
     def interrupted(self) -> None:
         survives = self._rank_model.survives
         self._rank_model.leave_group()
-        # The last step was perhaps never judged, which takes all ranks: if the run is to stop, they do it again.
+        # The last step was perhaps never judged, which takes all ranks: if the run is to stop, they do it
+        # again.
         self._record_numbers()
         self._unrecorded = None
         if not survives:
@@ -339,8 +340,8 @@ class Trainer(Loop):
             "samples_per_s": self.config.batch_size * self.config.accumulate / step_s,
         }
         if self.device.type == "cpu":
-            # The rank's own work before it first waits for the others: what tells a slow rank from the rest. On a
-            # GPU it would only be the time that it takes to queue the work.
+            # The rank's own work before it first waits for the others: what tells a slow rank from the rest.
+            # On a GPU it would only be the time that it takes to queue the work.
             numbers["compute_s"] = own_s
         means = {name: total / self.config.accumulate for name, total in sums.items()}
         self._record(means | norms, numbers, inputs)
@@ -406,7 +407,8 @@ class Trainer(Loop):
             self._look_back(self._smoke)
 
     def _go_back_to_best(self) -> None:
-        """Takes the whole state with the best validation, so that a run that is healed meanwhile is in order."""
+        """Takes the whole state with the best validation, so that a run that is healed meanwhile is in
+        order."""
         path, why = self._saves.best(self.step, self._progress.best)
         if path is not None:
             together(lambda: self.load_state(*checkpoint.load(path)))

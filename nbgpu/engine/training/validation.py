@@ -1,4 +1,5 @@
-"""What the model is worth on held-out samples: the recipe's values, averaged over the samples of all ranks or judged together."""
+"""What the model is worth on held-out samples: the recipe's values, averaged over the samples of all ranks or
+judged together."""
 
 from __future__ import annotations
 
@@ -39,10 +40,11 @@ def validate(
     device: torch.device,
     show: Callable[[dict[str, str]], None] | None = None,
 ) -> dict[str, float]:
-    """The means of what the recipe's `validate` gives, by name, or what its `judge` makes of all; the same on every rank. A
-    collective.
+    """The means of what the recipe's `validate` gives, by name, or what its `judge` makes of all; the same on
+    every rank. A collective.
 
-    Empty where no rank has a held-out sample. Raises on every rank if a share failed on any, as `together` does.
+    Empty where no rank has a held-out sample. Raises on every rank if a share failed on any, as `together`
+    does.
 
     Args:
         show: on the rank that shows them, takes the pictures of a recipe that has some.
@@ -71,7 +73,8 @@ def _show(
     device: torch.device,
     show: Callable[[dict[str, str]], None],
 ) -> None:
-    """Shows what the recipe draws of this rank's first held-out batch: the same samples in each validation."""
+    """Shows what the recipe draws of this rank's first held-out batch: the same samples in each
+    validation."""
     for batch in islice(step_batches.loaders.val, 1):
         with precision.autocast(config, device):
             show(recipe.pictures(state.model, step_batches.to_device(batch)))

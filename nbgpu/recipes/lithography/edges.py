@@ -1,9 +1,9 @@
 """Edges of a design, and how far from each one, along its normal, an image crosses the threshold.
 
-Designs are pixels, whose edges go along the axes, or polygons, whose edges go anywhere. Lengths are in nm; pixel (row, column) covers
-`column` to `column + 1` pixels in x and `row` to `row + 1` in y, and its value is that of its centre. Between centres an
-image is a cubic spline: images through a lens are smooth, and straight lines between pixels of a quarter of the resolution are some
-nm off. Fields go on periodically.
+Designs are pixels, whose edges go along the axes, or polygons, whose edges go anywhere. Lengths are in nm;
+pixel (row, column) covers `column` to `column + 1` pixels in x and `row` to `row + 1` in y, and its value is
+that of its centre. Between centres an image is a cubic spline: images through a lens are smooth, and straight
+lines between pixels of a quarter of the resolution are some nm off. Fields go on periodically.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Sites:
 
 
 def pixel_sites(design: Tensor, pixel_nm: float, corner_nm: float = 0.0) -> Sites:
-    """The middles of the sides between pixels of at least 1/2 and those below, for all rows and then all columns.
+    """The middles of the sides between pixels of at least 1/2 and those below, for all rows and then all
+    columns.
 
     Args:
         design: (H, W), 0 to 1.
@@ -105,7 +106,8 @@ def polygon_sites(
 def placement_errors_nm(
     image: Tensor, threshold: float, sites: Sites, pixel_nm: float, reach_nm: float = 100.0
 ) -> np.ndarray:
-    """How far outside of each site, along its normal, the image falls below the threshold; negative inside; (K,).
+    """How far outside of each site, along its normal, the image falls below the threshold; negative inside;
+    (K,).
 
     Of several places the nearest; NaN where none is within reach.
 
@@ -156,7 +158,8 @@ class Cut:
 
 
 def stretches_nm(image: Tensor, threshold: float, cut: Cut, pixel_nm: float) -> np.ndarray:
-    """Where what prints begins and ends along a cut, from its start: (N, 2). Their differences are the critical dimensions.
+    """Where what prints begins and ends along a cut, from its start: (N, 2). Their differences are the
+    critical dimensions.
 
     Only whole stretches: one that begins before the cut or goes on behind it is left out.
     """
@@ -173,7 +176,8 @@ def stretches_nm(image: Tensor, threshold: float, cut: Cut, pixel_nm: float) -> 
 
 
 def smooth_contours_nm(image: Tensor, threshold: float, pixel_nm: float) -> list[np.ndarray]:
-    """The lines (N, 2) where the image (H, W) crosses the threshold, up to half a pixel beyond the field's edges."""
+    """The lines (N, 2) where the image (H, W) crosses the threshold, up to half a pixel beyond the field's
+    edges."""
     fine_nm = pixel_nm / _LINES_PER_PIXEL
     y, x = ((np.arange(-2, length * _LINES_PER_PIXEL + 3)) * fine_nm for length in image.shape)
     values = _Smooth(image, pixel_nm)(np.stack(np.meshgrid(x, y), axis=-1))
@@ -205,7 +209,8 @@ def _straight(ends: np.ndarray, margin: int) -> np.ndarray:
 
 
 def _covered(points: np.ndarray, polygons: Sequence[Polygon]) -> np.ndarray:
-    """Which points (K, 2) are inside a polygon: a line from there to the right meets its edges an odd number of times."""
+    """Which points (K, 2) are inside a polygon: a line from there to the right meets its edges an odd number
+    of times."""
     covered = np.zeros(len(points), dtype=bool)
     for polygon in polygons:
         near = ((points >= polygon.min(axis=0)) & (points <= polygon.max(axis=0))).all(axis=1) & ~covered

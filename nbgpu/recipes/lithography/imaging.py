@@ -1,12 +1,13 @@
 """Partially coherent imaging: the aerial image of a mask, as a sum of coherent systems.
 
-Abbe: each source point is a coherent system, whose amplitude is the mask's spectrum times the pupil, shifted by the
-direction of the light; intensities add up (Born & Wolf, Principles of Optics, 10.5; Wong, Optical Imaging in Projection
-Microlithography, 2005). SOCS: the same sum in other coordinates, the eigenvectors of Hopkins's transmission cross
-coefficients, of which few have most of the energy (Cobb 1998).
+Abbe: each source point is a coherent system, whose amplitude is the mask's spectrum times the pupil, shifted
+by the direction of the light; intensities add up (Born & Wolf, Principles of Optics, 10.5; Wong, Optical
+Imaging in Projection Microlithography, 2005). SOCS: the same sum in other coordinates, the eigenvectors of
+Hopkins's transmission cross coefficients, of which few have most of the energy (Cobb 1998).
 
-Fields are computed on the coarsest grid that holds the whole image's spectrum, 4 NA / wavelength wide, and the image is
-brought to the mask's grid by its Fourier series. That is exact, and costs the same for all pixel sizes.
+Fields are computed on the coarsest grid that holds the whole image's spectrum, 4 NA / wavelength wide, and
+the image is brought to the mask's grid by its Fourier series. That is exact, and costs the same for all pixel
+sizes.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ _MAX_VALUES_AT_ONCE = 2**22
 
 
 class Imager:
-    """Takes masks to aerial images; differentiable in the mask, and through Abbe's systems in what the lens was given.
+    """Takes masks to aerial images; differentiable in the mask, and through Abbe's systems in what the lens
+    was given.
 
     Args:
-        systems: the transfer function of each coherent system at the frequencies of the coarse grid, in the order of
-            torch.fft.fftfreq: (S, h, w), complex64 or complex128, which says what is computed with. They are scaled so that
-            a clear mask gives 1.
+        systems: the transfer function of each coherent system at the frequencies of the coarse grid, in the
+            order of torch.fft.fftfreq: (S, h, w), complex64 or complex128, which says what is computed with.
+            They are scaled so that a clear mask gives 1.
         shape: of the masks, (H, W).
         energy: share of all systems' energy that these have.
     """
@@ -45,7 +47,8 @@ class Imager:
         return Imager(self.systems.to(target), self.shape, self.energy)
 
     def __call__(self, mask: Tensor) -> Tensor:
-        """The intensity, 1 where all is clear: (..., H, W) real or complex transmission of the amplitude -> (..., H, W)."""
+        """The intensity, 1 where all is clear: (..., H, W) real or complex transmission of the amplitude ->
+        (..., H, W)."""
         assert tuple(mask.shape[-2:]) == self.shape, f"made for {self.shape}, got {tuple(mask.shape)}"
         masks = mask.to(self.systems.dtype).reshape(-1, *self.shape)
         h, w = self.systems.shape[1:]
@@ -102,11 +105,13 @@ def abbe(
 
 @torch.no_grad()
 def socs(imager: Imager, num_kernels: int | None = None) -> Imager:
-    """The same image from fewer systems: the eigenvectors of the transmission cross coefficients with most energy.
+    """The same image from fewer systems: the eigenvectors of the transmission cross coefficients with most
+    energy.
 
-    With R the systems as rows, the coefficients are R^T R*, and R R^H, which is as large as the source has points, has
-    the same eigenvalues. Its eigenvectors U turn the rows into U^H R, whose intensities add up to the same sum.
-    `energy` of what comes out is the share of the eigenvalues that was kept. A clear mask gives 1 with any number.
+    With R the systems as rows, the coefficients are R^T R*, and R R^H, which is as large as the source has
+    points, has the same eigenvalues. Its eigenvectors U turn the rows into U^H R, whose intensities add up to
+    the same sum. `energy` of what comes out is the share of the eigenvalues that was kept. A clear mask gives
+    1 with any number.
 
     Args:
         imager: from `abbe`, in complex128 for full accuracy.

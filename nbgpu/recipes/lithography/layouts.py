@@ -20,10 +20,12 @@ def read_layout(path: Path, layer: str = "") -> list[Polygon]:
 
     Args:
         path: a .glp of the ICCAD 2013 contest, or a GDSII or OASIS file, which gdstk reads.
-        layer: 'M1' of a .glp; '17' or '17/0' (layer, or layer and datatype) of the others. Empty for the only one.
+        layer: 'M1' of a .glp; '17' or '17/0' (layer, or layer and datatype) of the others. Empty for the only
+            one.
 
     Raises:
         DataError: all that is wrong with the file; it says which layers there are where one has to be named.
+
     """
     by_layer = _read_glp(path) if path.suffix.lower() == GLP else _read_gds(path)
     if not by_layer:
@@ -47,7 +49,8 @@ def read_layout(path: Path, layer: str = "") -> list[Polygon]:
 
 
 def _read_glp(path: Path) -> dict[str, list[Polygon]]:
-    """RECT N layer x y width height, and PGON N layer x y x y ...; coordinates in nm, as EQUIV 1 1000 MICRON says."""
+    """RECT N layer x y width height, and PGON N layer x y x y ...; coordinates in nm, as EQUIV 1 1000 MICRON
+    says."""
     by_layer: dict[str, list[Polygon]] = {}
     problems = []
     try:
@@ -93,7 +96,8 @@ def _read_gds(path: Path) -> dict[str, list[Polygon]]:
             "'nbgpu[lithography]'"
         ) from None
     try:
-        # In nm whatever the file's own unit is. The file's lengths are multiples of its database unit, and so are these.
+        # In nm whatever the file's own unit is. The file's lengths are multiples of its database unit, and so
+        # are these.
         library = (
             gdstk.read_oas(path, unit=1e-9)
             if path.suffix.lower() == ".oas"

@@ -1,4 +1,5 @@
-"""Folders as LithoBench has them: `pixelILT`, `litho`, `printed` or `resist`, `target` and `glp`, joined by file name."""
+"""Folders as LithoBench has them: `pixelILT`, `litho`, `printed` or `resist`, `target` and `glp`, joined by
+file name."""
 
 from __future__ import annotations
 
@@ -28,12 +29,12 @@ _COLOURED = ("RGB", "RGBA", "LA", "P")
 def find_lithobench(folder: Path, size: int, pixel_nm: float) -> list[Pair]:
     """The pairs of a folder with `pixelILT` and `litho`, or of several such folders inside it, by file name.
 
-    `printed` or `resist`, `target` and `glp` are taken where they are there, and then have a file for each mask. Names and headers
-    are read, and pixels by `pixel_problems`.
+    `printed` or `resist`, `target` and `glp` are taken where they are there, and then have a file for each
+    mask. Names and headers are read, and pixels by `pixel_problems`.
 
     Raises:
-        DataError: a line for each file that has no partner, another size than its mask, or cannot be read; where there is one,
-            what `pixel_problems` says of the other files is told with it.
+        DataError: a line for each file that has no partner, another size than its mask, or cannot be read;
+            where there is one, what `pixel_problems` says of the other files is told with it.
     """
     roots = sorted({path.parent for path in folder.rglob(MASKS) if path.is_dir()})
     pairs: list[Pair] = []
@@ -151,7 +152,8 @@ def _grey(path: Path) -> np.ndarray:
 
 
 def load_png(path: Path, size: int, *, binary: bool) -> Tensor:
-    """(1, size, size) in float32, 0 to 1. Raises DataError for colours, and for greys where it should be `binary`."""
+    """(1, size, size) in float32, 0 to 1. Raises DataError for colours, and for greys where it should be
+    `binary`."""
     grey = _grey(path)
     if binary and not ((grey == 0) | (grey == 1)).all():
         raise DataError(f"{path}: a mask with other values than black and white")
@@ -164,7 +166,8 @@ def load_print(path: Path, size: int) -> Tensor:
 
 
 def load_design(path: Path, size: int, pixel_nm: float) -> Tensor:
-    """(1, size, size), 0 to 1: a black and white picture, or a layout, whose bounding box is put in the middle."""
+    """(1, size, size), 0 to 1: a black and white picture, or a layout, whose bounding box is put in the
+    middle."""
     if path.suffix.lower() != GLP:
         return load_png(path, size, binary=True)
     polygons = read_layout(path)

@@ -14,8 +14,8 @@ WIDEST_NM = 150.0
 def manhattan(size: int, pixel_nm: float, seed: int, index: int) -> Tensor:
     """Mask number `index` of the family `seed`: always the same one, whatever was drawn before.
 
-    A third of the masks are gratings with a gap cut out; the others have bars, bends and contacts, which may touch
-    and make larger shapes. All edges are on pixel sides, and shapes go on over the field's edges.
+    A third of the masks are gratings with a gap cut out; the others have bars, bends and contacts, which may
+    touch and make larger shapes. All edges are on pixel sides, and shapes go on over the field's edges.
 
     Returns a float32 tensor of shape (1, size, size): 1 is clear, 0 opaque.
     """

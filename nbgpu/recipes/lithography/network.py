@@ -16,14 +16,15 @@ _OTHERS_WIDTH = 1 / 10
 class AerialNetwork(nn.Module):
     """Sums of squares of learned convolutions, and a few dilated ones that correct what is not of this form.
 
-    A partially coherent image is a sum of coherent ones, |mask * kernel|^2 (SOCS), so that two real kernels here can be one
-    complex kernel there. The corrections begin at zero. All convolutions are circular and none has a stride: a mask that
-    is shifted by any number of pixels gives the same image, shifted.
+    A partially coherent image is a sum of coherent ones, |mask * kernel|^2 (SOCS), so that two real kernels
+    here can be one complex kernel there. The corrections begin at zero. All convolutions are circular and
+    none has a stride: a mask that is shifted by any number of pixels gives the same image, shifted.
 
     Args:
         num_kernels: real kernels.
         kernel_size: their edge in pixels, odd.
-        corrections: how many dilated 3 x 3 convolutions correct the sum, with dilation 1, 2, 4 ...; 0 for none.
+        corrections: how many dilated 3 x 3 convolutions correct the sum, with dilation 1, 2, 4 ...; 0 for
+            none.
         channels: of the corrections.
     """
 

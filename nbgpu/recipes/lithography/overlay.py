@@ -1,4 +1,5 @@
-"""What prints drawn over the layout that was asked for: contours, edge placement errors and critical dimensions."""
+"""What prints drawn over the layout that was asked for: contours, edge placement errors and critical
+dimensions."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ _INCHES, _DPI = 6.0, 110
 
 @dataclass(frozen=True)
 class Overlay:
-    """What prints beside what was asked for. A notebook shows it as a picture; `draw` puts it into axes of one's own."""
+    """What prints beside what was asked for. A notebook shows it as a picture; `draw` puts it into axes of
+    one's own."""
 
     layout: Tensor | Sequence[Polygon]
     field_nm: tuple[float, float]
@@ -42,15 +44,16 @@ class Overlay:
     """(N, 2) each: x, y."""
     sites: Sites
     errors_nm: np.ndarray
-    """At each site, along the edge's normal, positive where too much prints; NaN where no contour is in reach."""
+    """At each site, along the edge's normal, positive where too much prints; NaN where no contour is in
+    reach."""
     cuts: Sequence[Cut]
     stretches_nm: Sequence[np.ndarray]
     """Of each cut, (N, 2): where what prints begins and ends."""
 
     @property
     def table(self) -> dict[str, float]:
-        """In nm: the mean size of the edge placement errors, the mean error, and the worst one, over sites with a contour in
-        reach; how many sites there are, and how many are lost."""
+        """In nm: the mean size of the edge placement errors, the mean error, and the worst one, over sites
+        with a contour in reach; how many sites there are, and how many are lost."""
         seen = self.errors_nm[~np.isnan(self.errors_nm)]
         nothing = float("nan")
         return {
@@ -67,7 +70,8 @@ class Overlay:
         return [stretches[:, 1] - stretches[:, 0] for stretches in self.stretches_nm]
 
     def draw(self, axes: Axes, largest_nm: float | None = None, dot: float = 9.0) -> Normalize:
-        """The layout in grey, contours as lines, a dot at each site in the colour of its error, and each width with its number.
+        """The layout in grey, contours as lines, a dot at each site in the colour of its error, and each
+        width with its number.
 
         Args:
             axes: of matplotlib.
@@ -139,7 +143,8 @@ class Overlay:
 
 
 def largest_shown_nm(errors_nm: Sequence[np.ndarray]) -> float:
-    """What 95 of 100 errors do not exceed: ends of lines are far off, and would leave all else pale. At least 1 nm."""
+    """What 95 of 100 errors do not exceed: ends of lines are far off, and would leave all else pale. At least
+    1 nm."""
     sizes = np.abs(np.concatenate(errors_nm))
     sizes = sizes[~np.isnan(sizes)]
     return max(1.0, float(np.quantile(sizes, 0.95))) if len(sizes) else 1.0
@@ -159,12 +164,13 @@ def overlay(
     """Holds what an image prints against a layout.
 
     Args:
-        layout: what was asked for: pixels (H, W), 0 to 1, or polygons in nm in the image's own coordinates, with edges in any
-            direction.
+        layout: what was asked for: pixels (H, W), 0 to 1, or polygons in nm in the image's own coordinates,
+            with edges in any direction.
         image: (H, W), such as the aerial image of a mask, or a resist's latent image.
         threshold: above it prints.
         pixel_nm: edge of the image's pixels. Column c covers x from c to c + 1 pixels, and row r likewise y.
-        spacing_nm: between sites on a polygon's edge; left out: a pixel. A layout of pixels has one at each pixel's side.
+        spacing_nm: between sites on a polygon's edge; left out: a pixel. A layout of pixels has one at each
+            pixel's side.
         corner_nm: sites nearer than this to an end of their edge are left out.
         reach_nm: how far from an edge its contour is looked for.
         cuts: lines along which widths are measured.

@@ -33,9 +33,11 @@ class Pair:
 
 
 def read_npz(path: Path, size: int, pixel_nm: float) -> list[Pair]:
-    """`masks` and, if they are there, `aerials`, each (N, H, W) or (N, H, W, 1), brought to size x size pixels.
+    """`masks` and, if they are there, `aerials`, each (N, H, W) or (N, H, W, 1), brought to size x size
+    pixels.
 
-    `pixel_nm` in the archive, of its own pixels, has to go with the asked one. Raises DataError: all that is wrong.
+    `pixel_nm` in the archive, of its own pixels, has to go with the asked one. Raises DataError: all that is
+    wrong.
     """
     try:
         # Opened here: numpy leaves the file of a damaged archive open.

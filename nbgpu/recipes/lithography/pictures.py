@@ -28,7 +28,8 @@ def row(images: Tensor, highest: float, colours: str) -> str:
 
 
 def contours_over(masks: Tensor, true: Tensor, found: Tensor, threshold: float) -> str:
-    """The contours of two images (N, H, W) at a threshold over the masks: the true ones blue, the found ones orange."""
+    """The contours of two images (N, H, W) at a threshold over the masks: the true ones blue, the found ones
+    orange."""
     height, width = masks.shape[1:]
 
     def draw(axes: Axes, index: int) -> None:
@@ -43,7 +44,8 @@ def contours_over(masks: Tensor, true: Tensor, found: Tensor, threshold: float) 
 
 
 def errors_over(designs: Tensor, images: Tensor, threshold: float, pixel_nm: float) -> tuple[str, float]:
-    """What images (N, H, W) print over what was asked for, with the errors at its edges and the widths along the middle row.
+    """What images (N, H, W) print over what was asked for, with the errors at its edges and the widths along
+    the middle row.
 
     Returns the picture and the error in nm that has the strongest colours.
     """

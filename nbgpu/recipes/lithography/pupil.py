@@ -22,9 +22,10 @@ class Optics:
 
         defocus / wavelength * (sqrt(n^2 - NA^2 rho^2) - n) + sum of c_j Z_j(rho, theta)
 
-    The first term is the exact path of a plane wave over a distance along the axis (not the paraxial rho^2). Z_j are the
-    Zernike polynomials in Fringe order (University of Arizona), 1 to 36, each with 1 at the rim where it is largest: 4 is
-    defocus, 5 and 6 astigmatism, 7 and 8 coma, 9 spherical. No polarisation, no loss at oblique angles.
+    The first term is the exact path of a plane wave over a distance along the axis (not the paraxial rho^2).
+    Z_j are the Zernike polynomials in Fringe order (University of Arizona), 1 to 36, each with 1 at the rim
+    where it is largest: 4 is defocus, 5 and 6 astigmatism, 7 and 8 coma, 9 spherical. No polarisation, no
+    loss at oblique angles.
 
     Attributes:
         wavelength_nm: in vacuum.
@@ -63,7 +64,8 @@ class Optics:
 
 
 def zernike(number: int, rho: Tensor, theta: Tensor) -> Tensor:
-    """The Zernike polynomial with this Fringe number, 1 to 36, at rho <= 1; not normalised, so that its largest value is 1."""
+    """The Zernike polynomial with this Fringe number, 1 to 36, at rho <= 1; not normalised, so that its
+    largest value is 1."""
     n, m = fringe_order(number)
     k = abs(m)
     radial = torch.zeros_like(rho)

@@ -41,12 +41,14 @@ def rasterised(
 def _of_rectangles(
     polygons: Sequence[Polygon], origin_nm: tuple[float, float], shape: tuple[int, int], pixel_nm: float
 ) -> np.ndarray:
-    """Of Manhattan polygons. The plane is cut at all corners' x and y. In each cell of that grid all is covered or nothing
-    (winding number 0), so that a pixel's share is the sum of its overlaps with the covered cells.
+    """Of Manhattan polygons. The plane is cut at all corners' x and y. In each cell of that grid all is
+    covered or nothing (winding number 0), so that a pixel's share is the sum of its overlaps with the covered
+    cells.
     """
     corners = np.concatenate(polygons)
     xs, ys = np.unique(corners[:, 0]), np.unique(corners[:, 1])
-    # A vertical edge adds its direction to the winding number of all that is to its right, between its two ends.
+    # A vertical edge adds its direction to the winding number of all that is to its right, between its two
+    # ends.
     turns = np.zeros((len(ys), len(xs)), dtype=np.int32)
     for polygon in polygons:
         ends = np.roll(polygon, -1, axis=0)
@@ -66,7 +68,8 @@ def _of_rectangles(
 
 
 def _overlaps(cuts: np.ndarray, origin_nm: float, num_pixels: int, pixel_nm: float) -> csr_matrix:
-    """The length in nm that each pixel shares with each interval between two cuts: (num_pixels, len(cuts) - 1)."""
+    """The length in nm that each pixel shares with each interval between two cuts: (num_pixels, len(cuts) -
+    1)."""
     sides = origin_nm + np.arange(num_pixels + 1) * pixel_nm
     both = np.unique(np.concatenate([sides, cuts]))
     middles = (both[1:] + both[:-1]) / 2
@@ -78,7 +81,8 @@ def _overlaps(cuts: np.ndarray, origin_nm: float, num_pixels: int, pixel_nm: flo
 
 
 def _united(polygons: Sequence[Polygon]) -> list[Polygon]:
-    """Polygons that cover the same and do not overlap; holes are joined with the outside by two edges upon each other."""
+    """Polygons that cover the same and do not overlap; holes are joined with the outside by two edges upon
+    each other."""
     import gdstk
 
     parts = [gdstk.Polygon([(float(x), float(y)) for x, y in polygon]) for polygon in polygons]
@@ -90,8 +94,8 @@ def _of_disjoint(
 ) -> np.ndarray:
     """Of polygons that do not overlap, with edges in any direction.
 
-    Counter-clockwise, each edge covers what is to its left, in each row of pixels as high as it goes up there, and one that
-    goes down takes as much away.
+    Counter-clockwise, each edge covers what is to its left, in each row of pixels as high as it goes up
+    there, and one that goes down takes as much away.
     """
     height, width = shape
     partly, left_of = np.zeros((height, width)), np.zeros((height, width + 1))

@@ -53,8 +53,8 @@ _KERNEL_REACH = 3.2
 class Lithography:
     """Trains an AerialNetwork by mean squared error.
 
-    Data (`config.data`): generated masks, masks in an .npz or cut from layouts, whose images the imaging model simulates; or
-    masks with images, from an .npz or LithoBench's folders. Whole masks are held out.
+    Data (`config.data`): generated masks, masks in an .npz or cut from layouts, whose images the imaging
+    model simulates; or masks with images, from an .npz or LithoBench's folders. Whole masks are held out.
     """
 
     def __init__(self, config: LithographyConfig) -> None:
@@ -64,7 +64,8 @@ class Lithography:
     # ---- data ----
 
     def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
-        """The rank's pairs, {"mask", "aerial"} of (batch_size, 1, size, size). DataError has a line for each bad file."""
+        """The rank's pairs, {"mask", "aerial"} of (batch_size, 1, size, size). DataError has a line for each
+        bad file."""
         config = self.config
         training, held_out = self._items()
         look = Compose([_Look(config.size, config.pixel)])
@@ -175,10 +176,12 @@ class Lithography:
     # ---- result ----
 
     def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
-        """Held-out errors beside those of the best blur of the mask, squared. Returns `table`, `note` and `images`.
+        """Held-out errors beside those of the best blur of the mask, squared. Returns `table`, `note` and
+        `images`.
 
-        `edge_nm` is the mean distance between the edges that both images print, across the edges of the design, or of the mask where there
-        is none; `cd_nm` the mean difference of the widths along the middle row.
+        `edge_nm` is the mean distance between the edges that both images print, across the edges of the
+        design, or of the mask where there is none; `cd_nm` the mean difference of the widths along the middle
+        row.
         """
         training, held_out = self._items()
         data = self._decoded(held_out[:_MAX_IN_RESULT])
@@ -237,7 +240,8 @@ class Lithography:
         }
 
     def _width_error_nm(self, found: Tensor, true: Tensor) -> float:
-        """The mean difference of critical dimensions along the middle rows in which both print as many stretches."""
+        """The mean difference of critical dimensions along the middle rows in which both print as many
+        stretches."""
         pixel_nm, threshold = self.config.pixel, self.resist.threshold
         middle = self.config.size * pixel_nm / 2
         cut = Cut((0.0, middle), (2 * middle, middle))

@@ -13,8 +13,8 @@ from torch import Tensor
 class Resist:
     """A resist that clears where its latent image is above a threshold.
 
-    The latent image is the dose times the aerial image, blurred by a Gaussian: acid that diffuses during the bake (Mack,
-    Fundamental Principles of Optical Lithography, 2007).
+    The latent image is the dose times the aerial image, blurred by a Gaussian: acid that diffuses during the
+    bake (Mack, Fundamental Principles of Optical Lithography, 2007).
 
     Attributes:
         threshold: of the latent image, in units of the clear field at dose 1.

@@ -23,15 +23,15 @@ _ON_THE_EDGE = 1e-9
 class Source:
     """A source of equal brightness inside its shape, and dark outside.
 
-    Coordinates are sigma: sines of the angles of incidence over NA, so that 1 is the pupil's edge. A square of
-    `num_cells` x `num_cells` cells spans -sigma_outer to sigma_outer; those whose centre is inside the shape are a point
-    each, and all points have the same weight.
+    Coordinates are sigma: sines of the angles of incidence over NA, so that 1 is the pupil's edge. A square
+    of `num_cells` x `num_cells` cells spans -sigma_outer to sigma_outer; those whose centre is inside the
+    shape are a point each, and all points have the same weight.
 
     - point: on the axis, fully coherent.
     - conventional: a disc up to `sigma_outer`.
     - annular: a ring from `sigma_inner` to `sigma_outer`.
-    - dipole, quadrupole, quasar: sectors of that ring, `opening_deg` wide, around 0 and 180 degrees; 0, 90, 180 and 270;
-      45, 135, 225 and 315. All are turned by `angle_deg` from the x axis towards y.
+    - dipole, quadrupole, quasar: sectors of that ring, `opening_deg` wide, around 0 and 180 degrees; 0, 90,
+      180 and 270; 45, 135, 225 and 315. All are turned by `angle_deg` from the x axis towards y.
     """
 
     shape: Shape = "annular"

@@ -3,7 +3,8 @@
     python -m nbgpu.recipes.lithography.survey --data chip.gds --layer 11/0 --pixel-nm 25
     torchrun --nproc-per-node=4 -m nbgpu.recipes.lithography.survey --data chip.gds --layer 11/0 --pixel-nm 25
 
-The recipe's settings of masks, lens, source and resist are flags, and those of `SurveyConfig`. Leaves window.csv and window.png.
+The recipe's settings of masks, lens, source and resist are flags, and those of `SurveyConfig`. Leaves
+window.csv and window.png.
 """
 
 from __future__ import annotations

@@ -15,10 +15,11 @@ from nbgpu.recipes.lithography.rasterise import rasterised
 
 
 def tiles(path: Path, layer: str, size: int, pixel_nm: float) -> list[Pair]:
-    """The masks of a layout: its bounding box, centred on whole tiles of size x size pixels; empty tiles are left out.
+    """The masks of a layout: its bounding box, centred on whole tiles of size x size pixels; empty tiles are
+    left out.
 
-    A tile goes on periodically where its image is simulated: what is beyond its edges in the layout is not seen.
-    Raises DataError, see `read_layout`.
+    A tile goes on periodically where its image is simulated: what is beyond its edges in the layout is not
+    seen. Raises DataError, see `read_layout`.
     """
     polygons = read_layout(path, layer)
     corners = np.concatenate(polygons)

@@ -27,7 +27,8 @@ class Condition:
     cd_nm: float
     """Width of the printed stretch nearest to the middle of the cut; NaN where no edge crosses it."""
     mean_epe_nm: float
-    """Mean size of the edge placement error over the edges that have a contour in reach; NaN where none has."""
+    """Mean size of the edge placement error over the edges that have a contour in reach; NaN where none
+    has."""
     num_lost: int
     """Edges with no contour in reach."""
     iou: float
@@ -50,8 +51,8 @@ def process_window(
     *,
     cut_row: int | None = None,
 ) -> list[Condition]:
-    """What the mask prints under each (defocus_nm, dose), in their order. On several ranks each takes its part of
-    `conditions`, and what they find put together is what one finds.
+    """What the mask prints under each (defocus_nm, dose), in their order. On several ranks each takes its
+    part of `conditions`, and what they find put together is what one finds.
 
     Args:
         mask: transmission of the amplitude, (H, W), float32 or float64, which says what is computed with.

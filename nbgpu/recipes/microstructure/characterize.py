@@ -25,12 +25,14 @@ _NUM_SLICES_AT_ONCE = 8
 
 
 def pooled(slices: Tensor, level: int) -> Tensor:
-    """(N, P, H, W) averaged over squares of 2^level pixels; what is left over at the far edges is left out."""
+    """(N, P, H, W) averaged over squares of 2^level pixels; what is left over at the far edges is left
+    out."""
     return slices if level == 0 else avg_pool2d(slices, 2**level)
 
 
 def described(slices: Tensor, descriptor: Descriptor, measure: Measure, levels: int) -> Tensor:
-    """One descriptor of (N, P, H, W), differentiable if it is: (N, P', levels, *shape), P' = P or, for all phases, 1.
+    """One descriptor of (N, P, H, W), differentiable if it is: (N, P', levels, *shape), P' = P or, for all
+    phases, 1.
 
     Level n is that of the slices averaged over 2^n pixels.
     """
@@ -64,8 +66,8 @@ def characterize(
         isotropic: one mean over the three directions of a volume, in place of one for each.
 
     Returns:
-        (P', levels, *shape) of a picture, and of a volume where isotropic; else (3, P', levels, *shape), each the mean over
-        the slices across one direction. P' is P, or 1 for descriptors of all phases.
+        (P', levels, *shape) of a picture, and of a volume where isotropic; else (3, P', levels, *shape), each
+        the mean over the slices across one direction. P' is P, or 1 for descriptors of all phases.
     """
     levels = num_levels(tuple(field.shape[1:]), measure.limit_to) if multigrid else 1
     result = {}

@@ -1,4 +1,5 @@
-"""Two- and three-point correlations: how probable it is that two or three pixels, a vector apart, are in a phase."""
+"""Two- and three-point correlations: how probable it is that two or three pixels, a vector apart, are in a
+phase."""
 
 from __future__ import annotations
 
@@ -44,12 +45,13 @@ def _fft_correlations(x: Tensor, measure: Measure) -> Tensor:
 
 
 def _pairs(first: Tensor, second: Tensor, measure: Measure) -> tuple[Tensor, Tensor]:
-    """Whether a pixel of `first` and the one of `second` a vector (i, j) further are both in the phase, nearly.
+    """Whether a pixel of `first` and the one of `second` a vector (i, j) further are both in the phase,
+    nearly.
 
     Returns:
-        (N, L * L, H', W') for 0 <= i, j < L, and (N, (L - 1) ** 2, H', W') for i, -j = 1 to L - 1, by i and then by
-        |j|. H' and W' are those of the positions that count: all where the field is periodic, else those from which
-        every vector ends inside.
+        (N, L * L, H', W') for 0 <= i, j < L, and (N, (L - 1) ** 2, H', W') for i, -j = 1 to L - 1, by i and
+        then by |j|. H' and W' are those of the positions that count: all where the field is periodic, else
+        those from which every vector ends inside.
     """
     reach = measure.limit_to - 1
     if measure.periodic:
@@ -69,12 +71,13 @@ def _gram(features: Tensor) -> Tensor:
 
 
 def _correlations(x: Tensor, measure: Measure) -> Tensor:
-    """(N, C, C), C = L^2 + (L - 1)^2: S3 for each two vectors, S2 on the diagonal, with soft steps (see `soft_step`).
+    """(N, C, C), C = L^2 + (L - 1)^2: S3 for each two vectors, S2 on the diagonal, with soft steps (see
+    `soft_step`).
 
-    Where the field is periodic, vectors with a negative second component begin 2L pixels further along the last
-    axis, because the reference has it so and its values are to be met. S2 is none the worse for it; three-point values
-    of such a vector with one of the others are those of two pairs 2L apart. Where it is not periodic all begin at
-    one pixel.
+    Where the field is periodic, vectors with a negative second component begin 2L pixels further along the
+    last axis, because the reference has it so and its values are to be met. S2 is none the worse for it;
+    three-point values of such a vector with one of the others are those of two pairs 2L apart. Where it is
+    not periodic all begin at one pixel.
     """
     forward, backward = _pairs(x, x, measure)
     if measure.periodic:
@@ -88,7 +91,8 @@ def _two_point_correlations(x: Tensor, measure: Measure) -> Tensor:
 
 
 def _line_correlations(x: Tensor, measure: Measure) -> Tensor:
-    """(N, 2L - 1, 2L - 1): as Correlations, for vectors along the axes only: (1..L - 1, 0), then (0, 0..L - 1)."""
+    """(N, 2L - 1, 2L - 1): as Correlations, for vectors along the axes only: (1..L - 1, 0), then (0, 0..L -
+    1)."""
     limit = measure.limit_to
     forward, _ = _pairs(x, x, measure)
     vectors = [*range(limit, limit * limit, limit), *range(limit)]
@@ -96,16 +100,18 @@ def _line_correlations(x: Tensor, measure: Measure) -> Tensor:
 
 
 def _fft_cross_correlations(x: Tensor, measure: Measure) -> Tensor:
-    """(N, P (P - 1) / 2, 2L - 1, 2L - 1): S2 of the phases p > q: p at x + r, q at x, in the order of (p, q)."""
+    """(N, P (P - 1) / 2, 2L - 1, 2L - 1): S2 of the phases p > q: p at x + r, q at x, in the order of (p,
+    q)."""
     pairs = sorted((p, q) for q, p in combinations(range(x.shape[1]), 2))
     return torch.stack([two_point(x[:, p], x[:, q], measure) for p, q in pairs], dim=1)
 
 
 def _cross_correlations(x: Tensor, measure: Measure) -> Tensor:
-    """(N, P (P - 1) / 2 * C, C), as Correlations for the phases p > q: p at x, q at x + r, one pair below the other.
+    """(N, P (P - 1) / 2 * C, C), as Correlations for the phases p > q: p at x, q at x + r, one pair below the
+    other.
 
-    Every vector begins at the same pixel and every pixel counts, r = 0 is a pair like any other. The reference leaves out a
-    row and a column, and has p alone at r = 0: its values differ.
+    Every vector begins at the same pixel and every pixel counts, r = 0 is a pair like any other. The
+    reference leaves out a row and a column, and has p alone at r = 0: its values differ.
     """
     pairs = sorted((p, q) for q, p in combinations(range(x.shape[1]), 2))
     grams = [_gram(torch.cat(_pairs(x[:, p], x[:, q], measure), dim=1)) for p, q in pairs]

@@ -23,10 +23,11 @@ def paths_in(data: str) -> list[Path]:
 
 
 def load_fields(data: str, names: Sequence[str], measure: Measure, multiphase: bool) -> list[Tensor]:
-    """The fields of one file, or of three pictures across the three directions; (P, H, W) or (P, D, H, W) in float64.
+    """The fields of one file, or of three pictures across the three directions; (P, H, W) or (P, D, H, W) in
+    float64.
 
-    A file holds phases 0 to n - 1 as integers, or the share of the second phase as floats from 0 to 1. A last axis of length
-    3 in floats that goes with the OrientationDescriptor holds rotation vectors in radians.
+    A file holds phases 0 to n - 1 as integers, or the share of the second phase as floats from 0 to 1. A last
+    axis of length 3 in floats that goes with the OrientationDescriptor holds rotation vectors in radians.
 
     Args:
         data: see `paths_in`.

@@ -1,8 +1,9 @@
 """Gram matrices of a network's features: which of them stand together (Gatys et al. 2015; Li et al. 2018).
 
-The reference takes VGG-19 with weights that have to be downloaded. Here the weights come from a local file, or are
-random: a single layer of random filters of several sizes already keeps much of a texture (Ustyuzhaninov et al., "What does
-it take to generate natural textures?", ICLR 2017). Values of one network compare with values of the same one only.
+The reference takes VGG-19 with weights that have to be downloaded. Here the weights come from a local file,
+or are random: a single layer of random filters of several sizes already keeps much of a texture
+(Ustyuzhaninov et al., "What does it take to generate natural textures?", ICLR 2017). Values of one network
+compare with values of the same one only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The lineal path function: how probable it is that a whole straight line lies in a phase (Lu & Torquato 1992)."""
+"""The lineal path function: how probable it is that a whole straight line lies in a phase (Lu & Torquato
+1992)."""
 
 from __future__ import annotations
 
@@ -19,13 +20,15 @@ _WHOLE = 0.999
 
 
 def _slanted(half: int, rise: int) -> Tensor:
-    """(2 half + 1,) * 2: the pixels of a line through the middle that goes `rise` columns in `half` rows, without its last one."""
+    """(2 half + 1,) * 2: the pixels of a line through the middle that goes `rise` columns in `half` rows,
+    without its last one."""
     line = torch.zeros(2 * half + 1, 2 * half + 1, dtype=torch.float64)
     column = float(half - rise)
     for row in range(2 * half):
         line[row, round(column - _TIE)] += 0.5
         line[row, round(column + _TIE)] += 0.5
-        # Added up as in the reference: the rounding decides which pixel a line takes that passes just at the border.
+        # Added up as in the reference: the rounding decides which pixel a line takes that passes just at the
+        # border.
         column += rise / half
     return line
 
@@ -49,9 +52,11 @@ def _lines_of_length(half: int) -> Iterator[Tensor]:
 
 @cache
 def _lines(limit_to: int, periodic: bool) -> Tensor:
-    """(C, 2L + 1, 2L + 1): the lines over 1, 3, ... 2L + 1 pixels; a pixel counts 1, or 0.5 where two share it.
+    """(C, 2L + 1, 2L + 1): the lines over 1, 3, ... 2L + 1 pixels; a pixel counts 1, or 0.5 where two share
+    it.
 
-    Each stands in the upper left corner: itself where the field is not periodic, else, as in the reference, the square around it.
+    Each stands in the upper left corner: itself where the field is not periodic, else, as in the reference,
+    the square around it.
     """
     size = 2 * limit_to + 1
     lines = [torch.ones(1, 1, dtype=torch.float64)]
@@ -62,12 +67,14 @@ def _lines(limit_to: int, periodic: bool) -> Tensor:
 
 
 def _means(x: Tensor, lines: Tensor, step: Callable[[Tensor], Tensor], periodic: bool) -> Tensor:
-    """(N, C): the mean of step(share of the line that is in the phase) over the places where a line can begin.
+    """(N, C): the mean of step(share of the line that is in the phase) over the places where a line can
+    begin.
 
     Args:
         lines: (C, h, w), each in the upper left corner.
-        periodic: they begin everywhere; where the longest line is longer than the field, a row and a column less, as in the
-            reference. Otherwise each begins where it ends inside; one that fits nowhere gives 0.
+        periodic: they begin everywhere; where the longest line is longer than the field, a row and a column
+            less, as in the reference. Otherwise each begins where it ends inside; one that fits nowhere gives
+            0.
     """
     height, width = lines.shape[1:]
     rows, columns = x.shape[1:]
@@ -90,9 +97,11 @@ def _reach(profile: Tensor) -> Tensor:
 
 
 def _lineal_path_approximation(x: Tensor, measure: Measure) -> Tensor:
-    """(N, C): the lineal path function with soft steps, for lines over 1, 3, ... 2L + 1 pixels in all directions.
+    """(N, C): the lineal path function with soft steps, for lines over 1, 3, ... 2L + 1 pixels in all
+    directions.
 
-    As in the reference, the share is of 1, 3, ... pixels also for slanted lines, which have one less, and is rounded to float32.
+    As in the reference, the share is of 1, 3, ... pixels also for slanted lines, which have one less, and is
+    rounded to float32.
     """
     lines = _lines(measure.limit_to, measure.periodic)
     num_pixels = lines.sum(dim=(1, 2), keepdim=True)
@@ -101,9 +110,11 @@ def _lineal_path_approximation(x: Tensor, measure: Measure) -> Tensor:
 
 
 def _lineal_path(x: Tensor, measure: Measure) -> Tensor:
-    """(N, C): the share of the positions at which the whole line is in the phase; where the field is between two, none is.
+    """(N, C): the share of the positions at which the whole line is in the phase; where the field is between
+    two, none is.
 
     The reference computes this and then overwrites it with the approximation; here it is what the name says.
+
     """
     lines = _lines(measure.limit_to, measure.periodic)
     shares = lines / lines.sum(dim=(1, 2), keepdim=True)
@@ -111,7 +122,8 @@ def _lineal_path(x: Tensor, measure: Measure) -> Tensor:
 
 
 def _line_lineal_path_approximation(x: Tensor, measure: Measure) -> Tensor:
-    """(N, 2L - 1): as the approximation, along the axes only: down for 3, 5, ... 2L - 1 pixels, then across for 1, 3, ..."""
+    """(N, 2L - 1): as the approximation, along the axes only: down for 3, 5, ... 2L - 1 pixels, then across
+    for 1, 3, ..."""
     lengths = range(3, 2 * measure.limit_to, 2)
     lines = torch.zeros(len(lengths) + 1, 2 * measure.limit_to - 1, dtype=torch.float64)
     lines[0, 0] = 1

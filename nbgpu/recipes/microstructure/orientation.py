@@ -10,7 +10,8 @@ from nbgpu.recipes.microstructure.measure import Descriptor, Measure
 
 
 def _rotations(vectors: Tensor) -> Tensor:
-    """(N, 9, H, W): the matrices of rotation vectors (N, 3, H, W), whose length is the angle in radians (Rodrigues)."""
+    """(N, 9, H, W): the matrices of rotation vectors (N, 3, H, W), whose length is the angle in radians
+    (Rodrigues)."""
     x, y, z = vectors.unbind(dim=1)
     nothing = torch.zeros_like(x)
     cross = torch.stack([nothing, -z, y, z, nothing, -x, -y, x, nothing], dim=-1).unflatten(-1, (3, 3))
@@ -19,11 +20,12 @@ def _rotations(vectors: Tensor) -> Tensor:
 
 
 def _orientation(vectors: Tensor, measure: Measure) -> Tensor:
-    """(N, 2L - 1, 2L - 1): the mean of trace(R(x)^T R(x + r)) / 3: 1 at r = 0, and 0 far away where there is no texture.
+    """(N, 2L - 1, 2L - 1): the mean of trace(R(x)^T R(x + r)) / 3: 1 at r = 0, and 0 far away where there is
+    no texture.
 
-    The reference leaves this open: there, an OrientationDescriptor is an empty class for others to fill. trace(A^T B) is the
-    natural inner product of two rotations, and is (1 + 2 cos angle) of the rotation between them. Crystal symmetry
-    is not taken out.
+    The reference leaves this open: there, an OrientationDescriptor is an empty class for others to fill.
+    trace(A^T B) is the natural inner product of two rotations, and is (1 + 2 cos angle) of the rotation
+    between them. Crystal symmetry is not taken out.
     """
     matrices = _rotations(vectors)
     return two_point(matrices, matrices, measure).sum(dim=1) / 3

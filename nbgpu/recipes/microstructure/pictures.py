@@ -37,14 +37,16 @@ def png(tiles: list[Tensor], lowest: float, highest: float, colours: str = "viri
 
 
 def block(volume: Tensor, lowest: float, highest: float, colours: str = "viridis", width: int = 320) -> str:
-    """A volume (D, H, W) as a block, seen from above one edge: three of its faces, each in a shade of its own."""
+    """A volume (D, H, W) as a block, seen from above one edge: three of its faces, each in a shade of its
+    own."""
     across, down = math.cos(math.pi / 6), math.sin(math.pi / 6)
     height = round(width / (2 * across) * (1 + 2 * down))
     x = np.linspace(-across, across, width)[None, :].repeat(height, axis=0)
     y = np.linspace(-1, 2 * down, height)[:, None].repeat(width, axis=1)
     colour_of = matplotlib.colormaps[colours]
     image = np.zeros((height, width, 4))
-    # A point of the picture is ((a - b) across, (a + b) down - c) for the point (a, b, c) of a block of edge 1, c upwards.
+    # A point of the picture is ((a - b) across, (a + b) down - c) for the point (a, b, c) of a block of edge
+    # 1, c upwards.
     total, difference = (y + 1) / down, x / across
     faces = [
         ((total + difference) / 2, (total - difference) / 2, np.ones_like(x), 1.0),

@@ -1,4 +1,5 @@
-"""The recipe: match a microstructure, that is characterize it and look for a field with the same descriptors."""
+"""The recipe: match a microstructure, that is characterize it and look for a field with the same
+descriptors."""
 
 from __future__ import annotations
 
@@ -35,11 +36,13 @@ from nbgpu.recipes.microstructure.swaps import OPTIMIZERS as SWAPPING
 from nbgpu.recipes.microstructure.target import S2, Target, load_target, save_descriptors
 
 _COPIES_IN_GRAPH = 4
-"""Of the numbers that descriptors make of each pixel, in the forward and the backward pass: measured, not exact."""
+"""Of the numbers that descriptors make of each pixel, in the forward and the backward pass: measured, not
+exact."""
 
 
 class Microstructure(Problem):
-    """Looks for a picture or a volume whose slices have the descriptors of the data. Stages are grids, coarsest first."""
+    """Looks for a picture or a volume whose slices have the descriptors of the data. Stages are grids,
+    coarsest first."""
 
     def __init__(self, config: MicrostructureConfig) -> None:
         self.config = config
@@ -104,8 +107,8 @@ class Microstructure(Problem):
         return "swapping pixels" if stage >= self._num_grids else f"grid {stage + 1} of {self._num_grids}"
 
     def begin(self, stage: int, found: Tensor | None) -> Tensor:
-        """Noise from the seed, `initial`, or what the stage before has found; whole phases where pixels are swapped, and at random
-        those that the target has."""
+        """Noise from the seed, `initial`, or what the stage before has found; whole phases where pixels are
+        swapped, and at random those that the target has."""
         target = self.target
         shape = shape_on(self._coarser(stage), target.shape)
         known = self._initial if found is None else found
@@ -178,8 +181,8 @@ class Microstructure(Problem):
     def measure(self, tensor: Tensor) -> dict[str, float]:
         """Of the field as it comes out, each pixel in one phase: `s2_error` and `volume_fraction_error`.
 
-        Both are mean absolute differences from the target: of the two-point correlations over all lags below limit_to,
-        and of the phases' shares. On a coarse grid the field is brought to the full one first.
+        Both are mean absolute differences from the target: of the two-point correlations over all lags below
+        limit_to, and of the phases' shares. On a coarse grid the field is brought to the full one first.
         """
         field = tensor.cpu()
         if tuple(field.shape[1:]) != self.target.shape:
@@ -205,7 +208,8 @@ class Microstructure(Problem):
         return captions
 
     def result(self, tensor: Tensor, folder: Path) -> dict[str, Any]:
-        """Writes what was found as .npy and VTK and the target's descriptors; the errors beside those of random pixels."""
+        """Writes what was found as .npy and VTK and the target's descriptors; the errors beside those of
+        random pixels."""
         target = self.target
         field = refined(tensor, target.shape) if tuple(tensor.shape[1:]) != target.shape else tensor
         phases = decided(field)
@@ -251,7 +255,8 @@ class Microstructure(Problem):
         return pictures
 
     def memory_bytes(self, world_size: int) -> dict[str, int]:
-        """The field, its gradients, what the optimizer remembers, and the slices that are at work at one time."""
+        """The field, its gradients, what the optimizer remembers, and the slices that are at work at one
+        time."""
         target, limit = self.target, self.config.limit_to
         field = 8 * target.num_phases * int(np.prod(target.shape))
         remembered = 2 * NUM_PAIRS + 8 if bounded(self.optimizer) else 4

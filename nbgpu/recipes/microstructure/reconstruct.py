@@ -1,4 +1,5 @@
-"""Finds a field with given descriptors, in one process. A run on the ranks does the same through nbgpu/engine/training/minimiser.py."""
+"""Finds a field with given descriptors, in one process. A run on the ranks does the same through
+nbgpu/engine/training/minimiser.py."""
 
 from __future__ import annotations
 
@@ -95,11 +96,13 @@ def reconstruct(
 def s2_error(
     phases: Tensor, target: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]], measure: Measure
 ) -> float:
-    """The mean absolute difference of the two-point correlations, over all lags below limit_to, phases and directions.
+    """The mean absolute difference of the two-point correlations, over all lags below limit_to, phases and
+    directions.
 
     Args:
         phases: of each pixel.
         target: one set of descriptors, or one for each direction, with 'FFTCorrelations' of one phase or all.
+
     """
     targets = [target] if isinstance(target, Mapping) else target
     wanted = torch.stack([t["FFTCorrelations"][:, 0] for t in targets])

@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 def gaussian_field(shape: Sequence[int], correlation_length: float, seed: int) -> Tensor:
-    """Smooth periodic noise with mean 0 and variance 1, float64; autocorrelation exp(-r^2 / (4 correlation_length^2)).
+    """Smooth periodic noise with mean 0 and variance 1, float64; autocorrelation exp(-r^2 / (4
+    correlation_length^2)).
 
     Args:
         shape: of two or three axes.
@@ -32,7 +33,8 @@ def gaussian_field(shape: Sequence[int], correlation_length: float, seed: int) -
 def micrograph(
     shape: Sequence[int], correlation_length: float, fractions: Sequence[float], seed: int
 ) -> Tensor:
-    """Phases 0 to n - 1, int64, with these shares of the pixels: the field between one threshold and the next.
+    """Phases 0 to n - 1, int64, with these shares of the pixels: the field between one threshold and the
+    next.
 
     Args:
         fractions: of each phase but the first; they add up to less than 1.

@@ -16,8 +16,8 @@ def _volume_fractions(x: Tensor, measure: Measure) -> Tensor:
 def _variation(x: Tensor, measure: Measure) -> Tensor:
     """(N, 1): the sum of the differences between neighbours, for each pixel.
 
-    Where the field is periodic, the first row and the first column are set behind the last ones, and differences along them count
-    twice, as in the reference.
+    Where the field is periodic, the first row and the first column are set behind the last ones, and
+    differences along them count twice, as in the reference.
     """
     num_pixels = x.shape[1] * x.shape[2]
     if measure.periodic:

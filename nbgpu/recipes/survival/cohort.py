@@ -1,7 +1,8 @@
-"""A generated cohort whose true hazards are known: volumes with lesions, and the more of them the sooner the event.
+"""A generated cohort whose true hazards are known: volumes with lesions, and the more of them the sooner the
+event.
 
-What a patient's volume shows is the burden of lesions. Its intensities are all shifted by a random offset, as those of
-different scanners are, so that how bright a volume is on the whole says nothing.
+What a patient's volume shows is the burden of lesions. Its intensities are all shifted by a random offset, as
+those of different scanners are, so that how bright a volume is on the whole says nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from torch import Tensor
 SIZE = (24, 24, 16)
 """Voxels."""
 _TISSUE, _NOISE, _OFFSET, _LESION = 0.0, 40.0, 60.0, 500.0
-"""In Hounsfield units: the mean, the standard deviations of voxels and of volumes, and how much brighter lesions are."""
+"""In Hounsfield units: the mean, the standard deviations of voxels and of volumes, and how much brighter
+lesions are."""
 _NUM_LESIONS = (1, 30)
 """Even in their logarithm, so that a patient with few is as frequent as one with many."""
 _RADII = (1.2, 2.2)

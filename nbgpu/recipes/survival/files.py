@@ -1,4 +1,5 @@
-"""Cohorts in CSV files: a volume, a time and an event for each patient, and what else is known of them. Needs no torch."""
+"""Cohorts in CSV files: a volume, a time and an event for each patient, and what else is known of them. Needs
+no torch."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class PatientRow:
 
 @dataclass(frozen=True)
 class Table:
-    """A CSV file's rows. Where it has no column with folds, `held_out` is empty, and `training` has all of them."""
+    """A CSV file's rows. Where it has no column with folds, `held_out` is empty, and `training` has all of
+    them."""
 
     training: tuple[PatientRow, ...]
     held_out: tuple[PatientRow, ...]
@@ -55,7 +57,8 @@ def read_table(
     """The rows of a cohort's CSV file.
 
     Args:
-        path: with a heading for the volume (IMAGE_COLUMNS; paths are relative to the file), 'time' and 'event' (0 or 1).
+        path: with a heading for the volume (IMAGE_COLUMNS; paths are relative to the file), 'time' and
+            'event' (0 or 1).
         fold: heading of the column that says 'train' or 'val' of each row; empty for none.
         features: headings of columns with numbers that go to the network beside the volume.
         image_problem: says what is wrong with a volume's file, or None.

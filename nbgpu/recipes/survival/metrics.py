@@ -1,7 +1,8 @@
 """What predicted hazards are worth: concordance, discrimination at a time, and calibrated probabilities.
 
-All of them compare patients with one another, so that they need the scores of all ranks: none may be averaged over ranks.
-NumPy in float64; `times` to the event or to the end of the observation, `events` whether it was the event, both (N,).
+All of them compare patients with one another, so that they need the scores of all ranks: none may be averaged
+over ranks. NumPy in float64; `times` to the event or to the end of the observation, `events` whether it was
+the event, both (N,).
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def kaplan_meier(times: Floats, events: Flags) -> Steps:
 
 
 def censoring(times: Floats, events: Flags) -> Steps:
-    """The share that would still be observed, by time: Kaplan and Meier's estimate for the ends of the observation.
+    """The share that would still be observed, by time: Kaplan and Meier's estimate for the ends of the
+    observation.
 
     Who has the event at the same time has it first, and is not at risk of being lost then.
     """
@@ -58,7 +60,8 @@ def censoring(times: Floats, events: Flags) -> Steps:
 
 
 def baseline_hazard(scores: Floats, times: Floats, events: Flags) -> Steps:
-    """The cumulative hazard of a patient with the score 0 (Breslow 1972); that of another is exp(score) times as high."""
+    """The cumulative hazard of a patient with the score 0 (Breslow 1972); that of another is exp(score) times
+    as high."""
     when, num_events, _ = _counted(times, events)
     order = np.argsort(times)
     at_risk = np.cumsum(np.exp(scores[order])[::-1])[::-1]
@@ -82,8 +85,8 @@ def _counted(times: Floats, events: Flags) -> tuple[Floats, Floats, Floats]:
 def c_index(scores: Floats, times: Floats, events: Flags) -> float:
     """The share of the pairs that are ranked as they turned out, equal scores counted half (Harrell 1982).
 
-    A pair counts where it is known who had the event first. At the same time, an event comes before a patient who is no
-    longer observed, and of two events neither was first. NaN where there is no such pair.
+    A pair counts where it is known who had the event first. At the same time, an event comes before a patient
+    who is no longer observed, and of two events neither was first. NaN where there is no such pair.
     """
     concordant = comparable = 0.0
     rows = np.flatnonzero(events)
@@ -103,8 +106,8 @@ def _in_order(earlier: Floats, later: Floats) -> Floats:
 def auc(scores: Floats, times: Floats, events: Flags, when: Floats, observed: Steps) -> Floats:
     """How well scores tell who has the event up to each time from who has it later, (T,) (Uno et al. 2007).
 
-    Cumulative and dynamic, each event weighted with the inverse of the share that is still observed just before it. NaN
-    where there is nobody on one of the sides.
+    Cumulative and dynamic, each event weighted with the inverse of the share that is still observed just
+    before it. NaN where there is nobody on one of the sides.
 
     Args:
         scores: log hazards (N,).
@@ -148,5 +151,6 @@ def _inverse(shares: Floats) -> Floats:
 
 
 def risk_groups(scores: Floats, thresholds: Floats) -> NDArray[np.intp]:
-    """The number of each patient's group (N,), the lowest risk first: how many of the rising thresholds are below."""
+    """The number of each patient's group (N,), the lowest risk first: how many of the rising thresholds are
+    below."""
     return np.searchsorted(thresholds, scores)

@@ -68,7 +68,8 @@ class SurvivalNetwork(nn.Module):
 def load_weights(path: Path) -> dict[str, Tensor]:
     """A ResNet's weights by name, from .safetensors, or from torch.save without running anything in the file.
 
-    'module.' and 'encoder.' before the names, and a last layer of the file's own, are left out. Raises DataError.
+    'module.' and 'encoder.' before the names, and a last layer of the file's own, are left out. Raises
+    DataError.
     """
     if not path.is_file():
         raise DataError(

@@ -24,7 +24,8 @@ class Patients:
     """Arrays have a value for each patient, those that are trained on first."""
 
     items: tuple[Item, ...]
-    """Each with its `number` in the arrays, its `order` in time (equal times have the same), `event` and `features`."""
+    """Each with its `number` in the arrays, its `order` in time (equal times have the same), `event` and
+    `features`."""
     num_training: int
     times: Floats
     events: Flags
@@ -93,7 +94,8 @@ def _outcomes(seed: int, num_patients: int) -> list[tuple[float, bool, float]]:
 
 
 def _standardised(rows: list[PatientRow], num_training: int, config: SurvivalConfig) -> NDArray[np.float64]:
-    """The features (N, F) with mean 0 and standard deviation 1 among those that are trained on, and nobody else."""
+    """The features (N, F) with mean 0 and standard deviation 1 among those that are trained on, and nobody
+    else."""
     values = np.array([row.features for row in rows]).reshape(len(rows), len(config.features))
     if not num_training:
         return values

@@ -17,7 +17,8 @@ _DPI = 100
 
 
 def curves(times: Floats, events: Flags, groups: NDArray[np.intp], num_groups: int) -> str:
-    """Kaplan and Meier's curve of each group, the lowest risk first; a tick where somebody is observed no longer."""
+    """Kaplan and Meier's curve of each group, the lowest risk first; a tick where somebody is observed no
+    longer."""
     figure = Figure(figsize=(6, 4), dpi=_DPI, layout="constrained")
     axes = figure.add_subplot(xlabel="time", ylabel="share with no event", ylim=(0, 1.02))
     for group in range(num_groups):

@@ -6,8 +6,8 @@ The page and the kernel exchange these custom messages:
                      {type: 'chosen', value}            whose text is seen: 'all', or a rank's number
                      {type: 'bundle'}                   the text did not reach my notebook: send it
                      {type: 'stored'}                   the notebook has the text: the widget can go
-    kernel -> page   {type: 'snapshot', html}           all that there is; sent again to every page that is ready
-                     {type: 'more', tail, html, rows, differs}
+    kernel -> page   {type: 'snapshot', html}           all that there is; sent again to every page that is
+                     ready {type: 'more', tail, html, rows, differs}
                                                         lines that go on with the last block, blocks behind
                                                         it, and what stands below now
                      {type: 'end'}, {type: 'bundle', data, metadata}

@@ -3,15 +3,14 @@ behind.
 
 The page and the kernel exchange these custom messages of one widget:
 
-    page -> kernel   {type: 'ready', plotly: bool}      a page has loaded the panel; does it have Plotly already?
-                     {type: 'command', command: 'pause' | 'resume' | 'stop'}
-                     {type: 'bundle'}                   the end's picture did not reach my notebook: send it
-                     {type: 'stored'}                   the notebook has the picture: the widget can go
-    kernel -> page   {type: 'snapshot', ...} + points   all that is known; sent again to every page that is ready
-                     {type: 'delta', ...} + points      what is new
-                     {type: 'plotly'} + one buffer      the gzipped Plotly bundle
-                     {type: 'refused', text}            why a command could not be carried out
-                     {type: 'end'}, {type: 'bundle', data, metadata}
+    page -> kernel   {type: 'ready', plotly: bool}      a page has loaded the panel; does it have Plotly
+                     already? {type: 'command', command: 'pause' | 'resume' | 'stop'} {type: 'bundle'}
+                     the end's picture did not reach my notebook: send it {type: 'stored'}
+                     the notebook has the picture: the widget can go
+    kernel -> page   {type: 'snapshot', ...} + points   all that is known; sent again to every page that is
+                     ready {type: 'delta', ...} + points      what is new {type: 'plotly'} + one buffer
+                     the gzipped Plotly bundle {type: 'refused', text}            why a command could not be
+                     carried out {type: 'end'}, {type: 'bundle', data, metadata}
 
 The buffers of points are described in `comm_protocol.py`. Nothing here ever waits for a page's answer.
 """

@@ -1,4 +1,5 @@
-"""A rank fails while the others wait in a collective of a group, a mesh or a sharded model that the person made."""
+"""A rank fails while the others wait in a collective of a group, a mesh or a sharded model that the person
+made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A value on its way when a rank dies, fails, or when the person presses Stop: nothing is left, and the next one comes."""
+"""A value on its way when a rank dies, fails, or when the person presses Stop: nothing is left, and the next
+one comes."""
 
 from __future__ import annotations
 

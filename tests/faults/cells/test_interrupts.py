@@ -53,7 +53,8 @@ def heeded() -> Iterator[None]:
 # An interrupt may come between psutil's opening of a file and its closing.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_while_a_cell_is_sent_leaves_it_on_no_rank(cluster2: nbgpu.Cluster) -> None:
-    """On one rank alone it would meet the other's next cell in a collective: a wrong sum, or a wait for ever."""
+    """On one rank alone it would meet the other's next cell in a collective: a wrong sum, or a wait for
+    ever."""
     chance = random.Random(0)
     stopped = 0
     for _ in range(NUM_STOPS):
@@ -76,7 +77,8 @@ def test_an_interrupt_while_a_cell_is_sent_leaves_it_on_no_rank(cluster2: nbgpu.
 def test_a_stop_during_an_import_leaves_the_package_whole(
     cluster2: nbgpu.Cluster, tmp_path: Path, in_a: str
 ) -> None:
-    """Python takes the package away whose import was cut off, but not its parts, and would never join them again.
+    """Python takes the package away whose import was cut off, but not its parts, and would never join them
+    again.
 
     A call is what the client asks the ranks for: a training run, or the search for a batch size.
     """

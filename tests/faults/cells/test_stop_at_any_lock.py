@@ -1,7 +1,9 @@
-"""A Stop that comes while the notebook's thread has a lock in its hand leaves no lock taken, and freezes nothing.
+"""A Stop that comes while the notebook's thread has a lock in its hand leaves no lock taken, and freezes
+nothing.
 
-The locks of `threading.Condition` are shared with the thread that brings the ranks' answers. A KeyboardInterrupt in the
-microsecond after one was taken would leave it taken for good, and no answer would ever come again.
+The locks of `threading.Condition` are shared with the thread that brings the ranks' answers. A
+KeyboardInterrupt in the microsecond after one was taken would leave it taken for good, and no answer would
+ever come again.
 """
 
 from __future__ import annotations
@@ -133,7 +135,8 @@ shell.kernel.do_execute = traced
 
 @pytest.mark.long
 def test_a_stop_while_a_cell_is_sent(notebook: Kernel) -> None:
-    """The ranks have the cell while IPython is still about to run it. The notebook gets an answer all the same."""
+    """The ranks have the cell while IPython is still about to run it. The notebook gets an answer all the
+    same."""
     assert notebook.run(IN_THE_HEAD_START).status == "ok"
     try:
         assert notebook.run(SUM).stdout == "[0-1] 2\n"

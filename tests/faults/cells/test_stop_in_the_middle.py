@@ -1,4 +1,5 @@
-"""A Stop in the midst of a start, a stop or a replacement leaves no process and no folder that belongs to nobody."""
+"""A Stop in the midst of a start, a stop or a replacement leaves no process and no folder that belongs to
+nobody."""
 
 from __future__ import annotations
 
@@ -95,7 +96,8 @@ def sum_is_right(notebook: Kernel) -> None:
 
 
 def _held(notebook: Kernel, at_most: tuple[int, int] | None) -> tuple[int, int]:
-    """How many descriptors and threads the kernel has, once it has not more than before: some end in a moment by themselves."""
+    """How many descriptors and threads the kernel has, once it has not more than before: some end in a moment
+    by themselves."""
     give_up_s = time.monotonic() + SETTLED_S
     while True:
         fds, threads = ast.literal_eval(notebook.run(HELD).value)
@@ -189,7 +191,8 @@ def make_dallying(store, rank, size, timeout):
 if rank == 1:
     distributed_c10d.ProcessGroupGloo = make_dallying
 """
-"""Once, one rank announces itself to the others, and looks for them so late that a Stop comes while they wait for it."""
+"""Once, one rank announces itself to the others, and looks for them so late that a Stop comes while they wait
+for it."""
 
 
 @pytest.mark.long
@@ -199,7 +202,8 @@ if rank == 1:
     bound_s=None,
 )
 def test_a_stop_while_ranks_connect(notebook: Kernel) -> None:
-    """gloo decides by chance who of two ranks waits for the other. With four ranks three times in four one waits for rank 1."""
+    """gloo decides by chance who of two ranks waits for the other. With four ranks three times in four one
+    waits for rank 1."""
     assert notebook.run("%nbgpu start --gpus none --ranks 4").status == "ok"
     try:
         assert notebook.run(f"%%distributed\nkept = 5 + rank\n{DALLIES}").status == "ok"

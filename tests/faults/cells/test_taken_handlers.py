@@ -1,4 +1,5 @@
-"""A cell may do with the handlers of signals what it likes: the ranks are freed all the same, and the next cell can be stopped."""
+"""A cell may do with the handlers of signals what it likes: the ranks are freed all the same, and the next
+cell can be stopped."""
 
 from __future__ import annotations
 
@@ -146,7 +147,8 @@ def test_the_same_is_said_to_who_calls_from_python(notebook: Kernel) -> None:
 def test_a_rank_that_does_not_come_back_is_given_up_with_the_one_that_is_restarted(
     notebook: Kernel, measured: Measured, tmp_path: Path
 ) -> None:
-    # Said when both ignore it: a Stop that came before would end the one that does not yet, and a barrier could be cut.
+    # Said when both ignore it: a Stop that came before would end the one that does not yet, and a barrier
+    # could be cut.
     code = f"""
 from pathlib import Path
 {IGNORES}

@@ -1,4 +1,5 @@
-"""What a cell starts lives on between cells, and ends with its rank or with the cluster, however that ends."""
+"""What a cell starts lives on between cells, and ends with its rank or with the cluster, however that
+ends."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ print(process.exitcode)
 
 
 def test_a_forked_child_has_none_of_the_ranks_signals(cluster2: Any) -> None:
-    """A signal's number went through the rank's own descriptor: one to a child would have cut the rank off."""
+    """A signal's number went through the rank's own descriptor: one to a child would have cut the rank
+    off."""
     printed = cluster2.execute("""
 import os, signal, time
 def end_of_child(number):

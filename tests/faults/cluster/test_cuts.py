@@ -123,7 +123,8 @@ def test_what_is_said_late_of_a_group_leaves_the_next_one_alone(cluster2: nbgpu.
 
 
 def test_what_is_said_early_of_a_group_ends_it_before_any_rank_waits(cluster2: nbgpu.Cluster) -> None:
-    """A rank may hear that a generation is given up before it was asked to form it; it must not begin then."""
+    """A rank may hear that a generation is given up before it was asked to form it; it must not begin
+    then."""
     give_up(cluster2, cluster2.ranks.seating.generation + 1, 0)
     cluster2.ranks.regroup()
     assert cluster2.execute(TOTAL) == WELL

@@ -108,7 +108,8 @@ def test_the_group_is_formed_again_whatever_torch_s_defaults_are(
 
 
 def test_a_death_is_seen_while_the_engines_parent_is_busy(notebook: Kernel) -> None:
-    """It imports what training needs when a run begins; until it asks how its child ended the child is a zombie."""
+    """It imports what training needs when a run begins; until it asks how its child ended the child is a
+    zombie."""
     parent = notebook.run("import nbgpu, psutil\npsutil.Process(nbgpu.current().pids[0]).ppid()").value
     done = notebook.run(
         f"%%distributed\nprint(rank, flush=True)\n{faults.at(1, 'kill')}\ndist.barrier()",

@@ -1,4 +1,5 @@
-"""A rank that stands still, because something has stopped its process, is waited for and taken back when it goes on."""
+"""A rank that stands still, because something has stopped its process, is waited for and taken back when it
+goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A rank that fails in the middle of a step ends the run on all, is named, and leaves the ranks in good order."""
+"""A rank that fails in the middle of a step ends the run on all, is named, and leaves the ranks in good
+order."""
 
 from __future__ import annotations
 

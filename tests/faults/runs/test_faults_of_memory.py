@@ -1,7 +1,8 @@
 """A rank that gets no more memory says who holds it and what would have fitted, and gives back what it took.
 
-The allocators themselves refuse here: torch's of the CPU and numpy's, which were asked for more than an address space
-holds, or which a limit of the process keeps from growing. The GPU's own is in the tests with the `gpu` marker.
+The allocators themselves refuse here: torch's of the CPU and numpy's, which were asked for more than an
+address space holds, or which a limit of the process keeps from growing. The GPU's own is in the tests with
+the `gpu` marker.
 """
 
 from __future__ import annotations

@@ -146,7 +146,8 @@ while not run.over:
     time.sleep(0.02)
 print(*states, *tables, sep="\\n")
 run.wait().status, said"""
-"""Follows a run to its end; prints the states that its ranks had, and what `%nbgpu status` says in one of them."""
+"""Follows a run to its end; prints the states that its ranks had, and what `%nbgpu status` says in one of
+them."""
 
 
 def test_a_result_that_takes_long_is_told_and_is_no_hang(notebook: Kernel, tmp_path: Path) -> None:

@@ -100,7 +100,8 @@ NOTHING_HAPPENED = "it is replaced, and training goes on; losses, weights and re
 
 
 def check_equal(run: Run, unhurt: Run) -> None:
-    """Losses, as far as they were recorded, validation and weights are those of the other run, to the last bit."""
+    """Losses, as far as they were recorded, validation and weights are those of the other run, to the last
+    bit."""
     expected, found = recorded(unhurt, "loss"), recorded(run, "loss")
     assert found == {key: expected[key] for key in found}
     assert recorded(run, "val_psnr_db") == recorded(unhurt, "val_psnr_db")
@@ -126,7 +127,8 @@ def kill_in_a_run(
         assert run.wait(120).status == "finished"
 
         check_equal(run, unhurt)
-        # What the killed rank had not written when it died is all that is missing, and none of it is the others'.
+        # What the killed rank had not written when it died is all that is missing, and none of it is the
+        # others'.
         missing = set(recorded(unhurt, "loss")) - set(recorded(run, "loss"))
         assert all(rank == dies and step < 14 for rank, step in missing)
         assert {(event.rank, event.step) for event in heals(run)} == {(0, 13), (1, 13)}
@@ -214,7 +216,8 @@ def test_whoever_takes_another_rank_s_place_need_not_import_what_training_needs(
 def test_with_fsdp_a_run_goes_back_to_its_newest_checkpoint(cluster: nbgpu.Cluster, tmp_path: Path) -> None:
     settings = {**SETTINGS, "strategy": "fsdp", "checkpoint_every": 5, "runs_dir": str(tmp_path)}
     unhurt = cluster.train("autoencoder", **settings).wait(120)
-    # In step 3, when there is no checkpoint; the other one has made 6 micro-batches by then, and dies in step 12.
+    # In step 3, when there is no checkpoint; the other one has made 6 micro-batches by then, and dies in step
+    # 12.
     cluster.execute(
         faults.in_training(0, step=2 * 3, action="kill")
         + faults.in_training(1, step=6 + 2 * 12, action="kill")

@@ -1,4 +1,5 @@
-"""A rank gets no more than its memory_limit, and ends its cell or run as one does for which there is no more."""
+"""A rank gets no more than its memory_limit, and ends its cell or run as one does for which there is no
+more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A run whose folder is gone, full, read-only or somebody else's: Stop stops it, the cause is shown, nothing foreign is used."""
+"""A run whose folder is gone, full, read-only or somebody else's: Stop stops it, the cause is shown, nothing
+foreign is used."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ DISTRIBUTED = "%%distributed\nprint(f'I am rank {rank} of {world_size}')"
 CONTROLS = "nbgpu.controls('autoencoder')"
 BLOCK = "import time\ntime.sleep(12)"
 WHILE_THE_CELL_RUNS_S = 6
-"""A button that waited for the blocking cell would take twice as long. How fast they are stands in the docs."""
+"""A button that waited for the blocking cell would take twice as long. How fast they are stands in the
+docs."""
 
 WHEN_PAUSED = """
 records, _ = nbgpu.client.cluster.cluster.current().run.reader.since()
@@ -298,7 +299,8 @@ def test_tab_completes_and_shift_tab_explains_names_of_the_ranks(lab: Lab, page:
     for index in (0, 1):
         notebook.run_cell(index)
         notebook.wait_until_idle()
-    # The first answer takes as long as IPython needs to load its completer, for which JupyterLab may not wait.
+    # The first answer takes as long as IPython needs to load its completer, for which JupyterLab may not
+    # wait.
     page.evaluate(
         """async code => {
             const kernel = jupyterapp.shell.currentWidget.context.sessionContext.session.kernel;

@@ -54,7 +54,8 @@ if dist.get_rank() == 1:
     while ctypes.PyDLL(None).access({until!r}, os.F_OK) and time.monotonic() < until_s: pass
     sys.setswitchinterval(0.005)
 """
-"""Like packages that take long to load: the rank computes until a file is there, and its telemetry is silent meanwhile."""
+"""Like packages that take long to load: the rank computes until a file is there, and its telemetry is silent
+meanwhile."""
 SLOW_RESULT = """
     def result(self, model, device):
         until_s = time.monotonic() + 60
@@ -88,7 +89,8 @@ COLLECT_WORDS = """notice => {
                 if (words && !said[place].includes(words)) said[place].push(words);
     }).observe(document.body, { subtree: true, childList: true, characterData: true });
 }"""
-"""Collects, by the place where they stand, all words of a panel and of the notices below cells from here on."""
+"""Collects, by the place where they stand, all words of a panel and of the notices below cells from here
+on."""
 
 
 def cell_of(page: Page, index: int) -> Locator:

@@ -24,7 +24,8 @@ MADE_SMALL = {
     "autoencoder": {"Data": {"data": "phantoms", "patch size": "16"}},
     "microstructure": {"Search": {"limit to": "4"}},
 }
-"""By recipe and group: what is typed so that the first step is soon there. All other fields stay as they are."""
+"""By recipe and group: what is typed so that the first step is soon there. All other fields stay as they
+are."""
 PATIENCE_MS = 90_000
 
 

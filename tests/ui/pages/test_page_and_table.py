@@ -1,4 +1,5 @@
-"""What a page draws of a long run against metrics.csv, pixel by pixel, and what it says when its kernel is gone."""
+"""What a page draws of a long run against metrics.csv, pixel by pixel, and what it says when its kernel is
+gone."""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ PLOT = """
 
 
 def drawn(page: Page, cell: int, rank: int, last_step: int) -> dict[str, Any]:
-    """What Plotly has drawn of a rank's loss in a cell's panel, up to a step at least, and on which pixels."""
+    """What Plotly has drawn of a rank's loss in a cell's panel, up to a step at least, and on which
+    pixels."""
     asked = {"cell": cell, "rank": rank, "last": last_step}
     page.wait_for_function(
         f"({{cell, rank, last}}) => {{ {PLOT} return trace?.x.at(-1) >= last; }}", arg=asked

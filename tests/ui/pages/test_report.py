@@ -42,7 +42,8 @@ def page(tmp_path: Path) -> Iterator[Page]:
 
 
 def opened(page: Page, report: Path) -> str:
-    """The text of the page, whose charts are drawn; nothing but the file was asked for, and nothing complained."""
+    """The text of the page, whose charts are drawn; nothing but the file was asked for, and nothing
+    complained."""
     asked: list[str] = []
     complaints: list[str] = []
     page.on("request", lambda request: asked.append(request.url))

@@ -241,7 +241,8 @@ def test_plan_and_search_speak_below_the_buttons(cluster2: nbgpu.Cluster) -> Non
 
 
 def _wait_until_back(cluster: nbgpu.Cluster) -> None:
-    """On a busy machine a rank may have been given up in the middle of an import, and come back a moment later."""
+    """On a busy machine a rank may have been given up in the middle of an import, and come back a moment
+    later."""
     give_up_s = time.monotonic() + 60
     while True:
         try:

@@ -1,4 +1,5 @@
-"""The panel of a sweep in a real kernel: live in the page, answering while a cell blocks, and kept at the end."""
+"""The panel of a sweep in a real kernel: live in the page, answering while a cell blocks, and kept at the
+end."""
 
 from __future__ import annotations
 

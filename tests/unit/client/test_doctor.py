@@ -1,4 +1,5 @@
-"""`nbgpu doctor`: what it finds here with real processes, and what it would say of GPUs (NVML alone is a stand-in)."""
+"""`nbgpu doctor`: what it finds here with real processes, and what it would say of GPUs (NVML alone is a
+stand-in)."""
 
 from __future__ import annotations
 

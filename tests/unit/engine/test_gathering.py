@@ -1,4 +1,5 @@
-"""Whose state the ranks of a run begin with. That they then have it is tried on real ranks, in tests/faults/test_heal.py."""
+"""Whose state the ranks of a run begin with. That they then have it is tried on real ranks, in
+tests/faults/test_heal.py."""
 
 from __future__ import annotations
 

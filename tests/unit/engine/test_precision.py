@@ -1,4 +1,5 @@
-"""`sdpa` decides which kernel scaled_dot_product_attention takes, seen in torch's own profile of a model that calls it."""
+"""`sdpa` decides which kernel scaled_dot_product_attention takes, seen in torch's own profile of a model that
+calls it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ def progress(**settings: Any) -> Progress:
 
 
 def follow(following: Progress, *values: float) -> list[tuple[int | None, bool]]:
-    """(step of the best, whether it is time to stop) after each validation; they are at the steps 1, 2, 3 ..."""
+    """(step of the best, whether it is time to stop) after each validation; they are at the steps 1, 2, 3
+    ..."""
     told = []
     for step, value in enumerate(values, start=1):
         following.validated(step, {"loss": value, "psnr_db": -value})

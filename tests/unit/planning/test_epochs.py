@@ -1,4 +1,5 @@
-"""What an epoch comes to over ranks and steps, and how many worker processes there are, in numbers and words."""
+"""What an epoch comes to over ranks and steps, and how many worker processes there are, in numbers and
+words."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from nbgpu.planning.workers import MIN_SHARED_BYTES, HostResources, workers_for
 def test_no_sample_is_lost_or_counted_twice(
     num_volumes: int, world_size: int, per_volume: int, per_step: tuple[int, int]
 ) -> None:
-    """taken = all + repeated - left out, whatever the numbers are; padded leaves none out, uneven repeats none."""
+    """taken = all + repeated - left out, whatever the numbers are; padded leaves none out, uneven repeats
+    none."""
     batch_size, accumulate = per_step
     for shards in ("padded", "uneven"):
         config = TrainConfig(batch_size=batch_size, accumulate=accumulate, shards=shards)

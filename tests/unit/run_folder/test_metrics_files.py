@@ -1,4 +1,5 @@
-"""The table of a run's steps and its epochs, from what ranks recorded; and the files, also those cut off in a line."""
+"""The table of a run's steps and its epochs, from what ranks recorded; and the files, also those cut off in a
+line."""
 
 from __future__ import annotations
 

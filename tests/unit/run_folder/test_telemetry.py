@@ -1,4 +1,5 @@
-"""From a rank to the notebook: every record once and in order, whatever the socket loses, and to nobody else."""
+"""From a rank to the notebook: every record once and in order, whatever the socket loses, and to nobody
+else."""
 
 from __future__ import annotations
 

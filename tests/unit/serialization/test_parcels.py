@@ -1,4 +1,5 @@
-"""Values that travel: through shared memory or a message they come out as they were, and on memory of their own."""
+"""Values that travel: through shared memory or a message they come out as they were, and on memory of their
+own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The diffusion recipe without a cluster: its data, its sampler, its baselines and the settings that come with it."""
+"""The diffusion recipe without a cluster: its data, its sampler, its baselines and the settings that come
+with it."""
 
 from __future__ import annotations
 

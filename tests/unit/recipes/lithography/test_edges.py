@@ -24,9 +24,11 @@ FIELD_NM = NUM_PIXELS * PIXEL_NM
 
 
 def _grating(waves: tuple[int, int]) -> tuple[list[Polygon], Tensor, np.ndarray, float]:
-    """Lines as wide as the spaces, so many waves along x and y of the field: (lines, aerial image, across, amplitude).
+    """Lines as wide as the spaces, so many waves along x and y of the field: (lines, aerial image, across,
+    amplitude).
 
-    Only the orders -1, 0 and 1 pass the lens, and light comes along the axis: the image is (1/2 + 2 amplitude cos)^2.
+    Only the orders -1, 0 and 1 pass the lens, and light comes along the axis: the image is (1/2 + 2 amplitude
+    cos)^2.
     """
     frequency = np.array(waves) / FIELD_NM
     period = 1 / np.hypot(*frequency)
@@ -51,7 +53,8 @@ def _grating(waves: tuple[int, int]) -> tuple[list[Polygon], Tensor, np.ndarray,
 
 @pytest.mark.parametrize("waves", [(4, 0), (0, 4), (3, 4), (1, 5)])
 def test_edges_and_widths_of_a_grating_are_those_of_its_cosine(waves: tuple[int, int]) -> None:
-    """The amplitude is above the root of the threshold for period * arccos((root - 1/2) / (2 amplitude)) / pi."""
+    """The amplitude is above the root of the threshold for period * arccos((root - 1/2) / (2 amplitude)) /
+    pi."""
     lines, aerial, across, amplitude = _grating(waves)
     period = FIELD_NM / math.hypot(*waves)
     for threshold in (0.2, 0.3, 0.45):

@@ -70,7 +70,8 @@ def test_the_coarse_grid_loses_nothing() -> None:
 
 
 def test_coherent_light_takes_three_orders_of_a_grating() -> None:
-    """On the axis: |a0 + 2 a1 e^(i phase) cos(2 pi x / period)|^2 with the grating's own discrete coefficients."""
+    """On the axis: |a0 + 2 a1 e^(i phase) cos(2 pi x / period)|^2 with the grating's own discrete
+    coefficients."""
     num_pixels, period, line, pixel_nm = 64, 16, 7, 20.0
     mask = torch.zeros(num_pixels, num_pixels, dtype=torch.float64)
     mask[:, torch.arange(num_pixels) % period < line] = 1
@@ -88,7 +89,8 @@ def test_coherent_light_takes_three_orders_of_a_grating() -> None:
 
 
 def test_the_image_of_a_pinhole_is_an_airy_disc() -> None:
-    """(2 J1(v) / v)^2 with v = 2 pi NA r / wavelength, in a field so large that the pupil has 10,000 frequencies."""
+    """(2 J1(v) / v)^2 with v = 2 pi NA r / wavelength, in a field so large that the pupil has 10,000
+    frequencies."""
     num_pixels, pixel_nm = 256, 50.0
     mask = torch.zeros(num_pixels, num_pixels, dtype=torch.float64)
     mask[0, 0] = 1

@@ -1,4 +1,5 @@
-"""The descriptors of microstructures, against the reference's numbers, by hand and against their own definitions."""
+"""The descriptors of microstructures, against the reference's numbers, by hand and against their own
+definitions."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def test_two_point_correlations_are_the_means_over_all_pairs(periodic: bool) -> 
 
 
 def test_soft_correlations_of_a_field_of_two_values_are_nearly_the_hard_ones() -> None:
-    """A pair of which one pixel is in the phase counts soft_step(1/2) = 0.08 in place of 0, and its square in the mean."""
+    """A pair of which one pixel is in the phase counts soft_step(1/2) = 0.08 in place of 0, and its square in
+    the mean."""
     x = _binary(1, 16, 16)
     limit = 4
     hard = _of("FFTCorrelations", x, Measure(limit))[0]
@@ -228,7 +230,8 @@ def test_gram_matrices_take_a_network_from_a_file_and_refuse_a_bad_one(tmp_path:
 
 
 def test_the_correlation_of_orientations_is_the_cosine_between_them() -> None:
-    """Columns in turn not rotated and rotated by a right angle: trace(R) / 3 = (1 + 2 cos 90 degrees) / 3 = 1/3."""
+    """Columns in turn not rotated and rotated by a right angle: trace(R) / 3 = (1 + 2 cos 90 degrees) / 3 =
+    1/3."""
     vectors = torch.zeros(3, 8, 8, dtype=torch.float64)
     vectors[2, :, ::2] = math.pi / 2
     found = characterize(vectors, ["OrientationDescriptor"], Measure(3), multigrid=False)

@@ -132,7 +132,8 @@ def test_phases_become_shares_and_shares_phases() -> None:
 
 
 def test_a_generated_field_has_the_correlation_that_it_should() -> None:
-    """exp(-r^2 / (4 s^2)) for noise that is smoothed with exp(-r^2 / (2 s^2)); and thresholds at the quantiles."""
+    """exp(-r^2 / (4 s^2)) for noise that is smoothed with exp(-r^2 / (2 s^2)); and thresholds at the
+    quantiles."""
     field = gaussian_field((512, 512), 3.0, seed=0)
     for lag in (1, 3, 6):
         expected = math.exp(-(lag**2) / 36)
@@ -143,7 +144,8 @@ def test_a_generated_field_has_the_correlation_that_it_should() -> None:
 
 
 def test_a_volume_gets_the_two_point_correlations_of_a_picture() -> None:
-    """The gate: at most 0.0034 on average over all lags below 8, in 200 steps. Voxels of the right share at random: 0.03."""
+    """The gate: at most 0.0034 on average over all lags below 8, in 200 steps. Voxels of the right share at
+    random: 0.03."""
     measure = Measure(limit_to=8)
     target = characterize(indicated(micrograph((128, 128), 2.0, [0.35], seed=1), 1), [*WEIGHTS], measure)
     found = reconstruct(Loss([target], WEIGHTS, measure), (32, 32, 32), levels=3, num_steps=200)

@@ -105,7 +105,8 @@ def test_torchsurv_gives_the_same(ties: Ties) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:lifelines", "ignore:Starting with pandas version 4")
 def test_lifelines_gives_the_same() -> None:
-    """Its fit is where the gradient is zero, and its log-likelihood (Efron) is that of all events together."""
+    """Its fit is where the gradient is zero, and its log-likelihood (Efron) is that of all events
+    together."""
     lifelines = pytest.importorskip("lifelines")
     pandas = pytest.importorskip("pandas")
     covariates, _, times, events = _cohort()

@@ -87,7 +87,8 @@ def test_true_hazards_are_worth_what_they_should_be() -> None:
     )
     better = metrics.brier(known, times, events, when, observed)
     assert (better < metrics.brier(nothing, times, events, when, observed)).all()
-    # The log hazards are normal, and those of the first events exp(score) times as frequent, which is normal around 1.
+    # The log hazards are normal, and those of the first events exp(score) times as frequent, which is normal
+    # around 1.
     early = np.quantile(times[events], [0.1])
     expected = 0.5 + 0.5 * math.erf(0.5)
     assert metrics.auc(scores, times, events, early, observed)[0] == pytest.approx(expected, abs=0.03)
