@@ -342,13 +342,14 @@ COMMANDS = {
 def main(names: Sequence[str]) -> None:
     for name in names or BENCHMARKS:
         measure = (BENCHMARKS | BY_NAME_ONLY)[name]
-        print(f"{name}: {measure.__doc__}", flush=True)
+        title = " ".join((measure.__doc__ or "").split())
+        print(f"{name}: {title}", flush=True)
         result = measure()
         print(result, flush=True)
         cores = len(os.sched_getaffinity(0))
         command = COMMANDS.get(name, "make bench")
         when = f"{time.strftime('%Y-%m-%d')}, {cores} CPU cores ({platform.machine()}), no GPU; `{command}`"
-        _write(name, f"### {measure.__doc__}\n\n{result}{when}")
+        _write(name, f"### {title}\n\n{result}{when}")
 
 
 if __name__ == "__main__":
