@@ -69,9 +69,10 @@ class Kernel:
         timeout_s: float = 90,
         answers: Sequence[str | Callable[[], None]] = (),
         allow_stdin: bool | None = None,
+        once_shown: str = "",
     ) -> Done:
         """Runs one cell; `meanwhile` is called once, after its first line of output or first display that is
-        no widget.
+        no widget and in whose text the pattern `once_shown` is found.
 
         `answers` are typed in, one for each question; one that can be called is called in place of an answer.
         Without `allow_stdin` the kernel takes it that nobody looks, as with nbclient; where it is None,
@@ -112,10 +113,7 @@ class Kernel:
                     done.error = _ANSI.sub("", "\n".join(content["traceback"]))
                 case "status" if content["execution_state"] == "idle":
                     break
-            is_output = message["msg_type"] in ("stream", "display_data") and _WIDGET not in content.get(
-                "data", {}
-            )
-            if meanwhile is not None and is_output:
+            if meanwhile is not None and _shows(message, once_shown):
                 meanwhile()
                 meanwhile = None
         while (reply := self.client.get_shell_msg(timeout=10))["parent_header"].get("msg_id") != message_id:
@@ -125,6 +123,15 @@ class Kernel:
             rest_after_error()
         done.took_s = time.monotonic() - started_s
         return done
+
+
+def _shows(message: Mapping[str, Any], pattern: str) -> bool:
+    """Whether a message is output of a cell, and no widget, with this pattern in its text."""
+    if message["msg_type"] not in ("stream", "display_data", "update_display_data"):
+        return False
+    content = message["content"]
+    data = content.get("data", {})
+    return _WIDGET not in data and bool(re.search(pattern, content.get("text", data.get("text/plain", ""))))
 
 
 def rest_after_error() -> None:

@@ -85,7 +85,7 @@ class Processes:
             try:
                 self.leaders[name] = ProcessId.of(child.pid)
             except ProcessLookupError:
-                raise ClusterError(f"the {name} ended during the start. {self.log_tail()}") from None
+                raise self._ended_during_start([name]) from None
 
     def start_engines(self, num_engines: int) -> None:
         """Has the first engines started, once their parent can, and returns at once."""
@@ -276,12 +276,18 @@ class Processes:
             return None
         return connection
 
+    def _ended_during_start(self, gone: Sequence[str]) -> ClusterError:
+        """The error for these processes, or an interrupt that came first and ended them."""
+        # Until a process has a session of its own it gets the interrupts of this one's group, too.
+        take_interrupt()
+        log = self.log_tail("controller" if gone == ["controller"] else "engines")
+        return ClusterError(f"the {' and the '.join(gone)} ended during the start. {log}")
+
     def _check_start(self, num_there: int, num_engines: int, deadline_s: float, timeout_s: float) -> None:
         gone = [name for name, process in self.leaders.items() if not process.alive()]
         gone += ["process of an engine" for _ in self.folder.glob("ended-*")]
         if gone:
-            log = self.log_tail("controller" if gone == ["controller"] else "engines")
-            raise ClusterError(f"the {' and the '.join(gone)} ended during the start. {log}")
+            raise self._ended_during_start(gone)
         if time.monotonic() > deadline_s:
             raise ClusterError(
                 f"{num_there} of {num_engines} engines came within {timeout_s:g} s; give more with "

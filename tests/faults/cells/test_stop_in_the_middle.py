@@ -131,6 +131,28 @@ def test_a_stop_while_a_cluster_starts(notebook: Kernel, after_s: float) -> None
     nothing_is_left(notebook)
 
 
+INTERRUPTED = """
+import os, signal, subprocess
+Popen = subprocess.Popen
+def interrupted(command, *args, **options):
+    child = Popen(command, *args, **options)
+    if 'nbgpu.client.engines.controller' in command:
+        os.kill(child.pid, signal.SIGINT)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        signal.raise_signal(signal.SIGINT)
+    return child
+subprocess.Popen = interrupted
+"""
+
+
+def test_a_stop_that_ends_a_process_before_it_has_a_session_of_its_own(notebook: Kernel) -> None:
+    notebook.run(INTERRUPTED)
+    done = notebook.run(STARTS)
+    notebook.run("subprocess.Popen = Popen")
+    assert "KeyboardInterrupt" in done.error
+    nothing_is_left(notebook)
+
+
 @row("Stop while a cluster stops", "it stops all the same: no process and no folder is left", bound_s=None)
 def test_a_stop_while_a_cluster_stops(running: Kernel) -> None:
     run_and_stop(running, "%nbgpu stop", 0.05)

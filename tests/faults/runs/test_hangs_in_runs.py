@@ -64,12 +64,13 @@ def test_a_notice_names_who_waits_and_stop_ends_the_run(
     assert notebook.run(f"%%distributed\nkept = 3 + rank\n{fault}").status == "ok"
     settings = {**ENDLESS, "runs_dir": str(tmp_path)}
     notebook.run(f"import nbgpu\nrun = nbgpu.current().train('autoencoder', **{settings!r})")
-    done = notebook.run("run.wait()", meanwhile=stop, timeout_s=BOUND_S)
+    pattern = r"rank 0 waits in DDP backward, step 4, for \d+ s; rank 1 is at faulty, line \d+ of an earlier cell, in step 4: .*"
+    # On a busy machine the ranks may wait for one another so long before the first step that it is said.
+    done = notebook.run("run.wait()", meanwhile=stop, timeout_s=BOUND_S, once_shown=pattern)
     measured.ended(done.error)
     assert "KeyboardInterrupt" in done.error
     notices = [data["text/plain"] for data in [*done.displays, *done.updates] if "text/html" in data]
-    pattern = r"rank 0 waits in DDP backward, step 4, for \d+ s; rank 1 is at faulty, line \d+ of an earlier cell, in step 4: .*"
-    assert re.fullmatch(pattern, notices[0]), notices
+    assert any(re.fullmatch(pattern, notice) for notice in notices), notices
     assert notices[-1] == ""
 
     assert notebook.run("run.status").value == "'stopped'"

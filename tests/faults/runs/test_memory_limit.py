@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import nbgpu
 
 LIMIT_MIB = 1000
+BACK_S = 60
 SETTINGS: dict[str, Any] = {
     "data": "phantoms",
     "num_phantoms": 16,
@@ -42,6 +44,18 @@ def resident_mib(cluster: nbgpu.Cluster) -> list[float]:
 def well(cluster: nbgpu.Cluster) -> bool:
     said = cluster.execute("total = torch.ones(1); dist.all_reduce(total); print(int(total))")
     return said == {0: "2\n", 1: "2\n"}
+
+
+def well_once_back(cluster: nbgpu.Cluster) -> bool:
+    """On a busy machine a rank that was stopped while it imported packages needs a while."""
+    give_up_s = time.monotonic() + BACK_S
+    while True:
+        try:
+            return well(cluster)
+        except nbgpu.ClusterError as error:
+            if "still in an earlier cell. Wait for them" not in str(error) or time.monotonic() > give_up_s:
+                raise
+        time.sleep(0.2)
 
 
 def test_what_is_below_the_limit_is_given_and_what_is_above_is_refused(limited: nbgpu.Cluster) -> None:
@@ -208,7 +222,7 @@ def test_a_search_that_is_stopped_and_one_in_vain(limited: nbgpu.Cluster) -> Non
     with pytest.raises(nbgpu.RunError, match="stopped; the ranks keep their variables"):
         limited.find_batch_size("autoencoder", stop=stop, **SETTINGS)
     timer.join()
-    assert well(limited)
+    assert well_once_back(limited)
     with pytest.raises(nbgpu.RankError, match=r"not even batch_size=1 fits: rank [01]: asked for"):
         limited.find_batch_size("autoencoder", data="phantoms", num_phantoms=4, patch_size=128)
     assert well(limited)
