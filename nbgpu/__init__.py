@@ -93,6 +93,7 @@ def load_ipython_extension(shell: Any) -> None:
     from nbgpu.client.notebook import magics
 
     ui.connect()
+    ui.connect_cells()
     magics.load(shell)
 
 

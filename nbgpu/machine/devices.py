@@ -12,15 +12,18 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pynvml
 
-from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError
 from nbgpu.protocol.records import Device
 from nbgpu.text.sizes import in_words, parse_size
+
+# Engines start without the settings of training, which take a tenth of a second to import.
+if TYPE_CHECKING:
+    from nbgpu.config import ClusterConfig
 
 DEFAULT_CPU_RANKS = 2
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from nbgpu.config import TrainConfig
 from nbgpu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nbgpu.config import TrainConfig
 
 
 def require(config: TrainConfig) -> None:

@@ -1,10 +1,11 @@
-"""Files that are written whole or not at all."""
+"""Write files whole or not at all."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -42,3 +43,13 @@ def write_whole(
             # The caller, and perhaps a person, knows this name and not the random one.
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+@contextmanager
+def telling_what_is_not_written(tell: Callable[[str], None]) -> Iterator[None]:
+    """Keep a run alive if a file about it cannot be written in the block: call `tell` with a sentence about
+    the reason."""
+    try:
+        yield
+    except OSError as error:
+        tell(f"{error.filename or 'a file about the run'} cannot be written: {error.strerror}")

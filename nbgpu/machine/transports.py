@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Field
 
-from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError
 from nbgpu.machine.devices import is_part
 from nbgpu.protocol.records import Device
+
+if TYPE_CHECKING:
+    from nbgpu.config import ClusterConfig
 
 NCCL_SAFE: Final = "nccl in safe mode"
 SINGLE: Final = "single"

@@ -13,8 +13,8 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -190,16 +190,6 @@ def read_info(folder: Path) -> RunInfo:
         raise RunError(
             f"{folder}: {error}. Nothing can be shown of the run without it: put a copy of it back"
         ) from None
-
-
-@contextmanager
-def telling_what_is_not_written(tell: Callable[[str], None]) -> Iterator[None]:
-    """Keep a run alive if a file about it cannot be written in the block: call `tell` with a sentence about
-    the reason."""
-    try:
-        yield
-    except OSError as error:
-        tell(f"{error.filename or 'a file about the run'} cannot be written: {error.strerror}")
 
 
 def note_change(folder: Path, step: int, settings: Mapping[str, Any]) -> None:

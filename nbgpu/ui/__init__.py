@@ -4,14 +4,21 @@ from __future__ import annotations
 
 
 def connect() -> None:
-    """Make the client show its runs and cells here. The client does not know the widgets, and works without
-    them, too."""
-    from nbgpu.client.cells import cell as cells
-    from nbgpu.client.cells import outputs
+    """Make the client show its runs here. The client does not know the widgets, and works without them,
+    too."""
     from nbgpu.client.runs import run
     from nbgpu.ui import presenter
 
     run.presenter = presenter
+
+
+def connect_cells() -> None:
+    """Make the client show its cells here. This is apart from `connect`, because a script has no cells, and
+    would import IPython for them before it starts a cluster."""
+    from nbgpu.client.cells import cell as cells
+    from nbgpu.client.cells import outputs
+    from nbgpu.ui import presenter
+
     cells.offer_stop = presenter.offer_stop
     outputs.open_view = presenter.open_text
 

@@ -312,6 +312,36 @@ def test_the_notebooks_side_loads_without_torch() -> None:
     assert _python(code).split() == sorted(modules)
 
 
+def test_engines_start_without_what_only_training_needs() -> None:
+    code = (
+        "import json, sys\n"
+        "from nbgpu.engine.process import fork_server\n"
+        "fork_server.import_what_every_engine_needs()\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    loaded = set(json.loads(_python(code)))
+    assert "nbgpu.engine.group.group" in loaded
+    assert loaded & {"nbgpu.config", "nbgpu.run_folder", "monai"} == set()
+
+
+def test_a_script_starts_a_cluster_without_what_only_notebooks_need() -> None:
+    """Its processes are launched after these imports, and a person waits for them."""
+    loaded = json.loads(
+        _python("import json, sys, nbgpu; nbgpu.Cluster; print(json.dumps(sorted(sys.modules)))")
+    )
+    needless = {
+        "IPython",
+        "ipykernel",
+        "ipyparallel",
+        "ipywidgets",
+        "jupyter_client",
+        "plotly",
+        "pandas",
+        "numpy",
+    }
+    assert {name.split(".")[0] for name in loaded} & needless == set()
+
+
 @pytest.mark.parametrize("module", ["train", "data.workers"])
 def test_what_trains_needs_no_notebook(module: str) -> None:
     """A rank under torchrun, and each worker process that reads data, would load it for nothing."""

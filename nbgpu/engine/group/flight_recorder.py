@@ -14,8 +14,7 @@ from pathlib import Path
 
 from nbgpu.engine.group import torch_private
 from nbgpu.errors import NbgpuError
-from nbgpu.machine.files import write_whole
-from nbgpu.run_folder import folder as runs
+from nbgpu.machine.files import telling_what_is_not_written, write_whole
 
 _log = logging.getLogger("nbgpu.run")
 
@@ -40,7 +39,7 @@ def kept_in(folder: Path, rank: int) -> Iterator[None]:
         recording = torch_private.flight_recording()
         if recording is not None:
             # A failure to write the file must not hide the failure of the run.
-            with runs.telling_what_is_not_written(_log.warning):
+            with telling_what_is_not_written(_log.warning):
                 write_whole(path(folder, rank), recording)
         raise
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from nbgpu.config import TrainConfig
+# Engines start without the settings of training, which take a tenth of a second to import.
+if TYPE_CHECKING:
+    from nbgpu.config import TrainConfig
 
 
 def make(config: TrainConfig, parameters: Iterable[nn.Parameter]) -> Optimizer:

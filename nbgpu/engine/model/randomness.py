@@ -10,11 +10,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from nbgpu.config import TrainConfig
+# Engines start without the settings of training, which take a tenth of a second to import.
+if TYPE_CHECKING:
+    from nbgpu.config import TrainConfig
 
 
 def seed_cells(cell_seed: int | None, rank: int) -> None:

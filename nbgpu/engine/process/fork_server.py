@@ -180,13 +180,7 @@ def main() -> None:
     requests.set_inheritable(False)
     owner_pid = int(os.environ[OWNER_PID])
     folder = Path(os.environ[CLUSTER_FOLDER])
-    # Everything that an engine needs anyway, before the fork, so that it is paid for once. torch starts no
-    # thread and does not touch a GPU when it is imported, which is what makes forking after it safe.
-    gc.disable()  # while modules are imported there is nothing to collect, and looking for it takes time
-    for module in _NEEDED_BY_EVERY_ENGINE:
-        import_module(module)
-    gc.enable()
-    gc.freeze()  # keeps the collector from copying the pages that the engines share
+    import_what_every_engine_needs()
     descendants.adopt_orphans()
     owner = _owner(owner_pid)
     num_engines = None if owner is None else _num_engines(requests, owner)
@@ -208,6 +202,18 @@ def main() -> None:
         if controller_pid is not None:
             select.select([os.pidfd_open(controller_pid)], [], [], _STOP_GRACE_S)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def import_what_every_engine_needs() -> None:
+    """Import the modules that each engine needs anyway, so that all engines together pay for them once.
+
+    torch starts no thread and does not touch a GPU when it is imported. That makes a fork after it safe.
+    """
+    gc.disable()  # while modules are imported there is nothing to collect, and looking for it takes time
+    for module in _NEEDED_BY_EVERY_ENGINE:
+        import_module(module)
+    gc.enable()
+    gc.freeze()  # keeps the collector from copying the pages that the engines share
 
 
 def _owner(pid: int) -> int | None:

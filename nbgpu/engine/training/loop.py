@@ -25,6 +25,7 @@ from nbgpu.engine.training.gathering import Gathered
 from nbgpu.engine.training.progress import Progress
 from nbgpu.engine.training.steering import Steering
 from nbgpu.errors import OutOfMemoryError, RunError
+from nbgpu.machine.files import telling_what_is_not_written
 from nbgpu.protocol.records import Command, Device, RunState, cluster_folder
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.checkpoint_files import Score
@@ -228,7 +229,7 @@ class Loop(ABC):
 
     def _telling_what_is_not_written(self) -> AbstractContextManager[None]:
         """In it a file about the run that cannot be written becomes a note, and the run goes on."""
-        return runs.telling_what_is_not_written(partial(self._event, "note"))
+        return telling_what_is_not_written(partial(self._event, "note"))
 
     # ---- checkpoints ----
 
