@@ -14,6 +14,7 @@ from rich.text import Text
 
 from nbgpu import ui
 from nbgpu.client.cluster.cluster import Cluster
+from nbgpu.client.engines import preloading
 from nbgpu.client.host import doctor, ps
 from nbgpu.client.runs import data_check, planning
 from nbgpu.client.sweeps import sweep as client_sweep
@@ -159,16 +160,17 @@ def _train(arguments: list[str]) -> None:
     asked = _TrainFlags(**{name: values.pop(name) for name in _TrainFlags.model_fields})
     of_cluster = {name: values.pop(name) for name in ClusterConfig.model_fields}
     # A bad value, a checkpoint that does not fit, and bad data are told before any engine starts.
-    config: TrainConfig
-    _, config = together(lambda: ClusterConfig.checked(**of_cluster), lambda: train.changed(**values))
+    cluster, config = together(lambda: ClusterConfig.checked(**of_cluster), lambda: train.changed(**values))
     if asked.find_batch_size:
         _require_search(config, rest)
     extras.require(config)
     resume.find(config, contents=False)
+    # The engines' parent imports torch while the data are read.
+    preloading.begin(cluster)
     data_check.require(config)
     console = Console()
     ui.connect()
-    with Cluster(**of_cluster) as started:
+    with Cluster.with_config(cluster) as started:
         console.print(started.describe())
         if asked.find_batch_size:
             found = started.find_batch_size_with(config)

@@ -143,7 +143,8 @@ def test_a_check_that_breaks_is_told_and_the_run_goes_on(
     "the process that reads them ends, too",
     bound_s=2,
 )
-def test_no_reader_outlives_its_command(tmp_path: Path, measured: Measured) -> None:
+def test_no_process_outlives_its_command(tmp_path: Path, measured: Measured) -> None:
+    """The cluster's processes begin to import while the data are read."""
     # A pipe among the files keeps the reader waiting.
     (tmp_path / "volumes").mkdir()
     os.mkfifo(tmp_path / "volumes" / "0.nii.gz")
@@ -151,15 +152,25 @@ def test_no_reader_outlives_its_command(tmp_path: Path, measured: Measured) -> N
     command = [sys.executable, "-m", "nbgpu.cli", "train", *arguments]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as train:
         give_up_s = time.monotonic() + 60
-        while not (readers := psutil.Process(train.pid).children()) or not _watches(readers[0]):
+        while len(started := _started_by(train.pid)) < 3 or not _watches(started["check"]):
             assert train.poll() is None
             assert time.monotonic() < give_up_s
             time.sleep(0.05)
         measured.fault_now()
         train.kill()
-    _, alive = psutil.wait_procs(readers, timeout=30)
+    reader = started.pop("check")
+    reader.wait(30)
     measured.ended()
+    assert started.keys() == {"fork_server", "controller"}
+    _, alive = psutil.wait_procs(started.values(), timeout=30)
     assert not alive
+
+
+def _started_by(pid: int) -> dict[str, psutil.Process]:
+    """The children of a process that run a module, by the last part of the module's name."""
+    children = psutil.Process(pid).children()
+    modules = {child: [word for word in child.cmdline() if word.startswith("nbgpu.")] for child in children}
+    return {words[0].rpartition(".")[2]: child for child, words in modules.items() if words}
 
 
 def _watches(process: psutil.Process) -> bool:

@@ -92,7 +92,20 @@ class Cluster:
     """
 
     def __init__(self, gpus: str = "auto", ranks: int | None = None, **settings: Any) -> None:
-        config = ClusterConfig.checked(gpus=gpus, ranks=ranks, **settings)
+        self._configure(ClusterConfig.checked(gpus=gpus, ranks=ranks, **settings))
+
+    @classmethod
+    def with_config(cls, config: ClusterConfig) -> Self:
+        """A cluster with settings that were checked as a whole.
+
+        Raises:
+            ConfigError: a GPU is named that is not there.
+        """
+        cluster = cls.__new__(cls)
+        cluster._configure(config)
+        return cluster
+
+    def _configure(self, config: ClusterConfig) -> None:
         chosen = devices.choose(config.gpus, config.ranks)
         for device in chosen:
             devices.memory_limit_bytes(config, device, chosen)

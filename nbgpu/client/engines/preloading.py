@@ -1,10 +1,10 @@
 """Processes for the next cluster that are launched before anybody starts it.
 
-Importing torch is most of what a start takes. When the notebook's extension is loaded, the engines' parent
-and the controller begin to import in the background, and `%nbgpu start` finds them ready. A start takes them
-only where they are what it would launch itself: with the same variables, folder, limits and installed
-packages. Otherwise they end, and it launches its own. They touch no GPU, and end with this process, however
-it ends, or unused after ten minutes.
+Most of the time of a start goes into importing torch. When the notebook's extension is loaded, or while
+`nbgpu train` checks the data, the fork server and the controller begin to import in the background, and the
+start finds them ready. A start takes them only if it would launch the same processes itself: with the same
+variables, folder, limits and installed packages. Otherwise they end, and the start launches its own. They
+touch no GPU, and end with this process, however it ends, or unused after ten minutes.
 """
 
 from __future__ import annotations
@@ -40,10 +40,13 @@ class _Preloading:
     launched: launch.Launched | None = None
 
 
-def begin() -> None:
-    """Launch the processes of a cluster with the default settings in the background, and return at once.
+def begin(config: ClusterConfig | None = None) -> None:
+    """Launch the processes of a cluster in the background, and return at once.
 
     Does nothing where preloading is turned off or was begun already, and never fails.
+
+    Args:
+        config: the settings of the cluster; None for the defaults.
     """
     global _preloading
     if os.environ.get(VARIABLE) == "0":
@@ -55,7 +58,7 @@ def begin() -> None:
         expiry.daemon = True
         _preloading = _Preloading(expiry)
         _preloading.thread = threading.Thread(
-            target=_launch, args=(_preloading,), name="nbgpu-preload", daemon=True
+            target=_launch, args=(_preloading, config), name="nbgpu-preload", daemon=True
         )
         _preloading.thread.start()
         expiry.start()
@@ -87,10 +90,10 @@ def dismiss() -> None:
         _end(preloading.launched)
 
 
-def _launch(preloading: _Preloading) -> None:
+def _launch(preloading: _Preloading, config: ClusterConfig | None) -> None:
     """Runs in a thread, in which nothing is imported: the main thread imports meanwhile."""
     try:
-        config = ClusterConfig()
+        config = config or ClusterConfig()
         wanted = environment.of_engines(config, devices.choose(config.gpus, config.ranks))
         preloading.surroundings = launch.surroundings(wanted)
         preloading.launched = launch.launch(launch.new_folder(), wanted)

@@ -91,7 +91,7 @@ class Ranks:
                 "world_size": len(chosen),
                 "local_rank": rank,
                 "backend": transport.backend,
-                "rung": transport.name,
+                "transport": transport.name,
                 "device": devices.torch_name(device, self._chosen),
                 "described": asdict(device),
                 "rendezvous": str(self._processes.folder),

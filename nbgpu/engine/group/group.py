@@ -36,7 +36,7 @@ class Membership:
     local_rank: int
     device: torch.device
     backend: str
-    rung: str = ""
+    transport: str = ""
     """The transport that was found to work, as `nbgpu.machine.transports` names it."""
     timeout_s: float = 1800.0
     """How long a collective may take."""

@@ -46,7 +46,7 @@ def write(
         recipe=config.title,
         devices=tuple(devices),
         backend=member.backend,
-        rung=member.rung,
+        rung=member.transport,
         total_steps=total_steps,
         steps_per_epoch=steps_per_epoch,
         batch_size=config.batch_size,

@@ -159,8 +159,8 @@ class Seat:
     world_size: int
     local_rank: int
     backend: str
-    rung: str
-    """The way to talk that the cluster took, as `nbgpu.machine.transports` names it."""
+    transport: str
+    """The name of the cluster's transport, as in `nbgpu.machine.transports`."""
     device: str
     """'cuda:N' among the GPUs that the cluster chose, or 'cpu'."""
     described: Mapping[str, Any]
@@ -254,9 +254,9 @@ def _settle_variables(seat: Seat) -> None:
     device = Device(**seat.described)
     if is_part(device):
         os.environ["CUDA_VISIBLE_DEVICES"] = device.uuid
-    if seat.rung == NCCL_SAFE:
+    if seat.transport == NCCL_SAFE:
         _settings_of_transport[:] = safe_nccl.apply()
-    if seat.rung == SINGLE:
+    if seat.transport == SINGLE:
         # It talks to nobody, so that it does not matter which interface the person named for that.
         os.environ.pop("GLOO_SOCKET_IFNAME", None)
 
@@ -342,7 +342,7 @@ def _membership(seat: Seat) -> Membership:
         seat.local_rank,
         torch.device(seat.device),
         seat.backend,
-        rung=seat.rung,
+        transport=seat.transport,
         timeout_s=seat.collective_timeout_s,
         described=Device(**seat.described),
     )
