@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nbgpu.client.cluster.attach import attach
     from nbgpu.client.cluster.cluster import Cluster, current
     from nbgpu.client.runs.run import Run
+    from nbgpu.client.scaling.links import measure_links
     from nbgpu.client.sweeps.sweep import Sweep, sweep
     from nbgpu.config import ClusterConfig, TrainConfig
     from nbgpu.errors import (
@@ -49,6 +50,7 @@ __all__ = [
     "attach",
     "controls",
     "current",
+    "measure_links",
     "sweep",
 ]
 
@@ -59,6 +61,7 @@ _HOMES = {
     "Run": "nbgpu.client.runs.run",
     "Sweep": "nbgpu.client.sweeps.sweep",
     "sweep": "nbgpu.client.sweeps.sweep",
+    "measure_links": "nbgpu.client.scaling.links",
     "ClusterConfig": "nbgpu.config",
     "TrainConfig": "nbgpu.config",
     "controls": "nbgpu.ui.controls",

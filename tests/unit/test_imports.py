@@ -31,6 +31,7 @@ HOUSE = [
     "client.demo",
     "client.notebook",
     "client.sweeps",
+    "client.scaling",
     "client.cells",
     "client.cluster",
     "client.runs",
@@ -58,6 +59,7 @@ HOUSE = [
     "engine.__init__",
     "run_folder",
     "planning",
+    "scaling",
     "machine",
     "config.__init__",
     "config.flags",
@@ -370,6 +372,7 @@ def test_the_public_names_are_these() -> None:
         "attach",
         "controls",
         "current",
+        "measure_links",
         "sweep",
     ]
 

@@ -1,0 +1,237 @@
+"""Time the group's collectives, and messages between two ranks, for tensors of many sizes.
+
+Every rank runs the same measurement and returns its own times. The time of the group is that of its slowest
+rank.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nbgpu.engine.group import group, torch_settings
+
+_SIZES_BYTES = tuple(1024 * 4**power for power in range(9))
+"""1 KiB to 64 MiB."""
+_SIZES_OF_PAIRS_BYTES = (1024, 1024**2, 16 * 1024**2)
+_SMALLEST_AT_ONCE_BYTES = 256 * 1024
+"""Where smaller messages go two at a time, only their latency is seen."""
+_NUM_PASSES = 2
+"""What differs between two passes comes from other work on the machine, and not from the link."""
+_MIN_ROUNDS, _MAX_ROUNDS = 3, 25
+_MIN_SIZES = 2
+"""A line goes through two points at least."""
+_SAMPLE_S = 0.002
+"""Faster messages are sent several times for one sample, as many as take so long."""
+_MAX_REPEATS = 20
+_ALL_PAIRS_UP_TO = 4
+"""In a larger group only neighbours in the ring are timed."""
+_SHARE_OF_PAIRS = 0.15
+_ITEM_BYTES = 4
+"""The tensors are float32, as gradients are."""
+
+Send = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class _Operation:
+    """One kind of message."""
+
+    name: str
+    sizes_bytes: Sequence[int]
+    share: float
+    """Its part of the whole measurement's time."""
+    prepare: Callable[[int], tuple[Send, Tensor | None, int]]
+    """For a size, what sends one message, a tensor that receives, and the value that each of its elements has
+    after the first message if all ranks sent ones."""
+    ranks: tuple[int, ...] = ()
+    """The two ranks of a pair; empty for all ranks."""
+
+
+@torch_settings.as_at_the_beginning()
+def measure(budget_s: float) -> list[dict[str, Any]]:
+    """Time all kinds of messages between the ranks. A collective.
+
+    Args:
+        budget_s: about how long it may take in all.
+
+    Returns:
+        For each kind a dict: `operation`, `ranks` (the two of a pair; empty for all), `sizes_bytes`,
+        `seconds` (by pass, by round and by size, the time of one message on this rank), `num_wrong` (by size,
+        the elements with a wrong value), and `why`, the reason if the backend lacks the operation, or ''.
+    """
+    member = group.membership()
+    buffers = _Buffers(member)
+    timings = [
+        _Timing(operation, member, operation.share * budget_s)
+        for operation in [*_collectives(buffers, member.world_size), *_pairs(buffers, member)]
+    ]
+    # Ones, summed up again and again, would leave the range of float32.
+    buffers.clear()
+    for _ in range(_NUM_PASSES):
+        for timing in timings:
+            timing.run_pass()
+    return [timing.result for timing in timings]
+
+
+class _Buffers:
+    """The memory of all messages: two tensors of the largest size on this rank's device."""
+
+    def __init__(self, member: group.Membership) -> None:
+        self._first, self._second = (
+            torch.empty(_SIZES_BYTES[-1] // _ITEM_BYTES, dtype=torch.float32, device=member.device)
+            for _ in range(2)
+        )
+
+    def ones(self, num_items: int) -> tuple[Tensor, Tensor]:
+        """The first items of both tensors, filled with ones."""
+        return self._first[:num_items].fill_(1), self._second[:num_items].fill_(1)
+
+    def clear(self) -> None:
+        """Fill both tensors with zeros."""
+        self._first.zero_()
+        self._second.zero_()
+
+
+def _collectives(buffers: _Buffers, world_size: int) -> Iterator[_Operation]:
+    def all_reduce(num_bytes: int) -> tuple[Send, Tensor, int]:
+        tensor, _ = buffers.ones(num_bytes // _ITEM_BYTES)
+        return lambda: dist.all_reduce(tensor), tensor, world_size
+
+    def two_at_once(num_bytes: int) -> tuple[Send, Tensor, int]:
+        first, second = buffers.ones(num_bytes // _ITEM_BYTES)
+
+        def send() -> None:
+            for work in [dist.all_reduce(tensor, async_op=True) for tensor in (first, second)]:
+                assert work is not None, "async_op=True returns the work"
+                work.wait()
+
+        return send, second, world_size
+
+    def all_gather(num_bytes: int) -> tuple[Send, Tensor, int]:
+        num_items = num_bytes // _ITEM_BYTES // world_size
+        whole, part = buffers.ones(num_items * world_size)
+        return lambda: dist.all_gather_into_tensor(whole, part[:num_items]), whole, 1
+
+    def reduce_scatter(num_bytes: int) -> tuple[Send, Tensor, int]:
+        num_items = num_bytes // _ITEM_BYTES // world_size
+        whole, part = buffers.ones(num_items * world_size)
+        return lambda: dist.reduce_scatter_tensor(part[:num_items], whole), part[:num_items], world_size
+
+    # A smaller tensor would leave some ranks without a part of it.
+    sizes = [size for size in _SIZES_BYTES if size >= _ITEM_BYTES * world_size]
+    large = [size for size in sizes if size >= _SMALLEST_AT_ONCE_BYTES]
+    yield _Operation("all_reduce", sizes, 0.4, all_reduce)
+    yield _Operation("two all_reduce at once", large, 0.15, two_at_once)
+    yield _Operation("all_gather", sizes, 0.15, all_gather)
+    yield _Operation("reduce_scatter", sizes, 0.15, reduce_scatter)
+
+
+def _pairs(buffers: _Buffers, member: group.Membership) -> Iterator[_Operation]:
+    count = member.world_size
+    if count <= _ALL_PAIRS_UP_TO:
+        pairs = list(combinations(range(count), 2))
+    else:
+        pairs = [(rank, rank + 1) for rank in range(count - 1)] + [(0, count - 1)]
+
+    def there_and_back(pair: tuple[int, int]) -> Callable[[int], tuple[Send, Tensor | None, int]]:
+        def prepare(num_bytes: int) -> tuple[Send, Tensor | None, int]:
+            tensor, _ = buffers.ones(num_bytes // _ITEM_BYTES)
+
+            def begin() -> None:
+                dist.send(tensor, pair[1])
+                dist.recv(tensor, pair[1])
+
+            def answer() -> None:
+                dist.recv(tensor, pair[0])
+                dist.send(tensor, pair[0])
+
+            if member.rank not in pair:
+                return lambda: None, None, 1
+            return begin if member.rank == pair[0] else answer, tensor, 1
+
+        return prepare
+
+    for pair in pairs:
+        share = _SHARE_OF_PAIRS / len(pairs)
+        yield _Operation("there and back", _SIZES_OF_PAIRS_BYTES, share, there_and_back(pair), pair)
+
+
+class _Timing:
+    """The measurement of one operation."""
+
+    def __init__(self, operation: _Operation, member: group.Membership, budget_s: float) -> None:
+        self._device = member.device
+        self._pass_s = budget_s / _NUM_PASSES
+        self._sends: list[tuple[Send, int]] = []
+        """For each size, what sends a message, and how many messages a sample has."""
+        self.result: dict[str, Any] = {
+            "operation": operation.name,
+            "ranks": operation.ranks,
+            "sizes_bytes": [],
+            "seconds": [],
+            "num_wrong": [],
+            "why": "",
+        }
+        round_s = 0.0
+        for num_bytes in operation.sizes_bytes:
+            send, received, expected = operation.prepare(num_bytes)
+            try:
+                send()
+            except (RuntimeError, NotImplementedError) as error:
+                if self._sends or isinstance(error, dist.DistError):
+                    raise
+                # A backend that lacks an operation says so on all ranks, before anything is sent.
+                self.result["why"] = str(error).splitlines()[0]
+                return
+            num_wrong = 0 if received is None else int((received != expected).sum())
+            message_s = self._slowest_s(self._timed(send, 1))
+            num_repeats = max(1, min(_MAX_REPEATS, int(_SAMPLE_S / max(message_s, 1e-6))))
+            round_s += message_s * num_repeats
+            self._sends.append((send, num_repeats))
+            self.result["sizes_bytes"].append(num_bytes)
+            self.result["num_wrong"].append(num_wrong)
+            # The next size is four times as large. All ranks decide with the same times.
+            is_enough = _MIN_ROUNDS * (round_s + 4 * message_s) > self._pass_s
+            if is_enough and len(self._sends) >= _MIN_SIZES:
+                break
+
+    def run_pass(self) -> None:
+        """Time all sizes in turns, so that other work on the machine is no single size's disadvantage."""
+        if self.result["why"]:
+            return
+        begun_s = time.perf_counter()
+        rounds: list[list[float]] = []
+        while len(rounds) < _MAX_ROUNDS:
+            rounds.append([self._timed(send, count) / count for send, count in self._sends])
+            round_s = (time.perf_counter() - begun_s) / len(rounds)
+            # All ranks decide with the same time.
+            if self._slowest_s(round_s) * (len(rounds) + 1) > self._pass_s and len(rounds) >= _MIN_ROUNDS:
+                break
+        self.result["seconds"].append(rounds)
+
+    def _timed(self, send: Send, num_repeats: int) -> float:
+        """Send messages, which all ranks begin at the same time; return the seconds until all have come."""
+        dist.barrier()
+        self._synchronize()
+        begun_s = time.perf_counter()
+        for _ in range(num_repeats):
+            send()
+        self._synchronize()
+        return time.perf_counter() - begun_s
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _slowest_s(self, seconds: float) -> float:
+        slowest = torch.tensor(seconds, dtype=torch.float64, device=self._device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        return float(slowest)

@@ -1,0 +1,1 @@
+"""How training scales over ranks: what was measured, and models of it. Without torch."""
