@@ -1,4 +1,4 @@
-"""All descriptors of a field, on one grid or several."""
+"""Computes all descriptors of a field, on one grid or on several."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ _NUM_SLICES_AT_ONCE = 8
 
 
 def pooled(slices: Tensor, level: int) -> Tensor:
-    """(N, P, H, W) averaged over squares of 2^level pixels; what is left over at the far edges is left
-    out."""
+    """Return (N, P, H, W) averaged over squares of 2^level pixels; leftover rows and columns at the far edges
+    are dropped."""
     return slices if level == 0 else avg_pool2d(slices, 2**level)
 
 
 def described(slices: Tensor, descriptor: Descriptor, measure: Measure, levels: int) -> Tensor:
-    """One descriptor of (N, P, H, W), differentiable if it is: (N, P', levels, *shape), P' = P or, for all
-    phases, 1.
+    """Compute one descriptor of slices (N, P, H, W); differentiable if the descriptor is.
 
-    Level n is that of the slices averaged over 2^n pixels.
+    Returns:
+        (N, P', levels, *shape). P' is P, or 1 for a descriptor of all phases together. Level n describes the
+        slices averaged over squares of 2^n pixels.
     """
     by_level = []
     for level in range(levels):
@@ -56,18 +57,21 @@ def characterize(
     multigrid: bool = True,
     isotropic: bool = False,
 ) -> dict[str, Tensor]:
-    """The descriptors of a field, by name.
+    """Compute the descriptors of a field, by name.
 
     Args:
         field: (P, H, W) or (P, D, H, W), float64.
-        names: of `DESCRIPTORS`.
-        measure: how they look at it.
-        multigrid: also of the field averaged over 2, 4 ... pixels, as often as `num_levels` says.
-        isotropic: one mean over the three directions of a volume, in place of one for each.
+        names: keys of `DESCRIPTORS`.
+        measure: the parameters of the descriptors.
+        multigrid: whether to describe also the field averaged over 2, 4, ... pixels, on as many levels as
+            `num_levels` gives.
+        isotropic: whether to average over the three directions of a volume instead of keeping one result per
+            direction.
 
     Returns:
-        (P', levels, *shape) of a picture, and of a volume where isotropic; else (3, P', levels, *shape), each
-        the mean over the slices across one direction. P' is P, or 1 for descriptors of all phases.
+        (P', levels, *shape) for a picture, and for a volume if `isotropic`; else (3, P', levels, *shape),
+        where each entry is the mean over the slices perpendicular to one direction. P' is P, or 1 for
+        descriptors of all phases.
     """
     levels = num_levels(tuple(field.shape[1:]), measure.limit_to) if multigrid else 1
     result = {}

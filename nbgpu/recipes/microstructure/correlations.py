@@ -1,5 +1,5 @@
-"""Two- and three-point correlations: how probable it is that two or three pixels, a vector apart, are in a
-phase."""
+"""Two- and three-point correlations: the probability that two or three pixels at given vectors from one
+another are all in a phase."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from nbgpu.recipes.microstructure.measure import Descriptor, Measure, soft_step
 
 
 def two_point(first: Tensor, second: Tensor, measure: Measure) -> Tensor:
-    """The mean of first(x + r) second(x) over x, for all r with components below limit_to.
+    """Compute the mean over x of first(x + r) second(x), for all lags r with components below limit_to.
+
+    Uses the Wiener-Khinchin theorem. If the field is not periodic, the mean is over the pairs inside it.
 
     Args:
         first, second: (..., H, W).
 
     Returns:
-        (..., 2 limit_to - 1, 2 limit_to - 1), r = 0 in the middle.
-
-    By the Wiener-Khinchin theorem. Where the field is not periodic, the mean is over the pairs inside it.
+        (..., 2 limit_to - 1, 2 limit_to - 1), with r = 0 in the middle.
     """
     height, width = first.shape[-2:]
     reach = measure.limit_to - 1
@@ -40,18 +40,18 @@ def two_point(first: Tensor, second: Tensor, measure: Measure) -> Tensor:
 
 
 def _fft_correlations(x: Tensor, measure: Measure) -> Tensor:
-    """(N, 2L - 1, 2L - 1): the two-point correlation S2, r = 0 in the middle."""
+    """Compute the two-point correlation S2 as (N, 2L - 1, 2L - 1), with r = 0 in the middle."""
     return two_point(x, x, measure)
 
 
 def _pairs(first: Tensor, second: Tensor, measure: Measure) -> tuple[Tensor, Tensor]:
-    """Whether a pixel of `first` and the one of `second` a vector (i, j) further are both in the phase,
-    nearly.
+    """Compute, with soft steps, whether a pixel of `first` and the pixel of `second` at the offset (i, j) are
+    both in the phase.
 
     Returns:
-        (N, L * L, H', W') for 0 <= i, j < L, and (N, (L - 1) ** 2, H', W') for i, -j = 1 to L - 1, by i and
-        then by |j|. H' and W' are those of the positions that count: all where the field is periodic, else
-        those from which every vector ends inside.
+        (N, L * L, H', W') for 0 <= i, j < L, and (N, (L - 1) ** 2, H', W') for i, -j = 1 to L - 1, ordered by
+        i and then by |j|. H' and W' are the extent of the positions that count: all positions if the field is
+        periodic, else those from which every vector ends inside the field.
     """
     reach = measure.limit_to - 1
     if measure.periodic:
@@ -65,19 +65,19 @@ def _pairs(first: Tensor, second: Tensor, measure: Measure) -> tuple[Tensor, Ten
 
 
 def _gram(features: Tensor) -> Tensor:
-    """(N, C, C): the mean of the products of each two of (N, C, H, W)."""
+    """Return the mean products of all pairs of channels of (N, C, H, W), as (N, C, C)."""
     flat = features.flatten(2)
     return flat @ flat.transpose(1, 2) / flat.shape[2]
 
 
 def _correlations(x: Tensor, measure: Measure) -> Tensor:
-    """(N, C, C), C = L^2 + (L - 1)^2: S3 for each two vectors, S2 on the diagonal, with soft steps (see
-    `soft_step`).
+    """Compute (N, C, C), C = L^2 + (L - 1)^2: S3 for each pair of vectors, with S2 on the diagonal, with soft
+    steps (see `soft_step`).
 
-    Where the field is periodic, vectors with a negative second component begin 2L pixels further along the
-    last axis, because the reference has it so and its values are to be met. S2 is none the worse for it;
-    three-point values of such a vector with one of the others are those of two pairs 2L apart. Where it is
-    not periodic all begin at one pixel.
+    If the field is periodic, vectors with a negative second component start 2L pixels further along the last
+    axis, because the reference does so and its values are to be reproduced. S2 is unaffected; a three-point
+    value that combines such a vector with one of the others is that of two pairs 2L pixels apart. If the
+    field is not periodic, all vectors start at the same pixel.
     """
     forward, backward = _pairs(x, x, measure)
     if measure.periodic:
@@ -86,13 +86,13 @@ def _correlations(x: Tensor, measure: Measure) -> Tensor:
 
 
 def _two_point_correlations(x: Tensor, measure: Measure) -> Tensor:
-    """(N, L^2 + (L - 1)^2): S2 with soft steps, the diagonal of Correlations."""
+    """Compute S2 with soft steps, the diagonal of Correlations, as (N, L^2 + (L - 1)^2)."""
     return torch.cat([part.square().mean(dim=(2, 3)) for part in _pairs(x, x, measure)], dim=1)
 
 
 def _line_correlations(x: Tensor, measure: Measure) -> Tensor:
-    """(N, 2L - 1, 2L - 1): as Correlations, for vectors along the axes only: (1..L - 1, 0), then (0, 0..L -
-    1)."""
+    """Compute Correlations for vectors along the axes only, first (1..L - 1, 0), then (0, 0..L - 1), as (N,
+    2L - 1, 2L - 1)."""
     limit = measure.limit_to
     forward, _ = _pairs(x, x, measure)
     vectors = [*range(limit, limit * limit, limit), *range(limit)]
@@ -100,18 +100,18 @@ def _line_correlations(x: Tensor, measure: Measure) -> Tensor:
 
 
 def _fft_cross_correlations(x: Tensor, measure: Measure) -> Tensor:
-    """(N, P (P - 1) / 2, 2L - 1, 2L - 1): S2 of the phases p > q: p at x + r, q at x, in the order of (p,
-    q)."""
+    """Compute the S2 of each two phases p > q, with p at x + r and q at x, sorted by (p, q), as (N, P (P - 1)
+    / 2, 2L - 1, 2L - 1)."""
     pairs = sorted((p, q) for q, p in combinations(range(x.shape[1]), 2))
     return torch.stack([two_point(x[:, p], x[:, q], measure) for p, q in pairs], dim=1)
 
 
 def _cross_correlations(x: Tensor, measure: Measure) -> Tensor:
-    """(N, P (P - 1) / 2 * C, C), as Correlations for the phases p > q: p at x, q at x + r, one pair below the
-    other.
+    """Compute Correlations of each two phases p > q, with p at x and q at x + r, stacked along the rows, as
+    (N, P (P - 1) / 2 * C, C).
 
-    Every vector begins at the same pixel and every pixel counts, r = 0 is a pair like any other. The
-    reference leaves out a row and a column, and has p alone at r = 0: its values differ.
+    Every vector starts at the same pixel, every pixel counts, and r = 0 is a pair like any other. The
+    reference leaves out a row and a column and takes p alone at r = 0, so its values differ.
     """
     pairs = sorted((p, q) for q, p in combinations(range(x.shape[1]), 2))
     grams = [_gram(torch.cat(_pairs(x[:, p], x[:, q], measure), dim=1)) for p, q in pairs]

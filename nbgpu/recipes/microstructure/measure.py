@@ -1,5 +1,5 @@
-"""What all descriptors are told: how far to look, what lies beyond the edge, and which network gives the
-features."""
+"""The parameters common to all descriptors: how far correlations reach, what lies beyond an edge, and which
+network gives the features."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _STEEPNESS = 10.0
 
 @dataclass(frozen=True)
 class Measure:
-    """How descriptors look at a field.
+    """The parameters with which descriptors measure a field.
 
     Args:
-        limit_to: correlations reach over fewer than so many pixels in each direction.
-        periodic: beyond an edge the field goes on at the opposite one. Otherwise only what lies inside it
-            counts.
-        gram_network: 'random' or a safetensors file with the weights that Gram matrices are made with
+        limit_to: correlations reach over fewer than this many pixels in each direction.
+        periodic: whether the field continues beyond an edge at the opposite one. Otherwise only what lies
+            inside the field counts.
+        gram_network: 'random', or a safetensors file with the network weights for the Gram matrices
             (gram.py).
     """
 
@@ -37,14 +37,14 @@ class Measure:
 class Descriptor:
     """A statistic of slices.
 
-    `compute` takes what `of` says, float64, and gives (N, *shape) with a shape that follows from the Measure
-    alone:
+    `compute` takes float64 input of the kind that `of` names, and returns (N, *shape), where the shape
+    depends on the Measure alone:
     - 'phase': (N, H, W), the share of one phase in each pixel.
-    - 'phases': (N, P, H, W), all of them, P >= 2.
+    - 'phases': (N, P, H, W), the shares of all phases, P >= 2.
     - 'orientations': (N, 3, H, W), rotation vectors in radians.
 
-    `weight` is what its differences count by default. What is not differentiable can be measured, not
-    reconstructed.
+    `weight` is the default weight of its differences. A descriptor that is not differentiable can be measured
+    but not reconstructed.
     """
 
     name: str
@@ -56,22 +56,22 @@ class Descriptor:
 
 _AT_0 = float(np.float32(5.5277866e-4))
 _AT_1 = float(np.float32(0.9241418))
-"""The sigmoid at 0 and at 1, in float32 and as the reference's library rounds them: they decide the 9th
-digit."""
+"""The sigmoid at 0 and at 1, in float32 and rounded as by the reference's library: the rounding decides the
+9th digit."""
 
 
 def soft_step(share: Tensor) -> Tensor:
-    """0 at 0, 1 at 1, and steep between: a threshold of 0.75 with a gradient.
+    """Return 0 at 0, 1 at 1, and a steep rise between: a threshold of 0.75 with a gradient.
 
     Seibert et al., "Reconstructing random heterogeneous media through differentiable optimization"
-    (Computational Materials Science 2021, 10.1016/j.commatsci.2021.110455). The share of a pattern's pixels
-    that are in a phase becomes, nearly, whether all of them are.
+    (Computational Materials Science 2021, 10.1016/j.commatsci.2021.110455). The share of the pixels of a
+    pattern that are in a phase becomes, approximately, whether all of them are.
     """
     sigmoid = torch.sigmoid((share - _THRESHOLD) * _STEEPNESS)
     return (sigmoid - _AT_0) / (_AT_1 - _AT_0)
 
 
 def num_levels(shape: tuple[int, ...], limit_to: int) -> int:
-    """How often a field can be halved, itself included, and still be larger than `limit_to` in each
-    direction; at least 1."""
+    """Return the number of levels, the full field included, on which a repeatedly halved field is still
+    larger than `limit_to` in each direction; at least 1."""
     return max(1, math.floor(math.log2(min(shape) / limit_to)))

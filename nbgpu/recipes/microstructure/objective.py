@@ -1,4 +1,4 @@
-"""The loss of a whole field and its gradient, worked out by all ranks together."""
+"""The loss of a whole field and its gradient, computed by all ranks together."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS, share_of, slices_along
 
 MAX_PIXELS_AT_ONCE = 2**15
-"""Of the slices whose graph is in memory at one time: Correlations with limit_to=16 make 481 numbers of each,
-three times."""
+"""The number of pixels of the slices whose graph is in memory at one time: Correlations with limit_to=16 make
+481 numbers of each pixel, three times."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What a rank has worked out across one direction: its slices' losses (n,) and their gradients (n, P, H,
+    """What a rank has computed for one direction: the losses (n,) of its slices and their gradients (n, P, H,
     W)."""
 
     losses: Tensor
@@ -28,18 +28,20 @@ class _Part:
 
 
 class Objective:
-    """The sum of a loss over all slices of a volume across its three directions, or the loss of a picture.
+    """The sum of a loss over all slices of a volume in its three directions, or the loss of a picture.
 
-    The ranks share the slices. No number is added up over ranks: each gets what the others have worked out,
-    and adds it up in the order of the slices. So value and gradient do not depend on the number of ranks, and
-    what an optimizer makes of them is the same on every rank.
+    The ranks share the slices. Nothing is summed across ranks: each rank receives what the others have
+    computed and sums it in the order of the slices. So the value and the gradient do not depend on the number
+    of ranks, and an optimizer makes the same of them on every rank.
 
     Args:
-        loss: of a slice.
-        rank, world_size: which share. With more than one rank a call is a collective.
-        num_drawn: slices across each direction of a volume that a call looks at, drawn for each step; None
-            for all. Loss and gradient are scaled up to all slices, so that they are right on average.
-        seed: of what is drawn.
+        loss: the loss of a slice.
+        rank, world_size: determine the rank's share of the slices. With more than one rank a call is a
+            collective.
+        num_drawn: the number of slices in each direction of a volume that a call evaluates, drawn for each
+            step; None for all. Loss and gradient are scaled up to all slices, so that they are right on
+            average.
+        seed: the seed of the draws.
     """
 
     def __init__(
@@ -57,11 +59,12 @@ class Objective:
         self._seed = seed
 
     def __call__(self, field: Tensor, coarser: int = 0, step: int = 0) -> tuple[Tensor, Tensor]:
-        """(loss, gradient): a scalar, and what the field's shape is: (P, H, W) or (P, D, H, W).
+        """Compute (loss, gradient): a scalar, and a tensor of the shape of the field, (P, H, W) or (P, D, H,
+        W).
 
         Args:
-            coarser: how often the field was halved, as against the target.
-            step: says which slices are drawn, where not all are looked at.
+            coarser: how often the field was halved, relative to the target.
+            step: determines which slices are drawn if not all are evaluated.
         """
         stacks = [field[None]] if field.ndim == 3 else [slices_along(field, d) for d in range(NUM_DIRECTIONS)]
         drawn = [self._drawn(len(stack), direction, step) for direction, stack in enumerate(stacks)]
@@ -82,7 +85,7 @@ class Objective:
         return loss, gradient
 
     def _drawn(self, num_slices: int, direction: int, step: int) -> Tensor | None:
-        """Which slices are looked at; None for all. The same on all ranks."""
+        """Return the indices of the slices to evaluate, None for all; the same on all ranks."""
         if self._num_drawn is None or self._num_drawn >= num_slices:
             return None
         draw = np.random.default_rng((self._seed, step, direction))
@@ -103,8 +106,8 @@ class Objective:
         return _Part(torch.cat(losses), torch.cat(gradients))
 
     def _parts_of_all(self, own: Sequence[_Part], stacks: Sequence[Tensor]) -> list[_Part]:
-        """The parts of all ranks, put together. One collective."""
-        # Shares may differ in length, and a message may not.
+        """Return the parts of all ranks, joined by direction. One collective."""
+        # Shares may differ in length, but messages may not.
         lengths = [len(share_of(len(stack), 0, self._world_size)) for stack in stacks]
         sizes = [length * (1 + stack[0].numel()) for length, stack in zip(lengths, stacks, strict=True)]
         message = own[0].losses.new_zeros(sum(sizes))
@@ -118,7 +121,7 @@ class Objective:
         by_rank = [numbers.to(message.device).split(sizes) for numbers in received]
         parts = []
         for stack, numbers in zip(stacks, zip(*by_rank, strict=True), strict=True):
-            # A share with room to spare is the last one that is not empty.
+            # Only the last non-empty share can have padding, so all padding comes after the slices.
             rows = torch.cat(numbers).view(-1, 1 + stack[0].numel())[: len(stack)]
             parts.append(_Part(rows[:, 0], rows[:, 1:].reshape(stack.shape)))
         return parts

@@ -1,4 +1,4 @@
-"""Two-point correlation of orientations, for fields that give each pixel a rotation."""
+"""The two-point correlation of orientations, for fields that hold a rotation for each pixel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nbgpu.recipes.microstructure.measure import Descriptor, Measure
 
 
 def _rotations(vectors: Tensor) -> Tensor:
-    """(N, 9, H, W): the matrices of rotation vectors (N, 3, H, W), whose length is the angle in radians
+    """Return the matrices (N, 9, H, W) of rotation vectors (N, 3, H, W), whose length is the angle in radians
     (Rodrigues)."""
     x, y, z = vectors.unbind(dim=1)
     nothing = torch.zeros_like(x)
@@ -20,12 +20,12 @@ def _rotations(vectors: Tensor) -> Tensor:
 
 
 def _orientation(vectors: Tensor, measure: Measure) -> Tensor:
-    """(N, 2L - 1, 2L - 1): the mean of trace(R(x)^T R(x + r)) / 3: 1 at r = 0, and 0 far away where there is
-    no texture.
+    """Compute the mean of trace(R(x)^T R(x + r)) / 3 as (N, 2L - 1, 2L - 1): 1 at r = 0, and 0 at long
+    distances if there is no texture.
 
-    The reference leaves this open: there, an OrientationDescriptor is an empty class for others to fill.
-    trace(A^T B) is the natural inner product of two rotations, and is (1 + 2 cos angle) of the rotation
-    between them. Crystal symmetry is not taken out.
+    The reference leaves this open: its OrientationDescriptor is an empty class for others to fill. trace(A^T
+    B) is the natural inner product of two rotations, and equals 1 + 2 cos angle of the rotation between them.
+    Crystal symmetry is not taken into account.
     """
     matrices = _rotations(vectors)
     return two_point(matrices, matrices, measure).sum(dim=1) / 3

@@ -1,4 +1,4 @@
-"""The recipe: match a microstructure, that is characterize it and look for a field with the same
+"""The microstructure recipe: characterizes a microstructure and searches for a field with the same
 descriptors."""
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from nbgpu.recipes.microstructure.swaps import OPTIMIZERS as SWAPPING
 from nbgpu.recipes.microstructure.target import S2, Target, load_target, save_descriptors
 
 _COPIES_IN_GRAPH = 4
-"""Of the numbers that descriptors make of each pixel, in the forward and the backward pass: measured, not
-exact."""
+"""How many copies of the numbers that a descriptor makes of each pixel the forward and backward passes hold:
+measured, not exact."""
 
 
 class Microstructure(Problem):
-    """Looks for a picture or a volume whose slices have the descriptors of the data. Stages are grids,
+    """Searches for a picture or a volume whose slices have the descriptors of the data. The stages are grids,
     coarsest first."""
 
     def __init__(self, config: MicrostructureConfig) -> None:
@@ -54,7 +54,7 @@ class Microstructure(Problem):
         self._objectives: dict[tuple[int, int], Objective] = {}
 
     def load(self) -> None:
-        """Measures the data; DataError names everything that is wrong with the files."""
+        """Read and measure the data; raise a DataError that lists every problem of the files."""
         config = self.config
         self._target = load_target(config)
         if config.multigrid_reconstruction:
@@ -68,13 +68,13 @@ class Microstructure(Problem):
 
     @property
     def target(self) -> Target:
-        """What the field shall look like."""
+        """Return the target: what the field should look like."""
         assert self._target is not None, "the data are loaded before anything else"
         return self._target
 
     @property
     def told(self) -> tuple[str, ...]:
-        """What is looked for and from what."""
+        """Return lines that say what is searched for, and from which data."""
         target, config = self.target, self.config
         grids = f" on {self._num_grids} grids" if self._num_grids > 1 else ""
         after = f", then {config.swap_steps} steps of swaps" if config.swap_steps else ""
@@ -95,20 +95,24 @@ class Microstructure(Problem):
         return [*steps_on(self._num_grids, self.config.steps), *swaps]
 
     def _coarser(self, stage: int) -> int:
-        """How often the field is halved in a stage."""
+        """Return how often the field is halved in a stage."""
         return max(0, self._num_grids - 1 - stage)
 
     def _swaps(self, stage: int) -> bool:
-        """Whether a stage swaps pixels."""
+        """Return whether a stage swaps pixels."""
         return stage >= self._num_grids or self.optimizer in SWAPPING
 
     def stage_name(self, stage: int) -> str:
-        """A grid, or the swaps behind them."""
+        """Return the name of a stage: a grid, or the swaps after the grids."""
         return "swapping pixels" if stage >= self._num_grids else f"grid {stage + 1} of {self._num_grids}"
 
     def begin(self, stage: int, found: Tensor | None) -> Tensor:
-        """Noise from the seed, `initial`, or what the stage before has found; whole phases where pixels are
-        swapped, and at random those that the target has."""
+        """Return the initial field of a stage: noise from the seed, `initial`, or the result of the stage
+        before.
+
+        If the stage swaps pixels, each pixel is in one phase; without `initial` or an earlier result, the
+        phases are placed at random with the target's shares.
+        """
         target = self.target
         shape = shape_on(self._coarser(stage), target.shape)
         known = self._initial if found is None else found
@@ -141,7 +145,7 @@ class Microstructure(Problem):
         rank: int,
         world_size: int,
     ) -> str:
-        """Swaps pixels where the stage does, and goes down the gradient elsewhere."""
+        """Swap pixels if the stage does so, else follow the gradient."""
         if not self._swaps(stage):
             return super().search(tensor, stage, steps, evaluate, after_step, lr, rank, world_size)
         is_annealing = stage < self._num_grids and self.optimizer == "simulatedannealing"
@@ -179,10 +183,12 @@ class Microstructure(Problem):
         return sum(len(share_of(length, rank, world_size)) for length in lengths)
 
     def measure(self, tensor: Tensor) -> dict[str, float]:
-        """Of the field as it comes out, each pixel in one phase: `s2_error` and `volume_fraction_error`.
+        """Return `s2_error` and `volume_fraction_error` of the field with each pixel in one phase, as in the
+        result.
 
         Both are mean absolute differences from the target: of the two-point correlations over all lags below
-        limit_to, and of the phases' shares. On a coarse grid the field is brought to the full one first.
+        limit_to, and of the shares of the phases. A field on a coarse grid is interpolated to the full one
+        first.
         """
         field = tensor.cpu()
         if tuple(field.shape[1:]) != self.target.shape:
@@ -199,8 +205,9 @@ class Microstructure(Problem):
         }
 
     def pictures(self, tensor: Tensor) -> dict[str, str]:
-        """The shares of the last phase: a slice across each direction, and a volume as a block besides."""
-        # In 32 shades, which take a fraction of the bytes.
+        """Return pictures of the share of the last phase: a slice perpendicular to each direction, and for a
+        volume also a block."""
+        # 32 shades take a fraction of the bytes.
         share = (tensor[-1].cpu() * 31).round() / 31
         captions = {"the share of the last phase": png(slices_of(share), 0, 1)}
         if share.ndim == NUM_DIRECTIONS:
@@ -208,8 +215,8 @@ class Microstructure(Problem):
         return captions
 
     def result(self, tensor: Tensor, folder: Path) -> dict[str, Any]:
-        """Writes what was found as .npy and VTK and the target's descriptors; the errors beside those of
-        random pixels."""
+        """Write the field found as .npy and VTK, and the target's descriptors; return the errors of the field
+        beside those of random pixels."""
         target = self.target
         field = refined(tensor, target.shape) if tuple(tensor.shape[1:]) != target.shape else tensor
         phases = decided(field)
@@ -255,8 +262,8 @@ class Microstructure(Problem):
         return pictures
 
     def memory_bytes(self, world_size: int) -> dict[str, int]:
-        """The field, its gradients, what the optimizer remembers, and the slices that are at work at one
-        time."""
+        """Estimate the memory of the field, its gradients, the optimizer's state, and the slices evaluated at
+        one time."""
         target, limit = self.target, self.config.limit_to
         field = 8 * target.num_phases * int(np.prod(target.shape))
         remembered = 2 * NUM_PAIRS + 8 if bounded(self.optimizer) else 4

@@ -27,18 +27,18 @@ from nbgpu.recipes.microstructure.objective import Objective
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """What was found."""
+    """The result of a reconstruction."""
 
     field: Tensor
-    """(P, *shape), the shares of the phases."""
+    """The shares of the phases, (P, *shape)."""
     losses: list[list[float]]
-    """After each step, for each grid, coarsest first."""
+    """The loss after each step, for each grid, coarsest first."""
     ended: list[str]
-    """Why, on each grid."""
+    """Why the search ended, on each grid."""
 
     @property
     def phases(self) -> Tensor:
-        """The phase of each pixel, int64."""
+        """Return the phase of each pixel, int64."""
         return decided(self.field)
 
 
@@ -54,16 +54,17 @@ def reconstruct(
     tolerance: float = 1e-10,
     seed: int = 0,
 ) -> Reconstruction:
-    """A picture or a volume that looks like the loss's target.
+    """Search for a picture or a volume that looks like the loss's target.
 
     Args:
-        loss: to the target.
+        loss: the distance from the target.
         shape: two or three lengths in pixels.
-        num_phases: P of the field: 1 for two phases of which the second one's share is looked for.
-        levels: of the target's descriptors that the search may begin with; 1 for the finest grid alone.
-        num_steps: on all grids together.
+        num_phases: P of the field: 1 for two phases, where the share of the second is sought.
+        levels: the number of levels of the target's descriptors that the search may use; 1 for the finest
+            grid alone.
+        num_steps: the number of steps on all grids together.
         optimizer, lr, tolerance: as for `descend`.
-        seed: of where it begins.
+        seed: the seed of the initial noise.
     """
     grids = num_grids(shape, loss.measure.limit_to, levels)
     objective = Objective(loss)
@@ -96,13 +97,13 @@ def reconstruct(
 def s2_error(
     phases: Tensor, target: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]], measure: Measure
 ) -> float:
-    """The mean absolute difference of the two-point correlations, over all lags below limit_to, phases and
-    directions.
+    """Return the mean absolute difference of the two-point correlations, over all lags below limit_to, phases
+    and directions.
 
     Args:
-        phases: of each pixel.
-        target: one set of descriptors, or one for each direction, with 'FFTCorrelations' of one phase or all.
-
+        phases: the phase of each pixel.
+        target: one set of descriptors, or one for each direction, with the 'FFTCorrelations' of one phase or
+            of all.
     """
     targets = [target] if isinstance(target, Mapping) else target
     wanted = torch.stack([t["FFTCorrelations"][:, 0] for t in targets])

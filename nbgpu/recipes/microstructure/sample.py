@@ -1,4 +1,4 @@
-"""Generated micrographs: a field of Gaussian noise, smoothed and cut at a threshold."""
+"""Generated micrographs: a field of Gaussian noise, smoothed and cut at thresholds."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 
 
 def gaussian_field(shape: Sequence[int], correlation_length: float, seed: int) -> Tensor:
-    """Smooth periodic noise with mean 0 and variance 1, float64; autocorrelation exp(-r^2 / (4
-    correlation_length^2)).
+    """Generate smooth periodic noise with mean 0 and variance 1, float64, with the autocorrelation exp(-r^2 /
+    (4 correlation_length^2)).
 
     Args:
-        shape: of two or three axes.
-        correlation_length: standard deviation of the Gaussian that white noise is smoothed with, in pixels.
-        seed: of the noise.
+        shape: the lengths of two or three axes.
+        correlation_length: the standard deviation of the Gaussian that smooths the white noise, in pixels.
+        seed: the seed of the noise.
     """
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(*shape, generator=generator, dtype=torch.float64)
@@ -33,11 +33,11 @@ def gaussian_field(shape: Sequence[int], correlation_length: float, seed: int) -
 def micrograph(
     shape: Sequence[int], correlation_length: float, fractions: Sequence[float], seed: int
 ) -> Tensor:
-    """Phases 0 to n - 1, int64, with these shares of the pixels: the field between one threshold and the
-    next.
+    """Generate phases 0 to n - 1, int64, with these shares of the pixels: each phase is the field between two
+    successive thresholds.
 
     Args:
-        fractions: of each phase but the first; they add up to less than 1.
+        fractions: the shares of all phases but the first; they add up to less than 1.
     """
     field = gaussian_field(shape, correlation_length, seed)
     bounds = [1 - sum(fractions[index:]) for index in range(len(fractions))]

@@ -1,4 +1,4 @@
-"""Statistics that are one number: how much there is of a phase, and how much of its border."""
+"""Scalar descriptors: the volume fraction of a phase, and the amount of its boundary."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from nbgpu.recipes.microstructure.measure import Descriptor, Measure
 
 
 def _volume_fractions(x: Tensor, measure: Measure) -> Tensor:
-    """(N,): the phase's share of the slice."""
+    """Return the share of the slice that is in the phase, as (N,)."""
     return x.mean(dim=(1, 2))
 
 
 def _variation(x: Tensor, measure: Measure) -> Tensor:
-    """(N, 1): the sum of the differences between neighbours, for each pixel.
+    """Compute the total variation per pixel, as (N, 1): the sum of the absolute differences between
+    neighbours.
 
-    Where the field is periodic, the first row and the first column are set behind the last ones, and
-    differences along them count twice, as in the reference.
+    If the field is periodic, its first row and first column are repeated after the last ones, and differences
+    along them count twice, as in the reference.
     """
     num_pixels = x.shape[1] * x.shape[2]
     if measure.periodic:

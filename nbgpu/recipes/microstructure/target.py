@@ -1,4 +1,4 @@
-"""What a field shall look like: the descriptors of data, measured or from a file."""
+"""The target of a reconstruction: the descriptors of data, measured or read from a file."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from nbgpu.recipes.microstructure.sample import micrograph
 _GENERATED_SHAPE = (128, 128)
 _SHAPE_FOR_GENERATED = (32, 32, 32)
 S2 = "FFTCorrelations"
-"""Measured of every target, also where it is not what is to be met: it is what a result is judged by."""
+"""Measured of every target, even if it is not to be matched: results are judged by it."""
 _MEASURE_KEYS = ("limit_to", "periodic")
 
 
 @dataclass(frozen=True)
 class Target:
-    """Descriptors, one set for all directions or one for each, and where they come from."""
+    """The target descriptors, one set for all directions or one for each, and their origin."""
 
     descriptors: Sequence[Mapping[str, Tensor]]
-    """(P', levels, *shape) each; the two-point correlation always among them."""
+    """Descriptors (P', levels, *shape), always including the two-point correlation."""
     measure: Measure
     num_phases: int
-    """P of the field that is looked for."""
+    """P of the field to be found."""
     shape: tuple[int, ...]
-    """Of the field that is looked for."""
+    """The shape of the field to be found."""
     told: str
     phases: Tensor | None = None
-    """Of the data; None where only descriptors were given."""
+    """The phases of the data; None if only descriptors were given."""
 
     @property
     def levels(self) -> int:
@@ -51,10 +51,10 @@ def measure_of(config: MicrostructureConfig) -> Measure:
 
 
 def load_target(config: MicrostructureConfig) -> Target:
-    """The target that the settings name.
+    """Load the target that the settings name.
 
     Raises:
-        DataError: all that is wrong with the files, a line each.
+        DataError: lists every problem of the files, one per line.
     """
     names = list(dict.fromkeys([*config.descriptor_types, S2]))
     if config.data.endswith(".npz"):
@@ -65,12 +65,12 @@ def load_target(config: MicrostructureConfig) -> Target:
         fractions = config.generated_fractions
         phases = micrograph(sizes, config.generated_correlation_length, fractions, config.seed)
         fields = [indicated(phases, len(fractions) + 1 if config.multiphase else 1)]
-        told = (
+        origin = (
             f"a generated picture of {_words(sizes)}, phases {', '.join(f'{f:g}' for f in fractions)} of it"
         )
     else:
         fields = load_fields(config.data, names, measure, config.multiphase)
-        told = (
+        origin = (
             " and ".join(f"{_words(field.shape[1:])} pixels" for field in fields[:1]) + f" from {config.data}"
         )
     descriptors = _described(config, fields, names, measure)
@@ -79,7 +79,7 @@ def load_target(config: MicrostructureConfig) -> Target:
         measure,
         num_phases=len(fields[0]),
         shape=_shape(config, tuple(fields[0].shape[1:])),
-        told=f"{told}; descriptors {', '.join(config.descriptor_types)}",
+        told=f"{origin}; descriptors {', '.join(config.descriptor_types)}",
         phases=decided(fields[0]),
     )
 
@@ -115,7 +115,7 @@ def _shape(config: MicrostructureConfig, of_data: tuple[int, ...]) -> tuple[int,
 
 
 def save_descriptors(path: Path, target: Target) -> None:
-    """Writes all descriptors: `direction_0/NAME` and so on, beside limit_to, periodic, num_phases and the
+    """Write all descriptors as `direction_0/NAME` and so on, beside limit_to, periodic, num_phases and the
     shape."""
     arrays = {
         f"direction_{direction}/{name}": values.numpy()
