@@ -1,1 +1,2 @@
-"""Survival analysis: from a volume to how soon an event is to be expected, by Cox's proportional hazards."""
+"""Survival analysis: predict from a volume how soon an event is to be expected, with Cox's proportional
+hazards model."""

@@ -1,4 +1,4 @@
-"""Cox's model with a few covariates: what a network has to be better than."""
+"""Baseline: Cox's model with a few covariates, which a network should outperform."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from nbgpu.recipes.survival.metrics import Flags, Floats
 
 
 def fitted(covariates: NDArray[np.float64], times: Floats, events: Flags, ties: Ties) -> Floats:
-    """The weights (F,) of covariates (N, F) with the largest partial likelihood.
+    """Fit the weights (F,) of covariates (N, F) that maximize the partial likelihood.
 
-    A small penalty keeps them finite where a covariate tells all events apart.
+    A small penalty keeps the weights finite if a covariate separates all events.
     """
     x, t, e = (torch.as_tensor(values) for values in (covariates, times, events))
 

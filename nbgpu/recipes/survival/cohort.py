@@ -1,8 +1,7 @@
-"""A generated cohort whose true hazards are known: volumes with lesions, and the more of them the sooner the
-event.
+"""A generated cohort with known true hazards: volumes with lesions, where more lesions mean an earlier event.
 
-What a patient's volume shows is the burden of lesions. Its intensities are all shifted by a random offset, as
-those of different scanners are, so that how bright a volume is on the whole says nothing.
+A patient's volume shows the burden of lesions. All its intensities are shifted by a random offset, as those
+of different scanners are, so that the overall brightness of a volume carries no information.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 SIZE = (24, 24, 16)
-"""Voxels."""
+"""In voxels."""
 _TISSUE, _NOISE, _OFFSET, _LESION = 0.0, 40.0, 60.0, 500.0
-"""In Hounsfield units: the mean, the standard deviations of voxels and of volumes, and how much brighter
-lesions are."""
+"""In Hounsfield units: the mean of the tissue, the standard deviations of the voxels' noise and of the
+volumes' offsets, and the additional brightness of lesions."""
 _NUM_LESIONS = (1, 30)
-"""Even in their logarithm, so that a patient with few is as frequent as one with many."""
+"""The range; uniform in the logarithm, so that a patient with few lesions is as frequent as one with many."""
 _RADII = (1.2, 2.2)
 _HAZARD_PER_LOG_BURDEN = 1.2
 _MEDIAN_BURDEN = 120.0
-"""Voxels; it has the hazard that `_MEAN_TIME` stands for."""
+"""In voxels; a patient with this burden has the hazard that belongs to `_MEAN_TIME`."""
 _MEAN_TIME, _MEAN_FOLLOW_UP = 1000.0, 1500.0
 """In days."""
 
@@ -40,11 +39,11 @@ class Patient:
     """In days."""
     event: bool
     log_hazard: float
-    """The true one; no prediction can be better."""
+    """The true log hazard; no prediction can be better."""
 
 
 def patient(seed: int, index: int) -> Patient:
-    """A patient of the cohort of a seed, always the same."""
+    """Generate a patient of the cohort of a seed, the same on every call."""
     rng = np.random.default_rng([seed, index])
     lesions = _lesions(rng)
     log_hazard = _HAZARD_PER_LOG_BURDEN * log(lesions.sum() / _MEDIAN_BURDEN)
@@ -60,7 +59,7 @@ def patient(seed: int, index: int) -> Patient:
 
 
 def _lesions(rng: np.random.Generator) -> NDArray[np.float64]:
-    """How much of each voxel is lesion: some balls with soft edges."""
+    """Return the share of lesion in each voxel: some balls with soft edges."""
     axes = np.ogrid[tuple(slice(edge) for edge in SIZE)]
     found = np.zeros(SIZE)
     for _ in range(round(exp(rng.uniform(*np.log(_NUM_LESIONS))))):

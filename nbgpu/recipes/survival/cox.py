@@ -12,9 +12,9 @@ Ties = Literal["breslow", "efron"]
 
 
 def cox_loss(scores: Tensor, times: Tensor, events: Tensor, ties: Ties) -> Tensor:
-    """The negative log partial likelihood for each event, a scalar in float64 (Cox 1972).
+    """Return the negative log partial likelihood per event, a scalar in float64 (Cox 1972).
 
-    Without events it and its gradient are 0: such samples say nothing about the order of events.
+    Without events the loss and its gradient are 0: such samples say nothing about the order of events.
 
     Args:
         scores: log hazards (N,).
@@ -29,7 +29,7 @@ def cox_loss(scores: Tensor, times: Tensor, events: Tensor, ties: Ties) -> Tenso
     log_risk = scores.flip(0).logcumsumexp(0).flip(0)[first_tied]
     if ties == "efron":
         none = torch.zeros_like(scores)
-        # Relative to those at risk, so that no exponential can overflow.
+        # Relative to the sum over the risk set, so that no exponential can overflow.
         shares = none.index_add(0, first_tied, events * (scores - log_risk).exp())[first_tied]
         num_tied = none.index_add(0, first_tied, events)[first_tied]
         num_before = events.cumsum(0) - events
@@ -39,11 +39,12 @@ def cox_loss(scores: Tensor, times: Tensor, events: Tensor, ties: Ties) -> Tenso
 
 
 def gathered(scores: Tensor, times: Tensor, events: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The samples of all ranks in order of rank, in float64. A collective; every rank gives as many.
+    """Gather the samples of all ranks in order of rank, in float64. A collective; every rank gives the same
+    number.
 
-    Who is at risk is known only with all of them: the mean of the ranks' own partial likelihoods is another
-    loss. The gradients of what is computed with them, averaged over the ranks as DDP does it, are those of
-    one rank with all samples.
+    The risk sets are known only with all samples: the mean of the ranks' own partial likelihoods is another
+    loss. The gradients of a loss of the gathered samples, averaged over the ranks as DDP does it, are those
+    of one rank with all samples.
     """
     everyone = _Gathered.apply(torch.stack([scores.double(), times.double(), events.double()]))  # type: ignore[no-untyped-call]
     all_scores, all_times, all_events = everyone.unbind()
@@ -51,7 +52,7 @@ def gathered(scores: Tensor, times: Tensor, events: Tensor) -> tuple[Tensor, Ten
 
 
 class _Gathered(torch.autograd.Function):
-    """(K, N) of each rank to (K, N * world size)."""
+    """Gathers (K, N) of each rank into (K, N * world size), with a gradient."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor) -> Tensor:
@@ -63,6 +64,6 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         # Each rank has the whole loss and passes on the gradient of its own samples. Their sum over the ranks
-        # is wanted, and DDP takes the mean.
+        # is needed, but DDP takes the mean.
         first = dist.get_rank() * ctx.num_own
         return gradients[0][:, first : first + ctx.num_own] * dist.get_world_size()

@@ -1,5 +1,5 @@
-"""Cohorts in CSV files: a volume, a time and an event for each patient, and what else is known of them. Needs
-no torch."""
+"""Reads cohorts from CSV files: a volume, a time, an event and optional features for each patient. Needs no
+torch."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from pathlib import Path
 from nbgpu.errors import DataError
 
 IMAGE_COLUMNS = ("nifti path", "image", "path", "file", "filename", "filepath", "nifti", "volume")
-"""Headings of the column that holds the files, in any case; the first that is there counts."""
+"""Headings of the column with the volumes' files, in any case; the first heading present counts."""
 TIME, EVENT = "time", "event"
 PATIENT_COLUMNS = ("patient", "patient_id", "id", "mrn")
-"""Headings of the column that tells patients apart, in any case. With none each file is a patient."""
+"""Headings of the column that identifies the patient, in any case. Without such a column each file is a
+patient."""
 
 _EVENTS = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 _TRAINING, _HELD_OUT = ("train", "training"), ("val", "validation", "test", "held out")
 _MAX_SHOWN = 20
 _GAP, _SHARE = 10.0, 0.1
-"""In one unit, no time is so many times the next smaller one while such a share of all is on either side."""
+"""If all times are in one unit, no time is more than `_GAP` times the next smaller one while at least the
+share `_SHARE` of all times lies on either side."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +35,19 @@ class PatientRow:
     """To the event, or to the end of the observation."""
     event: bool
     features: tuple[float, ...]
-    """In order of the asked columns, as the file has them."""
+    """In the order of the requested columns, as in the file."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A CSV file's rows. Where it has no column with folds, `held_out` is empty, and `training` has all of
-    them."""
+    """The rows of a CSV file. If the file has no column with folds, `held_out` is empty, and `training` has
+    all rows."""
 
     training: tuple[PatientRow, ...]
     held_out: tuple[PatientRow, ...]
     patients: tuple[str, ...]
-    """Of each row in `training` where there is no fold: rows of one patient stay together."""
+    """The patient of each row in `training`. If there is no fold, rows of one patient have to stay
+    together."""
 
 
 def read_table(
@@ -54,18 +57,18 @@ def read_table(
     image_problem: Callable[[Path], str | None],
     check_time_unit: bool = True,
 ) -> Table:
-    """The rows of a cohort's CSV file.
+    """Read the rows of a cohort's CSV file.
 
     Args:
-        path: with a heading for the volume (IMAGE_COLUMNS; paths are relative to the file), 'time' and
+        path: a file with a heading for the volume (IMAGE_COLUMNS; paths are relative to the file), 'time' and
             'event' (0 or 1).
-        fold: heading of the column that says 'train' or 'val' of each row; empty for none.
+        fold: the heading of the column that says 'train' or 'val' for each row; empty for none.
         features: headings of columns with numbers that go to the network beside the volume.
-        image_problem: says what is wrong with a volume's file, or None.
-        check_time_unit: refuses times with a gap as if some were in days and some in years.
+        image_problem: a function that returns what is wrong with a volume's file, or None.
+        check_time_unit: whether to reject times with a gap as if some were in days and some in years.
 
     Raises:
-        DataError: everything that is wrong, a line for each row.
+        DataError: lists every problem, one line for each bad row.
     """
     headings, lines = _lines(path)
     columns = {heading.strip().lower(): heading for heading in headings}
@@ -95,7 +98,7 @@ def read_table(
 
 
 def _lines(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """(the headings, (number in the file, values by heading) of each line that is not empty)."""
+    """Return (the headings, (line number in the file, values by heading) of each line that is not empty)."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file. data takes 'generated' or a .csv file")
     if path.suffix.lower() != ".csv":
@@ -123,7 +126,7 @@ def _missing(columns: Mapping[str, str], fold: str, features: Sequence[str]) -> 
 
 
 class _Reading:
-    """Reads the lines of one file."""
+    """Checks and parses the lines of one file."""
 
     def __init__(
         self,
@@ -142,7 +145,7 @@ class _Reading:
         self._patient = next((columns[name] for name in PATIENT_COLUMNS if name in columns), self._image)
 
     def problems(self, line: Mapping[str, str]) -> Iterator[str]:
-        """What is wrong with a line."""
+        """Yield the problems of a line."""
         if not line[self._image]:
             yield f"{self._image} is empty"
         elif problem := self._image_problem(self._path(line)):
@@ -162,14 +165,14 @@ class _Reading:
                 yield f"{name} is {line[name]!r}, not a number"
 
     def row(self, line: Mapping[str, str]) -> PatientRow:
-        """A line with no problems."""
+        """Parse a line without problems."""
         features = tuple(float(line[name]) for name in self._features)
         return PatientRow(
             self._path(line), float(line[self._time]), _EVENTS[line[self._event].lower()], features
         )
 
     def part(self, line: Mapping[str, str]) -> str:
-        """'training', 'held out', or nothing where the line does not say."""
+        """Return 'training', 'held out', or an empty string if the line does not say."""
         said = line[self._fold].lower() if self._fold is not None else ""
         return "training" if said in _TRAINING else "held out" if said in _HELD_OUT else ""
 
@@ -188,7 +191,7 @@ def _number(text: str) -> float | None:
 
 
 def _problems_of_all(found: Sequence[tuple[int, PatientRow, str, str]], fold: str) -> Iterator[str]:
-    """What is wrong with rows that are right by themselves."""
+    """Yield the problems of rows that are valid individually but not together."""
     lines_of: dict[Path, list[int]] = {}
     parts_of: dict[str, dict[str, list[int]]] = {}
     for number, row, part, patient in found:
@@ -199,8 +202,8 @@ def _problems_of_all(found: Sequence[tuple[int, PatientRow, str, str]], fold: st
             yield f"lines {', '.join(map(str, numbers))}: all name {image}"
     for patient, parts in parts_of.items():
         if len(parts) > 1:
-            told = "; ".join(f"{part} in line {', '.join(map(str, n))}" for part, n in parts.items())
-            yield f"patient {patient!r} is in both parts of {fold}: {told}"
+            places = "; ".join(f"{part} in line {', '.join(map(str, n))}" for part, n in parts.items())
+            yield f"patient {patient!r} is in both parts of {fold}: {places}"
     for part in ("training", "held out") if fold else ("",):
         rows = [row for _, row, its, _ in found if its == part]
         among = f" {part} in {fold}" if fold else ""

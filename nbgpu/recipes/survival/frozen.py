@@ -1,4 +1,4 @@
-"""Says with each batch whether the encoder learns from it."""
+"""Marks each batch with whether the encoder learns from it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 from nbgpu.engine.workload.recipe import Batch, Loaders
 
 FROZEN = "frozen"
-"""Under this name a batch has, for each sample, whether only the last layer learns from it."""
+"""The name under which a batch holds, for each sample, whether only the last layer learns from it."""
 
 
 def freezing(loaders: Loaders, num_epochs: int) -> Loaders:
-    """The loaders, with FROZEN in all batches of the first epochs of the run, wherever in it they begin."""
+    """Return the loaders with FROZEN set in all batches of the first epochs of the run, even if training
+    starts within them."""
     train = _Frozen(loaders, num_epochs)
     return replace(loaders, train=train, seek=train.seek)
 

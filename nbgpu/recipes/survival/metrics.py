@@ -1,8 +1,8 @@
-"""What predicted hazards are worth: concordance, discrimination at a time, and calibrated probabilities.
+"""Metrics of predicted hazards: concordance, discrimination at a time, and calibration of probabilities.
 
-All of them compare patients with one another, so that they need the scores of all ranks: none may be averaged
-over ranks. NumPy in float64; `times` to the event or to the end of the observation, `events` whether it was
-the event, both (N,).
+All of them compare patients with one another, so they need the scores of all ranks; no metric may be averaged
+over ranks. NumPy in float64; `times` are the times to the event or to the end of the observation, `events` is
+whether the event occurred, both (N,).
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 _ROWS = 512
-"""Pairs are compared in blocks of so many rows, so that large cohorts fit into memory."""
+"""Pairs are compared in blocks of this many rows, so that large cohorts fit into memory."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """A function that keeps its value from one time to the next: `start` before the first."""
+    """A step function that is constant between the times, and equals `start` before the first time."""
 
     times: Floats
     values: Floats
     start: float
 
     def at(self, when: ArrayLike) -> Floats:
-        """Its values, with the step that is made at that very time."""
+        """Return the function's values at the given times, including a step at that very time."""
         return self._value(np.searchsorted(self.times, when, side="right"))
 
     def before(self, when: ArrayLike) -> Floats:
-        """Its values just before."""
+        """Return the function's left limits at the given times."""
         return self._value(np.searchsorted(self.times, when, side="left"))
 
     def _value(self, num_steps: NDArray[np.intp]) -> Floats:
@@ -41,16 +41,17 @@ class Steps:
 
 
 def kaplan_meier(times: Floats, events: Flags) -> Steps:
-    """The share that has had no event, by time (Kaplan & Meier 1958)."""
+    """Estimate the probability of no event by each time (Kaplan & Meier 1958)."""
     when, num_events, num_at_risk = _counted(times, events)
     return Steps(when, np.asarray(np.cumprod(1 - num_events / num_at_risk), dtype=np.float64), 1.0)
 
 
 def censoring(times: Floats, events: Flags) -> Steps:
-    """The share that would still be observed, by time: Kaplan and Meier's estimate for the ends of the
-    observation.
+    """Estimate the probability of still being observed at each time: the Kaplan-Meier estimate with censoring
+    in place of the event.
 
-    Who has the event at the same time has it first, and is not at risk of being lost then.
+    A patient with an event at a time of censoring has the event first, and is not in the risk set for
+    censoring then.
     """
     when, num_events, num_at_risk = _counted(times, events)
     num_lost = -np.diff(num_at_risk, append=0) - num_events
@@ -60,8 +61,8 @@ def censoring(times: Floats, events: Flags) -> Steps:
 
 
 def baseline_hazard(scores: Floats, times: Floats, events: Flags) -> Steps:
-    """The cumulative hazard of a patient with the score 0 (Breslow 1972); that of another is exp(score) times
-    as high."""
+    """Estimate the cumulative hazard of a patient with the score 0 (Breslow 1972); that of another patient is
+    exp(score) times as high."""
     when, num_events, _ = _counted(times, events)
     order = np.argsort(times)
     at_risk = np.cumsum(np.exp(scores[order])[::-1])[::-1]
@@ -70,12 +71,12 @@ def baseline_hazard(scores: Floats, times: Floats, events: Flags) -> Steps:
 
 
 def survival(scores: Floats, baseline: Steps, when: Floats) -> Floats:
-    """The probability of no event until each time, (N, T)."""
+    """Return the probability of no event until each time, (N, T)."""
     return np.asarray(np.exp(-np.exp(scores)[:, None] * baseline.at(when)[None, :]))
 
 
 def _counted(times: Floats, events: Flags) -> tuple[Floats, Floats, Floats]:
-    """(the different times, events at each, patients who were observed until then)."""
+    """Return (the distinct times, the number of events at each, the number of patients at risk at each)."""
     when, index = np.unique(times, return_inverse=True)
     num_events = np.bincount(index, weights=events, minlength=len(when)).astype(np.float64)
     num_ended = np.bincount(index, minlength=len(when))
@@ -83,10 +84,11 @@ def _counted(times: Floats, events: Flags) -> tuple[Floats, Floats, Floats]:
 
 
 def c_index(scores: Floats, times: Floats, events: Flags) -> float:
-    """The share of the pairs that are ranked as they turned out, equal scores counted half (Harrell 1982).
+    """Compute the concordance index: the share of the comparable pairs that the scores rank correctly, where
+    equal scores count half (Harrell 1982).
 
-    A pair counts where it is known who had the event first. At the same time, an event comes before a patient
-    who is no longer observed, and of two events neither was first. NaN where there is no such pair.
+    A pair is comparable if it is known which patient had the event first. At equal times, an event comes
+    before a censored patient, and two events are not comparable. NaN if there is no comparable pair.
     """
     concordant = comparable = 0.0
     rows = np.flatnonzero(events)
@@ -98,22 +100,24 @@ def c_index(scores: Floats, times: Floats, events: Flags) -> float:
 
 
 def _in_order(earlier: Floats, later: Floats) -> Floats:
-    """1 where the first has the higher score, half where they are equal: (N,), (M,) -> (N, M)."""
+    """Return 1 where the first patient has the higher score, and half where the scores are equal: (N,), (M,)
+    -> (N, M)."""
     difference = earlier[:, None] - later
     return np.asarray((np.sign(difference) + 1) / 2)
 
 
 def auc(scores: Floats, times: Floats, events: Flags, when: Floats, observed: Steps) -> Floats:
-    """How well scores tell who has the event up to each time from who has it later, (T,) (Uno et al. 2007).
+    """Compute how well scores separate patients with the event by each time from patients with a later time,
+    (T,) (Uno et al. 2007).
 
-    Cumulative and dynamic, each event weighted with the inverse of the share that is still observed just
-    before it. NaN where there is nobody on one of the sides.
+    Cumulative/dynamic AUC: each event is weighted with the inverse of the probability of still being observed
+    just before it. NaN if either group is empty.
 
     Args:
         scores: log hazards (N,).
         times, events: of the same patients.
         when: (T,).
-        observed: what `censoring` gives, of the patients that were trained on.
+        observed: the result of `censoring` for the training patients.
     """
     weights = _inverse(observed.before(times)) * events
     found = []
@@ -126,13 +130,13 @@ def auc(scores: Floats, times: Floats, events: Flags, when: Floats, observed: St
 
 
 def brier(probabilities: Floats, times: Floats, events: Flags, when: Floats, observed: Steps) -> Floats:
-    """The mean squared error of the probability of no event until each time, (T,) (Graf et al. 1999).
+    """Compute the mean squared error of the probability of no event until each time, (T,) (Graf et al. 1999).
 
     Args:
-        probabilities: (N, T), of no event.
+        probabilities: the probabilities of no event, (N, T).
         times, events: (N,).
         when: (T,).
-        observed: what `censoring` gives, of the patients that were trained on.
+        observed: the result of `censoring` for the training patients.
     """
     had_it = (times[:, None] <= when) & events[:, None]
     later = times[:, None] > when
@@ -142,7 +146,7 @@ def brier(probabilities: Floats, times: Floats, events: Flags, when: Floats, obs
 
 
 def integrated(values: Floats, when: Floats) -> float:
-    """The mean over time, by the trapezoidal rule: of Brier scores, the IBS."""
+    """Return the mean over time, by the trapezoidal rule; of Brier scores this is the IBS."""
     return float(trapezoid(values, when) / (when[-1] - when[0]))
 
 
@@ -151,6 +155,6 @@ def _inverse(shares: Floats) -> Floats:
 
 
 def risk_groups(scores: Floats, thresholds: Floats) -> NDArray[np.intp]:
-    """The number of each patient's group (N,), the lowest risk first: how many of the rising thresholds are
-    below."""
+    """Return each patient's risk group (N,), the lowest risk first: the number of the ascending thresholds
+    below the score."""
     return np.searchsorted(thresholds, scores)

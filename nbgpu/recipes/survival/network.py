@@ -1,4 +1,4 @@
-"""A 3D ResNet that gives a volume its log hazard, and weights for it from a file."""
+"""A 3D ResNet that maps a volume to its log hazard, and pretrained weights for it from a file."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from nbgpu.errors import DataError
 
 _MAX_SHOWN = 8
 _INSIDE = ("state_dict", "model_state_dict", "model")
-"""Where a file of torch may have the weights, beside other things."""
+"""Keys under which a torch file may hold the weights, beside other things."""
 
 
 class SurvivalNetwork(nn.Module):
-    """MONAI's 3D ResNet, whose features and the table's go through one linear layer together.
+    """MONAI's 3D ResNet, followed by one linear layer on its features and the table's together.
 
     Args:
         name: 'resnet18' to 'resnet152'.
-        num_features: numbers of the table for each patient.
-        widen_factor: times 64 are the channels of the first stage.
-        stem_stride: of the first convolution.
-        pretrained: weights of the ResNet, as `load_weights` gives them; None leaves them random.
+        num_features: the number of features of the table for each patient.
+        widen_factor: the first stage has 64 times this many channels.
+        stem_stride: the stride of the first convolution.
+        pretrained: the ResNet's weights, as `load_weights` returns them; None leaves them random.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class SurvivalNetwork(nn.Module):
             conv1_t_stride=stem_stride,
             **({} if pretrained is None else _shortcuts(pretrained)),
         )
-        # A constant would change no partial likelihood.
+        # A bias would not change the partial likelihood.
         self.head = nn.Linear(self.encoder.in_planes + num_features, 1, bias=False)
         if pretrained is not None:
             _load(self.encoder, pretrained)
 
     def forward(self, image: Tensor, features: Tensor, frozen: bool = False) -> Tensor:
-        """Log hazards (N,) of volumes (N, 1, D, H, W) and standardised features (N, F).
+        """Compute the log hazards (N,) of volumes (N, 1, D, H, W) and standardised features (N, F).
 
-        `frozen`: only the last layer learns, and the ResNet normalises as if it were evaluated.
+        With `frozen`, only the last layer learns, and the ResNet's normalisation runs in evaluation mode.
         """
         self.encoder.train(self.training and not frozen)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
@@ -66,9 +66,10 @@ class SurvivalNetwork(nn.Module):
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """A ResNet's weights by name, from .safetensors, or from torch.save without running anything in the file.
+    """Load a ResNet's weights by name, from .safetensors, or from a torch.save file without executing
+    anything in it.
 
-    'module.' and 'encoder.' before the names, and a last layer of the file's own, are left out. Raises
+    The prefixes 'module.' and 'encoder.' of the names, and the file's own last layer, are dropped. Raises
     DataError.
     """
     if not path.is_file():
@@ -96,7 +97,8 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _shortcuts(weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """How the ResNet that the weights come from goes past its blocks: MedicalNet has several ways."""
+    """Return the type of the shortcuts of the ResNet that the weights come from: MedicalNet has several
+    types."""
     return {
         "shortcut_type": "B" if any(".downsample." in name for name in weights) else "A",
         "bias_downsample": any(name.endswith(".downsample.0.bias") for name in weights),
@@ -105,7 +107,7 @@ def _shortcuts(weights: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def _load(encoder: nn.Module, weights: Mapping[str, Tensor]) -> None:
     own = encoder.state_dict()
-    # Files of old versions of torch have no counters, which only a momentum of None needs.
+    # Files from old versions of torch lack these counters, which only a momentum of None needs.
     needed = {name for name in own if not name.endswith("num_batches_tracked")}
     problems = [f"has no {name}" for name in sorted(needed - weights.keys())]
     problems += [f"has {name}, which the network has not" for name in sorted(weights.keys() - own.keys())]
@@ -116,8 +118,8 @@ def _load(encoder: nn.Module, weights: Mapping[str, Tensor]) -> None:
     ]
     if problems:
         more = len(problems) - _MAX_SHOWN
-        told = "; ".join(problems[:_MAX_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+        listed = "; ".join(problems[:_MAX_SHOWN]) + (f"; and {more} more" if more > 0 else "")
         raise DataError(
-            f"pretrained: the file does not fit: {told}. See resnet, widen_factor and the file's own network"
+            f"pretrained: the file does not fit: {listed}. See resnet, widen_factor and the file's own network"
         )
     encoder.load_state_dict(dict(weights), strict=False)

@@ -1,4 +1,4 @@
-"""Who is trained on and who is held out, and what is known of them beside their volumes."""
+"""The training and the held-out patients of a run, and their outcomes and features."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from nbgpu.recipes.survival.metrics import Flags, Floats
 
 @dataclass(frozen=True)
 class Patients:
-    """Arrays have a value for each patient, those that are trained on first."""
+    """The patients of a run. Arrays have one value for each patient, the training patients first."""
 
     items: tuple[Item, ...]
-    """Each with its `number` in the arrays, its `order` in time (equal times have the same), `event` and
-    `features`."""
+    """Each item has its `number` in the arrays, its `order` in time (equal times have the same), its `event`
+    and its `features`."""
     num_training: int
     times: Floats
     events: Flags
     true_log_hazards: Floats | None
-    """Known of generated patients only."""
+    """Known for generated patients only."""
 
     @property
     def training(self) -> list[Item]:
-        """Those that are trained on."""
+        """Return the patients to train on."""
         return list(self.items[: self.num_training])
 
     @property
     def held_out(self) -> list[Item]:
-        """Those that are not."""
+        """Return the held-out patients."""
         return list(self.items[self.num_training :])
 
 
 def patients_of(config: SurvivalConfig) -> Patients:
-    """The patients of a run, the same on every rank.
+    """Return the patients of a run, the same on every rank.
 
     Raises:
-        DataError: everything that is wrong with them, a line each.
+        DataError: lists every problem of the patients, one per line.
     """
     if config.data == "generated":
         return _generated(config)
@@ -60,7 +60,7 @@ def patients_of(config: SurvivalConfig) -> Patients:
     )
     training, held_out = list(table.training), list(table.held_out)
     if not config.fold:
-        # Of one patient, all volumes are on one side.
+        # All volumes of a patient are on the same side.
         names: list[Item] = [{"name": name} for name in dict.fromkeys(table.patients)]
         apart = {item["name"] for item in hold_out(names, config.val_fraction, config.seed)[1]}
         sides = list(zip(table.patients, table.training, strict=True))
@@ -94,8 +94,8 @@ def _outcomes(seed: int, num_patients: int) -> list[tuple[float, bool, float]]:
 
 
 def _standardised(rows: list[PatientRow], num_training: int, config: SurvivalConfig) -> NDArray[np.float64]:
-    """The features (N, F) with mean 0 and standard deviation 1 among those that are trained on, and nobody
-    else."""
+    """Return the features (N, F), standardised to mean 0 and standard deviation 1 over the training patients
+    only."""
     values = np.array([row.features for row in rows]).reshape(len(rows), len(config.features))
     if not num_training:
         return values

@@ -1,4 +1,4 @@
-"""Survival curves of risk groups, and slices from low to high risk, as PNG data URIs."""
+"""Survival curves of risk groups, and projections of volumes from low to high risk, as PNG data URIs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _DPI = 100
 
 
 def curves(times: Floats, events: Flags, groups: NDArray[np.intp], num_groups: int) -> str:
-    """Kaplan and Meier's curve of each group, the lowest risk first; a tick where somebody is observed no
-    longer."""
+    """Draw the Kaplan-Meier curve of each risk group, the lowest risk first, with a tick at each censored
+    time."""
     figure = Figure(figsize=(6, 4), dpi=_DPI, layout="constrained")
     axes = figure.add_subplot(xlabel="time", ylabel="share with no event", ylim=(0, 1.02))
     for group in range(num_groups):
@@ -42,7 +42,8 @@ def _called(group: int, num_groups: int) -> str:
 
 
 def slices(images: Sequence[Tensor]) -> str:
-    """The brightest projection of each volume (1, D, H, W) along its last axis, 0 to 1, side by side."""
+    """Draw the maximum intensity projection of each volume (1, D, H, W), 0 to 1, along its last axis, side by
+    side."""
     figure = Figure(figsize=(1.6 * len(images), 1.6), dpi=_DPI)
     for index, image in enumerate(images):
         axes = figure.add_axes((index / len(images), 0, 0.97 / len(images), 1))

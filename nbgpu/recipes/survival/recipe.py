@@ -38,17 +38,18 @@ from nbgpu.recipes.survival.patients import Patients, patients_of
 from nbgpu.recipes.survival.pictures import curves, slices
 
 _MAX_FITTED = 500
-"""The largest number of training patients, whose volumes are read again, to fit baselines, risk groups and
-hazard."""
+"""The largest number of training patients to whom the baselines, risk groups and baseline hazard are fitted;
+their volumes are read again."""
 _NUM_PICTURES = 6
 _NUM_TIMES = 25
-"""The number of times between the first and the last of the result, for the integrated Brier score."""
+"""The number of times, between the first and the last evaluation time, for the integrated Brier score."""
 
 
 class Survival:
     """Trains a SurvivalNetwork with Cox's partial likelihood over the samples of all ranks.
 
-    Data (`config.data`): a generated cohort, or a CSV file, see `read_table`. Whole patients are held out.
+    The data (`config.data`) are a generated cohort or a CSV file, see `read_table`. Held out are whole
+    patients.
     """
 
     def __init__(self, config: SurvivalConfig) -> None:
@@ -61,7 +62,8 @@ class Survival:
     # ---- data ----
 
     def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
-        """The rank's patients, see `example`. DataError has a line for each bad row or file.
+        """Return the loaders of the rank's patients, see `example`. A DataError has a line for each bad row
+        or file.
 
         The held-out volumes of a rank stay in memory.
         """
@@ -96,7 +98,7 @@ class Survival:
         return Compose([_Prepare(config.volume_shape, config.hu_min, config.hu_max, config.seed)])
 
     def _decoded(self, items: Sequence[Item]) -> Iterator[dict[str, Tensor]]:
-        """Batches of the patients, in order."""
+        """Yield batches of the patients, in order."""
         decode = Decode(self._steps())
         size = self.config.batch_size
         for first in range(0, len(items), size):
@@ -121,8 +123,8 @@ class Survival:
         )
 
     def example(self, batch_size: int) -> Batch:
-        """`image` (N, 1, D, H, W) from 0 to 1, `features` (N, F), and (N,) each: `order` in time, `event`,
-        `number`."""
+        """Return `image` (N, 1, D, H, W) from 0 to 1, `features` (N, F), and (N,) each: `order` in time,
+        `event`, `number`."""
         return {
             "image": torch.rand(batch_size, 1, *self.config.volume_shape),
             "features": torch.randn(batch_size, len(self.config.features)),
@@ -132,7 +134,7 @@ class Survival:
         }
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        """The ResNet's four stages."""
+        """Return the ResNet's four stages."""
         assert isinstance(model, SurvivalNetwork)
         encoder = model.encoder
         return [encoder.layer1, encoder.layer2, encoder.layer3, encoder.layer4]
@@ -146,13 +148,13 @@ class Survival:
         is_frozen = FROZEN in batch and bool(batch[FROZEN].all())
         scores = at_least_float32(model(batch["image"], batch["features"], is_frozen))
         samples = scores, batch["order"], batch["event"]
-        # A model that is not distributed is tested on one rank alone.
+        # A model that is not distributed runs on one rank alone, in a test.
         if isinstance(model, DistributedDataParallel | FSDPModule):
             samples = gathered(*samples)
         return {"loss": cox_loss(*samples, self.config.ties), "events": samples[2].double().sum()}
 
     def validate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """`score`, the log hazard, and `number` of each patient, shape (N,)."""
+        """Return `score`, the log hazard, and `number` of each patient, shape (N,)."""
         return {"score": _scores(model, batch), "number": batch["number"]}
 
     def judge(self, values: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -221,7 +223,7 @@ class Survival:
     def _linear(
         self, training: NDArray[np.float64], held_out: NDArray[np.float64], known: _Known
     ) -> tuple[Floats, Floats]:
-        """Scores of Cox's model with these covariates (N, F), of (training, held-out) patients."""
+        """Return the scores of Cox's model with these covariates (N, F), of (training, held-out) patients."""
         mean, deviation = training.mean(axis=0), np.maximum(training.std(axis=0), 1e-12)
         training, held_out = (training - mean) / deviation, (held_out - mean) / deviation
         weights = fitted(training, known.times, known.events, self.config.ties)
@@ -274,7 +276,7 @@ def _worth(
     worth |= {f"auc_{time:.4g}": area for time, area in zip(when, areas, strict=True)}
     if len(when) > 1:
         grid = np.linspace(when[0], when[-1], _NUM_TIMES)
-        # A constant changes no probability, and keeps the exponentials small.
+        # Subtracting a constant changes no probability, and keeps the exponentials small.
         constant = fitted_on.mean()
         baseline = metrics.baseline_hazard(fitted_on - constant, training.times, training.events)
         probabilities = metrics.survival(scores - constant, baseline, grid)
@@ -289,7 +291,7 @@ def _scores(model: nn.Module, batch: Batch) -> Tensor:
 
 
 class _Prepare(Transform):
-    """An Item to the tensors that `Survival.example` lists, without the batch's dimension."""
+    """Converts an Item to the tensors that `Survival.example` lists, without the batch dimension."""
 
     def __init__(self, size: Sequence[int], hu_min: float, hu_max: float, seed: int) -> None:
         self.size = tuple(size)
@@ -304,7 +306,8 @@ class _Prepare(Transform):
         num_bad = int((~image.isfinite()).sum())
         if num_bad:
             raise DataError(f"{item['name']}: {num_bad} of {image.numel()} voxels are NaN or infinite")
-        # Built for each call, because these transforms have state and volumes are decoded in several threads.
+        # Built for each call, because these transforms are stateful and volumes are decoded in several
+        # threads.
         window = ScaleIntensityRange(self.hu_min, self.hu_max, 0.0, 1.0, clip=True)
         image = convert_to_tensor(window(image), track_meta=False)
         if image.min() == image.max():
