@@ -1,1 +1,1 @@
-"""The two loops, one that trains a model and one that searches for a tensor, and the work of each step."""
+"""The two loops, one that trains a model and one that minimises over a tensor, and the work of each step."""

@@ -1,4 +1,5 @@
-"""Where the ranks of a run stand before they do steps together, and whose state they all begin with."""
+"""The positions of a run's ranks before they step together, and the choice of the state that they all begin
+with."""
 
 from __future__ import annotations
 
@@ -14,30 +15,32 @@ from nbgpu.run_folder import checkpoint_files
 
 @dataclass(frozen=True)
 class Gathered:
-    """What all ranks know of one another, the same on each of them."""
+    """The positions of all ranks, known to each of them alike."""
 
     positions: Sequence[Mapping[str, Any]]
-    """What each rank said of itself, in order of rank."""
+    """What each rank reported of itself, in order of rank."""
     source: int | None
-    """The rank that had got furthest; None where none has a state."""
+    """The rank that had got furthest; None if no rank has a state."""
     checkpoint: Path | None
-    """What the run goes on from where no rank has a state; None for the first step."""
+    """The checkpoint that the run continues from if no rank has a state; None to begin with the first
+    step."""
     notes: Sequence[str]
-    """What to say of the checkpoint."""
+    """Notes about the checkpoint."""
 
     @property
     def step(self) -> int:
-        """The optimizer steps that were done in the state that all begin with."""
+        """Return the number of optimizer steps done in the state that all ranks begin with."""
         if self.source is not None:
             return int(self.positions[self.source]["step"])
         return 0 if self.checkpoint is None else int(checkpoint_files.state(self.checkpoint)["step"])
 
 
 def gather(own: Mapping[str, Any], saves: Saves) -> Gathered:
-    """Tells the other ranks where this one stands, and settles whose state all begin with. A collective.
+    """Exchange the positions of all ranks, and settle which state they all begin with. A collective.
 
     Args:
-        own: JSON; `ready`, whether this rank has the state of its `step`, and what else others are to know.
+        own: this rank's position, as JSON: `ready`, whether this rank has the state of its `step`, and other
+            information for the other ranks.
         saves: the run's checkpoints.
     """
     positions = exchange.gather(dict(own))

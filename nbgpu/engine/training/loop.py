@@ -1,4 +1,5 @@
-"""What both loops of a rank have: how a run begins, pauses, is steered, saves its state and ends."""
+"""The part common to both loops of a rank: how a run begins, pauses, takes new settings, saves its state and
+ends."""
 
 from __future__ import annotations
 
@@ -35,31 +36,32 @@ from nbgpu.run_folder.recorder import Recorder
 _log = logging.getLogger("nbgpu.trainer")
 _PAUSE_POLL_S = 0.05
 _PICTURES_PERIOD_S = 2.0
-"""Pictures stand in the run's records, which are read as a whole."""
+"""Pictures are limited to one set per period because they are in the run's records, which are read as a
+whole."""
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """Where a run is on this rank, and where its numbers go."""
+    """The place of a run on this rank, and the destination of its numbers."""
 
     folder: Path
     """The run's folder."""
     member: Membership
     """This rank's place in the group."""
     device: Device
-    """What `run_info.json` says of the rank's device."""
+    """The description of the rank's device in `run_info.json`."""
     recorder: Recorder | None
-    """Takes the numbers of each step; None leaves them unrecorded."""
+    """Records the numbers of each step; None leaves them unrecorded."""
     log_writer: LogWriter | None = None
-    """Rank 0's, which take histograms of weights and gradients."""
+    """The writer of rank 0's logs, which hold histograms of weights and gradients."""
 
 
 class Loop(ABC):
-    """One run on this rank: steps, and between them checkpoints, validations and what the person asks for.
+    """One run on this rank: steps, and between them checkpoints, validations and the person's commands.
 
     Args:
         config: the settings.
-        context: where the run is.
+        context: the place of the run.
     """
 
     def __init__(self, config: TrainConfig, context: RunContext) -> None:
@@ -73,10 +75,10 @@ class Loop(ABC):
         self.step = 0
         """Optimizer steps done."""
         self.command: Command | None = None
-        """What the person asked for and all ranks have agreed to follow: 'pause', 'stop' or nothing."""
+        """The person's command that all ranks have agreed to follow: 'pause', 'stop' or nothing."""
         self._described_device = context.device
         self._devices: Sequence[Device] = ()
-        """Of all ranks, in their order."""
+        """The devices of all ranks, in order of rank."""
         self._train_s = 0.0
         self._validated_step = 0
         self._pictured_s = -_PICTURES_PERIOD_S
@@ -84,19 +86,20 @@ class Loop(ABC):
         self._steering = Steering()
         self._saves = Saves(self.folder, config.keep_checkpoints, self.rank, self._tell)
         self._consensus: Consensus
-        """New with each `run`, so that the newest command counts even if a rank that had heard it is gone."""
+        """Created in each `run`, so that the newest command counts even if a rank that had received it is
+        gone."""
 
     def run(self, mended: str = "") -> RunState:
-        """Does the steps to the last one, or until the person or a validation that gets no better stops them.
+        """Do the steps up to the last one, or until the person stops them or a validation no longer improves.
 
-        After a failure that is mended (a rank was replaced, the group formed again) every rank calls it
-        again, and the run goes on with the state of the rank that had got furthest.
+        After a failure that is mended (a rank was replaced, the group formed again) every rank calls this
+        again, and the run continues with the state of the rank that had got furthest.
 
         Args:
-            mended: the failure that was mended, in words, which is recorded; empty at the start.
+            mended: the failure that was mended, in words, to be recorded; empty at the start.
 
         Returns:
-            'finished', also where it stopped early, or 'stopped' by the person.
+            'finished', also after early stopping, or 'stopped' if the person stopped it.
 
         Raises:
             DataError: the data cannot be used; every rank raises it, at the same step.
@@ -122,50 +125,51 @@ class Loop(ABC):
 
     @abstractmethod
     def interrupted(self) -> None:
-        """Lets go of what belongs to a group that is of no use any more; `run` may be called again."""
+        """Release what belongs to a group that is no longer usable; `run` may be called again."""
 
     @abstractmethod
     def out_of_memory(self, error: BaseException) -> OutOfMemoryError:
-        """What to say of a run in which this rank got no more memory."""
+        """Return the error that explains why this rank ran out of memory."""
 
     @abstractmethod
     def state(self) -> WholeState:
-        """All that the run goes on from: tensors by name, and the rest as JSON."""
+        """Return the whole state that the run can continue from: tensors by name, and the rest as JSON."""
 
     @abstractmethod
     def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """Goes on from what `state` gave on this or another rank; every rank loads the same."""
+        """Continue from the result of `state` on this or another rank; every rank loads the same."""
 
     def close(self) -> None:
-        """Ends the threads that read data and write checkpoints."""
+        """End the threads that read data and write checkpoints."""
         self._saves.close()
 
     # ---- what each loop does in its own way ----
 
     @abstractmethod
     def _gather_ranks(self) -> None:
-        """Makes every rank ready for the same step: the furthest rank's, a checkpoint's, or the first."""
+        """Bring every rank to the same step: that of the rank furthest ahead, of a checkpoint, or the
+        first."""
 
     @abstractmethod
     def _goes_on_in_words(self) -> str:
-        """Where the run goes on after a failure that was mended."""
+        """Return where the run continues after a failure that was mended."""
 
     @abstractmethod
     def _take_steps(self) -> None:
-        """Steps until the last one, or until the person or the validations end the run."""
+        """Step until the last step, or until the person or the validations end the run."""
 
     @abstractmethod
     def _conclude(self) -> None:
-        """Writes the last checkpoint, and says what was found."""
+        """Write the last checkpoint, and report the result."""
 
     # ---- between the ranks ----
 
     def _gather(self, is_ready: bool, **more: Any) -> Gathered:
-        """Settles whose state all ranks begin with, and takes its step and its settings. A collective.
+        """Settle which state all ranks begin with, and take its step and its settings. A collective.
 
         Args:
             is_ready: whether this rank has the state of `step`.
-            more: what else the others are to know of this rank.
+            more: other information about this rank for the other ranks.
         """
         own = {
             "ready": is_ready,
@@ -177,18 +181,19 @@ class Loop(ABC):
         self._devices = [Device(**position["device"]) for position in gathered.positions]
         self._take_settings(self._steering.catch_up([s["steering"] for s in gathered.positions]))
         if not is_ready:
-            # Before the first record: this rank may have taken another's place, or go on from a checkpoint.
+            # Set before the first record: this rank may have replaced another one, or may continue from a
+            # checkpoint.
             self.step = gathered.step
         if self.recorder is not None:
             self.recorder.at(self.step)
         return gathered
 
     def _take(self, own: WholeState, source: int) -> None:
-        """Gives every rank the state of one of them, over the process group.
+        """Copy the state of one rank to all ranks, over the process group.
 
         Args:
             own: this rank's state, which counts on the rank `source` only.
-            source: whose state all take.
+            source: the rank whose state all ranks take.
         """
         tensors, about = own
         received = exchange.broadcast_tensors(tensors, source, self.device)
@@ -197,11 +202,11 @@ class Loop(ABC):
             self.load_state(received, about)
 
     def _hear(self) -> None:
-        """Ends the message of the consensus that is on its way."""
+        """Complete the consensus message that is in progress."""
         self.command = self._consensus.finish() or self.command
 
     def _pause(self) -> None:
-        """Waits until the person says 'resume' or 'stop', which all ranks hear together."""
+        """Wait until the person says 'resume' or 'stop', which all ranks receive together."""
         self._enter("paused")
         while self.command not in ("resume", "stop"):
             time.sleep(_PAUSE_POLL_S)
@@ -212,14 +217,14 @@ class Loop(ABC):
     # ---- settings ----
 
     def _take_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Goes on under other settings; returns those that were changed, as they were."""
+        """Continue under other settings; return the previous values of the settings."""
         before = {name: getattr(self.config, name) for name in settings}
         if before != settings:
             self.config = self.config.changed(**settings)
         return before
 
     def _note_settings(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        """Notes in the run's folder and in its records that all ranks have taken other settings."""
+        """Write to the run's folder and to its records that all ranks have taken other settings."""
         if self.rank == 0:
             with self._telling_what_is_not_written():
                 runs.note_change(self.folder, self.step, now)
@@ -228,23 +233,25 @@ class Loop(ABC):
         self._steering.changed()
 
     def _telling_what_is_not_written(self) -> AbstractContextManager[None]:
-        """In it a file about the run that cannot be written becomes a note, and the run goes on."""
+        """Turn a failure to write a file about the run into a note, inside the context, so that the run
+        continues."""
         return telling_what_is_not_written(partial(self._event, "note"))
 
     # ---- checkpoints ----
 
     def _whole_state(self) -> WholeState:
-        """The state, with what tells whether another run can go on from it. A collective with fsdp."""
+        """Return the state, with the data that decide whether another run can continue from it. A collective
+        with fsdp."""
         tensors, about = self.state()
         config = self.config.model_dump(mode="json")
         return tensors, {**about, "config": config, "world_size": self.member.world_size}
 
     def _score(self) -> Score | None:
-        """Of the validation of this step, if it is the best so far."""
+        """Return the score of this step's validation if it is the best so far."""
         return self._progress.best if self._progress.is_best(self.step) else None
 
     def _save_and_wait(self) -> RunError | None:
-        """Writes a checkpoint on rank 0; returns why it could not be written. A collective."""
+        """Write a checkpoint on rank 0; return the error if it could not be written. A collective."""
         whole_state = self._whole_state()
         return together(lambda: self._saves.finish(self.step, whole_state, self._score()))
 
@@ -259,20 +266,20 @@ class Loop(ABC):
             self.recorder.event(kind, text, self.step, **detail)
 
     def _note(self, *texts: str) -> None:
-        """Records once what all ranks have to say."""
+        """Record once the notes that are the same on all ranks."""
         if self.rank == 0:
             for text in texts:
                 self._event("note", text)
 
     def _tell(self, kind: str, text: str, step: int) -> None:
-        """An event of a step that may be over: called on the thread that writes checkpoints."""
+        """Record an event of a step that may be over. Called on the thread that writes checkpoints."""
         if kind == "note":
             _log.warning(text)
         if self.recorder is not None:
             self.recorder.event(kind, text, step)
 
     def _shows_pictures(self, is_last: bool) -> bool:
-        """Whether this rank is to show the pictures of a validation."""
+        """Return whether this rank should show the pictures of a validation."""
         is_time = is_last or time.monotonic() - self._pictured_s >= _PICTURES_PERIOD_S
         return self.rank == 0 and is_time
 

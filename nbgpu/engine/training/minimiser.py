@@ -1,4 +1,4 @@
-"""The loop that looks for a tensor rather than trains a model."""
+"""The loop that minimises over a tensor instead of training a model."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from nbgpu.text.sizes import in_words
 
 
 class _Leave(Exception):
-    """Ends a descent where the person, or a validation, ends the run."""
+    """Ends a descent when the person, or a validation, ends the run."""
 
 
 class Minimiser(Loop):
     """Minimises one problem on the ranks of the process group, all of which do the same steps.
 
-    A run that goes on from a checkpoint, or after a rank was replaced, goes on with the tensor; what the
-    optimizer remembered of earlier steps is not kept, so that its next steps are others than they would have
-    been.
+    A run that continues from a checkpoint, or after a rank was replaced, continues with the tensor; the
+    optimizer's memory of earlier steps is not kept, so its next steps differ from those of an uninterrupted
+    run.
 
     Args:
-        problem: what is minimised, built with the same settings.
+        problem: the problem to minimise, built with the same settings.
 
-    The others are those of every Loop, whose `step` counts over all stages.
+    The other arguments are those of every Loop, whose `step` counts over all stages.
     """
 
     def __init__(self, config: TrainConfig, problem: Problem, context: RunContext) -> None:
@@ -47,19 +47,19 @@ class Minimiser(Loop):
         self.problem = problem
         self._loaded = False
         self._tensor: Tensor | None = None
-        """After `step` steps; None before the run has begun."""
+        """The tensor after `step` steps; None before the run has begun."""
         self._stage = 0
         self._steps_in_stage = 0
         self._loss = math.nan
-        """After the last step."""
+        """The loss after the last step."""
         self._step_began_s = 0.0
         self._num_evaluations = 0
         self._grad_norm = 0.0
         self._is_asking = False
-        """A message of the consensus is on its way."""
+        """Whether a consensus message is in progress."""
 
     def interrupted(self) -> None:
-        """Nothing here belongs to a process group."""
+        """Do nothing: nothing here belongs to a process group."""
 
     def out_of_memory(self, error: BaseException) -> OutOfMemoryError:
         usage = memory.Usage.of(self.device)
@@ -111,13 +111,15 @@ class Minimiser(Loop):
         tensors, about = checkpoint.load(found)
         self.load_state(tensors, about)
         self._saves.newest_step = self.step
-        self._note("the optimizer begins anew: checkpoints have what was found, not how")
+        self._note(
+            "the optimizer starts afresh: checkpoints hold the tensor found, not the optimizer's state"
+        )
         gone = self._saves.point_to_earlier_best(found, self._progress.best)
         if gone is not None:
             self._event("note", gone)
 
     def state(self) -> WholeState:
-        """That of the last whole step."""
+        """Return the state of the last whole step."""
         return {"model.field": self._found}, {
             "step": self.step,
             "stage": self._stage,
@@ -150,7 +152,7 @@ class Minimiser(Loop):
             self._hear()
 
     def _minimise(self) -> None:
-        """Stage after stage, each until its steps are done or a step gains less than the tolerance."""
+        """Search stage after stage, each until its steps are done or a step gains less than the tolerance."""
         num_stages = len(self.problem.num_steps)
         try:
             self._between_steps()
@@ -200,7 +202,8 @@ class Minimiser(Loop):
         self._between_steps()
 
     def _between_steps(self) -> None:
-        """Saves a checkpoint where one is due, does what the person asks for, and begins the next message."""
+        """Save a checkpoint if one is due, carry out the person's commands, and begin the next consensus
+        message."""
         is_best = self._progress.is_best(self.step)
         if self._saves.newest_step < self.step and (self._due(self.config.checkpoint_every) or is_best):
             self._saves.begin(self.step, self._whole_state(), self._score())
@@ -229,7 +232,7 @@ class Minimiser(Loop):
             return
         step_s = time.perf_counter() - self._step_began_s
         num_parts = self.problem.num_parts(self._stage, self.rank, self.member.world_size)
-        # A search that swaps takes no gradient.
+        # A search by swaps computes no gradient.
         values = {"grad_norm": self._grad_norm} if self._num_evaluations else {}
         self.recorder.sample(
             self.step,
@@ -245,7 +248,7 @@ class Minimiser(Loop):
         return self.problem.num_steps[self._stage] - self._steps_in_stage
 
     def _validate(self) -> None:
-        """Every rank measures the same tensor, and so decides the same."""
+        """Measure the tensor; every rank measures the same tensor, and so makes the same decisions."""
         self._enter("validating")
         values = {"loss": self._loss, **self.problem.measure(self._found)}
         if self.rank == 0 and self.recorder is not None:
@@ -257,7 +260,7 @@ class Minimiser(Loop):
         self._enter("training")
 
     def _steer(self) -> None:
-        """Takes the settings that the person asked for, after the same step on all ranks."""
+        """Apply the settings that the person requested, after the same step on all ranks."""
         self._steering.asked |= self._consensus.new_settings()
         now = self._steering.take_due(self.config, begins_epoch=True)
         if not now:
@@ -267,8 +270,8 @@ class Minimiser(Loop):
     # ---- what stays ----
 
     def _conclude(self) -> None:
-        """Writes the last checkpoint, measures what was found and says so. Where the person stops early, too:
-        it may be enough."""
+        """Write the last checkpoint, measure the tensor found and report the result, also if the person
+        stopped the run: what was found may be good enough."""
         if self.step and self._validated_step != self.step and self.config.val_every:
             self._validate()
         failure = self._save_and_wait()

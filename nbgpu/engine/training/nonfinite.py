@@ -1,12 +1,12 @@
-"""What keeps NaN and Inf out of the weights, on every rank at the same step and with nothing to wait for.
+"""Keeps NaN and Inf out of the weights, on every rank at the same step and without waiting.
 
-A loss that is not finite makes the rank's gradients so, and DDP's all_reduce those of all ranks: the norm of
-the gradient, which every rank has, is the news. On a GPU the host would have to wait for the step to read it
-before the optimizer moves. So the decision is made on the device, as torch's GradScaler does it: the fused
-optimizer leaves everything as it is where `found_inf` is 1. The host reads the norm one step late, with the
-other numbers. By then the next step is under way; where the run is to stop, the device leaves that one out as
-well, so that the weights are still those from before the bad step. Only then, in the bad case, do the ranks
-tell one another who had what.
+A loss that is not finite makes the rank's gradients not finite, and DDP's all_reduce those of all ranks: the
+norm of the gradient, which every rank has, shows it. On a GPU the host would have to wait for the step to
+read the norm before the optimizer moves. So the decision is made on the device, as torch's GradScaler does
+it: the fused optimizer leaves everything as it is where `found_inf` is 1. The host reads the norm one step
+late, with the other numbers. By then the next step is in progress; if the run is to stop, the device leaves
+that step out as well, so that the weights are still those from before the bad step. Only then, in the bad
+case, do the ranks tell one another which rank had which bad value.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from nbgpu.engine.group import exchange
 from nbgpu.engine.training.step_metrics import Readings
 
 _SMALLEST_LOSS_SCALE = 1e-4
-"""Of fp16's GradScaler, which begins at 65536 and halves: below it the gradients are at fault and not the
-scale. The bound is fairseq's (`min_loss_scale`)."""
+"""The smallest loss scale of fp16's GradScaler, which begins at 65536 and halves: below it the gradients are
+at fault and not the scale. The bound is fairseq's (`min_loss_scale`)."""
 
 DISCRIMINATOR_LOSS = "discriminator_loss"
-"""What the loss of an adversarial recipe's second network is called among a step's numbers."""
+"""The name of the loss of an adversarial recipe's second network among a step's numbers."""
 
 _WHAT_TO_TRY = "Lower lr or clip_norm, or look in the loss for a log, a root or a division that meets 0"
 _ADVICE = {False: f"{_WHAT_TO_TRY}; on_nonfinite='skip' leaves such steps out", True: _WHAT_TO_TRY}
@@ -36,25 +36,25 @@ _ADVICE = {False: f"{_WHAT_TO_TRY}; on_nonfinite='skip' leaves such steps out", 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of a step whose update was left out."""
+    """The message about a step whose update was left out, and whether the run stops."""
 
     text: str
     rank: int
-    """The first that had a bad value; 0 where the loss was finite on every rank."""
+    """The first rank that had a bad value; 0 if the loss was finite on every rank."""
     stop: bool
 
 
 class Guard:
     """Leaves out the updates of steps whose loss or gradient is NaN or infinite.
 
-    A step that is left out leaves weights, optimizer and buffers as they are to the last bit, on all ranks.
-    It counts as a step: the data and the schedule go on by one, so that both follow from the number of the
-    step alone, and a run that is resumed goes the same way. Where the run stops, the steps that were left out
-    last do not count: the trainer goes back to the step that its weights belong to.
+    A step that is left out leaves weights, optimizer and buffers unchanged to the last bit, on all ranks. It
+    counts as a step: the data and the schedule advance by one, so that both follow from the number of the
+    step alone, and a run that is resumed takes the same course. If the run stops, the steps that were left
+    out last do not count: the trainer goes back to the step that its weights belong to.
 
-    With fp16 an overflow of the scaled gradient is how GradScaler finds its scale. Such a step is left out
-    and no failure, unless a loss was bad or the scale has collapsed. Which it was is not known on the device,
-    so that the step after a bad loss counts.
+    With fp16, GradScaler finds its scale by overflows of the scaled gradient. Such a step is left out and is
+    no failure, unless a loss was bad or the scale has collapsed. Which of the two it was is not known on the
+    device, so the step after a bad loss counts.
 
     Args:
         config: its `on_nonfinite` and `max_nonfinite_skips`.
@@ -68,20 +68,22 @@ class Guard:
         self._inputs: dict[str, Tensor] = {}
 
     def follow(self, config: TrainConfig) -> None:
-        """Goes on under other settings."""
+        """Continue under other settings."""
         self._allowed = config.max_nonfinite_skips if config.on_nonfinite == "skip" else 0
         self._scales_loss = config.amp == "fp16"
 
     def look_at(self, batch: Mapping[str, Tensor]) -> None:
-        """Notes, on the device, whether a micro-batch holds NaN or Inf: the first that a person would ask."""
+        """Record, on the device, whether a micro-batch holds NaN or Inf: the first question about a bad
+        loss."""
         for name, values in batch.items():
             if values.is_floating_point():
-                # 0 times a finite sum is 0, and 0 times anything else is NaN.
+                # 0 times a finite sum is 0; 0 times anything else is NaN.
                 found = 0 * values.sum(dtype=torch.float32)
                 self._inputs[name] = self._inputs[name] + found if name in self._inputs else found
 
     def start_of_backward(self, loss: Tensor) -> Tensor:
-        """What the gradient begins with: 1, and NaN for a bad loss, whose own gradient may be finite."""
+        """Return the gradient that the backward pass begins with: 1, or NaN for a bad loss, whose own
+        gradient may be finite."""
         return 1 + 0 * loss.detach()
 
     def update(
@@ -91,15 +93,15 @@ class Guard:
         buffers: Sequence[Tensor],
         before: Sequence[Tensor],
     ) -> Mapping[str, Tensor]:
-        """One step of each of the fused optimizers, or none.
+        """Do one step of each of the fused optimizers, or none.
 
         Args:
-            optimizers: with the gradients of all ranks.
-            grad_norm: their norm; the same on every rank.
-            buffers, before: the model's, and what they were before the forward pass wrote to them.
+            optimizers: the optimizers, with the gradients of all ranks.
+            grad_norm: the norm of the gradients; the same on every rank.
+            buffers, before: the model's buffers, and their values before the forward pass wrote to them.
 
         Returns:
-            By the name of an input, 0 or NaN: for `judge`.
+            0 or NaN by the name of an input, for `judge`.
         """
         leave_out = ~torch.isfinite(grad_norm)
         if not self._scales_loss:
@@ -116,23 +118,23 @@ class Guard:
 
     @property
     def has_left_out(self) -> Tensor:
-        """Whether the newest step was left out, as a bool on the device."""
+        """Return whether the newest step was left out, as a bool on the device."""
         return self._num_left_out > 0
 
     @property
     def num_left_out(self) -> int:
-        """Steps that were left out since the weights moved last. Waits for the device."""
+        """Return the number of steps left out since the weights last moved. Waits for the device."""
         return int(self._num_left_out)
 
     def restore(self, num_left_out: int) -> None:
-        """Goes on from `num_left_out` of another rank, or of a checkpoint, which may come from a run that
+        """Continue with `num_left_out` of another rank, or of a checkpoint, which may come from a run that
         allowed more."""
         self._num_left_out.fill_(min(num_left_out, self._allowed))
         self._num_bad = 0 if self._scales_loss else min(num_left_out, self._allowed)
 
     @property
     def is_over(self) -> bool:
-        """Whether the device leaves out whatever comes, because the run is to stop."""
+        """Return whether the device leaves out all further steps, because the run is to stop."""
         return not self._scales_loss and self.num_left_out > self._allowed
 
     def judge(
@@ -143,15 +145,15 @@ class Guard:
         scaler: torch.amp.GradScaler,
         newest_step: int,
     ) -> Verdict | None:
-        """What becomes of a run after one of its steps; None where all is well.
+        """Decide how the run continues after one of its steps; None if the step was good.
 
-        Every rank calls it, with the same norm. A collective where the norm is not finite, and only there.
+        Every rank calls it, with the same norm. A collective if the norm is not finite, and only then.
 
         Args:
             step: the step's number.
             values: `grad_norm` of all ranks, other norms, and the terms of this rank's loss.
-            inputs: what `update` gave.
-            scaler: its scale is looked at where amp is fp16.
+            inputs: the result of `update`.
+            scaler: its scale is checked if amp is fp16.
             newest_step: the step that was begun last.
         """
         grad_norm = values["grad_norm"]
@@ -166,7 +168,7 @@ class Guard:
             }
         )
         bad = {name for theirs in by_rank for name in theirs["terms"]}
-        # A bad loss of the model makes its discriminator's so.
+        # A bad loss of the model makes its discriminator's loss bad too.
         loss = "loss" if "loss" in bad else DISCRIMINATOR_LOSS
         ranks = [rank for rank, theirs in enumerate(by_rank) if loss in theirs["terms"]]
         kept = f"weights are those of step {newest_step - self.num_left_out}"
@@ -191,12 +193,12 @@ class Guard:
 def _loss_in_words(
     loss: str, by_rank: Sequence[Mapping[str, Mapping[str, str]]], ranks: Sequence[int]
 ) -> str:
-    """'loss is nan on rank 1 (kl: inf; its batch holds NaN or Inf in: image)'."""
-    told = []
+    """Return a text such as 'loss is nan on rank 1 (kl: inf; its batch holds NaN or Inf in: image)'."""
+    described = []
     for rank in ranks:
         terms = by_rank[rank]["terms"]
         more = [f"{name}: {value}" for name, value in terms.items() if name != loss]
         if by_rank[rank]["inputs"]:
             more.append(f"its batch holds NaN or Inf in: {', '.join(by_rank[rank]['inputs'])}")
-        told.append(f"{terms[loss]} on rank {rank}" + (f" ({'; '.join(more)})" if more else ""))
-    return f"{loss} is {', '.join(told)}"
+        described.append(f"{terms[loss]} on rank {rank}" + (f" ({'; '.join(more)})" if more else ""))
+    return f"{loss} is {', '.join(described)}"

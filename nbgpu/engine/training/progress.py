@@ -1,4 +1,4 @@
-"""Whether validations still get better: which was the best, and when it is time to stop."""
+"""Whether validations still improve: which one was the best, and when to stop early."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from nbgpu.run_folder.checkpoint_files import Score
 
 
 class Progress:
-    """Follows one value of the validations, `best_metric`. Every rank sees the same values, and so decides
-    the same.
+    """Follows one value of the validations, `best_metric`. All ranks see the same values, and so make the
+    same decisions.
 
-    The best is the best of all; what `early_stop_patience` waits for is a value that is better by more than
-    `early_stop_min_delta` than the last one that was, so that ever smaller gains do not keep a run alive.
+    The best value is the best of all; early stopping, with `early_stop_patience`, waits for a value that is
+    better by more than `early_stop_min_delta` than the last value that was, so that ever smaller gains do not
+    keep a run alive.
 
     Args:
-        config: the settings; where `best_metric` is empty, nothing is followed.
+        config: the settings; if `best_metric` is empty, nothing is followed.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -30,14 +31,15 @@ class Progress:
         self._num_worse = 0
 
     def validated(self, step: int, means: Mapping[str, float]) -> None:
-        """Takes note of a validation.
+        """Record a validation.
 
         Args:
             step: optimizer steps done.
-            means: its values by name, the same on every rank. NaN and infinite ones are never better.
+            means: the values of the validation by name, the same on every rank. NaN and infinite values are
+                never better.
 
         Raises:
-            RunError: there is no such value.
+            RunError: there is no value with the name `best_metric`.
         """
         name = self._config.best_metric
         if not name:
@@ -54,16 +56,16 @@ class Progress:
             self._num_worse += 1
 
     def is_best(self, step: int) -> bool:
-        """Whether the best validation is that of this step."""
+        """Return whether this step has the best validation."""
         return self.best is not None and self.best.step == step
 
     @property
     def is_over(self) -> bool:
-        """Whether it is time to stop."""
+        """Return whether it is time to stop."""
         return 0 < self._config.early_stop_patience <= self._num_worse
 
     def end_in_words(self, step: int) -> str:
-        """Why a run ended early at this step."""
+        """Return why a run ended early at this step."""
         name, count = self._config.best_metric, f"{self._num_worse} validation{'s' * (self._num_worse > 1)}"
         if self.best is None:
             return f"early stopping at step {step}: {name} was NaN or infinite in all {count}"
@@ -74,19 +76,17 @@ class Progress:
         )
 
     def weights_in_words(self, step: int) -> str:
-        """Which weights a result belongs to that is worked out with those of this step."""
-        told = f"{'averaged, ' if self._config.ema_decay else ''}of step {step}"
+        """Return which weights a result belongs to that is computed with the weights of this step."""
+        weights = f"{'averaged, ' if self._config.ema_decay else ''}of step {step}"
         if self.best is None:
-            return told
+            return weights
         score = f"{self.best.metric} {self.best.value:.4g}"
         if self.best.step == step:
-            return f"{told}, which has the best validation ({score})"
-        return (
-            f"{told}; the best validation ({score}) is that of step {self.best.step}: run.checkpoint('best')"
-        )
+            return f"{weights}, which has the best validation ({score})"
+        return f"{weights}; the best validation ({score}) is that of step {self.best.step}: run.checkpoint('best')"
 
     def state(self) -> dict[str, Any]:
-        """As JSON, what decisions to come depend on."""
+        """Return, as JSON, the state that future decisions depend on."""
         return {
             "metric": self._config.best_metric,
             "mode": self._config.best_mode,
@@ -96,8 +96,7 @@ class Progress:
         }
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Goes on from what `state` gave; begins anew where that followed another value, or there was
-        none."""
+        """Continue from the result of `state`; start over if that followed another value, or is None."""
         config = self._config
         self.best, self._to_beat, self._num_worse = None, None, 0
         if state is None or (state["metric"], state["mode"]) != (config.best_metric, config.best_mode):

@@ -1,5 +1,5 @@
-"""The model of a run on this rank: how it is built and spread, what a step does to it, and how a step that
-was cut off is undone."""
+"""The model of a run on this rank: building and distributing it, applying a step, and undoing a step that was
+cut off."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from nbgpu.engine.workload.recipe import Adversarial, Recipe
 
 @dataclass(frozen=True)
 class Networks:
-    """What has weights, on the rank's device, the same on every rank."""
+    """The networks that have weights, on the rank's device, the same on every rank."""
 
     model: nn.Module
     discriminator: Discriminator | None
     notes: Sequence[str]
-    """What to say of the model."""
+    """Notes about the model, for the run's records."""
 
 
 class RankModel:
-    """The model on this rank, which is built once, and spread over the ranks whenever their group is formed.
+    """The model on this rank, which is built once, and distributed over the ranks whenever their group is
+    formed.
 
     Args:
         guard: leaves out the updates of bad steps.
@@ -47,32 +48,32 @@ class RankModel:
         self._strategy: Strategy | None = None
         self._buffers_before_step: list[Tensor] = []
         self._before_bytes: int | None = None
-        """What the process held beside the run; None before the first step."""
+        """The memory that the process held beside the run; None before the first step."""
 
     @property
     def is_built(self) -> bool:
-        """Whether there is a model that steps can go on with."""
+        """Return whether there is a model that steps can continue with."""
         return self._state is not None
 
     @property
     def state(self) -> State:
-        """All that a step changes."""
+        """Return everything that a step changes."""
         assert self._state is not None, "the model is built before the first step"
         return self._state
 
     @property
     def strategy(self) -> Strategy:
-        """How the model is spread over the ranks of the present group."""
+        """Return the strategy that distributes the model over the ranks of the present group."""
         assert self._strategy is not None, "the ranks are gathered before the first step"
         return self._strategy
 
     @property
     def survives(self) -> bool:
-        """Whether a rank that is replaced can have its part of the model from another one."""
+        """Return whether a rank that is replaced can get its part of the model from another rank."""
         return self._strategy is None or self._strategy.survives
 
     def networks(self, config: TrainConfig, recipe: Recipe) -> Networks:
-        """Those that are there, or new ones. Every rank draws the same weights."""
+        """Return the existing networks, or build new ones. Every rank draws the same weights."""
         if self._state is not None:
             return Networks(self._state.model, self._state.discriminator, ())
         with activity.during("building the model"):
@@ -82,14 +83,15 @@ class RankModel:
     def spread(
         self, config: TrainConfig, recipe: Recipe, networks: Networks, learning_rate: LearningRate
     ) -> None:
-        """Spreads the networks over the ranks, each of which has what `networks` gave. A collective."""
+        """Distribute the networks over the ranks, each of which has the result of `networks`. A
+        collective."""
         model = networks.model
         self._strategy = spread(config, model, recipe.blocks(model), self._device)
         if self._state is None:
             self._state = State(config, model, learning_rate, self._device, networks.discriminator)
 
     def follow(self, config: TrainConfig, recipe: Recipe) -> None:
-        """Goes on under other settings."""
+        """Continue under other settings."""
         self._guard.follow(config)
         if self._state is not None and self._state.discriminator is not None:
             assert isinstance(recipe, Adversarial)
@@ -98,7 +100,7 @@ class RankModel:
     # ---- a step ----
 
     def begin_step(self, config: TrainConfig, recipe: Recipe, step: int) -> PlainStep:
-        """What the step after `step` computes: with the discriminator, if its time has come."""
+        """Return the work of the step after `step`, with the discriminator once its first step is reached."""
         self._buffers_before_step = [buffer.clone() for buffer in self.state.model.buffers()]
         parts = (config, recipe, self.state, self.strategy, self._device)
         discriminator = self.state.discriminator
@@ -107,10 +109,11 @@ class RankModel:
         return AdversarialStep(*parts, discriminator)
 
     def end_step(self, computed: PlainStep, step: int, lr: float, grad_norm: Tensor) -> Mapping[str, Tensor]:
-        """Moves the weights, unless the step is a bad one. An interrupt in it would leave a state of no step.
+        """Move the weights, unless the step is a bad one. An interrupt in this call would leave a state of no
+        step.
 
         Returns:
-            What `Guard.judge` wants to know of the inputs.
+            The information about the inputs that `Guard.judge` needs.
         """
         computed.set_lr(lr)
         buffers = list(self.state.model.buffers())
@@ -123,12 +126,12 @@ class RankModel:
         return inputs
 
     def undo_step(self) -> None:
-        """Puts back what a step that was cut off has changed."""
+        """Revert the changes of a step that was cut off."""
         if self._state is None:
             return
         if self._state.average is not None:
             self._state.average.out_of_the_model()
-        # Views into DDP's buckets, and with it half of a sum.
+        # The gradients are views into DDP's buckets, which may hold half of a sum.
         self._state.model.zero_grad(set_to_none=True)
         if self._state.discriminator is not None:
             self._state.discriminator.forget_gradients()
@@ -138,13 +141,13 @@ class RankModel:
     # ---- its end ----
 
     def leave_group(self) -> None:
-        """Lets go of what belongs to the process group."""
+        """Release what belongs to the process group."""
         if self._strategy is not None:
             self._strategy.close()
             self._strategy = None
 
     def forget(self) -> None:
-        """Lets go of the state."""
+        """Release the state."""
         self._state = None
         self._buffers_before_step = []
         self._guard.restore(0)
@@ -152,14 +155,14 @@ class RankModel:
     # ---- memory ----
 
     def note_memory(self) -> None:
-        """Notes what the process holds beside the run, which is about to step."""
+        """Record the memory that the process holds beside the run, which is about to step."""
         state = self.state
         self._before_bytes = budget.before_run(
             self._device, state.model, state.optimizer, state.averages, state.beside
         )
 
     def static_memory(self) -> budget.Static | None:
-        """What the run holds from step to step; None before its first step."""
+        """Return the memory that the run holds from step to step; None before its first step."""
         if self._state is None or self._before_bytes is None:
             return None
         state = self._state

@@ -1,4 +1,5 @@
-"""`smoke_test`: two samples a rank, three steps, and everything looked at that can go wrong in a long run."""
+"""`smoke_test`: two samples per rank, three steps, and a check of everything that can go wrong in a long
+run."""
 
 from __future__ import annotations
 
@@ -22,20 +23,21 @@ _MAX_NAMES = 5
 
 @contextmanager
 def anomalies(config: TrainConfig) -> Iterator[None]:
-    """In it a backward pass that gives NaN names the operation, with the line of its forward pass."""
+    """Make a backward pass that gives NaN name the operation, with the line of its forward pass, inside the
+    context."""
     if not config.smoke_test:
         yield
         return
-    # The search for fp16's loss scale begins with overflows.
+    # With fp16, the search for the loss scale begins with overflows.
     with torch.autograd.set_detect_anomaly(True, check_nan=config.amp != "fp16"):
         yield
 
 
 class SmokeTest:
-    """Gathers what a smoke test saw, and says of it what is well and what is not.
+    """Collects what happened in a smoke test, and reports which checks passed and which failed.
 
     Args:
-        config: the settings, which `smaller` has cut down (nbgpu/planning/suitability.py).
+        config: the settings, which `smaller` has reduced (nbgpu/planning/suitability.py).
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -46,25 +48,25 @@ class SmokeTest:
         """The values of the last validation, by name."""
 
     def few_of(self, loaders: Loaders) -> Loaders:
-        """The batches of the first step, which come again in each step; of the held-out samples the first
-        ones."""
+        """Return loaders that give the batches of the first step in every step, and the first held-out
+        samples only."""
         num_samples = self._config.batch_size
         held_out = [{name: v[:num_samples] for name, v in batch.items()} for batch in islice(loaders.val, 1)]
         return replace(loaders, train=_Again(loaders.train, self._batches, self._config), val=held_out)
 
     def begins(self, model: nn.Module) -> None:
-        """Takes note of the weights before the first step."""
+        """Record the weights before the first step."""
         self._before = {name: own_part(p.detach()).clone() for name, p in model.named_parameters()}
 
     def verdict(
         self, model: nn.Module, loaded: Mapping[str, Tensor], state: Mapping[str, Tensor], checkpoint: str
     ) -> tuple[list[str], list[str]]:
-        """(what is well, what is not), in words, the same on every rank. A collective.
+        """Return (the checks passed, the checks failed), in words, the same on every rank. A collective.
 
         Args:
-            model: after the last step.
-            loaded: what the checkpoint gave.
-            state: what it should have given.
+            model: the model after the last step.
+            loaded: the tensors read from the checkpoint.
+            state: the tensors that it should have held.
             checkpoint: its name.
         """
         findings = [
@@ -104,9 +106,10 @@ class SmokeTest:
         return well, f"validation gives {values}" if well else f"validation gives NaN or Inf: {values}"
 
     def _of_movement(self, model: nn.Module) -> tuple[bool, str]:
-        """Parameters that no loss depends on are no failure: some networks have them."""
+        """Check that the steps moved the parameters; parameters that no loss depends on are no failure,
+        because some networks have them."""
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        # Of a small parameter that is shared out, a rank may have nothing.
+        # A rank may have no part of a small parameter that is sharded.
         moved = exchange.gather(
             [name for name, p in trained if not torch.equal(own_part(p.detach()), self._before[name])]
         )
@@ -139,7 +142,7 @@ def _of_checkpoint(
     ranks = [rank for rank, theirs in enumerate(exchange.gather(wrong)) if theirs]
     if ranks:
         named = ", ".join(wrong[:_MAX_NAMES]) or "see there"
-        return False, f"{checkpoint} gives back something else than was saved, on rank {ranks[0]}: {named}"
+        return False, f"{checkpoint} does not give back what was saved, on rank {ranks[0]}: {named}"
     return True, f"{checkpoint} was written and read back, to the last bit"
 
 
@@ -150,7 +153,7 @@ def _fingerprint(tensor: Tensor) -> str:
 
 
 class _Again:
-    """The first batches of a loader, again and again."""
+    """Repeats the first batches of a loader endlessly."""
 
     def __init__(self, source: Iterable[Batch], kept: list[Batch], config: TrainConfig) -> None:
         self._source = source
@@ -165,6 +168,6 @@ class _Again:
 
 
 def in_words(config: TrainConfig, world_size: int, well: Sequence[str]) -> list[str]:
-    """What to say of a smoke test that went well."""
+    """Return the lines that report a smoke test that passed."""
     done = f"{config.steps} steps of {config.batch_size * config.accumulate} samples on each of {world_size} ranks"
     return [f"smoke test passed: {done}, strategy={config.strategy!r}, amp={config.amp!r}", *well]

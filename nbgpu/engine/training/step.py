@@ -1,5 +1,5 @@
-"""What one optimizer step computes: the losses of its micro-batches, their gradients, and which optimizers
-then move."""
+"""The work of one optimizer step: the losses of its micro-batches, their gradients, and the optimizers to
+step."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class PlainStep:
 
     Args:
         config: the settings.
-        recipe: gives the loss.
-        state: model, optimizer and loss scaler.
-        strategy: how the model is spread over the ranks.
+        recipe: computes the loss.
+        state: the model, optimizer and loss scaler.
+        strategy: how the model is distributed over the ranks.
         device: the rank's.
     """
 
@@ -40,20 +40,22 @@ class PlainStep:
         self._device = device
 
     def forward(self, batch: Batch) -> Mapping[str, Tensor]:
-        """The terms of a micro-batch's loss; `loss` is what is minimised."""
+        """Return the terms of a micro-batch's loss; `loss` is the one that is minimised."""
         with precision.autocast(self._config, self._device):
             return self._loss_terms(batch)
 
     def backward(self, loss: Tensor, start: Tensor) -> None:
-        """Adds the gradient of a micro-batch to that of the step, from what the gradient begins with."""
+        """Accumulate the gradient of a micro-batch into that of the step; `start` is the gradient of the loss
+        to begin from."""
         self._state.scaler.scale(loss / self._config.accumulate).backward(start)
 
     def learn_beside(self) -> Mapping[str, Tensor]:
-        """Has what learns beside the model learn from the last micro-batch; returns its losses by name."""
+        """Train what learns beside the model on the last micro-batch; return its losses by name."""
         return {}
 
     def gradient_norms(self) -> dict[str, Tensor]:
-        """Clips the gradients of all micro-batches and ranks; returns their norms before that. A collective.
+        """Clip the gradients, which are of all micro-batches and ranks; return their norms before clipping. A
+        collective.
 
         `grad_norm`, which is the same on every rank, decides whether the step counts.
         """
@@ -62,16 +64,16 @@ class PlainStep:
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
-        """Those that move, all of them or none."""
+        """Return the optimizers that step, either all of them or none."""
         return [self._state.optimizer]
 
     def set_lr(self, lr: float) -> None:
-        """Takes the learning rate of this step."""
+        """Set the learning rate of this step."""
         for group in self._state.optimizer.param_groups:
             group["lr"] = lr
 
     def forget_gradients(self) -> None:
-        """Makes room for the gradients of the next step."""
+        """Clear the gradients for the next step."""
         self._state.optimizer.zero_grad(set_to_none=not self._strategy.keeps_gradients)
 
     def _loss_terms(self, batch: Batch) -> dict[str, Tensor]:
@@ -79,10 +81,10 @@ class PlainStep:
 
 
 class AdversarialStep(PlainStep):
-    """A step of the model and of its discriminator. Both learn from it, or neither does.
+    """A step of the model and of its discriminator. Either both learn from it, or neither does.
 
     Args:
-        discriminator: learns from what the model has just made.
+        discriminator: learns from the model's newest output.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Numbers on their way from the device to the host, read later than they are made."""
+"""Numbers on their way from the device to the host, read later than they are computed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 class Readings:
     """Copies scalars to the host without waiting for them.
 
-    A plain `item()` waits for all that the device has been given so far, the next step included. These
-    numbers wait for what made them, and for nothing that was queued after them.
+    A plain `item()` waits for all work that the device has been given so far, including the next step.
+    `values` waits only for the work that computes these numbers, and for nothing that was queued after it.
 
     Args:
         tensors: scalars by name, of any real type, all on one device.
@@ -32,7 +32,7 @@ class Readings:
             self._copied.record()
 
     def values(self) -> dict[str, float]:
-        """The numbers; waits until they have been computed."""
+        """Return the numbers; wait until they have been computed."""
         if self._copied is not None:
             self._copied.synchronize()
         return dict(zip(self._names, self._on_host.tolist(), strict=True))
@@ -40,14 +40,14 @@ class Readings:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """The numbers of a step that is over, which are read and recorded when the next one is under way."""
+    """The numbers of a finished step, which are read and recorded while the next step is in progress."""
 
     step: int
     ended_s: float
     """In seconds since the epoch."""
     readings: Readings
-    """What the device has computed."""
+    """The numbers computed on the device."""
     numbers: Mapping[str, float]
-    """What the host knows."""
+    """The numbers known to the host."""
     inputs: Readings
-    """What the guard saw in the step's batches, by the names of their tensors."""
+    """The guard's findings about the step's batches, by the names of their tensors."""

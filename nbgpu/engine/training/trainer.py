@@ -40,37 +40,38 @@ from nbgpu.run_folder import checkpoint_files
 class Trainer(Loop):
     """Trains one recipe on the ranks of the process group.
 
-    Random numbers of a step come from (seed, rank, step) alone, so that a rank which takes over in the middle
-    draws what the one before it would have drawn, and a step that is done again draws the same.
+    The random numbers of a step come from (seed, rank, step) alone, so that a rank that takes over in the
+    middle draws what its predecessor would have drawn, and a step that is repeated draws the same.
 
     Args:
-        recipe: what is trained, built with the same settings.
+        recipe: the recipe to train, built with the same settings.
 
-    The others are those of every Loop.
+    The other arguments are those of every Loop.
     """
 
     def __init__(self, config: TrainConfig, recipe: Recipe, context: RunContext) -> None:
         super().__init__(config, context)
         self.recipe = recipe
         self.total_steps = config.steps
-        """Where the length is given in epochs, it is known when the data are."""
+        """If the length is given in epochs, it is known once the data are loaded."""
         self._step_batches: StepBatches | None = None
         self._begun = False
-        """Model and optimizer are those of `step`: as drawn, as a checkpoint or another rank gave them."""
+        """Whether model and optimizer are those of `step`: initialised, or taken from a checkpoint or another
+        rank."""
         self._lost_step = 0
-        """What training had got to when the state was lost, with a rank that had a part of it."""
+        """The step that training had reached when the state was lost, with a rank that had a part of it."""
         self._guard = Guard(config, self.device)
         self._rank_model = RankModel(self._guard, self.device)
         self._smoke = SmokeTest(config) if config.smoke_test else None
         self._profiler = Profiler(config.profiled_steps, self.folder, self.rank, self.device, self._event)
         self._unrecorded: StepRecord | None = None
-        """The last step."""
+        """The last step, if it is not yet recorded."""
 
     def interrupted(self) -> None:
         survives = self._rank_model.survives
         self._rank_model.leave_group()
-        # The last step was perhaps never judged, which takes all ranks: if the run is to stop, they do it
-        # again.
+        # The last step may not have been judged, which takes all ranks: if the run is to stop, they repeat
+        # the step.
         self._record_numbers()
         self._unrecorded = None
         if not survives:
@@ -81,21 +82,22 @@ class Trainer(Loop):
             self._step_back()
 
     def _forget_state(self) -> None:
-        """Begins as a new rank does: each rank has a part of the state only, and one of them is gone."""
+        """Forget the state as if this rank were new: each rank has a part of the state only, and one of them
+        is gone."""
         self._lost_step = max(self._lost_step, self.step)
         self._rank_model.forget()
         self._begun = False
         self.step = self._validated_step = 0
         self._progress.load_state(None)
         if self._step_batches is not None:
-            # It may have begun in the middle of the run, with another batch size.
+            # The batches may have begun in the middle of the run, with another batch size.
             self._step_batches.loaders.close()
             self._step_batches = None
 
     def out_of_memory(self, error: BaseException) -> OutOfMemoryError:
         batch = self._step_batches.in_hand() if self._step_batches is not None else {}
         shapes = {name: tuple(values.shape) for name, values in batch.items()}
-        # Of steps that were done it is known what they take.
+        # Once steps were done, what a step needs is measured and not estimated.
         need = None if self.step else fake_steps.need_of(self.config, self.member.world_size)
         static = self._rank_model.static_memory()
         return budget.explain_run(error, self.rank, self.step, shapes, self.config, self.device, static, need)
@@ -120,7 +122,7 @@ class Trainer(Loop):
         if source is not None:
             self._begin_data_at(*gathered.positions[source]["data_began"])
         self._write_info()
-        # Whoever spreads the weights over the ranks does it once the model is the same on all of them.
+        # The strategy distributes the weights only once the model is the same on all ranks.
         networks = together(lambda: self._rank_model.networks(self.config, self.recipe))
         self._note(*networks.notes)
         if self.config.strategy == "dp":
@@ -174,7 +176,7 @@ class Trainer(Loop):
         return LearningRate(self.config, self.member.world_size, self.total_steps)
 
     def state(self) -> WholeState:
-        """As every Loop's, with the tensors of `State.parts`. A collective with fsdp."""
+        """Return the state as every Loop does, with the tensors of `State.parts`. A collective with fsdp."""
         assert self._unrecorded is None, "the last step was looked at (_flush) before its state counts"
         tensors, about = self._built.parts()
         return tensors, about | {
@@ -189,7 +191,7 @@ class Trainer(Loop):
     def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         self._built.load(tensors, about)
         self._guard.restore(about["left_out"])
-        # Not in checkpoints of older versions.
+        # Checkpoints of older versions have no "progress".
         self._progress.load_state(about.get("progress"))
         self.step = about["step"]
         self._validated_step = about["validated_step"]
@@ -210,7 +212,7 @@ class Trainer(Loop):
         except (RuntimeError, ValueError) as error:
             raise RunError(f"{path} does not fit the model: {error}") from error
         except (KeyError, TypeError, AttributeError) as error:
-            # Its sha256 is right, and still somebody may have written it by hand.
+            # Its sha256 is right, but it may have been written by hand.
             raise RunError(f"{path / checkpoint_files.STATE} is not what nbgpu writes: {error!r}") from error
         if (gone := self._saves.point_to_earlier_best(path, self._progress.best)) is not None:
             self._event("note", gone)
@@ -249,10 +251,10 @@ class Trainer(Loop):
     # ---- training ----
 
     def _take_steps(self) -> None:
-        """Steps until the last one, or until the person stops it; saves and validates in between."""
+        """Step until the last step, or until the person stops the run; save and validate in between."""
         while True:
             must_validate = self._due(self.config.val_every) and self._validated_step != self.step
-            # Whoever stops a run waits for its end, and a validation may be what does not come to one.
+            # A person who stops a run waits for its end, and the validation may be what hangs.
             if must_validate and self.command != "stop":
                 self._validate()
             ends = self.step == self.total_steps or self._progress.is_over
@@ -267,8 +269,8 @@ class Trainer(Loop):
                 self._train_step()
 
     def _steer(self) -> None:
-        """Takes the settings that the person asked for, at the same step on all ranks; those of the data with
-        the next epoch."""
+        """Apply the settings that the person requested, at the same step on all ranks; settings of the data
+        apply from the next epoch."""
         self._steering.asked |= self._consensus.new_settings()
         if not self._steering.asked:
             return
@@ -296,7 +298,7 @@ class Trainer(Loop):
         return before
 
     def _train_step(self) -> None:
-        """One optimizer step over `accumulate` micro-batches."""
+        """Do one optimizer step over `accumulate` micro-batches."""
         started_s = time.perf_counter()
         self._profiler.enter("data")
         batches, failure = self._data.take(self.step)
@@ -309,7 +311,7 @@ class Trainer(Loop):
         sums: dict[str, Tensor] = {}
         own_s = 0.0
         for index, batch in enumerate(batches):
-            # Gradients add up on each rank, and cross to the others once, with the last micro-batch.
+            # Gradients accumulate on each rank, and are exchanged once, with the last micro-batch.
             with self._spread.exchange(now=index == len(batches) - 1):
                 self._profiler.enter("forward")
                 terms = step.forward(batch)
@@ -321,7 +323,8 @@ class Trainer(Loop):
             for name, term in {**terms, **step.learn_beside()}.items():
                 sums[name] = sums[name] + term.detach() if name in sums else term.detach()
         self._profiler.enter("waiting")
-        # Here the gradients have just brought all ranks together, so that nobody waits for it.
+        # The exchange of the gradients has just synchronised all ranks, so no rank waits for the consensus
+        # here.
         self._hear()
         self._profiler.enter("optimizer")
         norms = step.gradient_norms()
@@ -340,8 +343,8 @@ class Trainer(Loop):
             "samples_per_s": self.config.batch_size * self.config.accumulate / step_s,
         }
         if self.device.type == "cpu":
-            # The rank's own work before it first waits for the others: what tells a slow rank from the rest.
-            # On a GPU it would only be the time that it takes to queue the work.
+            # The rank's own work before it first waits for the others, by which a slow rank can be told from
+            # the rest. On a GPU this would only be the time that it takes to queue the work.
             numbers["compute_s"] = own_s
         means = {name: total / self.config.accumulate for name, total in sums.items()}
         self._record(means | norms, numbers, inputs)
@@ -356,7 +359,7 @@ class Trainer(Loop):
         return every > 0 and self.step > 0 and (self.step % every == 0 or self.step == self.total_steps)
 
     def _validate(self) -> None:
-        """Averages the recipe's held-out values over the samples of all ranks."""
+        """Average the recipe's held-out values over the samples of all ranks."""
         self._flush()
         self._enter("validating")
         shows = self._shows_pictures(is_last=self.step == self.total_steps)
@@ -378,26 +381,27 @@ class Trainer(Loop):
         self._enter("training")
 
     def _validated(self, means: Mapping[str, float]) -> None:
-        """What follows from a validation: every rank has the same values."""
+        """Record a validation and update the learning rate; every rank has the same values."""
         if self.rank == 0 and self.recorder is not None:
             self.recorder.sample(self.step, **{f"val_{name}": mean for name, mean in means.items()})
         learning_rate = self._built.learning_rate
         if learning_rate.validated(means["loss"]):
             lr = learning_rate.at(self.step)
-            self._note(f"the validation loss stays: the learning rate is {lr:.3g} from here on")
+            self._note(f"the validation loss no longer improves: the learning rate is {lr:.3g} from here on")
 
     def _save(self) -> None:
-        """Begins a checkpoint on rank 0. No rank waits for it, and training goes on if it fails."""
-        # First, whether the step was left out: if the run stops for it, there is another step to save.
+        """Begin a checkpoint on rank 0. No rank waits for it, and training continues if it fails."""
+        # First find out whether the step was left out: if the run stops for that, an earlier step is to be
+        # saved.
         self._flush()
         self._saves.begin(self.step, self._whole_state(), self._score())
 
     def _conclude(self) -> None:
-        """Writes the last checkpoint, and says what the trained model is worth. Rank 0 does both."""
+        """Write the last checkpoint, and evaluate the trained model. Rank 0 does both."""
         self._flush()
         if self._progress.is_over and self.command != "stop" and self.step < self.total_steps:
             self._note(self._progress.end_in_words(self.step))
-        # Before the averaged weights are put in their place: they are no copies.
+        # Save before the averaged weights take the weights' place, because the saved tensors are not copies.
         failure = self._save_and_wait()
         if self.config.restore_best and self.command != "stop":
             self._go_back_to_best()
@@ -407,16 +411,16 @@ class Trainer(Loop):
             self._look_back(self._smoke)
 
     def _go_back_to_best(self) -> None:
-        """Takes the whole state with the best validation, so that a run that is healed meanwhile is in
-        order."""
+        """Load the whole state with the best validation, so that a run that is healed meanwhile is
+        consistent."""
         path, why = self._saves.best(self.step, self._progress.best)
         if path is not None:
             together(lambda: self.load_state(*checkpoint.load(path)))
         elif why:
-            self._note(f"the result is that of the last step, and not of the best one: {why}")
+            self._note(f"the result is that of the last step, not of the best one: {why}")
 
     def _tell_the_end(self, failure: RunError | None) -> None:
-        # The result is worth having also where the checkpoint could not be written.
+        # The result is worth having even if the checkpoint could not be written.
         if self.command != "stop":
             self._enter("working out the result" if self.rank == 0 else "waiting for rank 0")
         if self.rank == 0 and self.command != "stop":
@@ -428,7 +432,7 @@ class Trainer(Loop):
             raise failure
 
     def _look_back(self, smoke_test: SmokeTest) -> None:
-        """Says how a smoke test went, which includes going on from its checkpoint."""
+        """Report how a smoke test went; this includes continuing from its checkpoint."""
         path = self.folder / "checkpoints" / checkpoint_files.checkpoint_name(self.step)
         loaded, about = together(lambda: checkpoint.load(path))
         well, wrong = smoke_test.verdict(self._model, loaded, self.state()[0], path.name)
@@ -440,17 +444,17 @@ class Trainer(Loop):
     def _record(
         self, tensors: dict[str, Tensor], numbers: dict[str, float], inputs: Mapping[str, Tensor]
     ) -> None:
-        """Records a step one step late, so that reading a loss never makes the GPU wait for the CPU."""
+        """Record each step one step late, so that reading a loss never makes the GPU wait for the CPU."""
         self._flush()
         self._unrecorded = StepRecord(self.step, time.time(), Readings(tensors), numbers, Readings(inputs))
         if self.recorder is not None:
             self.recorder.at(self.step)
 
     def _flush(self) -> None:
-        """Records the step that is not recorded yet, and acts on it if its loss or gradient was not finite.
+        """Record the step that is not recorded yet, and act on it if its loss or gradient was not finite.
 
         Raises:
-            RunError: the run must not go on; every rank raises it, in the same state, that of `self.step`.
+            RunError: the run must not continue; every rank raises it, in the same state, that of `self.step`.
         """
         last = self._unrecorded
         if last is None:
@@ -478,6 +482,6 @@ class Trainer(Loop):
             self.recorder.sample(last.step, time_s=last.ended_s, **last.readings.values(), **last.numbers)
 
     def _step_back(self) -> None:
-        """Goes back to the step that the weights belong to, where the steps after it were left out."""
+        """Go back to the step that the weights belong to, if the steps after it were left out."""
         self.step -= self._guard.num_left_out
         self._guard.restore(0)

@@ -1,4 +1,4 @@
-"""What the model is worth on held-out samples: the recipe's values, averaged over the samples of all ranks or
+"""Evaluates the model on held-out samples: the recipe's values, averaged over the samples of all ranks or
 judged together."""
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from nbgpu.engine.workload.recipe import Judge, Pictured, Recipe
 
 @contextmanager
 def evaluating(state: State, strategy: Strategy) -> Iterator[None]:
-    """In it each rank can use the whole model with no other, with the averaged weights if there are any."""
+    """Let each rank use the whole model on its own inside the context, with the averaged weights if there are
+    any."""
     average = state.average
     with nullcontext() if average is None else average.in_the_model(), strategy.whole():
         state.model.eval()
@@ -40,14 +41,14 @@ def validate(
     device: torch.device,
     show: Callable[[dict[str, str]], None] | None = None,
 ) -> dict[str, float]:
-    """The means of what the recipe's `validate` gives, by name, or what its `judge` makes of all; the same on
-    every rank. A collective.
+    """Return the means of the values of the recipe's `validate`, by name, or the result of its `judge`; the
+    same on every rank. A collective.
 
-    Empty where no rank has a held-out sample. Raises on every rank if a share failed on any, as `together`
-    does.
+    The result is empty if no rank has a held-out sample. Raises on every rank if a share failed on any, as
+    `together` does.
 
     Args:
-        show: on the rank that shows them, takes the pictures of a recipe that has some.
+        show: on the rank that shows them, receives the pictures of a recipe that has some.
     """
     with evaluating(state, strategy):
         if isinstance(recipe, Pictured):
@@ -57,7 +58,7 @@ def validate(
         if isinstance(recipe, Judge):
             return _judged(recipe, together(lambda: _own_values(recipe, state, step_batches, config, device)))
         own = together(lambda: _own_share(recipe, state, step_batches, config, device))
-    # A rank may have had no sample, and so not know the names.
+    # A rank may have had no sample, and then does not know the names.
     gathered: list[tuple[dict[str, float], int]] = exchange.gather(own)
     num_samples = sum(count for _, count in gathered)
     names = dict.fromkeys(name for sums, _ in gathered for name in sums)
@@ -73,8 +74,7 @@ def _show(
     device: torch.device,
     show: Callable[[dict[str, str]], None],
 ) -> None:
-    """Shows what the recipe draws of this rank's first held-out batch: the same samples in each
-    validation."""
+    """Show the recipe's pictures of this rank's first held-out batch: the same samples in each validation."""
     for batch in islice(step_batches.loaders.val, 1):
         with precision.autocast(config, device):
             show(recipe.pictures(state.model, step_batches.to_device(batch)))
@@ -83,7 +83,7 @@ def _show(
 def _own_share(
     recipe: Recipe, state: State, step_batches: StepBatches, config: TrainConfig, device: torch.device
 ) -> tuple[dict[str, float], int]:
-    """The sums of the recipe's values over this rank's held-out samples, and how many there are."""
+    """Return the sums of the recipe's values over this rank's held-out samples, and the number of samples."""
     sums: dict[str, float] = {}
     num_samples = 0
     for values in _batches(recipe, state, step_batches, config, device):
@@ -96,7 +96,7 @@ def _own_share(
 def _own_values(
     recipe: Recipe, state: State, step_batches: StepBatches, config: TrainConfig, device: torch.device
 ) -> dict[str, list[float]]:
-    """The recipe's values of each of this rank's held-out samples."""
+    """Return the recipe's values for each of this rank's held-out samples."""
     own: dict[str, list[float]] = {}
     for values in _batches(recipe, state, step_batches, config, device):
         for name, value in values.items():
