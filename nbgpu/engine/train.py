@@ -1,4 +1,4 @@
-"""How a rank comes to train: called by the notebook's cluster, or started by torchrun.
+"""The entry points of training on a rank: called by the notebook's cluster, or started by torchrun.
 
 torchrun --nproc-per-node=2 -m nbgpu.engine.train run.toml
 """
@@ -59,47 +59,47 @@ _log = logging.getLogger("nbgpu.run")
 
 @dataclass(frozen=True)
 class _Interrupted:
-    """A run that ended here, perhaps for no reason of this rank's own, and may go on."""
+    """A run that ended on this rank, perhaps for a reason of another rank's, and may continue."""
 
     loop: Loop
     settings: TorchSettings
     raised: str
-    """What was raised here, in one line."""
+    """The exception raised on this rank, in one line."""
 
 
 _interrupted: dict[str, _Interrupted] = {}
-"""By run folder."""
+"""Interrupted runs by run folder."""
 
 _open_logs: dict[str, Callable[[], None]] = {}
-"""By run folder: what ends the logs of runs that failed here."""
+"""Functions that end the logs of runs that failed on this rank, by run folder."""
 
 _FREED = (dist.DistError, KeyboardInterrupt, PeerFailed)
-"""What a rank raises that was freed from a collective, or has heard of another's failure. gloo raises plain
-RuntimeErrors besides, which are also what torch raises where shapes do not fit."""
+"""The exceptions of a rank that was released from a collective, or has heard of another's failure. gloo also
+raises plain RuntimeErrors, which are also what torch raises for shapes that do not match."""
 
 
 def get_ready(recipes: Iterable[str]) -> None:
-    """Imports what training with these recipes needs, so that a rank that takes another's place has it at
+    """Import what training with these recipes needs, so that a rank that replaces another one has it at
     once."""
-    import_module("torch._dynamo")  # DDP's constructor would, and it takes a second
+    import_module("torch._dynamo")  # DDP's constructor would import it, which takes a second
     for recipe in recipes:
         try:
             by_name.import_code(recipe)
         except Exception:  # noqa: BLE001
-            # This may be the process that forks the engines. Whoever trains with the recipe is told on the
+            # This may be the process that forks the engines. Training with the recipe raises the error on the
             # ranks.
             traceback.print_exc()
 
 
 def run_in_engine(folder: str, mended: str = "") -> RunState:
-    """Trains what `run.toml` in the folder says, on the engine's own process group.
+    """Train as `run.toml` in the folder says, on the engine's own process group.
 
-    Called again for the same folder after a failure that is mended, it goes on where the ranks were. A rank
-    whose training was cut off keeps its state for that, until `let_go`, which is to be called after every
-    failure.
+    Called again for the same folder after a failure that is mended, it continues from where the ranks were.
+    For that purpose a rank whose training was cut off keeps its state until `let_go`, which has to be called
+    after every failure.
 
     Args:
-        mended: what had gone wrong and is mended, in words; empty at the run's start.
+        mended: the failure that was mended, in words; empty at the run's start.
     """
     kept_failure.forget()
     with randomness.kept():
@@ -107,7 +107,7 @@ def run_in_engine(folder: str, mended: str = "") -> RunState:
 
 
 def _leaving_outcome(folder: Path, rank: int, work: Callable[[], RunState]) -> RunState:
-    """Does the work, and leaves in the run's folder how it ended on this rank."""
+    """Do the work, and write to the run's folder how it ended on this rank."""
     _leave_outcome(folder, rank, None)
     try:
         state = work()
@@ -124,7 +124,7 @@ def _leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | No
     try:
         runs.leave_outcome(folder, rank, outcome)
     except OSError as error:
-        # It is for a notebook that attaches later. How the training ended matters more.
+        # The file is for a notebook that attaches later. How the training ended matters more.
         _log.warning("how rank %d ends cannot be noted in %s: %s", rank, folder, error.strerror)
 
 
@@ -136,14 +136,14 @@ def _go_on(folder: str, mended: str) -> RunState:
         if before is not None:
             trainer = before.loop
             del before
-            memory.free()  # of the DDP object that it had
+            memory.free()  # the memory of its DDP object
         else:
             runs.require_own(Path(folder))
             cluster, config = read_toml(Path(folder) / "run.toml")
             device = member.described or devices.choose(cluster.gpus, member.world_size)[member.rank]
-            # An import that gets no more memory leaves half a module behind, which is of no use ever after.
-            # The notebook shows this activity, and calls nothing a hang, until every rank is ready for the
-            # first step.
+            # An import that runs out of memory leaves half a module behind, which can never be used again.
+            # The notebook shows this activity, and reports no hang, until every rank is ready for the first
+            # step.
             with memory_limit.lifted(), activity.during("loading packages"):
                 trainer = _trainer(config, Path(folder), member, device)
         memory_limit.tighten()
@@ -157,28 +157,28 @@ def _go_on(folder: str, mended: str) -> RunState:
                     _interrupted[folder] = _Interrupted(trainer, settings, _in_one_line(error))
                 else:
                     _end(trainer, _in_one_line(error), failed=True)
-                    # Not the logs: rank 0 would wait for the others' last words, and they wait until its
-                    # failure is known. Nor may what ends them keep the model.
+                    # The logs stay open: rank 0 would wait for the others' last records, and they wait until
+                    # its failure is known. The function that ends the logs must not keep the model.
                     _open_logs[folder] = partial(_end_logs, trainer.recorder, trainer.log_writer, failed=True)
-                # Whoever keeps the traceback would keep model, optimizer and activations.
+                # A traceback that is kept would keep model, optimizer and activations.
                 memory.let_go(error)
                 del trainer
                 interrupts.forget_half_imported()
             if freed and own_part(error.__traceback__)[0] is error.__traceback__:
-                # Nothing of the person's is in it. Where a rank was when another failed is nobody's question,
-                # and IPython would read all of torch for it.
+                # The traceback has no frame of the person's code. The position of a rank when another one
+                # failed is of no interest, and IPython would read all of torch to show it.
                 is_plain = type(error) is RuntimeError
                 error.__traceback__ = part_of_nbgpu(error.__traceback__) if is_plain else None
             raise
 
 
 def let_go(folder: str, failed: bool = True, causes: Sequence[int] = ()) -> None:
-    """Ends a run that failed, on this rank or on another one, or was stopped, and does not go on.
+    """End a run that failed, on this rank or on another one, or was stopped, and will not continue.
 
     Args:
-        folder: the run's.
-        failed: whether it failed.
-        causes: the ranks on which it did; the others were only cut off.
+        folder: the run's folder.
+        failed: whether the run failed.
+        causes: the ranks on which it failed; the others were only cut off.
     """
     interrupted = _interrupted.pop(folder, None)
     if interrupted is not None:
@@ -194,13 +194,13 @@ def let_go(folder: str, failed: bool = True, causes: Sequence[int] = ()) -> None
 
 
 def train(trainer: Loop, mended: str = "") -> RunState:
-    """Trains on this rank; every rank of the group calls it. `mended` as in `run_in_engine`.
+    """Train on this rank; every rank of the group calls it. `mended` as in `run_in_engine`.
 
     Returns:
         'finished' or 'stopped'.
 
     Raises:
-        OutOfMemoryError: on the rank that got no more memory.
+        OutOfMemoryError: on the rank that ran out of memory.
     """
     try:
         with (
@@ -215,20 +215,20 @@ def train(trainer: Loop, mended: str = "") -> RunState:
         if not memory.is_exhausted(error):
             raise
         with undisturbed():
-            told = trainer.out_of_memory(error)
+            explained = trainer.out_of_memory(error)
             memory.let_go(error)
-        raise told from None
+        raise explained from None
     _close(trainer)
     return state
 
 
 def _own_heap(device: torch.device) -> AbstractContextManager[None]:
-    """Keeps what a step on the CPU frees for the next one, except where a limit counts it."""
+    """Keep the memory that a step on the CPU frees for the next step, except if a limit counts it."""
     return nullcontext() if device.type != "cpu" or memory_limit.bounds_cpu() else heap.kept()
 
 
 def _trainer(config: TrainConfig, folder: Path, member: Membership, device: Device) -> Loop:
-    # Before all imports, which may take longer than anybody waits for a sign of life.
+    # The recorder comes before all imports, which may take longer than anyone waits for a sign of life.
     recorder = Recorder(folder, member.rank, _probe(device, member.device)) if config.telemetry else None
     try:
         if recorder is not None:
@@ -250,7 +250,7 @@ def _trainer(config: TrainConfig, folder: Path, member: Membership, device: Devi
 
 
 def _was_freed(error: BaseException) -> bool:
-    """Whether a rank raised this because another one failed, or was stopped by the person."""
+    """Return whether a rank raised this because another rank failed, or because the person stopped it."""
     return isinstance(error, _FREED) or type(error) is RuntimeError
 
 
@@ -260,13 +260,13 @@ def _close(trainer: Loop, cause: str = "", failed: bool = False) -> None:
 
 
 def _end(trainer: Loop, cause: str, failed: bool) -> None:
-    """Ends what a trainer has running but for its logs, and records that it failed, if it did.
+    """End everything that a trainer has running except its logs, and record that it failed, if it did.
 
     Args:
-        trainer: of this rank.
-        cause: what was raised here; empty where the rank was only cut off: what happened elsewhere is
+        trainer: the trainer of this rank.
+        cause: the exception raised on this rank; empty if the rank was only cut off: a failure elsewhere is
             recorded there, and an echo of it would stand beside the cause as if it were one.
-        failed: whether the run has.
+        failed: whether the run has failed.
     """
     trainer.close()
     if trainer.recorder is not None and failed:
@@ -287,7 +287,8 @@ def _end_logs(recorder: Recorder | None, log_writer: LogWriter | None, failed: b
 
 
 def _probe(device: Device, torch_device: torch.device) -> Callable[[], Mapping[str, float]]:
-    """Measures this rank's memory and its device's utilization, on the recorder's thread."""
+    """Return a function that measures this rank's memory and its device's utilization, for the recorder's
+    thread."""
     utilization = devices.utilization_probe(device)
     if torch_device.type == "cpu":
         return utilization
@@ -299,10 +300,10 @@ def _probe(device: Device, torch_device: torch.device) -> Callable[[], Mapping[s
 
 
 def main(arguments: list[str]) -> None:
-    """Trains as one rank of torchrun, or alone where there is no torchrun.
+    """Train as one rank of torchrun, or alone if there is no torchrun.
 
     The argument is a run.toml, from a run's own folder or written by hand. The run gets a folder of its own
-    under the settings' `runs_dir`, and rank 0 prints where.
+    under the settings' `runs_dir`, and rank 0 prints its path.
     """
     if len(arguments) != 1:
         raise ConfigError("usage: torchrun --nproc-per-node=N -m nbgpu.engine.train run.toml")
@@ -313,7 +314,7 @@ def main(arguments: list[str]) -> None:
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     chosen = devices.choose(cluster.gpus, local_world_size)
     config = settled(config, chosen * (world_size // local_world_size))
-    # Under torchrun nobody could start the processes anew, so that only the first way is tried.
+    # Under torchrun nothing could restart the processes, so only the first transport is tried.
     transport = transports.candidates(cluster, chosen)[0]
     device = chosen[local_rank]
     visible = [device] if devices.is_part(device) else [d for d in chosen if d.kind == "cuda"]

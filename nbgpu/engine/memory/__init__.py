@@ -1,1 +1,1 @@
-"""The memory of a rank: its use, its limit, and how it is given back."""
+"""The memory of a rank: its use, its limit, and its release."""

@@ -1,4 +1,4 @@
-"""The memory of a training run: what it holds from step to step, what a step takes, and which batch size
+"""The memory of a training run: what it holds from step to step, what a step needs, and which batch size
 would have fitted."""
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from nbgpu.errors import OutOfMemoryError
 from nbgpu.text.sizes import in_words
 
 SPARE_BYTES = 96 * 2**20
-"""Of what a CPU rank may have, for a run's loggers and checkpoints, and for the kernels that oneDNN makes and
-keeps for each shape: steps that were tried leave some behind."""
+"""The part of a CPU rank's memory that is kept free for a run's loggers and checkpoints, and for the kernels
+that oneDNN creates and keeps for each shape: steps that were tried leave some behind."""
 _BESIDE_SHAPES = 0.3
-"""What a step takes beside the tensors that have a shape, as a share: the kernels' scratch memory, and what
-allocators keep. For the autoencoder on CPU ranks it was 0.1 to 0.2."""
+"""What a step needs beside the tensors that have a shape, as a share of them: the kernels' scratch memory,
+and what allocators keep. For the autoencoder on CPU ranks it was 0.1 to 0.2."""
 
 
 @dataclass(frozen=True)
 class Static:
-    """What a run holds from step to step, in bytes, whatever the batch size."""
+    """The memory that a run holds from step to step, in bytes, independent of the batch size."""
 
     before_bytes: int
-    """What the process held before the run: the cells' variables, on the CPU also Python's libraries."""
+    """What the process held before the run: the cells' variables, and on the CPU also Python's libraries."""
     parameters_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
     average_bytes: int = 0
-    """Of averaged weights (`ema_decay`)."""
+    """The averaged weights (`ema_decay`)."""
     discriminator_bytes: int = 0
-    """Of all that a discriminator holds."""
+    """Everything that a discriminator holds."""
 
     @classmethod
     def of(
@@ -49,8 +49,11 @@ class Static:
         average: Iterable[Tensor] = (),
         discriminator: Iterable[Tensor] = (),
     ) -> Static:
-        """As the tensors say it. Gradients stand in DDP's buckets from the start; the optimizer's state
-        appears with the first step. `before_bytes` is what `before_run` gave."""
+        """Compute it from the tensors.
+
+        Gradients are in DDP's buckets from the start; the optimizer's state appears with the first step.
+        `before_bytes` is the result of `before_run`.
+        """
         state = (value for values in optimizer.state.values() for value in values.values())
         return cls(
             before_bytes=before_bytes,
@@ -69,15 +72,15 @@ class Static:
 
 @dataclass(frozen=True)
 class Need:
-    """What the steps of a run take, in bytes, as far as shapes tell it."""
+    """The memory that the steps of a run need, in bytes, as far as it follows from shapes."""
 
     fixed_bytes: int
-    """Whatever the batch size."""
+    """The part that is independent of the batch size."""
     sample_bytes: int
-    """For each sample of a micro-batch."""
+    """The part for each sample of a micro-batch."""
 
     def batch_size_that_fits(self, usage: Usage, held_bytes: int) -> int:
-        """The largest beside what is held; 0 where not even one sample fits."""
+        """Return the largest batch size that fits beside what is held; 0 if not even one sample fits."""
         left_bytes = usage.could_have_bytes - held_bytes - self.fixed_bytes
         return max(0, int(left_bytes / (1 + _BESIDE_SHAPES)) // self.sample_bytes)
 
@@ -89,21 +92,23 @@ def before_run(
     average: Iterable[Tensor] = (),
     discriminator: Iterable[Tensor] = (),
 ) -> int:
-    """What the process holds on the device beside a run that is about to step, in bytes. Resets the peak."""
+    """Return what the process holds on the device beside a run that is about to step, in bytes. Resets the
+    peak."""
     begin_peak(device)
     static = Static.of(model, optimizer, 0, average, discriminator)
     return max(0, Usage.of(device).used_bytes - static.total_bytes)
 
 
 def batch_size_that_fits(batch_size: int, asked: int, usage: Usage, static: Static, had_fitted: bool) -> int:
-    """Estimate it: a sample needs (peak - static) / batch_size, and the rest of the memory is there for it.
+    """Estimate the batch size that would have fitted: a sample needs (peak - static) / batch_size, and the
+    rest of the memory is available for samples.
 
     Args:
-        had_fitted: whether an earlier step had come to its end with this batch size. Else a sample needs more
-            than was seen of it, and at most half of the batch size is named.
+        had_fitted: whether an earlier step had completed with this batch size. Otherwise a sample needs more
+            than was observed, and at most half of the batch size is returned.
 
     Returns:
-        0 where not even one sample would have fitted; never as many as did not fit.
+        0 if not even one sample would have fitted; always less than the batch size that did not fit.
     """
     most = batch_size - 1 if had_fitted else batch_size // 2
     needed_bytes = max(usage.peak_bytes, usage.used_bytes + asked) - static.total_bytes
@@ -123,14 +128,14 @@ def explain_run(
     static: Static | None,
     need: Need | None = None,
 ) -> OutOfMemoryError:
-    """What to tell the person of a training run that got no more memory.
+    """Return an error that explains why a training run ran out of memory.
 
     Args:
-        error: what torch or numpy raised.
+        error: the exception that torch or numpy raised.
         step: optimizer steps done.
-        shapes: of the batch that a step was being made of, by name; empty between two steps.
-        static: None where the run had not come to its first step.
-        need: what a step takes, where that is known. Else it is taken from the steps that were done.
+        shapes: the shapes of the batch that a step was processing, by name; empty between two steps.
+        static: None if the run had not reached its first step.
+        need: what a step needs, if that is known. Otherwise it is estimated from the steps that were done.
     """
     device, asked = refused(error, device)
     usage = Usage.of(device)
@@ -190,7 +195,8 @@ def _num_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _place(error: BaseException) -> str:
-    """Where in the recipe, or in what it calls of the person's own, the memory was asked for."""
+    """Return the place in the recipe, or in the person's own code that it calls, where the memory was
+    requested."""
     places = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     own = [
         f", in {code.co_name} ({Path(code.co_filename).name}, line {line})"

@@ -1,13 +1,12 @@
-"""What the C library does with memory that was freed: keep it for who asks next, or give it back to the
-kernel.
+"""Settings of the C library for freed memory: keep it for the next allocation, or give it back to the kernel.
 
 glibc gives large pieces back at once, and the end of its heap when 128 KiB to 64 MiB of it are free. A
-training step on the CPU frees its activations and asks for as many again: each time the kernel hands out
-pages anew, and fills them with zeros. That took 11 % of a step's CPU time with an autoencoder on patches of
-32^3 voxels, and 45 % on 64^3.
+training step on the CPU frees its activations and the next step allocates as much again: each time the kernel
+hands out fresh pages, and fills them with zeros. That took 11 % of a step's CPU time with an autoencoder on
+patches of 32^3 voxels, and 45 % on 64^3.
 
-Other C libraries have no such calls. There all stays as it is, and also in a thread that was once refused
-memory: glibc goes on with another heap there, to which these settings do not apply.
+Other C libraries have no such calls. There nothing changes; nor does it in a thread that was once refused
+memory, because glibc then continues with another heap, to which these settings do not apply.
 """
 
 from __future__ import annotations
@@ -17,17 +16,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
-"""Of malloc.h."""
+"""Constants of malloc.h."""
 _MOST_MMAP_THRESHOLD_BYTES = 32 * 2**20
-"""What glibc's own threshold rises to as large pieces are freed; that for trimming is then twice as high."""
+"""The value to which glibc's own threshold rises as large pieces are freed; that for trimming is then twice
+as high."""
 _DEFAULT_MMAP_MAX = 65536
 _LARGEST_KEPT_BYTES = 2**18
 
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """In it all that is freed is kept, of whatever size. It takes more memory: a quarter more with that
-    autoencoder on 64^3."""
+    """Keep all freed memory, of whatever size, inside the context. It needs more memory: a quarter more with
+    that autoencoder on 64^3."""
     _set(_M_TRIM_THRESHOLD, -1)
     _set(_M_MMAP_MAX, 0)
     try:
@@ -40,12 +40,12 @@ def kept() -> Iterator[None]:
 
 
 def keep_little() -> None:
-    """From now on pieces of more than 256 KiB go back to the kernel as soon as they are freed."""
+    """Give pieces of more than 256 KiB back to the kernel as soon as they are freed."""
     _set(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
 
 
 def give_back() -> None:
-    """Gives back what is free now."""
+    """Give the memory that is free now back to the kernel."""
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

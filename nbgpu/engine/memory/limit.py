@@ -1,9 +1,9 @@
-"""A bound on what a rank may take, really enforced: an allocation beyond it is refused where it is asked for.
+"""An enforced bound on a rank's memory: an allocation beyond it is refused where it is requested.
 
-On a GPU torch's caching allocator refuses. What does not go through it, such as CUDA's own context, NCCL's
-buffers and other libraries' memory, is not bounded. On the CPU the kernel refuses (RLIMIT_DATA): private
-memory that can be written, of torch, NumPy and Python alike. Memory that is shared with other processes and
-files that are mapped are not bounded.
+On a GPU, torch's caching allocator refuses it. Memory that is not allocated through it, such as CUDA's own
+context, NCCL's buffers and other libraries' memory, is not bounded. On the CPU the kernel refuses it
+(RLIMIT_DATA): this bounds private writable memory, of torch, NumPy and Python alike. Memory that is shared
+with other processes and mapped files are not bounded.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ _beyond_bytes: int | None = None
 _num_threads = 0
 _of_gpu_bytes: int | None = None
 _most_data_bytes: int | None = None
-"""What Linux may count as this process's data, where a CPU rank has a limit."""
+"""The amount that Linux may count as this process's data if a CPU rank has a limit."""
 
 
 def of_gpu_bytes() -> int | None:
-    """The limit that was set for this process's GPU; None where there is none."""
+    """Return the limit that was set for this process's GPU; None if there is none."""
     return _of_gpu_bytes
 
 
 def bounds_cpu() -> bool:
-    """Whether this process is a CPU rank with a limit."""
+    """Return whether this process is a CPU rank with a limit."""
     return _most_data_bytes is not None
 
 
 def enforce(limit_bytes: int, device: torch.device) -> None:
-    """From now on this process gets no more on the device.
+    """Refuse this process any memory on the device beyond the limit, from this call on.
 
     Args:
-        limit_bytes: of a CPU rank's resident memory, Python and its libraries included; of what torch
-            allocates on a GPU.
+        limit_bytes: on the CPU, the limit of the rank's resident memory, including Python and its libraries;
+            on a GPU, that of the memory that torch allocates.
 
     Raises:
         ConfigError: a CPU rank has more than that already.
@@ -69,10 +69,10 @@ def enforce(limit_bytes: int, device: torch.device) -> None:
             f"memory_limit = {in_words(limit_bytes)} is less than a CPU rank has when it has just started, "
             f"{in_words(resident_bytes)} for Python and torch. Give more"
         )
-    # The kernel counts what is reserved, which is more than what is resident, such as the stacks of threads.
-    # What is reserved and not used now is not held against the rank.
+    # The kernel counts reserved memory, which is more than resident memory, such as the stacks of threads.
+    # Memory that is reserved but not used now does not count against the rank.
     global _most_data_bytes, _num_threads
-    # What is kept is counted on by the kernel.
+    # The kernel still counts freed memory that the C library keeps.
     heap.keep_little()
     _most_data_bytes = _of_process("VmData") + limit_bytes - resident_bytes
     _num_threads = _threads()
@@ -81,7 +81,7 @@ def enforce(limit_bytes: int, device: torch.device) -> None:
 
 @contextmanager
 def enforced_meanwhile(limit_bytes: int) -> Iterator[None]:
-    """Bounds a CPU rank that has no limit of its own for a while."""
+    """Bound a CPU rank that has no limit of its own, inside the context."""
     global _most_data_bytes
     enforce(limit_bytes, torch.device("cpu"))
     try:
@@ -92,15 +92,16 @@ def enforced_meanwhile(limit_bytes: int) -> Iterator[None]:
 
 
 def tighten(spare_bytes: int = 0) -> None:
-    """The limit holds again as it was given, or with so much to spare: called before a person's code runs."""
+    """Restore the limit as it was given, or with `spare_bytes` in reserve below it. Call before a person's
+    code runs."""
     if _most_data_bytes is not None:
         _follow(-spare_bytes)
 
 
 @contextmanager
 def lifted() -> Iterator[None]:
-    """No limit meanwhile, and a little beyond it until `tighten`: a failure has to be put into words, and
-    reach the client, while the rank still holds all that it may."""
+    """Lift the limit inside the context, and allow a little beyond it until `tighten`: a failure has to be
+    put into words, and reach the client, while the rank still holds all that it may."""
     if _most_data_bytes is None:
         yield
         return
@@ -112,7 +113,7 @@ def lifted() -> Iterator[None]:
 
 
 def _follow(beyond_bytes: int | None) -> None:
-    """Lets the process have so much beyond its limit from now on; None for all there is."""
+    """Allow the process this much beyond its limit from this call on; None for all memory there is."""
     global _beyond_bytes, _keeper
     with _lock:
         _beyond_bytes = beyond_bytes
@@ -123,7 +124,7 @@ def _follow(beyond_bytes: int | None) -> None:
 
 
 def _keep() -> None:
-    """Gives threads that have come their stacks: each counts as a whole, and is hardly used."""
+    """Raise the limit for the stacks of new threads: each stack counts as a whole, and is hardly used."""
     while True:
         time.sleep(_KEEP_PERIOD_S)
         with _lock:
@@ -148,22 +149,22 @@ def _most() -> int:
 
 
 def left_bytes() -> int | None:
-    """What this process would still get under its limit on the CPU; None where there is none."""
+    """Return what this process could still get under its limit on the CPU; None if there is no limit."""
     return None if _most_data_bytes is None else max(0, _most() - _of_process("VmData"))
 
 
 def peak_resident_bytes() -> int:
-    """The most that this process had resident since it began, or since its count was last begun anew."""
+    """Return this process's peak of resident memory since it began, or since its count was last reset."""
     return _of_process("VmHWM")
 
 
 def _of_process(name: str) -> int:
-    """One of Linux's counts of this process's memory, in bytes."""
+    """Return one of Linux's counts of this process's memory, in bytes."""
     return _status(name) * 1024
 
 
 def _threads() -> int:
-    """The threads of this process, also those that Python does not know."""
+    """Return the number of threads of this process, including those that Python does not know."""
     return _status("Threads")
 
 

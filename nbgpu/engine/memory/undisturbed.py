@@ -11,9 +11,11 @@ from nbgpu.engine.memory import limit as memory_limit
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignores interrupts while a failure is put into words: the client interrupts again until the rank is
-    back, and that would only spoil the answer. Nor does the rank's memory limit hold meanwhile. For the main
-    thread."""
+    """Ignore interrupts and lift the rank's memory limit while a failure is put into words. For the main
+    thread.
+
+    The client repeats its interrupt until the rank is back, which would otherwise only spoil the answer.
+    """
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with memory_limit.lifted():

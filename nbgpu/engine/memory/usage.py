@@ -1,4 +1,4 @@
-"""How much memory a process holds, which values hold it, and how it is given back after a failure."""
+"""The memory that a process holds, the values that hold it, and its release after a failure."""
 
 from __future__ import annotations
 
@@ -32,38 +32,42 @@ _WORDS_OF_OTHER_TYPES = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "'out of memory'",  # NCCL's
 )
-"""In the message of a RuntimeError: neither the CPU's allocator nor CUDA's libraries have a type of their own
-for it."""
+"""Parts of the message of a RuntimeError: neither the CPU's allocator nor CUDA's libraries have an exception
+type of their own for it."""
 
 _ONEDNN = "could not create a primitive"
-"""All that oneDNN says when it gets no memory for a kernel. With more words behind it the kernel does not
+"""The whole message of oneDNN when it gets no memory for a kernel. If more words follow, the kernel does not
 exist."""
 
 _ASKED = re.compile(r"allocate (?P<number>[\d.]+) (?P<unit>bytes|[KMGTPE]iB)")
 
 _NUM_ITEMS_SEEN = 10_000
-"""Items of a container that are looked at: a list of a million numbers must not hold up the message."""
+"""The number of items of a container that are examined: a list of a million numbers must not hold up the
+message."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What this process holds of a device's memory, in bytes.
+    """The memory that this process holds of a device, in bytes.
 
-    On a GPU `used` is what torch has allocated, and `reserved` what it took from the driver for that. On the
-    CPU both are the process's resident memory.
+    On a GPU `used` is what torch has allocated, and `reserved` what torch has taken from the driver for that.
+    On the CPU both are the process's resident memory.
     """
 
     used_bytes: int
     peak_bytes: int
     reserved_bytes: int
     could_have_bytes: int
-    """The most that this process could hold while all others keep what they have."""
+    """The most that this process could hold while all other processes keep what they have."""
     total_bytes: int
 
     @classmethod
     def of(cls, device: torch.device) -> Usage:
-        """What is held at this moment; the peak is since `begin_peak`, or that of the process; on the CPU it
-        is this moment's."""
+        """Return the memory held at this moment.
+
+        On a GPU the peak is that since `begin_peak`, or that of the process; on the CPU it is the present
+        value.
+        """
         if device.type == "cuda":
             free_bytes, total_bytes = torch.cuda.mem_get_info(device)
             could_have_bytes = torch.cuda.memory_reserved(device) + free_bytes
@@ -84,7 +88,7 @@ class Usage:
         return cls(process.rss, process.rss, process.rss, process.rss + left_bytes, host.total)
 
     def in_words(self, device: torch.device) -> str:
-        """'1.2 GiB resident; the host has ...', for `device`, of which it was taken."""
+        """Return '1.2 GiB resident; the host has ...'; `device` is the one that was measured."""
         left = in_words(max(0, self.could_have_bytes - self.reserved_bytes))
         if device.type == "cuda":
             return (
@@ -99,31 +103,31 @@ class Usage:
 
 
 def begin_peak(device: torch.device) -> None:
-    """From now on `peak_bytes` counts anew."""
+    """Reset the count of `peak_bytes`."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        # Not every container lets a process do that; the peak is then that of its whole life.
+        # Not every container permits this; the peak is then that of the process's whole life.
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most that this process held on the device since `begin_peak`."""
+    """Return the most that this process held on the device since `begin_peak`."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return memory_limit.peak_resident_bytes()
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Whether an exception, or what it was raised from, says that there is no more memory."""
+    """Return whether an exception, or the one it was raised from, says that there is no more memory."""
     return _root(error) is not None
 
 
 def _root(error: BaseException | None) -> BaseException | None:
-    """The exception that says so, in a chain of `raise ... from`: MONAI, for one, wraps what a transform
-    raises."""
-    # An error of nbgpu's own may quote another rank's.
+    """Return the exception that says so, in a chain of `raise ... from`: MONAI, for one, wraps the exceptions
+    of transforms."""
+    # An error of nbgpu's own may quote the error of another rank.
     while error is not None and not isinstance(error, NbgpuError):
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             return error
@@ -136,11 +140,10 @@ def _root(error: BaseException | None) -> BaseException | None:
 
 
 def refused(error: BaseException, device: torch.device) -> tuple[torch.device, int]:
-    """(The device that had no more memory, this rank's or the CPU; how many bytes were asked for, 0 if
-    unknown.)
+    """Return (the device that had no more memory, this rank's or the CPU; the bytes requested, 0 if unknown).
 
     Args:
-        error: one for which `is_exhausted` holds.
+        error: an exception for which `is_exhausted` holds.
         device: this rank's.
     """
     root = _root(error)
@@ -153,7 +156,7 @@ def _is_of_gpu(root: BaseException) -> bool:
 
 
 def asked_bytes(message: str) -> int:
-    """What was asked for, read off the message of torch or numpy; 0 where it does not say."""
+    """Return the bytes requested, parsed from the message of torch or numpy; 0 if it does not say."""
     found = _ASKED.search(message)
     return round(float(found["number"]) * 1024 ** UNITS.index(found["unit"])) if found else 0
 
@@ -162,7 +165,8 @@ def asked_bytes(message: str) -> int:
 
 
 def largest(named: Iterable[tuple[str, Any]], device: torch.device) -> list[tuple[str, int]]:
-    """What holds memory on the device, largest first: (name, what it is, and its bytes).
+    """Return the values that hold memory on the device, largest first: (the name and a description, the
+    bytes).
 
     Memory that two names share counts for the first of them.
     """
@@ -182,10 +186,10 @@ def largest(named: Iterable[tuple[str, Any]], device: torch.device) -> list[tupl
 
 
 def parts_in(value: Any, depth: int) -> Iterator[Tensor | np.ndarray[Any, Any]]:
-    """The tensors and arrays that a value holds, with the gradients."""
+    """Yield the tensors and arrays that a value holds, including gradients."""
     if isinstance(value, Tensor):
         yield value
-        # Asking a tensor that is not a leaf for its gradient is a warning.
+        # Reading the gradient of a tensor that is not a leaf gives a warning.
         if value.is_leaf and value.grad is not None:
             yield value.grad
     elif isinstance(value, np.ndarray):
@@ -209,7 +213,7 @@ def _is_on(part: Tensor | np.ndarray[Any, Any], device: torch.device) -> bool:
 
 
 def _memory_of(part: Tensor | np.ndarray[Any, Any]) -> tuple[int, int]:
-    """(address, bytes) of the whole memory that a tensor, or a view of one, keeps alive."""
+    """Return (address, bytes) of the whole memory that a tensor, or a view of one, keeps alive."""
     if isinstance(part, Tensor):
         storage = part.untyped_storage()
         return storage.data_ptr(), storage.nbytes()
@@ -227,8 +231,8 @@ def _described(value: Any, num_parts: int) -> str:
 
 
 def let_go(error: BaseException | None) -> None:
-    """Frees the tensors that an error holds: those of the functions in its traceback, and those of a backward
-    that it cut off.
+    """Free the tensors that an error holds: those of the functions in its traceback, and those of a backward
+    pass that it cut off.
 
     A traceback that is kept keeps its frames. Python keeps the last one in `sys.last_traceback`, and IPython
     a few more.
@@ -237,35 +241,35 @@ def let_go(error: BaseException | None) -> None:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         for frame, _ in traceback.walk_tb(error.__traceback__):
-            # Those that are still at work cannot be emptied, and need not be.
+            # Frames that are still running cannot be cleared, and need not be.
             with suppress(RuntimeError):
                 frame.clear()
-                # Up to Python 3.12 a frame keeps a copy for whoever asked for its locals, and renews it when
-                # asked.
+                # Up to Python 3.12 a frame keeps a copy of its locals once they were read, and updates it at
+                # each read.
                 _ = frame.f_locals
         error = error.__cause__ or error.__context__
     _empty_autograd_queue()
 
 
 def _empty_autograd_queue() -> None:
-    """Drops the nodes that a failed backward had yet to visit, and with them the activations that they have
-    saved.
+    """Drop the nodes that a failed backward pass had yet to visit, and with them the activations that they
+    have saved.
 
     On the CPU autograd keeps these nodes in a queue of the thread, and drops them when the thread's next
-    backward begins. A step that has no room beside them fails in its forward, and never comes to a backward.
-
+    backward pass begins. A step that has no room beside them fails in its forward pass, and never reaches a
+    backward pass.
     """
     with torch.inference_mode(False):
         torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True).backward()
 
 
 def free() -> None:
-    """Gives back what nobody holds any more: cycles, and what torch and the C library keep for the next who
-    asks."""
+    """Release what is no longer referenced: cycles, and what torch and the C library keep for later
+    allocations."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    # Freed blocks that the C library keeps add up.
+    # Freed blocks that the C library keeps accumulate.
     heap.give_back()
 
 

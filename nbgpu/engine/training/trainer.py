@@ -343,7 +343,7 @@ class Trainer(Loop):
             "samples_per_s": self.config.batch_size * self.config.accumulate / step_s,
         }
         if self.device.type == "cpu":
-            # The rank's own work before it first waits for the others, by which a slow rank can be told from
+            # The rank's own work before it first waits for the others, which distinguishes a slow rank from
             # the rest. On a GPU this would only be the time that it takes to queue the work.
             numbers["compute_s"] = own_s
         means = {name: total / self.config.accumulate for name, total in sums.items()}
