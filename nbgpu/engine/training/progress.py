@@ -1,4 +1,4 @@
-"""Whether validations still improve: which one was the best, and when to stop early."""
+"""Tracks the validations: which one was the best, whether they still improve, and when to stop early."""
 
 from __future__ import annotations
 

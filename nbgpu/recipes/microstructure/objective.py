@@ -20,8 +20,8 @@ MAX_PIXELS_AT_ONCE = 2**15
 
 @dataclass(frozen=True)
 class _Part:
-    """What a rank has computed for one direction: the losses (n,) of its slices and their gradients (n, P, H,
-    W)."""
+    """The part that a rank computes for one direction: the losses (n,) of its slices and their gradients (n,
+    P, H, W)."""
 
     losses: Tensor
     gradient: Tensor

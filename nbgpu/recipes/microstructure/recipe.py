@@ -36,7 +36,7 @@ from nbgpu.recipes.microstructure.swaps import OPTIMIZERS as SWAPPING
 from nbgpu.recipes.microstructure.target import S2, Target, load_target, save_descriptors
 
 _COPIES_IN_GRAPH = 4
-"""How many copies of the numbers that a descriptor makes of each pixel the forward and backward passes hold:
+"""The number of copies of a descriptor's numbers for each pixel that the forward and backward passes hold:
 measured, not exact."""
 
 
