@@ -1,8 +1,8 @@
-"""Starting the two processes with which every cluster on this host begins: the engines' parent and the
+"""Launch the two processes with which every cluster on this host begins: the engines' parent and the
 controller.
 
-Neither depends on the number of ranks. They import what they need side by side, while this process goes
-on.
+Neither depends on the number of ranks. They import what they need side by side, while this process
+continues.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from nbgpu.machine.unix_sockets import short_path
 from nbgpu.protocol.records import CLUSTER_FOLDER, CONTROLLER_PID
 
 CLUSTER_ID = "nbgpu"
-"""What ipyparallel calls every one of these clusters; each has a folder of its own."""
+"""ipyparallel's name for every one of these clusters. Each has a folder of its own."""
 REQUESTS_SOCKET = "nursery.sock"
-"""In the cluster's folder: here the engines' parent takes requests."""
+"""The socket in the cluster's folder on which the engines' parent takes requests."""
 
 _HEARTBEAT_PERIOD_MS = 100
-"""ipyparallel counts an engine as there after its first heartbeat; its default of 3 s is felt at every
+"""ipyparallel registers an engine after its first heartbeat. Its default of 3 s would be felt at every
 start."""
 _NO_LIMIT_S = 3600
 _CONTROLLER_OPTIONS = (
@@ -44,7 +44,7 @@ _CONTROLLER_OPTIONS = (
     "--IPController.use_threads=True",
     "--IPController.broadcast_scheduler_depth=0",
     "--IPController.db_class=NoDB",
-    # An engine that stands still before its first heartbeat is waited for as long as its process lives.
+    # An engine may stand still before its first heartbeat. It is waited for as long as its process lives.
     f"--IPController.registration_timeout={_NO_LIMIT_S}",
 )
 _LIMITS = sorted(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
@@ -56,7 +56,7 @@ class Launched:
 
     folder: Path
     children: dict[str, subprocess.Popen[bytes]]
-    """By what messages call them."""
+    """By their names in messages."""
 
     def are_alive(self) -> bool:
         """Whether both processes run."""
@@ -75,7 +75,7 @@ class Launched:
 
 
 def new_folder() -> Path:
-    """The name of a folder for a cluster that is to be launched."""
+    """Return the path of a new cluster's folder, which does not exist yet."""
     return Path(tempfile.gettempdir()) / f"nbgpu-{secrets.token_hex(6)}"
 
 
@@ -83,8 +83,8 @@ def launch(folder: Path, environment: Mapping[str, str]) -> Launched:
     """Start both processes in a new folder and return at once.
 
     Args:
-        folder: does not exist yet. What is killed from here on leaves the folder to a process that takes it
-            away.
+        folder: a path that does not exist yet. If this process is killed from here on, one of the launched
+            processes removes the folder.
         environment: the variables of the engines beside this process's own.
     """
     folder.mkdir(mode=0o700)
@@ -107,7 +107,7 @@ def _start_both(launched: Launched, environment: Mapping[str, str]) -> None:
         "IPP_CLUSTER_ID": CLUSTER_ID,
         "IPP_PROFILE_DIR": str(folder / "profile"),
     }
-    # Listened to from now on: a request waits in the socket until the engines' parent has imported all that
+    # The socket listens from now on: a request waits in it until the engines' parent has imported all that
     # it needs.
     with socket.socket(socket.AF_UNIX) as requests:
         with short_path(folder) as short:
@@ -126,8 +126,8 @@ def _start_both(launched: Launched, environment: Mapping[str, str]) -> None:
 def _started(
     command: Sequence[str], folder: Path, log: str, variables: Mapping[str, str], *kept: int
 ) -> subprocess.Popen[bytes]:
-    """A process in a session of its own, which gets no signals from the terminal; it keeps these descriptors
-    open."""
+    """Start a process in a session of its own, which gets no signals from the terminal. It inherits the
+    descriptors `kept`."""
     with (folder / "profile" / "log" / log).open("ab") as output:
         return subprocess.Popen(
             command,
@@ -145,8 +145,8 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def surroundings(environment: Mapping[str, str]) -> tuple[object, ...]:
-    """All that a process which is launched now would take over from this one, or would read: two are equal
-    where it makes no difference when the process was launched."""
+    """All that a process which is launched now would inherit or read. If two are equal, it makes no
+    difference at which of the two moments the process was launched."""
     return (
         os.getpid(),
         interpreter.command(""),
@@ -163,13 +163,14 @@ def surroundings(environment: Mapping[str, str]) -> tuple[object, ...]:
 
 
 def _umask() -> str:
-    """This process's umask, which cannot be asked for without being changed in all threads."""
+    """This process's umask. os.umask cannot return it without changing it in all threads."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(line for line in lines if line.startswith("Umask:"))
 
 
 def _installed() -> list[tuple[str, int]]:
-    """The folders of installed packages, and when a package in one was last added, removed or replaced."""
+    """The folders of installed packages, each with the time at which a package in it was last added, removed
+    or replaced."""
     found = []
     for entry in sys.path:
         with suppress(FileNotFoundError):

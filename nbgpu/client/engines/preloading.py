@@ -35,7 +35,7 @@ _preloading: _Preloading | None = None
 class _Preloading:
     expiry: threading.Timer
     thread: threading.Thread = field(init=False)
-    """Launches the processes: the driver may take a while to say which GPUs there are."""
+    """Launches the processes, because the driver may take a while to list the GPUs."""
     surroundings: tuple[object, ...] = ()
     launched: launch.Launched | None = None
 
@@ -91,13 +91,13 @@ def dismiss() -> None:
 
 
 def _launch(preloading: _Preloading, config: ClusterConfig | None) -> None:
-    """Runs in a thread, in which nothing is imported: the main thread imports meanwhile."""
+    """Launch the processes in a thread that imports nothing, because the main thread imports meanwhile."""
     try:
         config = config or ClusterConfig()
         wanted = environment.of_engines(config, devices.choose(config.gpus, config.ranks))
         preloading.surroundings = launch.surroundings(wanted)
         preloading.launched = launch.launch(launch.new_folder(), wanted)
-    except Exception as error:  # noqa: BLE001 - the start does without, and raises what is still wrong then
+    except Exception as error:  # noqa: BLE001 - the start raises what is still wrong then
         _log.warning("nothing is preloaded: %s", error)
 
 
@@ -120,7 +120,7 @@ def _end(launched: launch.Launched) -> None:
 
 
 def _forget() -> None:
-    """In a child of this process: the preloaded processes are its parent's."""
+    """Forget the preloaded processes in a forked child: they belong to its parent."""
     global _preloading, _lock
     _preloading = None
     _lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""The processes of a cluster on this host: ipyparallel's controller, and the engines."""
+"""The processes of a cluster on this host: ipyparallel's controller, the fork server and its engines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ logging.getLogger("nbgpu.cluster").addHandler(logging.NullHandler())
 _OBITUARY_PATIENCE_S = 0.2
 _EXIT_CODE_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.05
-"""Who sends a cell every few milliseconds does not look at the processes each time."""
+"""Cells that are sent every few milliseconds do not look at the processes each time."""
 _CONTROLLER_PATIENCE_S = 1.0
 _FORK_SERVER_PATIENCE_S = 60.0
 _POLL_PERIOD_S = 0.05
@@ -43,7 +43,7 @@ _serializers_tables = threading.Lock()
 
 
 class Processes:
-    """The processes of one cluster: started here, or by a kernel that is gone.
+    """The processes of one cluster, which this process or a kernel that is gone has started.
 
     Args:
         folder: the cluster's own, which only the user can enter; it goes when the cluster ends.
@@ -54,16 +54,16 @@ class Processes:
         self.folder = folder
         self.leaders = dict(leaders or {})
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        """Those of the leaders that this process has started."""
+        """The leaders that this process has started."""
         self._reachable_mono_s = -math.inf
         # Of a cluster that was started by another process nobody knows how many there were before.
         self._num_oom_kills = None if leaders else _num_oom_kills()
         self._guesses: dict[int, str] = {}
-        """By process that was ended by SIGKILL: who did it, as a part of a sentence."""
+        """By process that SIGKILL ended: the probable sender, as a part of a sentence."""
 
     @classmethod
     def prepare(cls) -> Self:
-        """Those of a cluster that is to be started; its folder is only named yet."""
+        """The processes of a cluster that is to be started. Its folder has a name, but does not exist yet."""
         return cls(launch.new_folder())
 
     @property
@@ -72,8 +72,7 @@ class Processes:
         return self.folder / "profile" / "security" / f"ipcontroller-{launch.CLUSTER_ID}-client.json"
 
     def launch(self, environment: Mapping[str, str]) -> None:
-        """Starts the engines' parent and the controller, or takes over the preloaded ones, and returns at
-        once.
+        """Launch the engines' parent and the controller, or take over the preloaded ones, and return at once.
 
         Args:
             environment: the engines' variables beside this process's own.
@@ -88,7 +87,7 @@ class Processes:
                 raise self._ended_during_start([name]) from None
 
     def start_engines(self, num_engines: int) -> None:
-        """Has the first engines started, once their parent can, and returns at once."""
+        """Ask the engines' parent to fork the first engines when it is ready, and return at once."""
         with (
             suppress(ConnectionError),  # it has ended: `connect` says why
             socket.socket(socket.AF_UNIX) as parent,
@@ -100,7 +99,7 @@ class Processes:
     # Cut in two, the client would leave a thread and sockets that nobody knows.
     @uninterrupted()
     def connect(self, num_engines: int, timeout_s: float) -> Any:
-        """ipyparallel's client, to which every engine has come.
+        """Return ipyparallel's client when every engine has registered.
 
         Raises:
             ClusterError: a process ended, or an engine did not come in time.
@@ -137,9 +136,9 @@ class Processes:
         """Start one more engine.
 
         Args:
-            take: called with its pid, and its number, under which it comes to ipyparallel's client in a
-                moment. From then on the engine is the caller's; where that does not happen, because of an
-                interrupt, the engine is ended.
+            take: called with the pid and the number under which the engine registers with ipyparallel in a
+                moment. From then on the engine belongs to the caller. If an interrupt comes before that, the
+                engine is ended.
         """
         with self._fork_server() as fork_server:
             fork_server.sendall(json.dumps({"fork": True}).encode())
@@ -149,15 +148,15 @@ class Processes:
                 fork_server.sendall(TAKEN)
 
     def prepare_engines(self, recipes: Sequence[str]) -> None:
-        """Has imported what engines that are started from now on need to train with these recipes; returns at
-        once."""
+        """Ask the engines' parent to import what later engines need to train with these recipes, and return
+        at once."""
         # It may still import what it was asked for before, and does not answer meanwhile.
         with self._fork_server() as fork_server:
             fork_server.sendall(json.dumps({"train": list(recipes)}).encode())
 
     @contextmanager
     def _fork_server(self) -> Iterator[socket.socket]:
-        """A connection to the process that starts engines; ClusterError where it does not answer."""
+        """A connection to the process that starts engines; ClusterError if it does not answer."""
         try:
             with socket.socket(socket.AF_UNIX) as fork_server:
                 fork_server.settimeout(_FORK_SERVER_PATIENCE_S)
@@ -173,11 +172,11 @@ class Processes:
             ) from None
 
     def keep(self) -> None:
-        """From now on they go on when this process ends."""
+        """Let the processes outlive this one."""
         (self.folder / KEPT).touch(mode=0o600)
 
     def end(self) -> None:
-        """Ends all of them, also what they started, and removes the folder."""
+        """End all of them and what they have started, and remove the folder."""
         processes.end(self.leaders.values())
         for child in self._children.values():
             child.wait()
@@ -185,7 +184,7 @@ class Processes:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def require_reachable(self) -> None:
-        """ClusterError where the controller, or the engines' parent, is gone."""
+        """Raise ClusterError if the controller or the engines' parent is gone."""
         now_s = time.monotonic()
         if now_s - self._reachable_mono_s < _LOOK_PERIOD_S:
             return
@@ -195,41 +194,41 @@ class Processes:
         self._reachable_mono_s = now_s
 
     def _unreachable(self) -> str | None:
-        """Why the engines cannot be reached any more, in words; None while they can."""
+        """The reason why the engines can no longer be reached, in words; None while they can."""
         gone = [name for name, process in self.leaders.items() if not process.alive()]
         if not gone:
             return None
-        # Only a parent is told how a process ended, and who has attached is not theirs.
+        # Only a parent learns how a process ended, and a kernel that has attached is not their parent.
         codes = {name: self._exit_code(name) for name in gone if name in self._children}
-        # One that is killed takes the others with it, which end in good order.
+        # If one is killed, the others end in good order.
         for name, code in codes.items():
             if code is not None and code < 0:
                 return f"the {name} of the cluster is gone (killed by {signal.Signals(-code).name})"
         return f"the {' and the '.join(gone)} of the cluster {'are' if len(gone) > 1 else 'is'} gone"
 
     def _exit_code(self, name: str) -> int | None:
-        """Of a process that is gone; None where it is not known."""
+        """The exit code of a process that is gone; None if it is not known."""
         try:
             return self._children[name].wait(_EXIT_CODE_PATIENCE_S)
         except subprocess.TimeoutExpired:
             return None
 
     def how_ended(self, pid: int, debug: bool) -> str | None:
-        """How an engine ended, in words that go behind its name; None while it lives."""
+        """How an engine ended, in words that follow its name; None while it lives."""
         if not processes.is_ending(pid):
             return None
         code = self._engine_exit_code(pid)
         if code is None:
             if psutil.pid_exists(pid):
-                return None  # it is still on its way out
-            # It may have gone in this very moment, and its parent writes down how.
+                return None  # it is still ending
+            # It may have ended at this very moment, and its parent writes down how.
             code = self._engine_exit_code(pid)
         if code is None or code >= 0:
             return "is gone" + ("" if code is None else f", with exit code {code}")
         name = signal.Signals(-code).name
         guess = self._guess_of_killer(pid) if name == "SIGKILL" else ""
         if name == "SIGABRT" and not debug:
-            # gloo aborts the process where it is sent more than it expects.
+            # gloo aborts a process that is sent more than it expects.
             guess = (
                 "; did the ranks call a collective with different sizes? %nbgpu stop, then %nbgpu start --debug names "
                 "the calls"
@@ -251,25 +250,26 @@ class Processes:
         return self._guesses[pid]
 
     def _engine_exit_code(self, pid: int) -> int | None:
-        """How an engine ended; None where it has not, or nobody can say."""
-        told = self.folder / f"ended-{pid}"
+        """The exit code of an engine; None if it has not ended, or if the code is unknown."""
+        record = self.folder / f"ended-{pid}"
         give_up_s = time.monotonic() + _OBITUARY_PATIENCE_S
         # The engines' parent may be busy with an import.
-        while (status := processes.wait_status(pid)) is None and not told.exists():
+        while (status := processes.wait_status(pid)) is None and not record.exists():
             if psutil.pid_exists(pid) or time.monotonic() > give_up_s:
                 return None
             time.sleep(0.005)
-        return int(told.read_text()) if status is None else os.waitstatus_to_exitcode(status)
+        return int(record.read_text()) if status is None else os.waitstatus_to_exitcode(status)
 
     def log_tail(self, whose: Literal["engines", "controller"] = "engines") -> str:
-        """The end of what the engines or the controller wrote, as sentences for an error message."""
+        """The last lines that the engines or the controller wrote, as sentences for an error message."""
         pattern = "ipengine*.log" if whose == "engines" else "ipcontroller*.log"
         logs = sorted((self.folder / "profile" / "log").glob(pattern))
         tail = "\n".join(line for log in logs for line in log.read_text(errors="replace").splitlines()[-20:])
         return f"The log of the {whose} ends with:\n{tail}" if tail else f"The log of the {whose} is empty."
 
     def _connection(self) -> dict[str, Any] | None:
-        """How the controller is reached; None while it has not written that, or is about to."""
+        """The content of ipyparallel's file for clients; None while the controller has not written all of
+        it."""
         try:
             connection: dict[str, Any] = json.loads(self.connection_file.read_text())
         except (FileNotFoundError, ValueError):
@@ -277,7 +277,7 @@ class Processes:
         return connection
 
     def _ended_during_start(self, gone: Sequence[str]) -> ClusterError:
-        """The error for these processes, or an interrupt that came first and ended them."""
+        """Return the error for these processes, unless an interrupt ended them: then raise that."""
         # Until a process has a session of its own it gets the interrupts of this one's group, too.
         take_interrupt()
         log = self.log_tail("controller" if gone == ["controller"] else "engines")
@@ -298,7 +298,7 @@ class Processes:
 
 
 def _received(fork_server: socket.socket) -> bytes:
-    """The answer of the process that starts engines; TimeoutError where it takes too long."""
+    """The answer of the process that starts engines; TimeoutError if it takes too long."""
     give_up_s = time.monotonic() + _FORK_SERVER_PATIENCE_S
     while not select.select([fork_server], [], [], _POLL_PERIOD_S)[0]:
         take_interrupt()
@@ -308,8 +308,8 @@ def _received(fork_server: socket.socket) -> bytes:
 
 
 def _num_oom_kills() -> int | None:
-    """How many processes of this host the kernel has ended for want of memory since it was booted; None where
-    it does not say."""
+    """The number of processes that the kernel has ended for lack of memory since it was booted; None if it
+    does not say."""
     try:
         counts = dict(line.split() for line in _VMSTAT.read_text().splitlines())
         return int(counts["oom_kill"])
@@ -318,8 +318,8 @@ def _num_oom_kills() -> int | None:
 
 
 def _fill_serializers_tables() -> None:
-    """ipyparallel fills the tables of its serializer when one is first used, and two threads that start a
-    cluster each would trip over one another."""
+    """Have ipyparallel fill the tables of its serializer, which it does at the first use. Two threads that
+    each start a cluster would interfere with each other there."""
     from ipyparallel.serialize.canning import can, uncan
 
     with _serializers_tables:
@@ -329,8 +329,8 @@ def _fill_serializers_tables() -> None:
 
 @contextmanager
 def _no_warning_of_missing_signatures() -> Iterator[None]:
-    """ipyparallel signs no messages where Curve authenticates and encrypts them, and jupyter_client, which
-    does not know of Curve, warns of that in words that would alarm a person for no reason."""
+    """Hide a warning without cause. ipyparallel signs no messages if Curve authenticates and encrypts them,
+    and jupyter_client, which does not know of Curve, warns of that."""
 
     def is_not_that(record: logging.LogRecord) -> bool:
         return "Message signing is disabled" not in record.getMessage()

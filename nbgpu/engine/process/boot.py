@@ -1,4 +1,5 @@
-"""What a rank's process does before the first cell, and what it can do while its main thread is busy."""
+"""The work of a rank's process before its first cell, and the thread that acts while its main thread is
+busy."""
 
 from __future__ import annotations
 
@@ -42,10 +43,10 @@ _GRACE_S = 0.5
 class Sentinel:
     """A thread that can act while the main thread sits in C++, which it may do for minutes.
 
-    When its lifetime is over, the sentinel ends this engine and what that has started. On a socket in the
-    cluster's folder the client tells it which generation of the group is given up, and it frees the rank from
-    that one. No signal takes part in this: the person's code may do with the handlers of signals what it
-    likes.
+    When its lifetime is over, the sentinel ends this engine and the processes that the engine has started. On
+    a socket in the cluster's folder the client names the generation of the group that is given up, and the
+    sentinel frees the rank from it. No signal takes part in this, so that code on the rank may do with signal
+    handlers what it likes.
     """
 
     def __init__(self, lifetime: LifetimeWatch, cluster_folder: Path) -> None:
@@ -59,7 +60,7 @@ class Sentinel:
         threading.Thread(target=self._watch, name="nbgpu-sentinel", daemon=True).start()
 
     def _leave(self) -> None:
-        """Close the descriptors in a child that code on the rank has forked: it has no sentinel."""
+        """Close the descriptors in a child that code on the rank has forked, because it has no sentinel."""
         self._socket.close()
         for pidfd in self._lifetime.fds:
             with suppress(OSError):
@@ -88,7 +89,7 @@ class Sentinel:
                 try:
                     import_module("nbgpu.engine.group.group").give_up(generation)
                 except Exception:  # noqa: BLE001 - it is logged
-                    # Without this thread nothing could free the rank any more, nor end it.
+                    # Without this thread nothing could free or end the rank any more.
                     _log.exception("generation %d of the process group could not be given up", generation)
 
 
@@ -96,7 +97,7 @@ _sentinel: Sentinel | None = None
 
 
 def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoReturn:
-    """Runs ipyparallel's engine in this process, under the eyes of a sentinel, until it is told to stop."""
+    """Run ipyparallel's engine in this process, watched by a sentinel, until it is told to stop."""
     global _sentinel
     descendants.adopt_orphans()
     _sentinel = Sentinel(lifetime, cluster_folder)
@@ -105,12 +106,13 @@ def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoRetur
     from ipyparallel.engine.app import IPEngine
 
     class Engine(IPEngine):  # type: ignore[misc]
-        """Looks for modules where a notebook's kernel does, and is ended by SIGTERM as any process."""
+        """An engine that looks for modules where a notebook's kernel does, and that SIGTERM ends like any
+        process."""
 
         def init_signal(self) -> None:
-            """Leave SIGTERM as it is in any process, which it ends at once. ipyparallel's handler of it ends
-            an engine when the main thread comes to it, which may be a cell later, and forked children, which
-            inherit it, not at all."""
+            """Leave SIGTERM its default action, which ends a process at once. ipyparallel's handler ends an
+            engine only when the main thread gets to it, which may be a cell later, and it does not end forked
+            children, which inherit it."""
             super().init_signal()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -119,7 +121,7 @@ def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoRetur
 
         def init_engine(self) -> None:
             super().init_engine()
-            # Again ipyparallel has put the working folder before the standard library.
+            # ipyparallel has put the working folder before the standard library here, too.
             sys.path.remove("")
             interpreter.look_in([""])
 
@@ -127,12 +129,11 @@ def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoRetur
         argv=[
             "--IPEngine.enable_nanny=False",
             f"--IPEngine.id={number}",
-            # Whoever starts the cluster gives up in time, and says why; on a busy host the 5 and 10 s that an
-            # engine waits by itself are too few.
+            # The process that starts the cluster gives up in time, and says why. On a busy host the
+            # 5 and 10 s that an engine waits by default are too short.
             f"--IPEngine.timeout={_NO_LIMIT_S}",
             f"--IPEngine.wait_for_url_file={_NO_LIMIT_S}",
-            # A controller that is silent may have been stopped together with the host; of its end the
-            # sentinel knows.
+            # A silent controller may have been stopped together with the host. The sentinel notices its end.
             "--IPEngine.max_heartbeat_misses=0",
             f"--Session.session={engine_name(os.getpid())}",
         ]
@@ -141,11 +142,12 @@ def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoRetur
 
 
 def _keep_sockets_of_multiprocessing_in(folder: Path) -> None:
-    """Let multiprocessing have its temporary folder in the cluster's: one of its own stays when an engine is
+    """Put multiprocessing's temporary folder into the cluster's, because its own would stay when an engine is
     killed."""
     temporary = tempfile.mkdtemp(prefix="pymp-", dir=folder)
     if len(f"{temporary}/listener-12345678".encode()) > MAX_PATH_BYTES:
-        # For the engine's life, and by its number, because its worker processes use the folder as well.
+        # The descriptor stays open for the engine's life, and the path has the engine's pid, because its
+        # worker processes use the folder as well.
         descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
         temporary = f"/proc/{os.getpid()}/fd/{descriptor}"
     multiprocessing.process.current_process()._config["tempdir"] = temporary  # type: ignore[attr-defined]
@@ -153,7 +155,7 @@ def _keep_sockets_of_multiprocessing_in(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Seat:
-    """An engine's place in the group, as the client assigns it."""
+    """An engine's place in the group, which the client assigns."""
 
     rank: int
     world_size: int
@@ -164,27 +166,27 @@ class Seat:
     device: str
     """'cuda:N' among the GPUs that the cluster chose, or 'cpu'."""
     described: Mapping[str, Any]
-    """The fields of that device's `records.Device`."""
+    """The fields of the device's `records.Device`."""
     rendezvous: str
-    """Folder in which the ranks meet; only the user can enter it."""
+    """The folder in which the ranks meet; only the user can enter it."""
     threads: int
     """CPU threads for torch's operators on this rank."""
     collective_timeout_s: float
     memory_limit_bytes: int | None
-    """The most that the rank may take on its device; None for no limit."""
+    """The most memory that the rank may take on its device; None for no limit."""
     cell_seed: int | None
-    """Of the random numbers that cells draw, as `ClusterConfig` has it."""
+    """The seed of the random numbers that cells draw, as in `ClusterConfig`."""
 
 
 def join(seat: Mapping[str, Any], generation: int) -> list[str]:
-    """Makes this engine a rank of the first group, and gives its cells their names.
+    """Make this engine a rank of the first group, and give its cells their names.
 
     Args:
         seat: the rank's place.
-        generation: 0, or how many ways to talk were tried before in vain.
+        generation: the number of transports that were tried before without success.
 
     Returns:
-        The variables that were set for the way to talk, as 'NAME=value'.
+        The environment variables that were set for the transport, as 'NAME=value'.
     """
     from nbgpu.engine.group import group
 
@@ -194,9 +196,10 @@ def join(seat: Mapping[str, Any], generation: int) -> list[str]:
 
 
 def seat_for_replay(seat: Mapping[str, Any]) -> None:
-    """Gives an engine that takes over a rank its names, and a group in which every collective does nothing.
+    """Give an engine that takes over a rank its names, and a group in which every collective does nothing.
 
-    In it the cells that the rank had seen can run again with nobody at the other end; `join_again` ends it.
+    In this group the cells that the rank had seen can run again without the other ranks. `join_again` ends
+    it.
     """
     from nbgpu.engine.group import group
 
@@ -204,12 +207,12 @@ def seat_for_replay(seat: Mapping[str, Any]) -> None:
 
 
 def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int]) -> list[str]:
-    """Takes part in the next generation of the group; every rank calls it, also one that has just come.
+    """Take part in the next generation of the group. Every rank calls it, a new one included.
 
     Args:
         seat: the rank's place.
-        generation: which forming of the group this is.
-        healthy: the ranks whose state is to be trusted where the ranks differ.
+        generation: the number of this forming of the group.
+        healthy: the ranks whose state counts where the ranks differ.
 
     Returns:
         A line for each variable that could not be moved to the new group, or whose state differed.
@@ -238,8 +241,8 @@ def _note_end_of_cell(result: Any) -> None:
 
 
 def last_cell_failed() -> bool:
-    """Whether this rank's last cell raised, and the group was not formed anew since; for a client that has
-    just come."""
+    """Whether this rank's last cell raised and the group was not formed again since. A client that has just
+    attached asks."""
     return _last_cell_failed
 
 
@@ -248,7 +251,7 @@ _settings_of_transport: list[str] = []
 
 
 def _settle_variables(seat: Seat) -> None:
-    """Sets the environment of the way to talk, before CUDA, NCCL or gloo read it."""
+    """Set the environment of the transport before CUDA, NCCL or gloo read it."""
     from nbgpu.engine.group import safe_nccl
 
     device = Device(**seat.described)
@@ -257,12 +260,12 @@ def _settle_variables(seat: Seat) -> None:
     if seat.transport == NCCL_SAFE:
         _settings_of_transport[:] = safe_nccl.apply()
     if seat.transport == SINGLE:
-        # It talks to nobody, so that it does not matter which interface the person named for that.
+        # A single rank talks to nobody, so the interface that the person named does not matter.
         os.environ.pop("GLOO_SOCKET_IFNAME", None)
 
 
 def _take(seat: Seat) -> Seat:
-    """Prepares this engine to be a rank, once."""
+    """Prepare this engine to be a rank, once."""
     global _taken
     if _taken is not None:
         assert _taken == seat, f"this engine is rank {_taken.rank} already"
@@ -326,7 +329,7 @@ def _take(seat: Seat) -> Seat:
         "torch": torch,
         "dist": dist,
     }
-    # Not the person's own: `%who` and `%nbgpu vars` leave them out.
+    # They are not the person's own, and `%who` and `%nbgpu vars` leave them out.
     shell.push(given, interactive=False)
     return seat
 

@@ -2,10 +2,10 @@
 
     python -m nbgpu.engine.process.fork_server DESCRIPTOR
 
-It imports torch and ipyparallel once, and forks as many engines as the first request says that comes to the
-socket with this descriptor. Importing once takes a fraction of the time that an import by each engine takes
-on a busy host, and runs while ipyparallel's controller starts, or before anybody starts a cluster. An engine
-that dies is replaced by a new fork, which is there in a moment.
+It imports torch and ipyparallel once. The first request to the socket with this descriptor says how many
+engines it forks. To import once takes a fraction of the time that the imports of all engines would take on a
+busy host, and happens while ipyparallel's controller starts, or before anybody starts a cluster. An engine
+that dies is replaced by a new fork within a moment.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from nbgpu.machine.lifetime import LifetimeWatch
 from nbgpu.protocol.records import CLUSTER_FOLDER, CONTROLLER_PID, TAKEN
 
 OWNER_PID = "NBGPU_OWNER_PID"
-"""Environment variable: the process that started the cluster, usually the notebook's kernel."""
+"""Environment variable with the pid of the process that started the cluster, usually the notebook's
+kernel."""
 
 _NEEDED_BY_EVERY_ENGINE = (
     "ipykernel.debugger",
@@ -56,13 +57,13 @@ _ORPHANS_PERIOD_S = 0.02
 
 
 class ForkServer:
-    """Forks engines from a process that has imported all that they need, and sees how they end.
+    """Forks engines from a process that has imported all that they need, and records how they end.
 
-    Each engine gets the next number as ipyparallel's id. The client asks for more of them, to replace one
-    that died, over a Unix socket in the cluster's folder, where only the user can go: a line of JSON each
-    way, and a word that the answer has come. An engine of which nobody took note is ended.
+    Each engine gets the next number as ipyparallel's id. To replace an engine that died, the client asks for
+    another over a Unix socket in the cluster's folder, which only the user can enter: a line of JSON each
+    way, and an acknowledgement of the answer. An engine whose number nobody acknowledged is ended.
 
-    What an engine has started, and has not ended when it is gone, comes to this process and is ended here.
+    Processes that an engine has started and not ended become children of this process, which ends them.
     """
 
     def __init__(self, owner: int, controller_pid: int, folder: Path, requests: socket.socket) -> None:
@@ -71,15 +72,15 @@ class ForkServer:
         self._folder = folder
         self._num_forked = 0
         self._pid_of: dict[int, int] = {}
-        """By pidfd."""
+        """The engines' pids by pidfd."""
         self._untaken: dict[socket.socket, int] = {}
-        """Engines whose numbers are on their way, by the connection that they took."""
+        """Engines whose numbers were sent and not acknowledged yet, by connection."""
         self._orphans: descendants.Ending | None = None
-        """While an engine that is gone may have left processes."""
+        """The ending of processes that engines have left; None if there are none."""
         self._requests = requests
 
     def fork_engine(self) -> tuple[int, int]:
-        """Forks one engine, which runs until it is told to stop; returns its number and its pid."""
+        """Fork one engine, which runs until it is told to stop; return its number and its pid."""
         number, fork_server_pid = self._num_forked, os.getpid()
         self._num_forked += 1
         pid = os.fork()
@@ -96,7 +97,7 @@ class ForkServer:
         return number, pid
 
     def serve(self) -> None:
-        """Answers requests, and writes down how engines ended, until that is of no use any more."""
+        """Answer requests and record how engines end, until the cluster is over."""
         lifetime = LifetimeWatch(self._folder, self._owner, [self._controller_pid])
         while True:
             requests = self._requests.fileno()
@@ -113,15 +114,14 @@ class ForkServer:
                 self._answer(self._requests.accept()[0])
 
     def end(self) -> None:
-        """Ends the engines and all that they have started: asks first, and kills what is still there after a
-        moment."""
+        """End the engines and all that they have started: ask first, and kill what is left after a moment."""
         descendants.end_all(_STOP_GRACE_S)
         for pidfd in select.select(list(self._pid_of), [], [], 0)[0]:
             self._bury(pidfd)
 
     def _end_orphans(self) -> float | None:
-        """Ends what engines that are gone have left; returns after how many seconds to look again, None for
-        never."""
+        """End the processes that engines have left; return the seconds until the next look, None if no look
+        is needed."""
         if self._orphans is None:
             return None
         engines = set(self._pid_of.values())
@@ -140,7 +140,7 @@ class ForkServer:
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
         self._orphans = self._orphans or descendants.Ending(_ORPHANS_GRACE_S)
-        # Only a parent is told how a process ended; the client reads it here, and never half of it.
+        # Only a parent learns how a process ended. The client reads this file, and never half of it.
         with suppress(FileNotFoundError):
             write_whole(self._folder / f"ended-{pid}", str(os.waitstatus_to_exitcode(status)))
 
@@ -148,22 +148,22 @@ class ForkServer:
         asked = _read(request)
         if asked is None:
             request.close()
-            return  # whoever asked is gone, and the engines may be there for another one
+            return  # the client that asked is gone, and another one may use the engines
         if "train" in asked:
-            # For the engines that are forked from now on. Nobody waits for it.
+            # For engines that are forked from now on. Nobody waits for this import.
             import_module("nbgpu.engine.train").get_ready(asked["train"])
             gc.freeze()
         if "fork" in asked:
             number, pid = self.fork_engine()
             self._untaken[request] = pid
-            with suppress(OSError):  # then `_hand_over` finds that nobody is there
+            with suppress(OSError):  # `_hand_over` then finds that the client is gone
                 request.sendall(json.dumps({"engine": number, "pid": pid}).encode())
         else:
             request.close()
 
     def _hand_over(self, connection: socket.socket) -> None:
-        """Ends a new engine unless the client has taken note of it: of one whose client was interrupted
-        nobody would know."""
+        """End a new engine unless the client has acknowledged it. Nobody would know of an engine whose client
+        was interrupted."""
         pid = self._untaken.pop(connection)
         with connection:
             try:
@@ -175,7 +175,7 @@ class ForkServer:
 
 
 def main() -> None:
-    """Forks the engines, and more when asked, until it is told to stop or its owner is gone."""
+    """Fork the engines, and more of them on request, until the cluster is stopped or its owner is gone."""
     requests = socket.socket(fileno=int(sys.argv[1]))
     requests.set_inheritable(False)
     owner_pid = int(os.environ[OWNER_PID])
@@ -197,7 +197,7 @@ def main() -> None:
             fork_server.fork_engine()
         fork_server.serve()
         fork_server.end()
-    # The last process of the cluster: what the others wrote while they ended goes with it.
+    # As the last process of the cluster it removes what the others wrote while they ended.
     with suppress(ProcessLookupError):
         if controller_pid is not None:
             select.select([os.pidfd_open(controller_pid)], [], [], _STOP_GRACE_S)
@@ -217,7 +217,7 @@ def import_what_every_engine_needs() -> None:
 
 
 def _owner(pid: int) -> int | None:
-    """A pidfd of this process's owner, which is its parent; None where the owner is gone."""
+    """A pidfd of this process's owner, which is its parent; None if the owner is gone."""
     try:
         owner = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -227,7 +227,7 @@ def _owner(pid: int) -> int | None:
 
 
 def _num_engines(requests: socket.socket, owner: int) -> int | None:
-    """How many engines the owner wants, once it says so; None where it goes before that."""
+    """Wait for the owner's request and return the number of engines; None if the owner ends before that."""
     while requests.fileno() in select.select([requests.fileno(), owner], [], [])[0]:
         with requests.accept()[0] as request:
             asked = _read(request)
@@ -238,7 +238,7 @@ def _num_engines(requests: socket.socket, owner: int) -> int | None:
 
 
 def _read(request: socket.socket) -> dict[str, Any] | None:
-    """What is asked for; None where whoever asked has gone before it was said."""
+    """Read a request; None if the client has gone before it was complete."""
     try:
         asked: dict[str, Any] = json.loads(request.recv(_REQUEST_BYTES))
     except (OSError, ValueError):
@@ -247,7 +247,7 @@ def _read(request: socket.socket) -> dict[str, Any] | None:
 
 
 def _controller_pid(folder: Path) -> int | None:
-    """The controller's process; None where the owner has gone before it started one."""
+    """The controller's pid; None if the owner ended before it launched one."""
     try:
         return int((folder / CONTROLLER_PID).read_text())
     except FileNotFoundError:
