@@ -63,14 +63,14 @@ _current: Cluster | None = None
 
 
 def current() -> Cluster:
-    """The cluster that this process started last and that still runs; NoClusterError where there is none."""
+    """The running cluster that this process started last; NoClusterError if there is none."""
     if _current is None:
         raise NoClusterError("no cluster is running. Start one with: %nbgpu start")
     return _current
 
 
 def require_none() -> None:
-    """ClusterError where this process has a cluster."""
+    """Raise ClusterError if this process has a cluster."""
     if _current is not None:
         raise ClusterError(
             f"a cluster is already running ({_current.describe()}). Stop it first: %nbgpu stop"
@@ -96,7 +96,7 @@ class Cluster:
 
     @classmethod
     def with_config(cls, config: ClusterConfig) -> Self:
-        """A cluster with settings that were checked as a whole.
+        """Make a cluster with settings that are already checked.
 
         Raises:
             ConfigError: a GPU is named that is not there.
@@ -118,26 +118,26 @@ class Cluster:
         self.devices = self._wanted = chosen
         self._transports = transports.candidates(config, chosen)
         self.chosen_transport = chosen_transport
-        """How the ranks talk, and what was tried before; before the start what is tried first."""
+        """The transport, with those that were tried before it; before the start, the first to be tried."""
         self.run: Run | None = None
-        """The training run that was started last, which may be over."""
+        """The latest training run, which may be over."""
         self._planned: Plan | None = None
-        """The plan that was made last."""
+        """The latest plan."""
         self._processes: Processes | None = None
         self._entry: registry.Entry | None = None
         self._client: Any = None
         self._ranks: Ranks | None = None
         self.history = CellHistory()
-        """What the ranks were sent."""
+        """The cells and values that were sent to the ranks."""
         self.reloading = Reloading()
         self.recovery = Recovery(self)
         self._last_seen: dict[int, Sighting] = {}
         self._listens: Listener | None = None
         self._release: IdleRelease | None = None
         self._why_ended = ""
-        """Why it does not run, where nobody has stopped it."""
+        """The reason why the cluster no longer runs, if nobody has stopped it; otherwise empty."""
         self.news: list[str] = []
-        """What the person does not know yet, for the next cell to tell: ranks that were replaced in a run."""
+        """News for the next cell to show, such as ranks that were replaced in a run."""
 
     def __enter__(self) -> Self:
         return self.start()
@@ -160,43 +160,42 @@ class Cluster:
 
     @property
     def backend(self) -> str:
-        """torch.distributed's."""
+        """The backend of torch.distributed."""
         return self.chosen_transport.transport.backend
 
     @property
     def transport(self) -> Transport:
-        """The way in which the ranks talk."""
+        """The transport over which the ranks communicate."""
         return self.chosen_transport.transport
 
     @property
     def pids(self) -> dict[int, int]:
-        """The process id of every rank."""
+        """The process ids by rank."""
         return self.ranks.pids
 
     @property
     def ranks(self) -> Ranks:
-        """The engines as ranks; NoClusterError where the cluster is not running."""
+        """The engines as ranks; NoClusterError if the cluster is not running."""
         if self._ranks is None:
             raise NoClusterError(self._why_ended or _NOT_RUNNING)
         return self._ranks
 
     @property
     def folder(self) -> Path:
-        """The cluster's own folder, which only the user can enter; it goes when the cluster ends."""
+        """The cluster's folder, which only the user can enter and which is removed when the cluster ends."""
         if self._processes is None:
             raise NoClusterError(_NOT_RUNNING)
         return self._processes.folder
 
     @property
     def connection_file(self) -> Path:
-        """ipyparallel's file for clients: with it, and only with it, another process can reach the
-        engines."""
+        """ipyparallel's file for clients. Another process needs it to reach the engines."""
         if self._processes is None:
             raise NoClusterError(_NOT_RUNNING)
         return self._processes.connection_file
 
     def describe(self) -> str:
-        """One line that says what the cluster got."""
+        """Describe the cluster's ranks, devices and transport in one line."""
         count = f"{self.world_size} {'rank' if self.world_size == 1 else 'ranks'}"
         if self.devices[0].kind == "cpu":
             found = "no GPU found" if self.config.gpus == "auto" else "no GPU used"
@@ -205,23 +204,23 @@ class Cluster:
         return f"{count} on {names}, {self.chosen_transport.describe()}"
 
     def start(self) -> Self:
-        """Starts the engines and returns when an all_reduce over all of them gave the right sum.
+        """Start the engines and return when an all_reduce over all of them has given the right sum.
 
-        With `backend='auto'` other ways to talk are tried where the best one does not work, down to a rank
-        alone; a warning then says which failed, and why.
+        With `backend='auto'` other transports are tried if the best one does not work, a single rank being
+        the last. A warning then says which ones failed, and why.
 
         Raises:
-            ConfigError: a variable of gloo's or NCCL's names a network interface that is not there.
-            ClusterError: another cluster of this process runs, another one has a GPU, too few files may be
-                open or they may be too short, or an engine did not come; the message ends with what the
-                engines said.
+            ConfigError: a variable of gloo or NCCL names a network interface that does not exist.
+            ClusterError: another cluster of this process runs, another cluster has a GPU, the limits of the
+                number or size of files are too low, or an engine did not start. The message ends with the
+                engines' log.
         """
         require_none()
         return self._start(self._become_current)
 
     def start_beside(self) -> Self:
-        """As `start`, for one of several clusters that a process has: none of them is `current()`, and
-        whoever started them stops them."""
+        """As `start`, for one of several clusters of this process. None of them is `current()`, and the
+        caller stops them."""
         return self._start(lambda: None)
 
     def _start(self, at_the_end: Callable[[], None]) -> Self:
@@ -232,9 +231,9 @@ class Cluster:
         )
         self._processes = processes = Processes.prepare()
         try:
-            # What `stop` does not know of it cannot take back.
+            # `stop` can only end what it knows of.
             with uninterrupted():
-                # Before all else, because importing torch takes longest. No GPU is touched before it is
+                # Before all else, because the import of torch takes longest. No GPU is touched before it is
                 # claimed.
                 processes.launch(environment.of_engines(self.config, self.devices))
                 entry = registry.new_entry(self.config, self.devices, self.chosen_transport, processes.folder)
@@ -247,7 +246,7 @@ class Cluster:
                 self._client, self.world_size, self.config.start_timeout_s, processes.require_reachable
             )
             self._ranks = self._sit_down(processes, seating)
-            self._take_way(find_transport(self._ranks, self._transports, self.config))
+            self._use_transport(find_transport(self._ranks, self._transports, self.config))
             if self.config.spare:
                 self._ranks.prepare_to_train(TRAIN_CONFIGS)
             if self.config.keep:
@@ -260,7 +259,7 @@ class Cluster:
 
     @classmethod
     def restored(cls, entry: registry.Entry) -> Cluster:
-        """The handle of a cluster that another process has started; `entry` says all that is known of it."""
+        """Make a handle for a cluster that another process has started, from its entry in the registry."""
         cluster = cls.__new__(cls)
         cluster._describe(entry.config, entry.devices, entry.chosen_transport)
         cluster._entry = entry
@@ -272,7 +271,7 @@ class Cluster:
         return cluster
 
     def rejoin(self, run_folder: Path | None) -> None:
-        """Takes up what the ranks were doing when their notebook went: a run, or a cell."""
+        """Take over the run or the cell that the ranks were in when their notebook ended."""
         if run_folder is not None and not run_folder.exists():
             warnings.warn(f"the folder of the last run is gone: {run_folder}", stacklevel=3)
         elif run_folder is not None:
@@ -280,11 +279,11 @@ class Cluster:
             if not self.run.over:
                 return
         if any(self.ranks.how_ended(rank) for rank in range(self.world_size)):
-            return  # the next cell says so
+            return  # the next cell reports it
         self.recovery.take_up_the_cell()
 
-    def _take_way(self, chosen_transport: ChosenTransport) -> None:
-        """Notes how the ranks talk, and says so where it is not the best way."""
+    def _use_transport(self, chosen_transport: ChosenTransport) -> None:
+        """Record the transport of the ranks, and warn if it is not the best one."""
         self.chosen_transport = chosen_transport
         self.devices = self.devices[: len(self.ranks)]
         self._note()
@@ -298,11 +297,11 @@ class Cluster:
             warnings.warn(f"{now}, because better ways failed\n{why}\nnbgpu doctor says more", stacklevel=3)
 
     def stop_cell(self) -> None:
-        """Stops a cell that ranks are in although nobody waits for it any more, as the stop button would."""
+        """Stop a cell that ranks are still in although nobody waits for it, as the stop button would."""
         self.recovery.stop_cell()
 
     def _note(self) -> None:
-        """Writes down what another process must know to list, end or take over this cluster."""
+        """Write the entry that other processes need to list, end or take over this cluster."""
         if self._entry is None or self._processes is None:
             return
         known: dict[str, Any] = {
@@ -328,12 +327,12 @@ class Cluster:
             self._release = IdleRelease(self.config.release_after_s, self._is_working, self._end_unused)
 
     def note_use(self) -> None:
-        """Notes that somebody uses the cluster: `release_after_s` counts from now."""
+        """Note that somebody uses the cluster, so that `release_after_s` counts from now."""
         if self._release is not None:
             self._release.used()
 
     def _is_working(self) -> bool:
-        """Whether a run goes on or a rank is at work, also one that does not say what it does."""
+        """Whether a run is active or a rank is at work. A rank that does not answer counts as working."""
         if self.run is not None and not self.run.over:
             return True
         with closing(self.lookout()) as lookout:
@@ -351,15 +350,15 @@ class Cluster:
             f"{self.config.release_after_s:g} s (release_after_s). Its {devices}, and what the ranks held is gone. "
             "Start it again with: start(), or %nbgpu start"
         )
-        told = self._why_ended
+        why_ended = self._why_ended
         self.stop()
-        self._why_ended = told
-        tell_in_next_cell(told[0].upper() + told[1:])
+        self._why_ended = why_ended
+        tell_in_next_cell(why_ended[0].upper() + why_ended[1:])
 
     def stop(self) -> None:
-        """Ends every engine and the controller, and removes what they left on disk. Harmless when repeated.
+        """End every engine and the controller, and remove their files. Harmless when repeated.
 
-        An interrupt is raised when all that is done.
+        An interrupt is raised after all of that.
         """
         with uninterrupted():
             self._stop_all()
@@ -394,12 +393,14 @@ class Cluster:
         self._last_seen = {}
 
     def submit(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, Any]:
-        """Sends a cell to the ranks and returns at once; by rank, ipyparallel's AsyncResult, which gathers
-        what it prints.
+        """Send a cell to the ranks and return at once.
 
         Args:
             code: the cell's text.
-            ranks: which; None for all.
+            ranks: the ranks that run it; None for all.
+
+        Returns:
+            By rank, ipyparallel's AsyncResult, which gathers the output.
 
         Raises:
             RunError: a training run has the ranks now.
@@ -420,8 +421,7 @@ class Cluster:
         arrivals: Arrivals,
         is_awaited: bool = False,
     ) -> dict[int, Answer]:
-        """As `submit`, in half the time; `options` go along, and `arrivals` gets what is printed, message by
-        message.
+        """As `submit`, in half the time. `arrivals` gets the output message by message.
 
         The answers to a cell that `is_awaited` come on the caller's event loop.
         """
@@ -442,7 +442,7 @@ class Cluster:
         self.history.note(chosen, code)
         results: dict[int, _R] = {}
         try:
-            # Sent to some ranks only, it would meet the others' next cell in a collective.
+            # A cell that only some ranks got would meet the others' next cell in a collective.
             results |= send(chosen)
             take_interrupt()
         except KeyboardInterrupt:
@@ -453,10 +453,10 @@ class Cluster:
 
     @uninterrupted()
     def execute(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, str]:
-        """Runs code on the ranks and returns what each printed to stdout.
+        """Run code on the ranks and return the text that each printed to stdout.
 
         Raises:
-            RankError: it raised on one rank or more.
+            RankError: the code raised on one rank or more.
         """
         results = self.submit(code, ranks)
         watch = RankWatch(self.ranks, results)
@@ -467,7 +467,7 @@ class Cluster:
                 self.history.forget_newest(results)
             self.note_use()
         for result in results.values():
-            # Output takes another socket than the result, and may come after it.
+            # Output comes over another socket than the result, and may come after it.
             result.wait_for_output(_OUTPUT_PATIENCE_S)
         return {rank: result.stdout for rank, result in results.items()}
 
@@ -475,7 +475,7 @@ class Cluster:
     def apply(
         self, function: Callable[..., Any], *args: Any, ranks: Sequence[int] | None = None
     ) -> dict[int, Any]:
-        """Calls a function on the ranks and returns its results by rank; RankError where it raised."""
+        """Call a function on the ranks and return its results by rank; RankError if it raised."""
         chosen = self._chosen(ranks)
         self._make_ready()
         results = {rank: self.ranks[rank].apply_async(function, *args) for rank in chosen}
@@ -485,17 +485,17 @@ class Cluster:
     def pull(
         self, name: str | Sequence[str], rank: int = 0, *, ranks: Sequence[int] | Literal["all"] | None = None
     ) -> Any:
-        """A copy of a variable of one rank, in this process's memory. Tensors arrive on the CPU.
+        """Copy a variable of one rank into this process. Tensors arrive on the CPU.
 
         Args:
-            name: of the variable; with several names their values come as a dict by name.
-            rank: which.
-            ranks: several, or 'all': a dict by rank comes.
+            name: the variable's name. For several names the result is a dict by name.
+            rank: the rank.
+            ranks: several ranks, or 'all', in place of `rank`. The result is then a dict by rank.
 
         Raises:
-            RankError: a rank has no such variable, or its value cannot travel; all that is wrong is named.
-            TransferError: a value cannot be put together here, because its class is defined on the ranks
-                only.
+            RankError: a rank has no such variable, or its value cannot be sent. The message names every such
+                variable.
+            TransferError: a value cannot be rebuilt here, because its class is defined on the ranks only.
             RunError: a training run has the ranks now.
         """
         chosen = self._chosen([rank] if ranks is None else None if ranks == "all" else ranks)
@@ -506,11 +506,11 @@ class Cluster:
         return by_rank if ranks is not None else by_rank[rank]
 
     def push(self, ranks: Sequence[int] | None = None, **values: Any) -> None:
-        """Gives the ranks variables of these names, with copies of the values. Tensors arrive on the CPU.
+        """Give the ranks variables of these names, with copies of the values. Tensors arrive on the CPU.
 
         Raises:
-            TransferError: some values cannot travel; all of them are named, and nothing was sent.
-            RankError: a rank cannot put a value together, because its class is not defined there.
+            TransferError: some values cannot be sent. The message names all of them, and nothing was sent.
+            RankError: a rank cannot rebuild a value, because its class is not defined there.
             RunError: a training run has the ranks now.
         """
         chosen = self._chosen(ranks)
@@ -521,7 +521,7 @@ class Cluster:
         self.history.note_pushed(values)
 
     def vars(self, pattern: str = "*") -> pd.DataFrame:
-        """The ranks' variables whose names fit: one row for each variable and rank.
+        """A table of the ranks' variables whose names match: one row for each variable and rank.
 
         The columns are name, rank, type, shape, dtype, device, bytes, content and "ranks differ", which says
         in what they do, and is empty where they agree or where the values were not compared.
@@ -529,17 +529,17 @@ class Cluster:
         return variables.table(self.apply, pattern).frame()
 
     def train(self, recipe: str, **settings: Any) -> Run:
-        """Starts a training run on all ranks and returns at once. A Stop meanwhile stops the run.
+        """Start a training run on all ranks and return at once. A Stop during the call stops the run.
 
         Raises:
-            ConfigError: a setting is not valid; nothing was started.
+            ConfigError: a setting is not valid. Nothing was started.
             RunError: another run has the ranks now.
         """
         return self.train_with(train_config(recipe, **settings))
 
     @uninterrupted()
     def train_with(self, config: TrainConfig) -> Run:
-        """As `train`, with settings that are checked already."""
+        """As `train`, with settings that are already checked."""
         config = settled(config, self.devices)
         self.note_use()
         self._make_ready()
@@ -556,8 +556,8 @@ class Cluster:
         return self.run
 
     def plan(self, recipe: str, **settings: Any) -> Plan:
-        """What a run with these settings will do, and an estimate of its memory; nothing is started. Prints
-        as lines.
+        """Say what a run with these settings will do, and estimate its memory. Nothing is started; the plan
+        prints as lines.
 
         Raises:
             ConfigError: a setting is not valid.
@@ -566,7 +566,7 @@ class Cluster:
         return self.plan_with(train_config(recipe, **settings))
 
     def plan_with(self, config: TrainConfig) -> Plan:
-        """As `plan`, with settings that are checked already."""
+        """As `plan`, with settings that are already checked."""
         config = settled(config, self.devices)
         self._make_ready()
         self._planned = planning.plan(self, config)
@@ -575,11 +575,11 @@ class Cluster:
     def find_batch_size(
         self, recipe: str, stop: threading.Event | None = None, **settings: Any
     ) -> BatchSizes:
-        """Finds the largest batch that fits on all ranks, with real steps on generated batches; prints as a
-        table.
+        """Find the largest batch that fits on all ranks, with real steps on generated batches. The result
+        prints as a table.
 
-        On CPU ranks `memory_limit` decides, or their share of what the host has free. Variables of the ranks
-        count as held, and stay as they are.
+        On CPU ranks `memory_limit` is the limit, or their share of the host's free memory. Variables of the
+        ranks stay as they are, and their memory counts as used.
 
         Args:
             recipe: the workload.
@@ -595,28 +595,27 @@ class Cluster:
         return self.find_batch_size_with(config, stop)
 
     def find_batch_size_with(self, config: TrainConfig, stop: threading.Event | None = None) -> BatchSizes:
-        """As `find_batch_size`, with settings that are checked already."""
+        """As `find_batch_size`, with settings that are already checked."""
         config = settled(planning.for_search(config), self.devices)
         self._make_ready()
         return planning.find_batch_size(self, config, stop)
 
     @uninterrupted()
     def restart(self, rank: int | None = None, replay: bool = False) -> str:
-        """Ends one rank and puts a new engine in its place, or starts the whole cluster anew.
+        """End one rank and put a new engine in its place, or restart the whole cluster.
 
-        Other ranks that are still in an earlier cell are stopped. One that does not come back even then is
-        given up as well: without it there is no group.
+        Other ranks that are still in an earlier cell are stopped. A rank that does not come back even then is
+        replaced as well, because without it there is no group. During a training run only a rank that stands
+        still can be ended: the run then replaces it like a rank that has died.
 
         Args:
-            rank: which; None for the whole cluster.
-            replay: run the cells again that the rank had seen, on it alone, but for those that were cut off.
-                Collectives in them return at once and exchange nothing. DDP objects and their optimizers get
-                the other ranks' state afterwards.
+            rank: the rank; None for the whole cluster.
+            replay: run the cells that the rank had seen again, on the new engine alone, except those that
+                were cut off. Collectives in them return at once and exchange nothing. DDP objects and their
+                optimizers get the other ranks' state afterwards.
 
         Returns:
-            What happened, in words.
-
-        A rank that stands still in a training run is ended, and the run replaces it as one that has died.
+            A description of what happened.
 
         Raises:
             RunError: a training run has the ranks now, and this one does not stand still.
@@ -637,51 +636,50 @@ class Cluster:
     def restore_group(
         self, watch: RankWatch, results: Mapping[int, Reply], failed: Sequence[int] = ()
     ) -> list[str]:
-        """Makes the group good again once all ranks are back or gone; those that are gone are replaced.
+        """Restore the group when all ranks are back or gone, and replace those that are gone.
 
         Args:
-            watch: over the results.
-            results: by rank.
-            failed: ranks that raised, whose state is not trusted where the ranks differ.
+            watch: the watch over the results.
+            results: the results by rank.
+            failed: the ranks that raised, whose state does not count where the ranks differ.
 
         Returns:
-            What the person is to know, in lines.
+            Lines for the person.
         """
         return self.recovery.restore_group(watch, results, failed)
 
     def leave_behind(self, results: Mapping[int, Reply]) -> None:
-        """Notes ranks that did not come back from a cell; they get no other one until they do, and no
-        answers."""
+        """Note the ranks that did not come back from a cell. Until they do they get no other cell, and no
+        answers to their questions."""
         self.recovery.leave_behind(results)
 
     def lookout(self) -> Lookout:
-        """What asks the ranks where they are; to be closed."""
+        """Make a lookout, which asks the ranks where they are. The caller closes it."""
         if self._processes is None:
             raise NoClusterError(_NOT_RUNNING)
         return Lookout(self._processes.folder, self.pids, self._last_seen)
 
     def questions(self) -> Questions:
-        """What takes the ranks' questions to the person; to be closed."""
+        """Make the object that takes the ranks' questions to the person. The caller closes it."""
         if self._processes is None:
             raise NoClusterError(_NOT_RUNNING)
         return Questions(self._listener)
 
     def _listener(self) -> Listener:
-        """Where the ranks come with their questions."""
+        """The listener to which the ranks bring their questions."""
         assert self._processes is not None
         if self._listens is None:
             self._listens = Listener(self._processes.folder)
         return self._listens
 
     def stop_listening(self) -> None:
-        """Takes no more questions of the ranks to the person, until they are asked for again."""
+        """Take no more questions of the ranks to the person, until somebody asks for them again."""
         if self._listens is not None:
             self._listens.close()
             self._listens = None
 
     def status(self) -> str:
-        """A table: every rank's device, process, memory, and the line that it is at. Answers within a
-        second."""
+        """A table with each rank's device, process, memory and current line. Returns within a second."""
         with closing(self.lookout()) as lookout:
             return status.table(self, lookout)
 
@@ -708,14 +706,14 @@ class Cluster:
 
     @uninterrupted()
     def _make_ready(self) -> None:
-        """Called before work is sent: all ranks are there and free, or it says why not."""
+        """Have all ranks ready before work is sent, or raise the reason why they are not."""
         self.note_use()
         self.ranks.require_reachable()
         self._refuse_during_run()
         self.recovery.make_ready(self.run.folder if self.run is not None else None)
 
     def tell_news(self) -> None:
-        """Shows what the person does not know yet."""
+        """Print the news."""
         while self.news:
             print(self.news.pop(0), file=sys.stderr)  # noqa: T201 - the cell's output
 
