@@ -115,8 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _with_tracebacks(error: RankError) -> str:
     """The text of an error as in a notebook, with the ranks' own tracebacks; in colour on a terminal."""
-    told = "\n".join(error._render_traceback_())
-    return told if sys.stderr.isatty() else Text.from_ansi(told).plain
+    trace = "\n".join(error._render_traceback_())
+    return trace if sys.stderr.isatty() else Text.from_ansi(trace).plain
 
 
 def _is_recipe(name: str) -> bool:
@@ -159,7 +159,7 @@ def _train(arguments: list[str]) -> None:
     )
     asked = _TrainFlags(**{name: values.pop(name) for name in _TrainFlags.model_fields})
     of_cluster = {name: values.pop(name) for name in ClusterConfig.model_fields}
-    # A bad value, a checkpoint that does not fit, and bad data are told before any engine starts.
+    # A bad value, a checkpoint that does not fit, and bad data are reported before any engine starts.
     cluster, config = together(lambda: ClusterConfig.checked(**of_cluster), lambda: train.changed(**values))
     if asked.find_batch_size:
         _require_search(config, rest)

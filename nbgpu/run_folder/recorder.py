@@ -70,7 +70,7 @@ class Recorder:
         """What the probe's samples belong to. A rank that takes another's place, or goes on from a
         checkpoint, does not begin at step 0, and nothing is measured before its step is known."""
         self._unwritten = bytearray()
-        self._full_disk_told = False
+        self._full_disk_reported = False
         self._closing = threading.Event()
         self._file = record_path(folder, rank).open("ab", buffering=0)
         # A context of its own: the engine's context belongs to ipyparallel, and closing it is theirs to do.
@@ -167,8 +167,8 @@ class Recorder:
         try:
             del self._unwritten[: self._file.write(self._unwritten)]
         except OSError as error:
-            if not self._full_disk_told:
-                self._full_disk_told = True
+            if not self._full_disk_reported:
+                self._full_disk_reported = True
                 text = f"{self._file.name} cannot be written now, and is kept in memory: {error.strerror}"
                 _log.warning(text)
                 self.event("note", text)

@@ -157,7 +157,7 @@ def test_the_smart_cache_replaces_what_it_says(
     batches = loader(files, batch_size=1, cache_rate=cache_rate, replace_rate=replace_rate)
     assert (
         f"uses the {num_cached} of 7 volumes that a rank has in memory; {num_replaced} of them"
-        in batches.told[1]
+        in batches.summary[1]
     )
     num_epochs = 15
     held = [batches.names()]

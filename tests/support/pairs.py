@@ -102,7 +102,7 @@ def assert_no_worker_is_left() -> None:
 def assert_workers_change_nothing(files: Sequence[Path], rank: int, settings: dict[str, Any]) -> None:
     place = {"rank": rank, "world_size": 2, **AUGMENTED, **settings}
     alone, helped = loader(files, **place), loader(files, **place, num_workers=2)
-    assert helped.told[-1] == "2 worker processes for each rank: as the settings say"
+    assert helped.summary[-1] == "2 worker processes for each rank: as the settings say"
     for _ in range(2):
         assert_same(alone, helped)
         alone.next_epoch()

@@ -133,7 +133,7 @@ class SampleLoader:
         self.steps_per_epoch = epoch.num_steps
         self._num_samples = epoch.num_steps * config.accumulate * config.batch_size
         self._workers = workers.workers_for(config, workers.this_host(world_size))
-        self.told = (*epoch.words, self._workers.in_words())
+        self.summary = (*epoch.words, self._workers.in_words())
         self.warnings = tuple(_warnings(config, device))
         if config.transforms_on == "gpu":
             draw.on(device)
@@ -166,7 +166,7 @@ class SampleLoader:
             seek=self.seek,
             next_epoch=self.next_epoch,
             close=self.close,
-            told=self.told,
+            summary=self.summary,
             warnings=self.warnings,
             identity=lambda: {"the list of volumes": self._identity},
         )

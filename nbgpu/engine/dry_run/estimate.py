@@ -45,7 +45,7 @@ def _of_problem(problem: Problem) -> dict[str, Any]:
     import_trainer()
     parts = problem.memory_bytes(member.world_size)
     parts["before"] = memory.Usage.of(member.device).used_bytes
-    return {"data": {"unknown": "\n".join(problem.told)}, "memory": {**parts, "peak": sum(parts.values())}}
+    return {"data": {"unknown": "\n".join(problem.summary)}, "memory": {**parts, "peak": sum(parts.values())}}
 
 
 def _data(config: TrainConfig) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class Minimiser(Loop):
             steps = (total_steps, steps_per_epoch)
             with self._telling_what_is_not_written():
                 run_info.write(
-                    self.folder, self.config, self.member, self._devices, *steps, self.problem.told
+                    self.folder, self.config, self.member, self._devices, *steps, self.problem.summary
                 )
 
     def _begin(self, found: Path | None) -> None:

@@ -168,7 +168,7 @@ class Trainer(Loop):
         if self.rank == 0:
             loaders = self._data.loaders
             steps = (self.total_steps, loaders.steps_per_epoch)
-            about_data = (loaders.told, self._data.began)
+            about_data = (loaders.summary, self._data.began)
             with self._telling_what_is_not_written():
                 run_info.write(self.folder, self.config, self.member, self._devices, *steps, *about_data)
 

@@ -29,7 +29,7 @@ class Problem(ABC):
 
     @property
     @abstractmethod
-    def told(self) -> tuple[str, ...]:
+    def summary(self) -> tuple[str, ...]:
         """The goal and its source, in a sentence each."""
 
     @property

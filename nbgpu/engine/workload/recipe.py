@@ -33,7 +33,7 @@ class Loaders:
     seek: Callable[[int], None]
     next_epoch: Callable[[], None] = lambda: None
     close: Callable[[], None] = lambda: None
-    told: tuple[str, ...] = ()
+    summary: tuple[str, ...] = ()
     """How the data reach the ranks, in a sentence each."""
     warnings: tuple[str, ...] = ()
     """Settings that have no effect here, in a sentence each."""

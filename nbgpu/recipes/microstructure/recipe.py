@@ -73,13 +73,13 @@ class Microstructure(Problem):
         return self._target
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def summary(self) -> tuple[str, ...]:
         """Return lines that say what is searched for, and from which data."""
         target, config = self.target, self.config
         grids = f" on {self._num_grids} grids" if self._num_grids > 1 else ""
         after = f", then {config.swap_steps} steps of swaps" if config.swap_steps else ""
         lines = [
-            f"target: {target.told}, with limit_to {config.limit_to}",
+            f"target: {target.summary}, with limit_to {config.limit_to}",
             f"looks for {' x '.join(map(str, target.shape))} pixels{grids} with {self.optimizer}{after}, in float64",
         ]
         if any("GramMatrices" in name for name in config.descriptor_types):

@@ -37,7 +37,7 @@ class Target:
     """P of the field to be found."""
     shape: tuple[int, ...]
     """The shape of the field to be found."""
-    told: str
+    summary: str
     phases: Tensor | None = None
     """The phases of the data; None if only descriptors were given."""
 
@@ -79,7 +79,7 @@ def load_target(config: MicrostructureConfig) -> Target:
         measure,
         num_phases=len(fields[0]),
         shape=_shape(config, tuple(fields[0].shape[1:])),
-        told=f"{origin}; descriptors {', '.join(config.descriptor_types)}",
+        summary=f"{origin}; descriptors {', '.join(config.descriptor_types)}",
         phases=decided(fields[0]),
     )
 
@@ -166,7 +166,7 @@ def _from_descriptors(config: MicrostructureConfig, names: Sequence[str]) -> Tar
         measure_of(config),
         num_phases,
         _shape(config, tuple(int(length) for length in arrays["shape"])),
-        told=f"descriptors {', '.join(config.descriptor_types)} from {config.data}",
+        summary=f"descriptors {', '.join(config.descriptor_types)} from {config.data}",
     )
 
 

@@ -118,7 +118,7 @@ class Own:
             steps_per_epoch=reader.steps_per_epoch,
             seek=reader.seek,
             close=reader.close,
-            told=reader.told,
+            summary=reader.summary,
             identity=self._identity,
         )
 

@@ -115,7 +115,7 @@ class Reader:
         self._num_samples = len(dataset)  # type: ignore[arg-type]
         self.steps_per_epoch, words = epochs.epoch_of_samples(config, self._num_samples, world_size)
         self._num_workers = config.num_workers or 0
-        self.told = (*words, workers.workers_for_own(config).in_words())
+        self.summary = (*words, workers.workers_for_own(config).in_words())
         self._epoch = 0
         self._num_batches_to_skip = 0
         self._samples = _Samples(dataset, config.seed, code=code)

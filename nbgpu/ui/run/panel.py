@@ -156,7 +156,7 @@ class Panel(anywidget.AnyWidget):
         self._ticks = 0
         self._send_all_at_tick = round(1 / TICK_S)
         self._last_state = ""
-        self._told_state = ""
+        self._shown_state = ""
         self._gone = False
         self._follower = Follower(run, TICK_S, self._tell, after=self._tell_state)
         self._lock = self._follower.lock
@@ -200,8 +200,8 @@ class Panel(anywidget.AnyWidget):
 
     def _tell_state(self) -> None:
         """Call `on_state` if the state has changed."""
-        if self._told_state != self._last_state:
-            self._told_state = self._last_state
+        if self._shown_state != self._last_state:
+            self._shown_state = self._last_state
             self._on_state(self._last_state)
 
     def _should_send_all(self) -> bool:

@@ -81,7 +81,7 @@ class _Screen:
         self._cursor = START
         # These notes were printed when the run was made.
         self._known = set(resume.Beginning.read(run.folder).notes)
-        self._result_is_told = False
+        self._result_is_shown = False
         self._hung = False
         self._profiled: set[int] = set()
 
@@ -111,8 +111,8 @@ class _Screen:
             if rank not in self._profiled:
                 self._profiled.add(rank)
                 self.console.print(f"rank {rank}: {event.text}", highlight=False, soft_wrap=True)
-        if self._history.result is not None and not self._result_is_told:
-            self._result_is_told = True
+        if self._history.result is not None and not self._result_is_shown:
+            self._result_is_shown = True
             if weights := self._history.result.detail.get("weights"):
                 self.console.print(f"result of the weights {weights}", highlight=False, soft_wrap=True)
             for table in _tables(self._history.result.detail):
