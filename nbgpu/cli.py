@@ -165,7 +165,7 @@ def _train(arguments: list[str]) -> None:
         _require_search(config, rest)
     extras.require(config)
     resume.find(config, contents=False)
-    # The engines' parent imports torch while the data are read.
+    # The fork server imports torch while the data are read.
     preloading.begin(cluster)
     data_check.require(config)
     console = Console()

@@ -59,7 +59,7 @@ CONTROLLER_PID = "controller.pid"
 reached."""
 
 TAKEN = b"taken"
-"""The client's answer to the engines' parent when it has registered a new engine."""
+"""The client's answer to the fork server when it has registered a new engine."""
 
 KEPT = "kept"
 """A file in the cluster's folder. It exists once the cluster has started, if the cluster is to outlive its

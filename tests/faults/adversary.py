@@ -233,7 +233,7 @@ class Adversary:
             assert self.run(f"%%distributed\n{KEEP}").status == "ok", after
 
     def engines(self) -> list[int]:
-        """The processes that the engines' parent has forked."""
+        """The processes that the fork server has forked."""
         parent = psutil.Process(self.pids()[0]).parent()
         assert parent is not None
         return [child.pid for child in parent.children() if child.status() != psutil.STATUS_ZOMBIE]

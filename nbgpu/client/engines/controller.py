@@ -24,7 +24,7 @@ _FAREWELL_S = 1.0
 
 
 def main() -> None:
-    """Runs the controller until it is told to stop, or its owner or the engines' parent is gone."""
+    """Runs the controller until it is told to stop, or its owner or the fork server is gone."""
     folder = Path(sys.argv.pop(1))
     owner_pid, fork_server_pid = (int(sys.argv.pop(1)) for _ in range(2))
     lifetime = LifetimeWatch(folder, os.pidfd_open(owner_pid), [fork_server_pid])

@@ -1,4 +1,4 @@
-"""Launch the two processes with which every cluster on this host begins: the engines' parent and the
+"""Launch the two processes with which every cluster on this host begins: the fork server and the
 controller.
 
 Neither depends on the number of ranks. They import what they need side by side, while this process
@@ -30,7 +30,7 @@ from nbgpu.protocol.records import CLUSTER_FOLDER, CONTROLLER_PID
 CLUSTER_ID = "nbgpu"
 """ipyparallel's name for every one of these clusters. Each has a folder of its own."""
 REQUESTS_SOCKET = "nursery.sock"
-"""The socket in the cluster's folder on which the engines' parent takes requests."""
+"""The socket in the cluster's folder on which the fork server takes requests."""
 
 _HEARTBEAT_PERIOD_MS = 100
 """ipyparallel registers an engine after its first heartbeat. Its default of 3 s would be felt at every
@@ -107,7 +107,7 @@ def _start_both(launched: Launched, environment: Mapping[str, str]) -> None:
         "IPP_CLUSTER_ID": CLUSTER_ID,
         "IPP_PROFILE_DIR": str(folder / "profile"),
     }
-    # The socket listens from now on: a request waits in it until the engines' parent has imported all that
+    # The socket listens from now on: a request waits in it until the fork server has imported all that
     # it needs.
     with socket.socket(socket.AF_UNIX) as requests:
         with short_path(folder) as short:
@@ -115,7 +115,7 @@ def _start_both(launched: Launched, environment: Mapping[str, str]) -> None:
         requests.listen()
         command = interpreter.command("nbgpu.engine.process.fork_server", str(requests.fileno()))
         parent = _started(command, folder, "ipengine.log", variables, requests.fileno())
-    launched.children["engines' parent"] = parent
+    launched.children["fork server"] = parent
     watched = (str(folder), str(os.getpid()), str(parent.pid))
     command = interpreter.command("nbgpu.client.engines.controller", *watched, *_CONTROLLER_OPTIONS)
     controller = _started(command, folder, "ipcontroller.log", variables)

@@ -72,7 +72,7 @@ class Processes:
         return self.folder / "profile" / "security" / f"ipcontroller-{launch.CLUSTER_ID}-client.json"
 
     def launch(self, environment: Mapping[str, str]) -> None:
-        """Launch the engines' parent and the controller, or take over the preloaded ones, and return at once.
+        """Launch the fork server and the controller, or take over the preloaded ones, and return at once.
 
         Args:
             environment: the engines' variables beside this process's own.
@@ -87,7 +87,7 @@ class Processes:
                 raise self._ended_during_start([name]) from None
 
     def start_engines(self, num_engines: int) -> None:
-        """Ask the engines' parent to fork the first engines when it is ready, and return at once."""
+        """Ask the fork server to fork the first engines when it is ready, and return at once."""
         with (
             suppress(ConnectionError),  # it has ended: `connect` says why
             socket.socket(socket.AF_UNIX) as parent,
@@ -148,7 +148,7 @@ class Processes:
                 fork_server.sendall(TAKEN)
 
     def prepare_engines(self, recipes: Sequence[str]) -> None:
-        """Ask the engines' parent to import what later engines need to train with these recipes, and return
+        """Ask the fork server to import what later engines need to train with these recipes, and return
         at once."""
         # It may still import what it was asked for before, and does not answer meanwhile.
         with self._fork_server() as fork_server:
@@ -184,7 +184,7 @@ class Processes:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def require_reachable(self) -> None:
-        """Raise ClusterError if the controller or the engines' parent is gone."""
+        """Raise ClusterError if the controller or the fork server is gone."""
         now_s = time.monotonic()
         if now_s - self._reachable_mono_s < _LOOK_PERIOD_S:
             return
@@ -253,7 +253,7 @@ class Processes:
         """The exit code of an engine; None if it has not ended, or if the code is unknown."""
         record = self.folder / f"ended-{pid}"
         give_up_s = time.monotonic() + _OBITUARY_PATIENCE_S
-        # The engines' parent may be busy with an import.
+        # The fork server may be busy with an import.
         while (status := processes.wait_status(pid)) is None and not record.exists():
             if psutil.pid_exists(pid) or time.monotonic() > give_up_s:
                 return None

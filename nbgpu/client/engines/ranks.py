@@ -224,7 +224,7 @@ class Ranks:
         return [rank for rank, engine in self.seating.engines.items() if engine in engines] if engines else []
 
     def require_reachable(self) -> None:
-        """ClusterError where the controller, or the engines' parent, is gone: nothing sent would arrive."""
+        """ClusterError where the controller, or the fork server, is gone: nothing sent would arrive."""
         self._processes.require_reachable()
 
     @uninterrupted()
@@ -493,7 +493,7 @@ def reference(function: str) -> Any:
 
 def expression(source: str) -> Any:
     """An expression as something that ipyparallel evaluates on the engine."""
-    # Here, so that the engines' parent can be launched before ipyparallel is imported, which takes a quarter
+    # Here, so that the fork server can be launched before ipyparallel is imported, which takes a quarter
     # of a second.
     from ipyparallel import Reference
 

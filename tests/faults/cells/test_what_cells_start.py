@@ -150,7 +150,7 @@ def _told(owner: subprocess.Popen[str]) -> str:
     bound_s=2,
 )
 @pytest.mark.parametrize(
-    "what_ends", ["the kernel is killed", "the engines' parent is killed", "the cluster is stopped"]
+    "what_ends", ["the kernel is killed", "the fork server is killed", "the cluster is stopped"]
 )
 def test_what_cells_have_started_ends_with_the_cluster(what_ends: str, measured: Measured) -> None:
     with _owner("") as owner:

@@ -270,7 +270,7 @@ ranks.regroup()
 
 @pytest.mark.long
 @row("The {leader} is killed", "The cell or run ends and says so; no process is left", bound_s=2)
-@pytest.mark.parametrize("leader", ["controller", "engines' parent"])
+@pytest.mark.parametrize("leader", ["controller", "fork server"])
 def test_a_controller_or_parent_that_is_killed_ends_the_cell_and_all_others(
     leader: str, tmp_path: Path, measured: Measured
 ) -> None:
