@@ -1,4 +1,4 @@
-"""What the ranks send back while they run a cell: their output, message by message, and in the end their
+"""Collects what the ranks send back while they run a cell: their output, message by message, and their
 answers."""
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 _POLL_PERIOD_S = 0.1
 
 Message = dict[str, Any]
-"""A message of the Jupyter protocol, as it came on iopub."""
+"""A message of the Jupyter protocol, as it arrived on iopub."""
 
 
 class Arrivals:
-    """The output of one cell. ipyparallel's thread fills it, the cell empties it."""
+    """The output of one cell. ipyparallel's thread fills it, and the cell empties it."""
 
     def __init__(self) -> None:
         self._came: deque[tuple[int, Message]] = deque()
@@ -32,11 +32,11 @@ class Arrivals:
         self._ends: dict[int, Future[None]] = {}
         self._num_came: dict[int, int] = {}
         self._num_in_all: dict[int, int] = {}
-        """By rank, once it has answered."""
+        """The number of messages of each rank that has answered."""
 
     def take(self) -> list[tuple[int, Message]]:
-        """(rank, message) of all that came since the last call."""
-        # The other thread may add to it meanwhile.
+        """Return a pair (rank, message) for each message that has come since the last call."""
+        # The other thread may append messages meanwhile.
         return [self._came.popleft() for _ in range(len(self._came))]
 
     @property
@@ -45,7 +45,7 @@ class Arrivals:
         return not self._came
 
     def wait_for_ends(self, ranks: Collection[int], patience_s: float) -> None:
-        """Waits until nothing more will come of these ranks, which have ended the cell; at most so long.
+        """Wait, at most `patience_s`, until all output of these ranks, which have ended the cell, is here.
 
         The result may overtake the output, which takes another socket.
         """
@@ -56,11 +56,11 @@ class Arrivals:
             )
 
     def has_ended(self, rank: int) -> bool:
-        """Whether all that the rank printed in the cell is here."""
+        """Return whether everything that the rank printed in the cell is here."""
         return rank in self._ends and self._ends[rank].done()
 
     def close(self) -> None:
-        """Nothing more is expected: ipyparallel may forget the cell, also where a rank died in it."""
+        """Stop expecting output, so that ipyparallel may forget the cell even if a rank died in it."""
         with self._quiet:
             for end in self._ends.values():
                 _resolve(end)
@@ -81,13 +81,15 @@ class Arrivals:
 
     @contextmanager
     def _settling(self) -> Iterator[None]:
-        """The answer and the output that belongs to it may come on two threads, and ipyparallel's own record
-        of what is still to come is made for one."""
+        """Hold the lock that protects ipyparallel's own record of pending messages.
+
+        The answer and the output that belongs to it may come on two threads, and that record is made for one.
+        """
         with self._quiet:
             yield
 
     def _is_answered(self, rank: int, answer: Message) -> None:
-        # A rank that refused the cell says no number, and that it is idle.
+        # A rank that refused the cell gives no number, and says that it is idle.
         if CellOutputs.NUM in answer["metadata"]:
             self._num_in_all[rank] = answer["metadata"][CellOutputs.NUM]
             self._end_if_all_came(rank)
@@ -103,14 +105,14 @@ class Arrivals:
 
 
 class Answer:
-    """What a rank answers to a cell, once it does: as much of ipyparallel's AsyncResult as cells need.
+    """A rank's pending answer to a cell, with as much of ipyparallel's AsyncResult as cells need.
 
     An AsyncResult has seven locks, and takes longer to make than the request takes to send.
 
     Args:
-        future: ipyparallel's.
+        future: ipyparallel's future.
         gathered: what ipyparallel knows of the request.
-        socket: where it comes, unless it comes to ipyparallel's thread.
+        socket: the socket on which the answer comes, unless it comes to ipyparallel's thread.
     """
 
     def __init__(self, future: Any, gathered: Message, socket: CellSocket | None) -> None:
@@ -119,24 +121,24 @@ class Answer:
         self.metadata = gathered
 
     def ready(self) -> bool:
-        """Whether the rank has answered."""
+        """Return whether the rank has answered."""
         return self.wait(0.0)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits for the answer, at most so long; returns whether it came."""
+        """Wait for the answer, at most `timeout_s`; return whether it came."""
         if self._socket is None or not self._socket.is_of_this_thread:
             return bool(self._future.wait(timeout_s))
         give_up_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not self._future.done():
             left_s = max(0.0, give_up_s - time.monotonic())
-            # In slices: that its engine died is told on ipyparallel's thread.
+            # Wait in slices, because the news that the engine has died arrives on ipyparallel's thread.
             self._socket.poll(min(left_s, _POLL_PERIOD_S))
             if not left_s:
                 break
         return bool(self._future.done())
 
     def result(self) -> Any:
-        """ipyparallel's reply; raises what the cell raised."""
+        """Return ipyparallel's reply; raise the cell's exception."""
         self.wait()
         answer = self._future.result()
         if isinstance(answer, Exception):
@@ -144,13 +146,14 @@ class Answer:
         return answer
 
     def exception(self) -> Exception | None:
-        """What the cell raised; waits for the answer."""
+        """Wait for the answer and return the cell's exception."""
         self.wait()
         answer = self._future.result()
         return answer if isinstance(answer, Exception) else None
 
     def add_done_callback(self, tell: Callable[[Answer], object]) -> None:
-        """Calls `tell` when the answer is there, on the thread that takes it; at once where it is."""
+        """Call `tell` when the answer is there, on the thread that receives it, or at once if it is there
+        already."""
         self._future.add_done_callback(lambda _: tell(self))
 
 

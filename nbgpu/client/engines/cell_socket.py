@@ -1,12 +1,12 @@
 """A connection to the controller that belongs to the event loop in which a cell is awaited.
 
-ipyparallel's client has a thread of its own. For each cell that one has to be woken to send, and the loop's
-thread to take the answers, while the two take turns in running Python: of an empty cell's time a sixth. Here
-requests leave and answers come on the loop's own thread, through the same controller and by the same methods
-of the client.
+ipyparallel's client has a thread of its own. For each cell, that thread has to be woken to send, and the
+loop's thread to receive the answers, while the two take turns in running Python: this takes a sixth of the
+time of an empty cell. Here requests leave and answers arrive on the loop's own thread, through the same
+controller and by the same methods of the client.
 
-While that thread does not come to its loop, because it waits in a call, whoever asks for an answer takes what
-has come.
+If that thread does not return to its loop, because it waits in a call, the code that asks for an answer
+receives the answers that have come.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _log = logging.getLogger("nbgpu.cluster")
 
 
 class CellSocket:
-    """Belongs to the thread and the running event loop in which it is made.
+    """A socket that belongs to the thread and the running event loop in which it is made.
 
     Args:
-        socket: connected to the controller's scheduler of direct requests.
-        dispatch: takes the parts of each message that comes.
+        socket: a socket that is connected to the controller's scheduler of direct requests.
+        dispatch: a function that takes the parts of each message that comes.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], dispatch: Callable[[list[zmq.Frame]], object]) -> None:
@@ -44,14 +44,14 @@ class CellSocket:
 
     @property
     def is_of_this_thread(self) -> bool:
-        """Whether nobody else can take the answers while the caller waits."""
+        """Whether only the calling thread can receive the answers."""
         return threading.get_ident() == self._thread
 
     def send_multipart(self, parts: list[Any], **options: Any) -> Any:
-        """Called by jupyter_client's session."""
+        """Send a message; jupyter_client's session calls this."""
         sent = self._socket.send_multipart(parts, **options)
         if not self._look_is_due:
-            # The descriptor tells of news once, and to send may have used that up.
+            # The descriptor signals new messages only once, and sending may have used up that signal.
             self._look_is_due = True
             self._loop.call_soon(self._look)
         return sent
@@ -61,13 +61,14 @@ class CellSocket:
         self.poll()
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Takes the answers that have come, or come in so many seconds; for the thread that it belongs to."""
+        """Receive the answers that have come, or that come within `timeout_s`. Call on the socket's own
+        thread."""
         if self._is_taking or self._socket.closed:
             return
         if timeout_s > 0.0:
             self._socket.poll(int(1000 * timeout_s))
         if int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
-            # An interrupt in the midst of an answer would lose it.
+            # An interrupt in the middle of an answer would lose it.
             with uninterrupted():
                 self._take()
 
@@ -81,19 +82,19 @@ class CellSocket:
                 try:
                     self._dispatch(parts)
                 except Exception:  # noqa: BLE001
-                    # Those behind it are not told of again.
+                    # There is no second signal for the messages behind this one.
                     _log.exception("an answer of a rank could not be taken")
         except zmq.Again:
-            pass  # that was all
+            pass  # there are no more messages
         finally:
             self._is_taking = False
 
     def close(self) -> None:
-        """From any thread; harmless when repeated."""
+        """Close the socket. Call on any thread; later calls do nothing."""
         if self.is_of_this_thread or self._loop.is_closed():
             self._close()
         else:
-            with suppress(RuntimeError):  # the loop was closed in this moment
+            with suppress(RuntimeError):  # the loop has been closed in this moment
                 self._loop.call_soon_threadsafe(self._close)
 
     def _close(self) -> None:

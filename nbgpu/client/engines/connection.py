@@ -1,8 +1,8 @@
-"""What the ranks print and display, taken one message at a time and in the order in which it comes.
+"""Receives what the ranks print and display, message by message and in the order in which it arrives.
 
-ipyparallel by itself gathers a cell's text in one string for each stream. That forgets what came before what,
-drops what stands before a carriage return, copies the whole text with each message, and keeps it for good. It
-also stops gathering when an error's reply overtakes what was printed before the error.
+By itself, ipyparallel gathers a cell's text in one string for each stream. That loses the order between the
+streams, drops the text before a carriage return, copies the whole text with each message, and keeps it for
+good. ipyparallel also stops gathering when an error's reply overtakes the output printed before the error.
 """
 
 from __future__ import annotations
@@ -34,13 +34,20 @@ _listener: ContextVar[tuple[Arrivals, int] | None] = ContextVar("nbgpu_listener"
 
 
 class _Loop(AsyncIOLoop):
-    """The loop of ipyparallel's thread. Woken for the first of several requests, the thread would hold up the
-    one that prepares the others, and the last rank would begin late."""
+    """The loop of ipyparallel's thread, which can be woken once for several requests.
+
+    If it were woken for the first of several requests, the thread would hold up the thread that prepares the
+    others, and the last rank would begin late.
+    """
 
     @contextmanager
     def at_once(self, here: bool) -> Iterator[None]:
-        """What the calling thread hands to the loop meanwhile is done in the end, without a pause, by the
-        loop or `here`; nothing of it after an exception."""
+        """Hold back the callbacks that the calling thread adds to the loop, and run them at the end without a
+        pause.
+
+        The callbacks run in the loop or, with `here`, in the calling thread. After an exception none of them
+        runs.
+        """
         held: list[Callable[[], object]] = []
         token = _held.set(held)
         try:
@@ -54,7 +61,7 @@ class _Loop(AsyncIOLoop):
             super().add_callback(lambda: [callback() for callback in held])
 
     def add_callback(self, callback: Callable[..., object], *args: Any, **options: Any) -> None:
-        """Called by ipyparallel and pyzmq."""
+        """Add a callback, or hold it back within `at_once`; ipyparallel and pyzmq call this."""
         held = _held.get()
         if held is None:
             super().add_callback(callback, *args, **options)
@@ -66,14 +73,15 @@ _held: ContextVar[list[Callable[[], object]] | None] = ContextVar("nbgpu_held", 
 
 
 class Client(ipp.Client):  # type: ignore[misc]
-    """ipyparallel's client, in which a cell's output can be listened to from before the cell is sent."""
+    """ipyparallel's client, extended so that a caller can listen to a cell's output from before the cell is
+    sent."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._cell_sockets: dict[asyncio.AbstractEventLoop, CellSocket] = {}
         self.without_group: set[int] = set()
-        """Engines that had no process group any more when they answered last."""
+        """Engines that no longer had a process group at their last answer."""
         self.taken_signals: dict[str, set[int]] = {}
-        """By the name of a signal, the engines whose handlers a cell has replaced."""
+        """By the name of a signal, the engines on which a cell has replaced its handler."""
         super().__init__(*args, **options)
 
     def send_cell(
@@ -84,19 +92,21 @@ class Client(ipp.Client):  # type: ignore[misc]
         arrivals: Arrivals,
         is_awaited: bool = False,
     ) -> dict[int, Answer]:
-        """Sends a cell to engines as `view.execute` does, to all or to none, and returns at once.
+        """Send a cell to engines as `view.execute` does, to all or to none, and return at once.
 
         Args:
-            engines: by rank, ipyparallel's number of its engine.
+            engines: ipyparallel's number of each engine, by rank.
             code: the cell's text.
-            options: sent along.
-            arrivals: gets what the engines publish.
-            is_awaited: the caller is a coroutine, and will leave its event loop free to take the answers.
+            options: the options that are sent along.
+            arrivals: the object that gets the messages that the engines publish.
+            is_awaited: whether the caller is a coroutine that will leave its event loop free to receive the
+                answers.
 
         Returns:
-            By rank, what will hold its end.
+            The pending answer of each rank, by rank.
         """
-        # What was sent before by ipyparallel's thread, and is still on its way, must not be overtaken.
+        # The cell must not overtake messages that ipyparallel's thread has sent and that are still on their
+        # way.
         takes_own_way = is_awaited and not self.outstanding and not are_plain()
         socket = self._socket_of_this_loop() if takes_own_way else None
         metadata = {CellOptions.METADATA: asdict(options)}
@@ -115,11 +125,12 @@ class Client(ipp.Client):  # type: ignore[misc]
         return answers
 
     def _socket_of_this_loop(self) -> CellSocket:
-        """Made for the first cell that is awaited: who sends none has no use for it."""
+        """Return the socket of the running event loop; make it for the first awaited cell, as other cells do
+        not need it."""
         loop = asyncio.get_running_loop()
         if loop not in self._cell_sockets:
             socket = self._context.socket(zmq.DEALER)
-            # The controller's records take it for text.
+            # The identity has to be text, because the controller's records treat it as text.
             socket.setsockopt_string(zmq.IDENTITY, f"{self.session.session}-cells-{len(self._cell_sockets)}")
             keys = {f"curve_{kind}": getattr(self, f"curve_{kind}") for kind in _CURVE_KEYS}
             ipp.util.connect(socket, self._config["mux"], **keys)
@@ -127,19 +138,23 @@ class Client(ipp.Client):  # type: ignore[misc]
         return self._cell_sockets[loop]
 
     def _take_answer(self, parts: list[zmq.Frame]) -> None:
-        """ipyparallel's own way to unpack looks up each time how its method is called."""
+        """Unpack an answer. ipyparallel's own way of unpacking looks up each time how its method is
+        called."""
         _, message = self.session.feed_identities(parts, copy=False)
         self._handle_execute_reply(self.session.deserialize(message, copy=False))
 
     def close(self, linger: int | None = None) -> None:
-        """As ipyparallel's."""
+        """Close the client as ipyparallel does, and the sockets of cells."""
         for socket in self._cell_sockets.values():
             socket.close()
         super().close(linger)
 
     def _connect(self, *args: Any, **options: Any) -> None:
-        """Called by ipyparallel; TimeoutError where the controller does not answer, and nothing is left of
-        the try."""
+        """Connect as ipyparallel does, which calls this, and clean up if the controller does not answer.
+
+        Raises:
+            TimeoutError: the controller does not answer.
+        """
         try:
             super()._connect(*args, **options)
         except BaseException:
@@ -147,16 +162,16 @@ class Client(ipp.Client):  # type: ignore[misc]
             raise
 
     def _make_io_loop(self) -> IOLoop:
-        """Called by ipyparallel for the loop of its thread."""
+        """Make the loop of ipyparallel's thread; ipyparallel calls this."""
         loop: IOLoop = _Loop(make_current=False)
         return loop
 
     def create_message_futures(
         self, msg_id: str, header: Message, async_result: bool = False, **options: Any
     ) -> list[Future[Any]]:
-        """Called by ipyparallel for each request, just before that is sent."""
+        """Make the futures of a request; ipyparallel calls this just before it sends the request."""
         listener = _listener.get()
-        # The second future of an AsyncResult, which waits for 'idle', is replaced by the listener's own.
+        # An AsyncResult has a second future, which waits for 'idle'; the listener's own future replaces it.
         futures: list[Future[Any]] = super().create_message_futures(
             msg_id, header, async_result=async_result and listener is None, **options
         )
@@ -166,17 +181,18 @@ class Client(ipp.Client):  # type: ignore[misc]
         gathered = self.metadata[msg_id]
 
         def receive(message: Message) -> None:
-            # What ipyparallel gathers would grow for as long as the rank prints.
+            # The text that ipyparallel gathers would grow for as long as the rank prints.
             gathered["stdout"] = gathered["stderr"] = ""
             gathered["outputs"].clear()
             arrivals._receive(rank, message)
 
         futures[0].iopub_callbacks.append(receive)  # type: ignore[attr-defined]
-        # ipyparallel goes on listening until all of these are done.
+        # ipyparallel goes on listening until all of these futures are done.
         return [*futures, arrivals._expect(rank)]
 
     def _extract_metadata(self, msg: Message) -> Message:
-        """Called by ipyparallel with each answer, of a cell or a call; the name is ipyparallel's."""
+        """Extract an answer's metadata; ipyparallel, which gave the name, calls this with each answer of a
+        cell or a call."""
         metadata: Message = super()._extract_metadata(msg)
         remains = msg["metadata"].get(Remains.METADATA)
         if remains is not None or self.without_group:
@@ -192,7 +208,7 @@ class Client(ipp.Client):  # type: ignore[misc]
             self.taken_signals.setdefault(name, set()).add(engine)
 
     def _handle_execute_reply(self, msg: Message) -> None:
-        """Called by ipyparallel's thread with each answer; the name is ipyparallel's."""
+        """Handle an answer; ipyparallel, which gave the name, calls this on its thread with each answer."""
         future = self._futures.get(msg["parent_header"]["msg_id"])
         if (listener := getattr(future, "listener", None)) is None:
             super()._handle_execute_reply(msg)

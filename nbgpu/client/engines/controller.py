@@ -1,8 +1,8 @@
-"""ipyparallel's controller, ended with the processes without which it is of no use.
+"""ipyparallel's controller, which ends with the processes without which it is of no use.
 
     python -m nbgpu.client.engines.controller CLUSTER_FOLDER OWNER_PID FORK_SERVER_PID [ARGUMENTS]
 
-The engines have a sentinel for that, but they are not there yet while a cluster starts.
+The engines have a sentinel for that, but while a cluster starts there are no engines yet.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from nbgpu.machine.lifetime import LifetimeWatch
 from nbgpu.protocol.records import engine_pid
 
 _FAREWELL_S = 1.0
-"""An engine's last messages take another way than the news of its end, and must not arrive after it."""
+"""An engine's last messages take another path than the news of its end, and must not arrive after it."""
 
 
 def main() -> None:
-    """Runs the controller until it is told to stop, or its owner or the fork server is gone."""
+    """Run the controller until it is stopped, or until its owner or the fork server is gone."""
     folder = Path(sys.argv.pop(1))
     owner_pid, fork_server_pid = (int(sys.argv.pop(1)) for _ in range(2))
     lifetime = LifetimeWatch(folder, os.pidfd_open(owner_pid), [fork_server_pid])
@@ -32,7 +32,8 @@ def main() -> None:
     def end_with_the_others() -> None:
         while not lifetime.over(select.select(lifetime.fds, [], [])[0]):
             pass
-        # In good order, so that one can tell who was killed; the helpers see it end, and do the same.
+        # Exit in an orderly way, so that one can tell which process was killed; the helpers see the end, and
+        # end too.
         os._exit(0)
 
     threading.Thread(target=end_with_the_others, name="nbgpu-lifetime", daemon=True).start()
@@ -41,11 +42,14 @@ def main() -> None:
     from ipyparallel.controller.app import IPController
 
     held: list[socket.socket] = []
-    """Until the process ends."""
+    """Open sockets, kept until the process ends."""
 
     class Controller(IPController):  # type: ignore[misc]
-        """Does not read along: the hub has a copy of each message otherwise, to keep it in its database, of
-        which there is none here, and takes each apart on the cores that the ranks need for the cell."""
+        """ipyparallel's controller without copies of messages, and with ports that it holds.
+
+        Otherwise the hub receives a copy of each message for its database, which does not exist here, and
+        takes each copy apart on the cores that the ranks need for the cell.
+        """
 
         def next_port(self, pool_name: str = "common") -> int:
             holder = hold_port()
@@ -54,7 +58,7 @@ def main() -> None:
             return port
 
         def to_work_dir(self) -> None:
-            """Stay in this folder. ipyparallel would look there for modules, before the standard library."""
+            """Stay in this folder. ipyparallel would look for modules there, before the standard library."""
 
         def init_hub(self) -> None:
             super().init_hub()
@@ -67,15 +71,16 @@ def main() -> None:
 
 
 def hold_port() -> socket.socket:
-    """A free port of the loopback that nobody else gets while this socket is open, but that zmq can bind.
+    """Return a socket that holds a free port of the loopback; while it is open, only zmq can bind the port.
 
-    ipyparallel picks a port, frees it, and binds it a moment later, some on threads that die without a word
-    when another process has got it by then: the cluster's start would hang. Two controllers that start at the
-    same time do that to one another.
+    ipyparallel picks a port, frees it, and binds it a moment later, in some cases on threads that die
+    silently if another process has taken the port by then: the cluster's start would hang. Two controllers
+    that start at the same time do that to each other.
     """
     holder = socket.socket()
     holder.bind(("127.0.0.1", 0))
-    # zmq sets it too. Set after the bind: before it, the system might give the same port to two holders.
+    # zmq sets this option too. Set it after the bind: before it, the system might give the same port to two
+    # holders.
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return holder
 
@@ -83,9 +88,9 @@ def hold_port() -> socket.socket:
 def unregister_engines_that_end(hub: Any) -> None:
     """Make ipyparallel's hub give an engine up when its process has ended, and never because it is silent.
 
-    An engine that misses its heartbeats may be stopped, in a debugger's hands, in a frozen control group, or
-    the whole host may have slept. The hub would unregister it for good, and what it answers when it goes on
-    would reach nobody.
+    An engine that misses its heartbeats may be stopped, held by a debugger or in a frozen control group, or
+    the whole host may have slept. The hub would unregister it for good, and its answers after it goes on
+    would reach no client.
     """
     finish_registration = hub.finish_registration
 
@@ -112,12 +117,13 @@ def unregister_engines_that_end(hub: Any) -> None:
         hub.loop.add_handler(process, has_ended, hub.loop.READ)
 
     hub.finish_registration = watch_over
-    # The monitor of the heartbeats, which is a process of its own, takes an engine up again when it goes on.
+    # The heartbeat monitor, which is a process of its own, accepts an engine again when it goes on.
     hub.handle_stopped_heart = lambda heart: None
 
 
 def _end_with_parent() -> None:
-    """In a helper that the controller has forked: it would not notice that the controller is killed."""
+    """End this helper, which the controller has forked, with its parent: it would not notice a kill of the
+    controller."""
     parent = os.pidfd_open(os.getppid())
 
     def wait() -> None:

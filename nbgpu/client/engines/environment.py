@@ -11,16 +11,19 @@ from nbgpu.config import ClusterConfig
 from nbgpu.protocol.records import Device
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""What torch's allocator reads; newer versions read both, and the second wins."""
+"""The variables that torch's allocator reads; newer versions of torch read both, and the second wins."""
 _TORCH_WITH_ALLOC_CONF = (2, 10)
 
 
 def of_engines(config: ClusterConfig, ranks_devices: Sequence[Device]) -> dict[str, str]:
-    """What is set for every engine of a cluster whose ranks have these devices; warns of a setting that is
-    left out."""
+    """Return the variables that are set for every engine of a cluster whose ranks have these devices.
+
+    Warn if a setting is left out.
+    """
     gpus = dict.fromkeys(device.uuid for device in ranks_devices if device.kind == "cuda")
     return {
-        # Every rank sees the cluster's GPUs, in order, as under torchrun: cuda:local_rank is its own.
+        # Every rank sees the cluster's GPUs, in order, as under torchrun: `cuda:local_rank` is the rank's
+        # own.
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
         "OMP_NUM_THREADS": str(config.threads_for(len(ranks_devices))),
         **({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if config.debug else {}),
@@ -29,7 +32,7 @@ def of_engines(config: ClusterConfig, ranks_devices: Sequence[Device]) -> dict[s
 
 
 def _allocator_settings(wanted: str) -> dict[str, str]:
-    """torch reads these once, when it is loaded."""
+    """Return the variables with the allocator's settings; torch reads them once, when it is loaded."""
     theirs = [f"{name}={os.environ[name]}" for name in _ALLOCATOR_VARIABLES if os.environ.get(name)]
     if wanted and theirs:
         warnings.warn(

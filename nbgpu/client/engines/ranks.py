@@ -1,7 +1,7 @@
-"""The engines of a cluster as the ranks of one group: who sits where, and how the group is made good again.
+"""The engines of a cluster as the ranks of one group: their seating, and how the group is repaired.
 
-A rank keeps its number for good. The engine behind it may change: one that died is replaced by a new one, or
-by a spare that was waiting, and takes its seat in the next generation of the group.
+A rank keeps its number for good. The engine behind it may change: an engine that died is replaced by a new
+one, or by a waiting spare, which takes its seat in the next generation of the group.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _POLL_PERIOD_S = 0.01
 
 
 class Ranks:
-    """Reaches the ranks' engines, and forms their group anew.
+    """Reaches the ranks' engines, and forms their group again.
 
     Args:
         processes: the engines' processes, which have been started.
         client: ipyparallel's client, to which as many engines have come as there are ranks and spares.
         chosen: the device of each rank.
-        transport: how they talk, if that is known already.
+        transport: the transport between the ranks, if it is known already.
         config: the cluster's settings.
-        seating: who sits where so far.
-        note: called when that has changed.
+        seating: the seating so far.
+        note: a function that is called when the seating has changed.
     """
 
     def __init__(
@@ -73,17 +73,17 @@ class Ranks:
         self._processes = processes
         self._client = client
         self._views: dict[int, Any] = {}
-        """By engine: to make one takes longer than to send a cell."""
+        """By engine; kept because making a view takes longer than sending a cell."""
         self._glances: dict[int, machine_processes.Glance] = {}
-        """By process."""
+        """By process id."""
         self._why_ended: dict[int, str] = {}
-        """By process: how it ended, in words, where this object has ended it."""
+        """By process id: how the process ended, in words, if this object has ended it."""
         self._distrusted: set[int] = set()
-        """While the group is not whole: ranks whose state is not to be trusted where the ranks differ."""
+        """While the group is not whole: ranks whose state is not to be trusted if the ranks differ."""
         self._seats = self._seats_for(transport)
 
     def _seats_for(self, transport: Transport) -> list[dict[str, Any]]:
-        """What each engine is told of its place (engine/process/boot.py, Seat)."""
+        """Return the seat of each engine (`Seat` in engine/process/boot.py)."""
         chosen = self._chosen[:1] if transport.name == SINGLE else self._chosen
         return [
             {
@@ -112,7 +112,7 @@ class Ranks:
         return dict(self.seating.pids)
 
     def __getitem__(self, rank: int) -> Any:
-        """ipyparallel's view of a rank's engine."""
+        """Return ipyparallel's view of a rank's engine."""
         engine = self._engine(rank)
         if engine not in self._views:
             self._views[engine] = self._client[engine]
@@ -135,17 +135,17 @@ class Ranks:
         arrivals: Arrivals,
         is_awaited: bool = False,
     ) -> dict[int, Answer]:
-        """As `Client.send_cell`, to ranks."""
+        """Send a cell to ranks, as `Client.send_cell` sends it to engines."""
         engines = {rank: self._engine(rank) for rank in ranks}
         return self._client.send_cell(engines, code, options, arrivals, is_awaited)
 
     @uninterrupted()
     def prepare_for(self, transport: Transport, anew: bool) -> None:
-        """Gives the engines their places for a way to talk.
+        """Give the engines their seats for a transport.
 
         Args:
-            anew: the ranks have tried another way, and get new engines: what that left in them is not to be
-                mended.
+            anew: whether the ranks have tried another transport, and get new engines; the remains of a failed
+                transport in an engine cannot be repaired.
         """
         if anew:
             self.end(range(len(self)))
@@ -159,7 +159,7 @@ class Ranks:
 
     @uninterrupted()
     def join(self, timeout_s: float) -> list[str]:
-        """Forms the first group; returns the variables that were set for its way to talk, as 'NAME=value'.
+        """Form the first group; return the variables that were set for its transport, as 'NAME=value'.
 
         Raises:
             ClusterError: a rank's process ended, or a rank did not come in time.
@@ -176,7 +176,8 @@ class Ranks:
     def call(
         self, function: str, *args: Any, ranks: Iterable[int] | None = None, seated: bool = False
     ) -> dict[int, Reply]:
-        """Call a function, a `Call` as a rule, on ranks, all of them where none are named; return at once.
+        """Call a function, usually a `Call`, on these ranks (on all of them if none are named); return at
+        once.
 
         With `seated` the first argument is the rank's own seat.
         """
@@ -187,7 +188,7 @@ class Ranks:
         }
 
     def interrupt(self, ranks: Iterable[int]) -> None:
-        """Raises KeyboardInterrupt in the Python code of the ranks, and ends programs that they run, as
+        """Raise KeyboardInterrupt in the Python code of the ranks, and end the programs that they run, as
         Ctrl-C would."""
         for rank in ranks:
             with suppress(ProcessLookupError):
@@ -195,10 +196,10 @@ class Ranks:
             machine_processes.interrupt_programs_of(self.seating.pids[rank])
 
     def sever(self) -> None:
-        """Frees all ranks from whatever collective they wait in; after it the group must be formed anew.
+        """Free all ranks from whatever collective they wait in; afterwards the group must be formed again.
 
-        Ranks that wait in none are severed too: gloo may not notice a connection that was cut at one end
-        only. Said again of the same group, it does nothing more.
+        Ranks that wait in no collective are cut off too: gloo may not notice a connection that was cut at one
+        end only. A second call for the same generation does nothing more.
         """
         self.seating.give_up(self._processes.folder)
         if self.seating.is_whole:
@@ -207,15 +208,16 @@ class Ranks:
 
     @property
     def group_is_whole(self) -> bool:
-        """Whether the group may be used: all ranks came to it, and it was not given up since."""
+        """Whether the group may be used: all ranks joined it, and it has not been given up since."""
         return self.seating.is_whole
 
     def without_group(self) -> list[int]:
-        """The ranks that are in no process group any more, because their own code has ended it."""
+        """Return the ranks that are no longer in a process group, because their own code has ended it."""
         return self._ranks_of(self._client.without_group)
 
     def signals_taken(self) -> dict[str, list[int]]:
-        """By the name of a signal, the ranks whose code has replaced its handler; each is told once."""
+        """Return, by the name of a signal, the ranks whose code has replaced its handler; report each only
+        once."""
         taken = {name: self._ranks_of(engines) for name, engines in self._client.taken_signals.items()}
         self._client.taken_signals.clear()
         return taken
@@ -224,25 +226,26 @@ class Ranks:
         return [rank for rank, engine in self.seating.engines.items() if engine in engines] if engines else []
 
     def require_reachable(self) -> None:
-        """ClusterError where the controller, or the fork server, is gone: nothing sent would arrive."""
+        """Raise ClusterError if the controller or the fork server is gone: no message would arrive."""
         self._processes.require_reachable()
 
     @uninterrupted()
     def untouched_by_cell(self) -> bool:
-        """Whether nothing went through the process groups in the last cell, on no rank."""
+        """Return whether nothing went through the process groups of any rank in the last cell."""
         return all(collect(self.call(Call.UNTOUCHED_BY_CELL), _REGROUP_PATIENCE_S).values())
 
     def how_ended(self, rank: int) -> str | None:
-        """How the process of a rank ended, in words; None while it lives."""
+        """Return how the process of a rank ended, in words, or None while it lives."""
         ended = self._processes.how_ended(self.seating.pids[rank], self._config.debug)
         return None if ended is None else f"rank {rank} {self._why_ended.get(self.seating.pids[rank], ended)}"
 
     def is_ending(self, rank: int) -> bool:
-        """Whether the process of a rank is on its way out."""
+        """Return whether the process of a rank is on its way out."""
         return machine_processes.is_ending(self.seating.pids[rank])
 
     def standstills(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
-        """Which of these ranks live and are kept from going on, and why and what lets them go on, in words.
+        """Return those of these ranks that live but stand still, each with the reason and the way to let it
+        go on, in words.
 
         Args:
             ranks: the ranks to look at; None for all.
@@ -269,11 +272,12 @@ class Ranks:
             return collect(results, check=check)
 
     def core_use(self, rank: int) -> machine_processes.CoreUse | None:
-        """What a rank's process has had of the cores so far; None where it is gone."""
+        """Return the core time that a rank's process has used and waited for so far, or None if the process
+        is gone."""
         return machine_processes.core_use(self.seating.pids[rank])
 
     def gone(self) -> dict[int, str]:
-        """The ranks whose processes have ended, and how."""
+        """Return the ranks whose processes have ended, and how each ended."""
         ending = [rank for rank in range(len(self)) if self._glance(rank).is_ending()]
         return {rank: how for rank in ending if (how := self.how_ended(rank)) is not None}
 
@@ -286,31 +290,31 @@ class Ranks:
         return self._glances[pid]
 
     def close(self) -> None:
-        """Called when the cluster has ended."""
+        """Stop watching the processes. Call when the cluster has ended."""
         for glance in self._glances.values():
             glance.close()
         self._glances.clear()
 
     @uninterrupted()
     def regroup(self, failed: Collection[int] = ()) -> list[str]:
-        """Forms the process group anew on all ranks, and starts their DDP objects anew on it.
+        """Form the process group again on all ranks, and start their DDP objects over on it.
 
         Args:
-            failed: ranks whose state is not to be trusted where the ranks differ.
+            failed: ranks whose state is not to be trusted if the ranks differ.
 
         Returns:
             A line for each variable of the ranks that belonged to the old group and has to be made again.
 
         Raises:
             ClusterError: a rank's process ended meanwhile, or a rank did not come.
-            RankError: a rank failed in it again and again.
+            RankError: a rank failed to join again and again.
         """
         self._distrusted.update(failed)
         for _ in range(_MAX_REGROUP_ATTEMPTS - 1):
             try:
                 return self._form_again()
             except RankError as error:
-                # The next generation has nothing of this one.
+                # The next generation shares nothing with this one.
                 _log.warning("the process group is formed once more: %s", error)
         return self._form_again()
 
@@ -324,17 +328,17 @@ class Ranks:
             joining = self.call(Call.JOIN_AGAIN, self.seating.generation, healthy, seated=True)
             lost = self._meet(joining, _REGROUP_PATIENCE_S)
         except BaseException:
-            # Also where the person stopped it: the ranks that came would wait for one that does not.
+            # Free the ranks even if the person stopped it: those that came would wait for one that does not.
             self.sever()
             raise
         self.seating.is_whole = True
         self._distrusted.clear()
         self._note()
-        # In their order, in which they are to be made again.
+        # Keep the order of the lines, because the variables are to be made again in that order.
         return list(dict.fromkeys(line for lines in lost.values() for line in lines))
 
     def _meet(self, results: Mapping[int, Reply], timeout_s: float) -> dict[int, Any]:
-        """Waits for calls in which the ranks wait for one another; where one fails the others are freed.
+        """Wait for calls in which the ranks wait for one another; if one rank fails, free the others.
 
         Raises:
             ClusterError: a rank's process ended, or a rank did not answer in time.
@@ -361,14 +365,14 @@ class Ranks:
 
     @uninterrupted()
     def replace(self, ranks: Collection[int], replay: Callable[[int], None] | None = None) -> list[str]:
-        """Gives ranks new engines, ends the old ones where they still live, and forms the group anew.
+        """Give ranks new engines, end the old engines that are still alive, and form the group again.
 
         Args:
-            replay: called for each new rank before it joins the group; in what it runs there every
-                collective returns at once and does nothing.
+            replay: a function that is called for each new rank before it joins the group; in the code that it
+                runs there, every collective returns at once and does nothing.
 
         Returns:
-            As `regroup`.
+            The lines that `regroup` returns.
         """
         self._distrusted.update(ranks)
         self.seating.is_whole = False
@@ -387,7 +391,7 @@ class Ranks:
         return self.regroup(failed=ranks)
 
     def _give_places(self, arrived: Mapping[int, tuple[int, int]]) -> None:
-        """Puts new engines, (pid, number) by rank, in the place of those that the ranks had, once they have
+        """Put new engines, (pid, number) by rank, in the place of the ranks' old engines, once they have
         come."""
         try:
             self._wait_for([engine for _, engine in arrived.values()])
@@ -402,20 +406,23 @@ class Ranks:
 
     @uninterrupted()
     def prepare_to_train(self, recipes: Iterable[str]) -> None:
-        """Has what training needs imported where a rank's replacement will come from; returns at once."""
+        """Have the imports for training done wherever a rank's replacement will come from; return at once."""
         self._processes.prepare_engines(list(recipes))
         for engine in set(self.seating.spares.values()) & set(self._client.ids):
             self._client[engine].apply_async(reference(Call.GET_READY_TO_TRAIN), list(recipes))
 
     @uninterrupted()
     def add_spares(self, num_spares: int) -> None:
-        """Starts spare engines until there are so many; they come in their own time."""
+        """Start spares until there are `num_spares`; return before they are ready."""
         while len(self.seating.spares) < num_spares:
             self._new_spare()
 
     def _new_spare(self) -> tuple[int, int]:
-        """(pid, engine) of a new engine. It is a spare until it has a rank's place, so that an interrupt in
-        between leaves no engine that belongs to nobody: the next replacement takes it."""
+        """Start a new engine and return its (pid, engine).
+
+        It is a spare until it has a rank's place, so that an interrupt in between leaves no engine without an
+        owner: the next replacement takes it.
+        """
         spares: dict[int, int] = {}
 
         def take(pid: int, engine: int) -> None:
@@ -427,7 +434,7 @@ class Ranks:
         return pid, engine
 
     def _take_spares(self, num: int) -> list[tuple[int, int]]:
-        """(pid, engine) of spares that live; new ones are started where there are too few."""
+        """Return the (pid, engine) of `num` living spares; start new ones if there are too few."""
         for pid in list(self.seating.spares):
             if self._processes.how_ended(pid, self._config.debug) is not None:
                 del self.seating.spares[pid]
@@ -435,17 +442,20 @@ class Ranks:
         return list(self.seating.spares.items())[:num]
 
     def _dismiss(self, pid: int) -> None:
-        """Ends a spare."""
+        """End a spare."""
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         self.seating.spares.pop(pid, None)
 
     @uninterrupted()
     def end(self, ranks: Iterable[int], why: str = "") -> None:
-        """Ends the processes of ranks; ClusterError where one does not go.
+        """End the processes of ranks.
 
         Args:
-            why: what is to be said later of how they ended, behind their names.
+            why: the text that later messages give, behind the ranks' names, for how they ended.
+
+        Raises:
+            ClusterError: a process does not end.
         """
         for rank in ranks:
             pid = self.seating.pids[rank]
@@ -464,8 +474,8 @@ class Ranks:
                 take_interrupt()
 
     def _wait_for_output_path(self, rank: int, timeout_s: float) -> None:
-        """Makes sure that what a rank prints arrives: a subscription on the way to it takes a moment, and
-        what is printed before is lost without a word."""
+        """Make sure that a rank's output arrives: a subscription on the way to the rank takes a moment, and
+        anything printed before that is lost silently."""
         give_up_s = time.monotonic() + timeout_s
         while not self[rank].execute("", silent=True, block=False).wait_for_output(_ECHO_PATIENCE_S):
             if time.monotonic() > give_up_s:
@@ -486,15 +496,15 @@ class Ranks:
 
 
 def reference(function: str) -> Any:
-    """`module:function` as something that ipyparallel looks up on the engine."""
+    """Return `module:function` as an object that ipyparallel looks up on the engine."""
     module, _, name = function.partition(":")
     return expression(f"__import__('importlib').import_module({module!r}).{name}")
 
 
 def expression(source: str) -> Any:
-    """An expression as something that ipyparallel evaluates on the engine."""
-    # Here, so that the fork server can be launched before ipyparallel is imported, which takes a quarter
-    # of a second.
+    """Return an expression as an object that ipyparallel evaluates on the engine."""
+    # Import it here, so that the fork server can be launched before ipyparallel is imported, which takes a
+    # quarter of a second.
     from ipyparallel import Reference
 
     return Reference(source)

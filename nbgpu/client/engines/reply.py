@@ -10,7 +10,7 @@ class Reply(Protocol):
     """The pending reply of one rank to a cell or a call."""
 
     def ready(self) -> bool:
-        """Whether the reply is here."""
+        """Return whether the reply is here."""
         ...
 
     def wait(self, timeout_s: float, /) -> bool:
@@ -18,13 +18,13 @@ class Reply(Protocol):
         ...
 
     def result(self) -> Any:
-        """Return the value; raise what the rank raised."""
+        """Return the value, or raise the rank's exception."""
         ...
 
     def exception(self) -> Exception | None:
-        """Return what the rank raised."""
+        """Return the rank's exception, or None."""
         ...
 
     def add_done_callback(self, tell: Callable[[Any], object], /) -> None:
-        """Call `tell` with the reply once it is here, on any thread; at once where it is."""
+        """Call `tell` with the reply once it is here, on any thread, or at once if it is here already."""
         ...

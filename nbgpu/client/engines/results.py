@@ -1,4 +1,4 @@
-"""What ipyparallel's results say, in our words: values by rank, or the ranks' own failures."""
+"""Turns ipyparallel's results into nbgpu's own terms: values by rank, or the ranks' failures."""
 
 from __future__ import annotations
 
@@ -24,12 +24,17 @@ def collect(
     timeout_s: float | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> dict[int, Any]:
-    """Waits for all ranks and returns their values; RankError with every rank's failure if any raised.
+    """Wait for all ranks and return their values, by rank.
 
     Args:
-        results: by rank.
-        timeout_s: after this time ClusterError is raised; None waits as long as it takes.
-        check: called again and again meanwhile; raises where there is nothing to wait for any more.
+        results: the pending replies, by rank.
+        timeout_s: the time after which ClusterError is raised; None waits as long as it takes.
+        check: a function that is called repeatedly meanwhile; it raises if there is nothing to wait for any
+            more.
+
+    Raises:
+        RankError: a rank raised; it has every rank's failure.
+        ClusterError: a rank did not answer in time, or `check` raised it.
     """
     give_up_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
     for rank, result in results.items():
@@ -45,7 +50,7 @@ def collect(
 
 
 def failures(results: Mapping[int, Reply]) -> list[RankFailure]:
-    """What went wrong on each rank, of results that are all done."""
+    """Return the failure of each rank that failed, for results that are all done."""
     from ipyparallel import RemoteError
 
     found = []
@@ -63,14 +68,16 @@ def failures(results: Mapping[int, Reply]) -> list[RankFailure]:
 
 
 def sentence(text: str) -> str:
-    """The text with an end: how a rank ended may end with a question."""
+    """Return the text with a full stop; a description of how a rank ended may already end with a question
+    mark."""
     return text if text.endswith("?") else f"{text}."
 
 
 class LeftResult:
-    """What a rank left in a run's folder when its training ended; stands for an AsyncResult of ipyparallel.
+    """The outcome that a rank left in a run's folder when its training ended, in place of ipyparallel's
+    AsyncResult.
 
-    The controller gives a result to the client that asked for it and to no other, which may be gone by then.
+    The controller gives a result only to the client that asked for it, and that client may be gone by then.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -84,17 +91,17 @@ class LeftResult:
         return self._outcome is not None
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for the rank's end, at most so long; returns whether it came."""
+        """Wait for the rank's end, at most `timeout_s`; return whether it came."""
         give_up_s = time.monotonic() + timeout_s
         while not self.ready() and time.monotonic() < give_up_s:
             time.sleep(_LOOK_PERIOD_S)
         return self.ready()
 
     def add_done_callback(self, tell: Callable[[Any], object]) -> None:
-        """Do nothing: a file calls nobody, and is looked for again and again."""
+        """Do nothing: a file calls no function, so callers look for it repeatedly."""
 
     def exception(self) -> Exception | None:
-        """How the rank failed, once it has."""
+        """Return how the rank failed, once it has failed."""
         from ipyparallel import RemoteError
 
         left = self._outcome
@@ -104,5 +111,5 @@ class LeftResult:
         return error
 
     def result(self) -> RunState | None:
-        """The state that the rank ended in."""
+        """Return the state in which the rank ended."""
         return None if isinstance(self._outcome, RankFailure) else self._outcome

@@ -1,4 +1,4 @@
-"""Which engine sits where: what must be known of a cluster's ranks beside their devices."""
+"""Which engine has which rank: everything that must be known of a cluster's ranks beside their devices."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ from nbgpu.protocol.records import GivenUp
 
 @dataclass
 class Seating:
-    """The engines behind the ranks; changes when one is replaced, and is kept for whoever takes the cluster
-    over."""
+    """The engines behind the ranks. It changes when an engine is replaced, and is kept for the next owner of
+    the cluster."""
 
     engines: dict[int, int] = field(default_factory=dict)
     """ipyparallel's number of each rank's engine."""
     pids: dict[int, int] = field(default_factory=dict)
-    """By rank."""
+    """The process id of each rank."""
     spares: dict[int, int] = field(default_factory=dict)
-    """ipyparallel's numbers of engines that wait to take a rank's place, by pid."""
+    """ipyparallel's numbers of the spares, by pid."""
     generation: int = 0
-    """Which forming of the group was begun last."""
+    """The generation of the group whose forming was begun last."""
     is_whole: bool = True
-    """Whether all ranks came to that group, and it has not been given up since."""
+    """Whether all ranks joined that generation, and it has not been given up since."""
 
     @classmethod
     @uninterrupted()
     def at_start(cls, client: Any, world_size: int, timeout_s: float, check: Callable[[], None]) -> Seating:
-        """The first engines, in the order of their numbers, are the ranks; the others are spares.
+        """Return the seating at a cluster's start: the first engines, by number, are the ranks; the others
+        are spares.
 
         Raises:
             ClusterError: an engine does not answer in time; or `check`, which is called meanwhile, raises it.
         """
         numbers = sorted(client.ids)
-        # All asked before one is waited for: this is part of every start.
+        # Ask all engines before waiting for one: this is part of every start.
         asked = {number: client[number].apply_async(os.getpid) for number in numbers}
         pids = collect(asked, timeout_s, check)
         ranks = dict(enumerate(numbers[:world_size]))
@@ -52,18 +53,19 @@ class Seating:
         )
 
     def give_up(self, folder: Path) -> None:
-        """Tells the ranks' sentinels that this generation of the group is given up; returns at once.
+        """Tell the ranks' sentinels that this generation of the group is given up; return at once.
 
         Args:
-            folder: the cluster's, in which the sentinels listen.
+            folder: the cluster's folder, in which the sentinels listen.
         """
         with (
-            suppress(FileNotFoundError),  # the folder goes when the engines end
+            suppress(FileNotFoundError),  # the folder is removed when the engines end
             short_path(folder) as short,
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
         ):
             sender.setblocking(False)
             for pid in self.pids.values():
-                # Gone; or stopped, and with so much to read that it reads this, too, only when it goes on.
+                # The process is gone, or it is stopped and its queue is full, so that it reads this, too,
+                # only when it goes on.
                 with suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
                     sender.sendto(str(self.generation).encode(), str(short / GivenUp.socket_name(pid)))

@@ -1,4 +1,4 @@
-"""Says under the cell which ranks stand still while the notebook waits for them."""
+"""Names, under the cell, the ranks that stand still while the notebook waits for them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _STANDSTILL_WORTH_SAYING_S = 1.0
 
 
 class StandstillNotice:
-    """A notice under the cell that names the ranks which stand still while they are waited for.
+    """A notice under the cell that names the ranks which stand still while the notebook waits for them.
 
-    A context manager, whose end removes the notice.
+    It is a context manager, whose end removes the notice.
 
     Args:
-        standstills: says which of some ranks stand still, and why.
+        standstills: a function that returns those of some ranks that stand still, and why.
     """
 
     def __init__(self, standstills: Callable[[Iterable[int]], Mapping[int, str]]) -> None:
@@ -33,7 +33,7 @@ class StandstillNotice:
         self._notice.show("")
 
     def check(self, results: Mapping[int, Reply]) -> None:
-        """Look at the ranks that have not answered; costs nothing where that was just done."""
+        """Look at the ranks that have not answered; this costs nothing if it was just done."""
         now_s = time.monotonic()
         if now_s < self._due_mono_s:
             return

@@ -1,8 +1,8 @@
-"""Finding a way for the ranks to talk: the best one that works, and never a silent step down.
+"""Finds a transport for the ranks: the best one that works, and never a silent step down.
 
-Each way is tried by the engines themselves, which form their group over it and add up a number. What a failed
-NCCL leaves in a process (a broken CUDA context, variables that it reads once only, a thread that hangs in the
-driver) cannot be mended there, so that the next way is tried by new engines.
+The engines themselves try each transport: they form their group over it and add up a number. The remains of a
+failed NCCL in a process (a broken CUDA context, variables that it reads only once, a thread that hangs in the
+driver) cannot be repaired there, so new engines try the next transport.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from nbgpu.machine.transports import ChosenTransport, Transport
 
 
 def find_transport(ranks: Ranks, transports: Sequence[Transport], config: ClusterConfig) -> ChosenTransport:
-    """Forms the first group over the first way that works.
+    """Form the first group over the first transport that works.
 
     Raises:
-        ClusterError: none works, or the one that was named does not.
+        ClusterError: no transport works, or the transport that was named does not.
         ConfigError: a rank cannot do what the settings ask for.
     """
     failed: dict[str, str] = {}
