@@ -1,4 +1,4 @@
-"""Rejoining a cluster that went on without its notebook."""
+"""Rejoins a cluster that went on without its notebook."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _log = logging.getLogger("nbgpu.cluster")
 
 
 def attach(which: str | int | None = None) -> Cluster:
-    """Rejoins a cluster that was started with `keep`, from a new kernel: its ranks, its run, its history.
+    """Rejoin a cluster that was started with `keep`, from a new kernel: its ranks, its run, its history.
 
     Args:
         which: the cluster's id, its notebook, or one of its processes, as `nbgpu ps` shows them; needed only
-            where several are kept.
+            if several clusters are kept.
 
     Returns:
         The cluster; its `run` is the run that was started last, which may be over. A run in which a rank
-        failed while nobody was there is brought to its end now.
+        failed while no client was attached is brought to its end now.
 
     Raises:
-        NoClusterError: there is no kept cluster, or none that is meant by `which`.
-        ClusterError: there are several, or another notebook still has it.
+        NoClusterError: there is no kept cluster, or none that `which` refers to.
+        ClusterError: there are several, or another notebook still has the cluster.
     """
     require_none()
     entry = registry.take_over(None if which is None else str(which))

@@ -1,4 +1,4 @@
-"""What a rank that takes another's place can do to get its variables back."""
+"""The cells with which a rank that takes another's place can get its variables back."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from nbgpu.errors import RankError
 
 
 class CellHistory:
-    """The code that each rank was sent, so that one that takes its place can run it again."""
+    """The code that was sent to each rank, so that a rank that takes its place can run it again."""
 
     def __init__(self) -> None:
         self._cells: dict[int, list[str]] = {}
         self._pushed: set[str] = set()
 
     def note(self, ranks: Iterable[int], code: str) -> None:
-        """These ranks are sent a cell."""
+        """Note that these ranks are sent a cell."""
         for rank in ranks:
             self._cells.setdefault(rank, []).append(code)
 
     def note_pushed(self, names: Iterable[str]) -> None:
-        """Variables were sent, whose values are not kept."""
+        """Note that variables were sent; their values are not kept."""
         self._pushed.update(names)
 
     def forget_newest(self, ranks: Iterable[int]) -> None:
-        """Takes the newest cell from what these ranks would run again: it was cut off, and might never
+        """Remove the newest cell from those that these ranks would run again: it was cut off, and might never
         end."""
         for rank in ranks:
             self._cells[rank].pop()
 
     def forget(self, rank: int) -> None:
-        """The rank is to begin with nothing."""
+        """Forget the rank's cells: the rank is to begin empty."""
         self._cells[rank] = []
 
     def run_again(self, rank: int, engine: Any) -> list[str]:
-        """Runs the rank's cells on its new engine, one after the other; says what happened, in lines."""
-        # %debug waits for a person, and changes nothing.
+        """Run the rank's cells on its new engine, one after the other; return what happened, in lines."""
+        # `%debug` waits for a person, and changes nothing.
         cells = [code for code in self._cells.get(rank, []) if not code.lstrip().startswith("%debug")]
         lines = [f"its {len(cells)} cells ran again there"]
         for number, code in enumerate(cells, start=1):

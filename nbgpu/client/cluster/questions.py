@@ -1,4 +1,5 @@
-"""Asks the person what ranks want to know with `input()`, one after the other, and sends each its answer."""
+"""Asks the person the questions that ranks have through `input()`, one by one, and sends each rank its
+answer."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ _END_OF_INPUT = "\x04"
 
 
 class _Person(Protocol):
-    """Whoever sits in front of the notebook, or of the terminal."""
+    """The person in front of the notebook or the terminal."""
 
     def ask(self, prompt: str, password: bool) -> None: ...
 
     def answer(self) -> str | None:
-        """What was typed; None as long as nothing was."""
+        """Return the text that was typed, or None as long as there is none."""
 
 
 @dataclass
@@ -37,20 +38,19 @@ class _Asker:
     connection: socket.socket
     request: bytes = b""
     question: Question | None = None
-    """None until all of it has come."""
+    """The question, or None until all of it has come."""
 
 
 class Listener:
-    """The socket on which the ranks of a cluster come with their questions, from the first cell that somebody
-    can answer in.
+    """The socket on which ranks ask their questions, open from the first cell in which somebody can answer.
 
     Args:
-        folder: the cluster's own.
+        folder: the cluster's folder.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / Question.SOCKET
-        self._path.unlink(missing_ok=True)  # a kernel that was killed leaves its own
+        self._path.unlink(missing_ok=True)  # a kernel that was killed leaves its socket behind
         self._socket = socket.socket(socket.AF_UNIX)
         with short_path(folder) as short:
             self._socket.bind(str(short / Question.SOCKET))
@@ -58,9 +58,9 @@ class Listener:
         self._socket.setblocking(False)
 
     def take(self) -> list[socket.socket]:
-        """The connections of ranks that have come since the last call."""
+        """Return the connections of ranks that have come since the last call."""
         connections: list[socket.socket] = []
-        if self._socket.fileno() == -1:  # closed, because a rank of the cell was given up on
+        if self._socket.fileno() == -1:  # closed, because a rank of the cell was given up
             return connections
         with suppress(BlockingIOError):
             while True:
@@ -68,17 +68,18 @@ class Listener:
         return connections
 
     def close(self) -> None:
-        """From now on a question is an error on its rank."""
+        """Close the socket; afterwards a question is an error on its rank."""
         self._socket.close()
         self._path.unlink(missing_ok=True)
 
 
 class Questions:
-    """The ranks' questions in one cell. Nothing here waits, so that the cell goes on being watched meanwhile.
+    """The ranks' questions in one cell. No method waits, so that the cell is watched meanwhile.
 
     Args:
-        listen: gives where the ranks come with their questions. With nobody to answer it is not called, and
-            `input()` on a rank raises StdinNotImplementedError as it does in a notebook's own kernel.
+        listen: a function that returns the socket on which the ranks ask. If nobody can answer, it is not
+            called, and `input()` on a rank raises StdinNotImplementedError as it does in a notebook's own
+            kernel.
     """
 
     def __init__(self, listen: Callable[[], Listener]) -> None:
@@ -89,15 +90,17 @@ class Questions:
 
     @property
     def are_answered(self) -> bool:
-        """Whether there is somebody who could."""
+        """Whether there is somebody who could answer."""
         return self._person is not None
 
     def check(self, results: Mapping[int, Answer], show_above: Callable[[int], None]) -> None:
-        """Takes new questions, asks the next one, passes an answer on. Called about ten times a second.
+        """Receive new questions, ask the next one, pass an answer on. Call about ten times a second.
 
         Args:
-            results: by rank, of the cell. A question is asked when what its rank printed before has come.
-            show_above: called with the rank before, to show that.
+            results: the pending answers to the cell, by rank. A question is asked once the output that its
+                rank printed before has come.
+            show_above: a function that is called with the rank before the question is asked, to show that
+                output.
         """
         if self._listener is None or self._person is None:
             return
@@ -117,7 +120,7 @@ class Questions:
             self._ask_next(results, show_above, self._person)
 
     def _still_asks(self, asker: _Asker) -> bool:
-        """Reads what has come of a question; False where its rank has given up."""
+        """Read the part of a question that has come; return False if its rank has given up."""
         try:
             part = asker.connection.recv(_REQUEST_BYTES)
         except BlockingIOError:
@@ -152,7 +155,7 @@ class Questions:
                 return
 
     def close(self) -> None:
-        """No question is taken any more; those that are open end with an EOFError on their ranks."""
+        """Accept no more questions; open questions end with an EOFError on their ranks."""
         if self._listener is not None:
             for connection in [*self._listener.take(), *(asker.connection for asker in self._askers)]:
                 connection.close()
@@ -161,7 +164,7 @@ class Questions:
 
 
 def _person() -> _Person | None:
-    """Who could answer now; None where nobody could."""
+    """Return the person who could answer now, or None if nobody could."""
     shell = ipython_shell.current()
     kernel = getattr(shell, "kernel", None)
     if kernel is None:

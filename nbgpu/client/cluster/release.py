@@ -1,10 +1,8 @@
-"""Ends a cluster that nobody uses any more, so that its GPUs are free for others: the setting
-`release_after_s`.
+"""Ends a cluster that is no longer used, so that its GPUs are free for others (setting `release_after_s`).
 
 JupyterLab keeps the kernel of a notebook that was closed, and the kernel keeps the cluster. A cluster is in
-use while a cell of the notebook runs, any cell, while a rank works or a run goes on, and when somebody asks
-for a completion or for help on a name, as a page does while a person types. The time counts from the last of
-these.
+use while any cell of the notebook runs, while a rank works or a run goes on, and when somebody asks for a
+completion or for help on a name, as a page does while a person types. The time counts from the last of these.
 """
 
 from __future__ import annotations
@@ -23,10 +21,12 @@ class IdleRelease:
     """Watches whether a cluster is used, on a thread of its own, and ends it when it is not.
 
     Args:
-        after_s: how long it may be unused.
-        is_working: whether a run goes on, or a rank works; may take a second, and is asked on the thread.
-        release: ends the cluster. Called on the event loop of the thread that made this object, if it has
-            one, and so never within another call of the notebook's; else on this object's thread.
+        after_s: how long the cluster may be unused, in seconds.
+        is_working: a function that returns whether a run goes on or a rank works. It may take a second, and
+            is called on the thread.
+        release: a function that ends the cluster. It is called on the event loop of the thread that made this
+            object, if that thread has one, and so never within another call of the notebook's; otherwise it
+            is called on this object's thread.
     """
 
     def __init__(self, after_s: float, is_working: Callable[[], bool], release: Callable[[], None]) -> None:
@@ -36,7 +36,7 @@ class IdleRelease:
         self._lock = threading.RLock()
         self._used_mono_s = time.monotonic()
         self._shell: Any = ipython_shell.current()
-        # The cell that starts the cluster has begun already.
+        # The cell that starts the cluster has already begun.
         self._cell_runs = self._shell is not None and threading.current_thread() is threading.main_thread()
         self._closing = threading.Event()
         try:
@@ -50,12 +50,12 @@ class IdleRelease:
         self._thread.start()
 
     def used(self) -> None:
-        """Notes that the cluster is used now. Waits while it is being ended."""
+        """Note that the cluster is used now. Wait while it is being ended."""
         with self._lock:
             self._used_mono_s = time.monotonic()
 
     def close(self) -> None:
-        """Ends the watch; harmless when repeated."""
+        """End the watch; later calls do nothing."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -67,7 +67,7 @@ class IdleRelease:
 
     def _cell_begins(self, info: Any) -> None:
         self._cell_runs = True
-        # What a page's extensions run for themselves is not kept in the history.
+        # Cells that a page's extensions run for themselves are not kept in the history.
         if info.store_history:
             self.used()
 
@@ -85,13 +85,14 @@ class IdleRelease:
             if self._left_s > 0:
                 continue
             if self._cell_runs or self._is_working():
-                # Without the lock: whoever has it may be ending the cluster, and wait for this thread.
+                # Do not take the lock: the thread that holds it may be ending the cluster, and waiting for
+                # this thread.
                 self._used_mono_s = time.monotonic()
             elif self._loop is None or self._loop.is_closed():
                 self._release_if_unused()
             else:
                 self._loop.call_soon_threadsafe(self._release_if_unused)
-                # The loop may be held up; it is asked again then.
+                # The loop may be held up; in that case it is asked again.
                 self._closing.wait(self._after_s)
 
     def _release_if_unused(self) -> None:
@@ -101,7 +102,7 @@ class IdleRelease:
 
 
 def tell_in_next_cell(text: str) -> None:
-    """Prints a text under the next cell that the person runs; nothing where there are no cells."""
+    """Print a text under the next cell that the person runs; do nothing if there are no cells."""
     shell: Any = ipython_shell.current()
     if shell is None:
         return
@@ -109,6 +110,6 @@ def tell_in_next_cell(text: str) -> None:
     def tell(info: Any) -> None:
         if info.store_history:
             shell.events.unregister("pre_run_cell", tell)
-            print(text, file=sys.stderr)  # noqa: T201 - what it is for
+            print(text, file=sys.stderr)  # noqa: T201 - printing is its purpose
 
     shell.events.register("pre_run_cell", tell)

@@ -1,4 +1,4 @@
-"""What `%nbgpu status` shows."""
+"""The table that `%nbgpu status` shows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOOK_PATIENCE_S = 0.7
 
 
 def table(cluster: Cluster, lookout: Lookout) -> str:
-    """Every rank's device, process, memory, and the line that it is at."""
+    """Return a table with the device, the process, the memory and the current line of every rank."""
     pids = cluster.pids
     rows = [("rank", "device", "pid", "memory", "state")]
     lookout.ask()

@@ -1,4 +1,4 @@
-"""Who waits for whom in a cell or a run that does not get on, in words."""
+"""Says in words which ranks wait for which, in a cell or a run that makes no progress."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _SILENCE_WORTH_SAYING_S = 1.0
 _ANSWER_PATIENCE_S = 1.2
 _CONFIRM_PATIENCE_S = 0.3
 _GETS_READY = MainThreadState("call", busy_with="getting ready")
-"""Where a rank is that has not answered since a run began."""
+"""The state of a rank that has not answered since a run began."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one rank is, as far as a cell or a run is concerned."""
+    """What one rank is doing, as far as a cell or a run is concerned."""
 
     where: MainThreadState | None = None
-    """None where it has not answered yet, or has nothing to do with it any more."""
+    """The rank's state, or None if the rank has not answered yet or is no longer part of the cell or run."""
     for_s: float = 0.0
-    """How long it has been there, with nothing going through its process groups."""
+    """How long the rank has been in this state, with nothing going through its process groups."""
     instead: str = ""
-    """What is said of it in place of where it is: 'has finished the cell'."""
+    """Words that replace the state, such as 'has finished the cell'."""
     stands_still: bool = False
-    """Whether something outside of its process keeps it from going on, such as SIGSTOP."""
+    """Whether something outside of the rank's process keeps it from going on, such as SIGSTOP."""
 
     @property
     def waits(self) -> bool:
@@ -43,12 +43,12 @@ class Place:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the others wait for what the rank does by itself, such as the result."""
+        """Whether the others wait for work that the rank does by itself, such as the result."""
         return self.where is not None and self.where.is_busy and not self.instead
 
     @property
     def words(self) -> str:
-        """What goes behind the rank's name."""
+        """The words that follow the rank's name."""
         if self.instead:
             return self.instead
         if self.where is None:
@@ -61,11 +61,12 @@ class Place:
 
     @property
     def kind(self) -> str:
-        """The same without its length, which tells ranks apart that came to one place at different times."""
+        """The same words without the time, which differs between ranks that reached one place at different
+        times."""
         if self.instead or self.where is None:
             return self.words
         if self.waits:
-            # The trainer's own lines are nobody's question.
+            # The trainer's own lines are of no interest to the person.
             place = f"step {self.where.step + 1}" if self.where.doing == "run" else self.where.place
             return f"waits in {self.where.collective}, {place}"
         if self.where.is_busy:
@@ -75,18 +76,18 @@ class Place:
 
 
 def notice(places: Mapping[int, Place], after_s: float, since_busy_s: float = math.inf) -> str:
-    """What `told_of_all` says; empty unless a rank waits in a collective for `after_s` seconds, or one stands
-    still.
+    """Return the text of `told_of_all` if a rank waits in a collective for `after_s` or stands still, else
+    nothing.
 
     Args:
-        places: by rank.
-        after_s: the time that ranks may wait.
-        since_busy_s: how long no rank has got on with what the others wait for. Their waiting before that
-            is explained.
+        places: what each rank is doing, by rank.
+        after_s: the time that ranks may wait, in seconds.
+        since_busy_s: how long no rank has made progress with work that the others wait for; their waiting
+            before that is explained.
     """
     waits_s = [min(place.for_s, since_busy_s) for place in places.values() if place.waits]
-    # Where all wait in the same place they do so since the last one came; until then the others waited for
-    # that one.
+    # If all ranks wait in the same place, they have done so since the last one arrived; until then the others
+    # waited for that one.
     are_together = len(waits_s) == len(places) and len({place.kind for place in places.values()}) == 1
     hangs = bool(waits_s) and (min(waits_s) if are_together else max(waits_s)) >= after_s
     hangs |= any(place.stands_still for place in places.values())
@@ -94,7 +95,7 @@ def notice(places: Mapping[int, Place], after_s: float, since_busy_s: float = ma
 
 
 def told_of_all(places: Mapping[int, Place]) -> str:
-    """Who waits where and who does not.
+    """Return a sentence that says which ranks wait where and which do not.
 
     'rank 0 waits in all_reduce, cell line 4, for 7 s; rank 1 has finished the cell'
     """
@@ -119,16 +120,16 @@ def _plural(words: str) -> str:
 
 
 class HangWatch:
-    """Follows where the ranks of a cell or of a run are.
+    """Follows what the ranks of a cell or of a run are doing.
 
     Args:
-        lookout: asks them.
-        results: by rank, of what was sent to them.
-        world_size: how many ranks there are; some may not have been given it.
-        notice_after_s: how long ranks wait in a collective before that is worth saying; 0 for never.
-        work: what was sent to them.
-        is_busy: whether a rank has said last that it does something by itself, such as importing packages.
-            What it answered last about where it is may be older.
+        lookout: the object that asks the ranks.
+        results: the pending replies to the cell or the run, by rank.
+        world_size: the number of ranks; some may not have been given the cell or run.
+        notice_after_s: how long ranks wait in a collective before a notice appears; 0 for never.
+        work: what was sent to the ranks.
+        is_busy: a function that returns whether a rank has last said that it does work by itself, such as
+            importing packages. The rank's last answer about its state may be older.
     """
 
     def __init__(
@@ -150,13 +151,13 @@ class HangWatch:
         self._asked_mono_s = self._began_mono_s = self._busy_mono_s = time.monotonic()
         self._here_since: dict[int, tuple[MainThreadState, float]] = {}
         self.text = ""
-        """The notice; empty while there is nothing to say."""
+        """The notice; empty while there is nothing to report."""
         self.longest_wait_s = 0.0
-        """Of any rank that stands still, or is in a collective with nothing going through its process
-        groups."""
+        """The longest time for which any rank has stood still, or been in a collective with nothing going
+        through its process groups."""
 
     def check(self) -> None:
-        """Takes what the ranks have answered and asks them again, about once a second. Does not wait."""
+        """Collect the ranks' answers and ask again, about once a second. Never wait."""
         self._take_answers()
         now_s = time.monotonic()
         if now_s - self._asked_mono_s < self._period_s:
@@ -164,16 +165,19 @@ class HangWatch:
         self._asked_mono_s = now_s
         self._lookout.ask()
         places = self._look()
-        # Also of a rank that is busy no more: it may take a moment to join the others, and they wait since
-        # long before.
+        # Count a rank that is no longer busy, too: it may take a moment to join the others, which have waited
+        # for long.
         got_on_mono_s = [now_s - place.for_s for place in places.values() if place.is_busy]
         self._busy_mono_s = max([self._busy_mono_s, *got_on_mono_s])
         if self._notice_after_s:
             self.text = notice(places, self._notice_after_s, now_s - self._busy_mono_s)
 
     def wait_longer_than(self, seconds: float) -> bool:
-        """Whether a rank has stood still, or waited in a collective, for longer, and does so now: where that
-        was known a second ago, the ranks are asked again, for a moment."""
+        """Return whether a rank has stood still, or waited in a collective, for more than `seconds`, and
+        still does.
+
+        If that was the case a second ago, ask the ranks again and wait for a moment.
+        """
         if self.longest_wait_s <= seconds:
             return False
         self._lookout.ask()
@@ -184,8 +188,8 @@ class HangWatch:
     def _take_answers(self, patience_s: float = 0.0) -> None:
         self._lookout.collect(patience_s)
         for rank, seen in list(self._lookout.seen.items()):
-            # Where a rank was before, such as a rank of a run before another one was replaced, says nothing
-            # of this.
+            # An earlier state, such as that of a rank of a run before another rank was replaced, says nothing
+            # about this work.
             is_of_now = seen.mono_s >= self._began_mono_s
             if is_of_now and (rank not in self._here_since or self._here_since[rank][0] != seen.where):
                 self._here_since[rank] = seen.where, seen.mono_s
@@ -198,24 +202,25 @@ class HangWatch:
         return places
 
     def describe_all(self) -> str:
-        """Where all ranks are, whether they hang or not."""
+        """Return what all ranks are doing, whether they hang or not."""
         return told_of_all(self._places())
 
     def ask(self) -> None:
-        """Asks now, so that a rank that does not answer is known as such a moment later."""
+        """Ask now, so that a rank that does not answer is known to be silent a moment later."""
         self._lookout.ask()
 
     def describe(self, rank: int) -> str:
-        """Where a rank is that did not come back, in words that go behind its name."""
+        """Return the state of a rank that did not come back, in words that follow its name."""
         place = self._place(rank)
         if place.instead and not place.stands_still and (line := self._lookout.cell_line(rank)) is not None:
             return f"{place.words}, at cell line {line}"
         return place.words
 
     def not_back(self, ranks: Sequence[int]) -> str:
-        """Say which ranks did not come back although they were freed and interrupted, why, and what to do."""
+        """Return which ranks did not come back although they were freed and interrupted, why, and what to
+        do."""
         are_silent = all(self._lookout.silent_s(rank) > _SILENCE_WORTH_SAYING_S for rank in ranks)
-        # An answer from before the interrupts would not know what the code did with them.
+        # An answer from before the interrupts would not say how the code reacted to them.
         self._lookout.ask()
         self._take_answers(0.0 if are_silent else _ANSWER_PATIENCE_S)
         told = "; ".join(f"rank {rank} did not come back: it {self.describe(rank)}" for rank in ranks)
@@ -255,9 +260,9 @@ class HangWatch:
             here = Place(where, time.monotonic() - since_mono_s)
         silent_s = self._lookout.silent_s(rank)
         if silent_s > _SILENCE_WORTH_SAYING_S:
-            # An import may hold the GIL, also before the rank has answered for the first time.
+            # An import may hold the GIL, even before the rank has answered for the first time.
             where = here.where or _GETS_READY
-            # Its last answer may be from just before it said that it is busy.
+            # The rank's last answer may be from just before it reported that it is busy.
             if self._is_busy(rank) and (where.is_busy or where.doing == "call") and self._computes(rank):
                 return Place(where if where.is_busy else _GETS_READY)
             return Place(
@@ -268,7 +273,7 @@ class HangWatch:
         if rank not in self._here_since:
             return Place()
         if here.is_busy:
-            # Whether it gets on is known up to its last answer.
+            # The rank's progress is known only up to its last answer.
             return replace(here, for_s=max(0.0, here.for_s - silent_s))
         if here.where is not None and here.where.doing == "call" and self._work == "cell":
             return Place(instead="has not begun the cell")

@@ -1,8 +1,8 @@
-"""Ranks that called different collectives, or the same with different shapes: torch's message in our words.
+"""Describes, in nbgpu's words, ranks that called different collectives, or the same with different shapes.
 
 torch compares the ranks' calls in debug mode (TORCH_DISTRIBUTED_DEBUG=DETAIL) and says on each rank how its
-own call differs from another's. What a rank says of another can be wrong where one of them has no tensors
-(torch 2.13 takes a barrier for a reduce), so each rank is asked for its own call only.
+own call differs from another's. What a rank reports about another can be wrong if one of them has no tensors
+(torch 2.13 takes a barrier for a reduce), so only the part about a rank's own call is used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAMES = {
     "ALLTOALL": "all_to_all",
     "ALLTOALL_BASE": "all_to_all_single",
 }
-"""torch's names of what differs by more than upper case from what a person calls."""
+"""torch's names that differ by more than upper case from the function that a person calls."""
 _DTYPES = {
     "Float": "float32",
     "Double": "float64",
@@ -43,7 +43,7 @@ _DTYPES = {
 
 
 def told(failures: Sequence[RankFailure]) -> list[RankFailure]:
-    """The failures in our words, each with what every rank called; empty where it was no mismatch."""
+    """Return a failure for each rank with the calls of all ranks, or nothing if there was no mismatch."""
     if not any(failure.message.startswith(_MISMATCH) for failure in failures):
         return []
     ranks_by_call: dict[str, list[int]] = {}
@@ -54,7 +54,7 @@ def told(failures: Sequence[RankFailure]) -> list[RankFailure]:
 
 
 def _call(failure: RankFailure) -> str:
-    """'called all_reduce of float32[4] at cell line 3'."""
+    """Return a rank's call in words, such as 'called all_reduce of float32[4] at cell line 3'."""
     traceback = _ANSI.sub("", failure.traceback)
     name, of_what = "", ""
     if failure.message.startswith(_MISMATCH) and (own := _FINGERPRINT.search(failure.message)):
@@ -62,9 +62,9 @@ def _call(failure: RankFailure) -> str:
         if own["dtype"] is not None:
             of_what = f" of {_DTYPES.get(own['dtype'], own['dtype'].lower())}[{own['shape']}]"
     if called := _IN_COLLECTIVE.search(traceback):
-        name = called[1]  # what the person wrote: barrier, where torch says all_reduce
+        name = called[1]  # the function that the person wrote: barrier, where torch says all_reduce
     lines = _CELL_LINE.findall(traceback)
-    # The outermost lines are the cell's; below them are those of functions from earlier cells.
+    # The outermost lines are the cell's; the lines below them belong to functions from earlier cells.
     in_cell = [line for cell, line in lines if cell == lines[0][0]]
     where = f" at cell line {in_cell[-1]}" if in_cell else ""
     return f"called {name}{of_what}{where}" if name else f"failed{where}"

@@ -1,7 +1,7 @@
-"""Decides how a failure on the ranks is mended, and mends it.
+"""Decides how to recover from a failure on the ranks, and does so.
 
-A rank that waits for another is freed, a rank whose process has ended is replaced, and the group is formed
-again where it can no longer be trusted.
+A rank that waits for another is freed, a rank whose process has ended is replaced, and a group that can no
+longer be trusted is formed again.
 """
 
 from __future__ import annotations
@@ -58,27 +58,27 @@ class Mended(Protocol):
     def lookout(self) -> Lookout: ...
 
     def stop_listening(self) -> None:
-        """Take no more questions of the ranks to the person."""
+        """Accept no more questions from the ranks to the person."""
         ...
 
 
 class Recovery:
-    """Mends the ranks of a cluster that runs, between two cells and after each of them."""
+    """Repairs the ranks of a running cluster, between two cells and after each of them."""
 
     def __init__(self, cluster: Mended) -> None:
         self._cluster = cluster
         self._left_behind: dict[int, Reply] = {}
-        """By rank, the cells from which ranks did not come back."""
+        """The cells from which ranks did not come back, by rank."""
         self._stood_still: set[int] = set()
         """The ranks that were left behind while their processes were stopped."""
         self._told_of_signals: set[str] = set()
 
     @uninterrupted()
     def make_ready(self, last_run: Path | None) -> None:
-        """Has all ranks there and free before work is sent, or says why they are not.
+        """Make sure that all ranks are there and free before work is sent, or say why they are not.
 
         Args:
-            last_run: the folder of the run that the ranks had last; None where there was none.
+            last_run: the folder of the ranks' last run, or None if there was none.
 
         Raises:
             ClusterError: ranks were replaced, which must be known before anything is sent, or are still in an
@@ -89,7 +89,7 @@ class Recovery:
         self._mend_what_cells_left()
 
     def _replace_ranks_that_went(self) -> None:
-        """Replaces ranks that ended between two cells, and says so before the next cell meets empty ranks."""
+        """Replace ranks that ended between two cells, and say so before the next cell meets empty ranks."""
         gone = self._cluster.ranks.gone()
         if gone:
             told = self.replace_gone()
@@ -99,7 +99,7 @@ class Recovery:
             )
 
     def _take_back_ranks_left_behind(self, last_run: Path | None) -> None:
-        """Forms the group again if ranks that were given up are back, or if the forming was cut short before.
+        """Form the group again if ranks that were given up are back, or if the forming was cut short before.
 
         Raises:
             ClusterError: a rank is not back.
@@ -107,9 +107,9 @@ class Recovery:
         if not self._left_behind and self._cluster.ranks.group_is_whole:
             return
         if self._stood_still & set(self._busy()) and not self._cluster.ranks.standstills(self._busy()):
-            # It goes on, perhaps with a cell that was stopped before it had begun with it.
+            # The rank goes on, perhaps with a cell that was stopped before the rank had begun it.
             self.stop_cell()
-            # On a busy machine its way back from where it stood takes longer than any other.
+            # On a busy machine such a rank takes longer to come back than any other.
             give_up_s = time.monotonic() + _GOES_ON_PATIENCE_S
             while self._busy() and time.monotonic() < give_up_s:
                 time.sleep(_POLL_PERIOD_S)
@@ -131,13 +131,13 @@ class Recovery:
         self._stood_still = set()
         self._cluster.news += self._cluster.ranks.regroup()
         if last_run is not None:
-            # A run that was stopped while they did not hear it has not been ended there, and its model takes
-            # memory.
+            # The ranks did not hear that the run was stopped, so it has not been ended there, and its model
+            # takes up memory.
             self._cluster.ranks.call(Call.LET_GO_OF_RUN, str(last_run))
 
     def _mend_what_cells_left(self) -> None:
-        """Forms the group again that a cell has ended, and names the signal handlers that the ranks took
-        back."""
+        """Form the group again if a cell has ended it, and name the signal handlers that the ranks have
+        restored."""
         if ended := self._cluster.ranks.without_group():
             lines = self._cluster.ranks.regroup()
             self._cluster.news += [
@@ -160,7 +160,7 @@ class Recovery:
         results: Mapping[int, Reply],
         stop: threading.Event | None = None,
     ) -> None:
-        """Waits for the ranks, frees those that wait for one which failed, and makes the group good again."""
+        """Wait for the ranks, free those that wait for one which failed, and repair the group."""
         try:
             with StandstillNotice(self._cluster.ranks.standstills) as notice:
                 while watch.pending() and not watch.stuck():
@@ -189,7 +189,7 @@ class Recovery:
             raise RankError(failed, len(self._cluster.ranks))
 
     def stop(self, watch: RankWatch, results: Mapping[int, Reply]) -> None:
-        """Stops the ranks as the stop button would, and makes the group good again where all come back."""
+        """Stop the ranks as the stop button would, and repair the group if all come back."""
         try:
             watch.stop()
         except KeyboardInterrupt:
@@ -204,15 +204,15 @@ class Recovery:
     def restore_group(
         self, watch: RankWatch, results: Mapping[int, Reply], failed: Sequence[int] = ()
     ) -> list[str]:
-        """Makes the group good again once all ranks are back or gone; those that are gone are replaced.
+        """Repair the group once all ranks are back or gone; replace those that are gone.
 
         Args:
-            watch: over the results.
-            results: by rank.
-            failed: ranks that raised, whose state is not trusted where the ranks differ.
+            watch: the watch over the results.
+            results: the pending replies, by rank.
+            failed: ranks that raised, whose state is not trusted if the ranks differ.
 
         Returns:
-            What the person is to know, in lines.
+            Lines for the person.
         """
         try:
             if watch.gone:
@@ -222,31 +222,31 @@ class Recovery:
             if watch.left_the_group_unsure and (watch.severed or not self._cluster.ranks.untouched_by_cell()):
                 return self._cluster.ranks.regroup(failed)
         except NbgpuError as error:
-            # What the ranks raised is what the person must see.
+            # The person must see the errors that the ranks raised, and not this one.
             self.leave_behind(results)
             return [f"the process group could not be formed anew, and the next cell tries again: {error}"]
         except KeyboardInterrupt:
-            # The cell is over, and says how it ended.
+            # The cell is over, and reports how it ended.
             return ["the forming of the process group was stopped, and the next cell forms it"]
         return []
 
     def replace_gone(self) -> str:
-        """Gives ranks whose processes have ended new engines; says what happened."""
+        """Give new engines to ranks whose processes have ended; return what happened, in words."""
         gone = self._cluster.ranks.gone()
         try:
             lost = self._cluster.ranks.replace(list(gone))
         except KeyboardInterrupt:
-            # Ranks that have not got their new engine are still gone, and the next cell says so.
+            # Ranks that have not got their new engine are still gone, and the next cell reports them.
             if replaced := sorted(set(gone) - set(self._cluster.ranks.gone())):
                 self._cluster.news.append(self._told_as_replaced(replaced))
             raise
         return "\n".join([self._told_as_replaced(list(gone)), *lost])
 
     def replace_all_gone(self) -> str:
-        """As `replace_gone`, and replaces ranks that die meanwhile too.
+        """Do the work of `replace_gone`, and also replace ranks that die meanwhile.
 
         Raises:
-            NbgpuError: a rank cannot be replaced, or one after the other dies.
+            NbgpuError: a rank cannot be replaced, or ranks keep dying.
         """
         for _ in range(_MAX_REPLACEMENTS - 1):
             try:
@@ -266,27 +266,29 @@ class Recovery:
         )
 
     def leave_behind(self, results: Mapping[int, Reply]) -> None:
-        """Notes ranks that did not come back from a cell; they get no other one until they do, and no
+        """Note ranks that did not come back from a cell; until they do, they get no other cell and no
         answers."""
         self._cluster.stop_listening()
         self._left_behind = dict(results)
         self._stood_still = set(self._cluster.ranks.standstills(self._busy()))
 
     def _busy(self) -> list[int]:
-        """The ranks that were left behind and are not back."""
+        """Return the ranks that were left behind and are not back."""
         return [rank for rank, result in self._left_behind.items() if not result.ready()]
 
     def stop_cell(self) -> None:
-        """Stops a cell that ranks are in although nobody waits for it any more, as the stop button would."""
+        """Stop a cell that ranks are still in although no caller waits for it any more, as the stop button
+        would."""
         RankWatch(self._cluster.ranks, self._left_behind).stop()
 
     @uninterrupted()
     def take_up_the_cell(self) -> None:
-        """Waits a moment for a cell that was running when the notebook went; forms the group again if it
+        """Wait a moment for a cell that was running when the notebook ended; form the group again if the cell
         failed."""
         group_is_whole = self._cluster.ranks.group_is_whole
         if not group_is_whole:
-            # The notebook went while the group was formed: who came waits for who was not called.
+            # The notebook ended while the group was formed: the ranks that came wait for ranks that were not
+            # called.
             self._cluster.ranks.sever()
         self._left_behind = self._cluster.ranks.call(Call.LAST_CELL_FAILED)
         answered_by_s = time.monotonic() + (_ANSWER_PATIENCE_S if group_is_whole else _FREED_PATIENCE_S)
@@ -299,7 +301,7 @@ class Recovery:
 
     @uninterrupted()
     def restart(self, rank: int, history: Replayed, replay: bool) -> str:
-        """Ends a rank and puts a new engine in its place; says what happened.
+        """End a rank and put a new engine in its place; return what happened, in words.
 
         Other ranks that are still in an earlier cell are stopped. A rank that does not come back even then is
         given up as well: without it there is no group.
@@ -307,7 +309,7 @@ class Recovery:
         Args:
             rank: the rank to end.
             history: the cells of each rank.
-            replay: run the rank's cells again on its new engine.
+            replay: whether to run the rank's cells again on its new engine.
         """
         given_up = [rank, *self._stop_all_but(rank)]
         told: dict[int, list[str]] = {}
@@ -337,12 +339,13 @@ class Recovery:
         return "\n".join([*lines, *lost])
 
     def _stop_all_but(self, rank: int) -> list[int]:
-        """Stops what ranks are still in although nobody waits for it; returns those that do not come back."""
+        """Stop the cells that other ranks are still in although no caller waits; return the ranks that do not
+        come back."""
         others = {r: result for r, result in self._left_behind.items() if r != rank}
         watch = RankWatch(self._cluster.ranks, others)
         if watch.pending():
             watch.stop()
-            # The first one that is given up ends the waiting.
+            # The first rank that is given up ends the waiting.
             while set(watch.pending()) - set(watch.stuck()):
                 time.sleep(_POLL_PERIOD_S)
                 watch.check()

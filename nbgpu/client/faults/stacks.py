@@ -1,4 +1,4 @@
-"""Asks the ranks where they are, which they answer whatever their main threads do."""
+"""Asks the ranks where their main threads are; the ranks answer whatever these threads are doing."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from nbgpu.protocol.records import MainThreadState
 
 _ANSWER_BYTES = 65536
 _BUSY_SHARE = 0.1
-"""Of a core; on a busy host a rank that computes gets far less than a whole one."""
+"""A share of a core; on a busy host a rank that computes gets far less than a whole core."""
 _STACK_PATIENCE_S = 0.3
 _LINE_OF_CELL = re.compile(r", line (\d+) in [^\n]+\n[^\n]+ in run_code\n")
-"""The frame above the one in which IPython runs a cell, innermost first."""
+"""The frame above the one in which IPython runs a cell; stacks have the innermost frame first."""
 
 
 @dataclass(frozen=True)
 class Sighting:
-    """Where a rank was, and when."""
+    """The state of a rank, and when it was seen."""
 
     where: MainThreadState
     mono_s: float
@@ -45,12 +45,13 @@ class _Question:
 
 
 class Lookout:
-    """Asks every rank where it is, and remembers what it answered last. Never blocks longer than it is told.
+    """Asks every rank where it is, and remembers its last answer. No call blocks for longer than its argument
+    says.
 
     Args:
-        folder: the cluster's own.
-        pids: of the ranks' processes.
-        seen: takes each rank's last answer.
+        folder: the cluster's folder.
+        pids: the process ids of the ranks.
+        seen: a mapping that receives each rank's last answer.
     """
 
     def __init__(self, folder: Path, pids: Mapping[int, int], seen: MutableMapping[int, Sighting]) -> None:
@@ -58,14 +59,14 @@ class Lookout:
         self._pids = pids
         self.seen = seen
         self._open: dict[int, _Question] = {}
-        # Of all kinds this one costs nothing to make, and few cells ever come to use it.
+        # Of all kinds of selectors this one costs nothing to make, and few cells ever come to use it.
         self._selector = selectors.PollSelector()
 
     def ask(self) -> None:
-        """Asks each rank that owes no answer; one that is gone is not asked."""
+        """Ask each rank that owes no answer; a rank that is gone is not asked."""
         with short_path(self._folder) as folder:
             for rank, pid in self._pids.items():
-                # Gone, or not listening any more.
+                # The rank may be gone, or may have stopped listening.
                 with suppress(OSError, psutil.NoSuchProcess):
                     if rank not in self._open:
                         self._ask(rank, pid, folder / MainThreadState.socket_name(pid))
@@ -83,7 +84,7 @@ class Lookout:
         self._selector.register(connection, selectors.EVENT_READ, rank)
 
     def collect(self, patience_s: float = 0.0) -> None:
-        """Takes the answers that are there, and waits for the others so long."""
+        """Receive the answers that are there, and wait for the others for `patience_s`."""
         deadline_s = time.monotonic() + patience_s
         while self._open:
             ready = self._selector.select(max(0.0, deadline_s - time.monotonic()))
@@ -96,7 +97,7 @@ class Lookout:
         question = self._open[rank]
         try:
             part = question.connection.recv(_ANSWER_BYTES)
-        except ConnectionError:  # it went in the middle of its answer
+        except ConnectionError:  # the rank died in the middle of its answer
             part, question.answer = b"", b""
         question.answer += part
         if not part:
@@ -105,23 +106,27 @@ class Lookout:
                 self.seen[rank] = Sighting(MainThreadState(**json.loads(question.answer)), time.monotonic())
 
     def silent_s(self, rank: int) -> float:
-        """Since when the rank owes an answer; 0 where it owes none."""
+        """Return for how long the rank has owed an answer, or 0 if it owes none."""
         question = self._open.get(rank)
         return time.monotonic() - question.asked_mono_s if question is not None else 0.0
 
     def stands_still(self, rank: int) -> bool:
-        """Whether something outside of the rank's process keeps it from going on."""
+        """Return whether something outside of the rank's process keeps it from going on."""
         return bool(processes.standstill(self._pids[rank]))
 
     def computes(self, rank: int) -> bool:
-        """Whether a rank that owes an answer has used the CPU since it was asked; NoSuchProcess where it is
-        gone."""
+        """Return whether a rank that owes an answer has used the CPU since it was asked.
+
+        Raises:
+            psutil.NoSuchProcess: the rank is gone.
+        """
         question = self._open[rank]
         silent_s = time.monotonic() - question.asked_mono_s
         return (_cpu_s(self._pids[rank]) - question.cpu_s) / silent_s > _BUSY_SHARE
 
     def silence(self, rank: int) -> str:
-        """What keeps a rank from answering, in words that go behind its name, and where it was before."""
+        """Return the words that follow the rank's name and say what keeps it from answering, and where it was
+        before."""
         question = self._open[rank]
         silent_s = time.monotonic() - question.asked_mono_s
         pid = self._pids[rank]
@@ -141,9 +146,11 @@ class Lookout:
         )
 
     def cell_line(self, rank: int) -> int | None:
-        """The line of the cell that a rank is at, also where it holds the GIL; None where it cannot be told.
+        """Return the line of the cell that a rank is at, even if it holds the GIL, or None if the line is not
+        found.
 
-        By a signal, which may cut a sleep in C code short: for a rank that was interrupted anyway.
+        This sends a signal, which may cut a sleep in C code short: use it for a rank that was interrupted
+        anyway.
         """
         stack = self._folder / MainThreadState.stack_name(self._pids[rank])
         before = stack.stat().st_size
@@ -157,7 +164,7 @@ class Lookout:
         return None
 
     def close(self) -> None:
-        """Takes the questions back."""
+        """Close the connections of open questions."""
         for rank in list(self._open):
             self._drop(rank)
         self._selector.close()
@@ -169,8 +176,11 @@ class Lookout:
 
 
 def told(where: MainThreadState) -> str:
-    """What a rank does, in words: 'idle', 'loading packages', 'cell line 6: x = f(y)', 'cell line 4, in
-    barrier: dist.barrier()'."""
+    """Describe what a rank does.
+
+    For example 'idle', 'loading packages', 'cell line 6: x = f(y)', 'cell line 4, in barrier:
+    dist.barrier()'.
+    """
     if where.doing == "idle":
         return "idle"
     if where.busy_with and not where.place:

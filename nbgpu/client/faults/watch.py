@@ -1,8 +1,8 @@
 """Brings every rank back: once one has failed or is gone, the others are freed from waiting for it.
 
-A rank that waits in a collective for one that raised would wait out the collective's timeout, half an hour.
-It is severed from its process groups, which frees it at once; one that computes is interrupted a moment
-later.
+A rank that waits in a collective for a rank that raised would wait until the collective times out, after half
+an hour. It is cut off from its process groups, which frees it at once; a rank that computes is interrupted a
+moment later.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ _NETWORK_ERRORS = (
     "DistStoreError",
     "KeyboardInterrupt",
 )
-"""What a rank raises that was freed from a collective, or whose peer went away."""
+"""The errors of a rank that was freed from a collective, or whose peer went away."""
 
 _ECHO = "PeerFailed"
-"""What a rank of a training run raises to say that another one has failed (engine/group/consensus.py)."""
+"""The error with which a rank of a training run says that another rank has failed
+(engine/group/consensus.py)."""
 
 
 class RankWatch:
-    """Watches what was sent to the ranks until all are back.
+    """Watches the ranks that were sent a cell or a call until all are back.
 
     Args:
-        ranks: who can free them.
-        results: by rank, of a cell or a call that was sent.
+        ranks: the ranks, which can be freed.
+        results: the pending replies to a cell or a call, by rank.
     """
 
     def __init__(self, ranks: Ranks, results: Mapping[int, Reply]) -> None:
@@ -50,13 +51,12 @@ class RankWatch:
         self._results = results
         self._gone: dict[int, str] = {}
         self._real: set[int] = set()
-        """Ranks that failed before any was freed."""
+        """Ranks that failed before any rank was freed."""
         self._freed: set[int] = set()
         self._left = {
             rank for rank, result in results.items() if isinstance(result, LeftResult) and result.ready()
         }
-        """Ranks of a run that was rejoined, which were back before: who had the run then may have freed
-        them."""
+        """Ranks of a rejoined run that were back before: the run's previous owner may have freed them."""
         self._freed_mono_s: float | None = None
         self._interrupted_mono_s = 0.0
         self._use_when_freed: dict[int, CoreUse | None] = {}
@@ -65,12 +65,12 @@ class RankWatch:
             result.add_done_callback(lambda _: self._news.set())
 
     def wait(self, timeout_s: float) -> None:
-        """Waits until a rank comes back, at most so long."""
+        """Wait until a rank comes back, at most `timeout_s`."""
         self._news.wait(timeout_s)
         self._news.clear()
 
     def pending(self) -> list[int]:
-        """The ranks that still work: neither back nor gone."""
+        """Return the ranks that still work: those that are neither back nor gone."""
         return [
             rank for rank, result in self._results.items() if not result.ready() and rank not in self._gone
         ]
@@ -81,8 +81,10 @@ class RankWatch:
         return sorted(self._gone)
 
     def stuck(self) -> list[int]:
-        """The ranks that did not come back although they were freed and interrupted; empty while one of them
-        may merely be slow, so that all are named at once."""
+        """Return the ranks that did not come back although they were freed and interrupted.
+
+        The list is empty while one of them may merely be slow, so that all are named at once.
+        """
         if (
             self._freed_mono_s is None
             or (since_s := time.monotonic() - self._freed_mono_s) < _GIVE_UP_AFTER_S
@@ -94,7 +96,8 @@ class RankWatch:
         return pending
 
     def _had_its_time(self, rank: int, since_s: float) -> bool:
-        """Whether a rank cannot merely be slow to come back, on a host where many threads share few cores."""
+        """Return whether a rank has had enough time to come back, even on a host where many threads share few
+        cores."""
         if self._ranks.is_ending(rank):
             return False
         used, before = self._ranks.core_use(rank), self._use_when_freed.get(rank)
@@ -104,7 +107,7 @@ class RankWatch:
         return used.had_s - before.had_s > _GIVE_UP_AFTER_CPU_S or since_s - waited_s > _GIVE_UP_AFTER_S
 
     def check(self) -> None:
-        """Looks at every rank, and frees the others if one has failed. Called whenever something may be new.
+        """Look at every rank, and free the others if one has failed. Call whenever something may be new.
 
         Raises:
             ClusterError: no rank can be reached any more.
@@ -129,7 +132,7 @@ class RankWatch:
             self._interrupt()
 
     def free(self) -> None:
-        """Frees the ranks that still work from whatever collective they wait in."""
+        """Free the ranks that still work from whatever collective they wait in."""
         self._freed = set(self.pending())
         self._freed_mono_s = time.monotonic()
         self._use_when_freed = {rank: self._ranks.core_use(rank) for rank in self._freed}
@@ -137,7 +140,8 @@ class RankWatch:
 
     @uninterrupted()
     def stop(self) -> None:
-        """What Stop does: interrupts and frees the ranks that still work, and waits a moment for them."""
+        """Interrupt and free the ranks that still work, and wait a moment for them; this is what Stop
+        does."""
         self._interrupt()
         self.free()
         while self.pending() and not self.stuck():
@@ -146,13 +150,14 @@ class RankWatch:
             take_interrupt()
 
     def _interrupt(self) -> None:
-        """Again and again: an engine that is just about to begin with the cell, or to end it, ignores it."""
+        """Interrupt the ranks, repeatedly: an engine that is just about to begin or to end the cell ignores
+        an interrupt."""
         self._interrupted_mono_s = time.monotonic()
         self._ranks.interrupt(self.pending())
 
     def outcome(self) -> tuple[list[RankFailure], list[int]]:
-        """(the failures, first those that came first, and the ranks that were merely freed), once none is
-        pending.
+        """Return (the failures in the order in which they came, the ranks that were merely freed), once none
+        is pending.
 
         A rank whose peer is killed gets a network error a moment before the peer's end is known, so the end
         is waited for before such an error is taken for the cause.
@@ -166,7 +171,7 @@ class RankWatch:
         if mismatch := mismatches.told(raised):
             return mismatch, []
         gone = [RankFailure(rank, "RankGone", how, how) for rank, how in self._gone.items()]
-        # Who says the same as one that was not freed has failed like it, and only a little later.
+        # A rank with the same error as one that was not freed has failed like it, only a little later.
         alike = {(f.error_type, f.message) for f in raised if f.rank in self._real - self._left and not gone}
         freed = [
             f.rank
@@ -179,17 +184,17 @@ class RankWatch:
             )
         ]
         real = gone + [f for f in raised if f.rank not in freed]
-        # After a Stop there is no other failure than the interrupts themselves.
+        # After a Stop there is no failure other than the interrupts themselves.
         return (real, freed) if real else (raised, [])
 
     def causes(self) -> list[RankFailure]:
-        """What failed before any rank was freed or interrupted: why the others had to be."""
+        """Return the failures from before any rank was freed or interrupted: the reason why the others had to
+        be."""
         return self.outcome()[0] if self._real or self._gone else []
 
     @property
     def only_freed(self) -> bool:
-        """Whether nothing else is wrong with the ranks that are back than that they were freed and
-        interrupted."""
+        """Whether the ranks that are back have no other fault than that they were freed and interrupted."""
         raised = failures({rank: result for rank, result in self._results.items() if result.ready()})
         alone = all(f.error_type == _ECHO or f.error_type in _NETWORK_ERRORS for f in raised)
         return self.severed and not self._real and not self._gone and alone
@@ -201,7 +206,8 @@ class RankWatch:
 
     @property
     def left_the_group_unsure(self) -> bool:
-        """Whether the group may have to be formed anew: not if every rank ended alike, by itself."""
+        """Whether the group may have to be formed again: it need not be if every rank ended in the same way
+        by itself."""
         if self.severed or self._gone:
             return True
         raised = failures(self._results)
