@@ -167,10 +167,10 @@ class Ranks:
         """
         self._note()
         joining = self.call(Call.JOIN, self.seating.generation, seated=True)
-        told = self._meet(joining, timeout_s)
+        variables = self._meet(joining, timeout_s)
         for rank in range(len(self)):
             self._wait_for_output_path(rank, timeout_s)
-        return list(dict.fromkeys(setting for settings in told.values() for setting in settings))
+        return list(dict.fromkeys(setting for settings in variables.values() for setting in settings))
 
     @uninterrupted()
     def call(
@@ -358,9 +358,9 @@ class Ranks:
             if gone:
                 raise ClusterError(f"while the group was formed, {'; '.join(gone.values())}")
         if late := [rank for rank, result in results.items() if not result.ready()]:
-            told = [f"rank {rank}: {why}" for rank, why in self.standstills(late).items()]
+            standing = [f"rank {rank}: {why}" for rank, why in self.standstills(late).items()]
             named = ", ".join(map(str, late))
-            raise ClusterError("; ".join([f"rank {named} did not answer within {timeout_s:g} s", *told]))
+            raise ClusterError("; ".join([f"rank {named} did not answer within {timeout_s:g} s", *standing]))
         return collect(results, _POLL_PERIOD_S)
 
     @uninterrupted()

@@ -36,6 +36,6 @@ def find_transport(ranks: Ranks, transports: Sequence[Transport], config: Cluste
         except ClusterError as error:
             failed[transport.name] = str(error)
         ranks.require_reachable()
-    told = "\n".join(f"{name}: {why}" for name, why in failed.items())
+    reasons = "\n".join(f"{name}: {why}" for name, why in failed.items())
     advice = "" if config.backend == "auto" else "\nbackend='auto' tries other ways, too"
-    raise ClusterError(f"the ranks cannot talk to each other. nbgpu doctor says more.\n{told}{advice}")
+    raise ClusterError(f"the ranks cannot talk to each other. nbgpu doctor says more.\n{reasons}{advice}")

@@ -223,12 +223,12 @@ class HangWatch:
         # An answer from before the interrupts would not say how the code reacted to them.
         self._lookout.ask()
         self._take_answers(0.0 if are_silent else _ANSWER_PATIENCE_S)
-        told = "; ".join(f"rank {rank} did not come back: it {self.describe(rank)}" for rank in ranks)
+        message = "; ".join(f"rank {rank} did not come back: it {self.describe(rank)}" for rank in ranks)
         ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in ranks)
         if all(self._lookout.stands_still(rank) for rank in ranks):
-            return f"{told}. To give up the rank's variables instead: {ways_out}"
+            return f"{message}. To give up the rank's variables instead: {ways_out}"
         why = "".join(f" {reason}." for reason in dict.fromkeys(map(self._why_not_back, ranks)) if reason)
-        return f"{told}.{why} Wait for it to end, or give up the rank's variables: {ways_out}"
+        return f"{message}.{why} Wait for it to end, or give up the rank's variables: {ways_out}"
 
     def _why_not_back(self, rank: int) -> str:
         if self._lookout.stands_still(rank):

@@ -92,10 +92,10 @@ class Recovery:
         """Replace ranks that ended between two cells, and say so before the next cell meets empty ranks."""
         gone = self._cluster.ranks.gone()
         if gone:
-            told = self.replace_gone()
+            message = self.replace_gone()
             self._cluster.ranks.add_spares(self._cluster.config.spare)
             raise ClusterError(
-                f"Between two cells, {sentence('; '.join(gone.values()))} {told}\nNothing was run: run it again"
+                f"Between two cells, {sentence('; '.join(gone.values()))} {message}\nNothing was run: run it again"
             )
 
     def _take_back_ranks_left_behind(self, last_run: Path | None) -> None:
@@ -117,13 +117,13 @@ class Recovery:
         if busy := self._busy():
             named = ", ".join(map(str, busy))
             standing = self._cluster.ranks.standstills(busy)
-            told = f"rank(s) {named} are still in an earlier cell"
+            message = f"rank(s) {named} are still in an earlier cell"
             if standing:
                 why = "; ".join(f"rank {rank} does not answer: {why}" for rank, why in standing.items())
                 ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in standing)
-                raise ClusterError(f"{told}. {why}. To give up the rank's variables instead: {ways_out}")
+                raise ClusterError(f"{message}. {why}. To give up the rank's variables instead: {ways_out}")
             raise ClusterError(
-                f"{told}. Wait for them, stop it with "
+                f"{message}. Wait for them, stop it with "
                 "nbgpu.current().stop_cell(), which C code may not hear, or give them up: "
                 f"{', '.join(f'%nbgpu restart --rank {rank}' for rank in busy)}"
             )
@@ -179,10 +179,10 @@ class Recovery:
         if stuck := watch.stuck():
             self.leave_behind(results)
             with closing(HangWatch(self._cluster.lookout(), results, len(self._cluster.ranks), 0)) as hangs:
-                told = hangs.not_back(stuck)
+                message = hangs.not_back(stuck)
             if causes := watch.causes():
-                raise RankError(causes, len(self._cluster.ranks), told)
-            raise ClusterError(told)
+                raise RankError(causes, len(self._cluster.ranks), message)
+            raise ClusterError(message)
         failed, _ = watch.outcome()
         self._cluster.news += self.restore_group(watch, results, [failure.rank for failure in failed])
         if failed:
@@ -312,17 +312,17 @@ class Recovery:
             replay: whether to run the rank's cells again on its new engine.
         """
         given_up = [rank, *self._stop_all_but(rank)]
-        told: dict[int, list[str]] = {}
+        lines_by_rank: dict[int, list[str]] = {}
 
         def run_again(rank: int) -> None:
-            told[rank] = history.run_again(rank, self._cluster.ranks[rank])
+            lines_by_rank[rank] = history.run_again(rank, self._cluster.ranks[rank])
 
         if not replay:
             for each in given_up:
                 history.forget(each)
-                told[each] = ["it is empty"]
+                lines_by_rank[each] = ["it is empty"]
             kept = [str(r) for r in range(len(self._cluster.ranks)) if r not in given_up]
-            told[given_up[-1]][0] += f"; rank {', '.join(kept)} kept all variables" if kept else ""
+            lines_by_rank[given_up[-1]][0] += f"; rank {', '.join(kept)} kept all variables" if kept else ""
         lost = self._cluster.ranks.replace(given_up, run_again if replay else None)
         self._cluster.ranks.add_spares(self._cluster.config.spare)
         lines = []
@@ -333,8 +333,8 @@ class Recovery:
                 else " was still in an earlier cell, did not come back, and was given up as well. It"
             )
             lines += [
-                f"rank {each}{why} has a new process, {self._cluster.ranks.pids[each]}: {told[each][0]}",
-                *told[each][1:],
+                f"rank {each}{why} has a new process, {self._cluster.ranks.pids[each]}: {lines_by_rank[each][0]}",
+                *lines_by_rank[each][1:],
             ]
         return "\n".join([*lines, *lost])
 

@@ -73,10 +73,10 @@ class Plan:
             ("memory", self._memory()),
         ]
         if not self._trains_a_model:
-            told = {"backend": self.chosen_transport.describe(), "length": f"at most {config.steps} steps"}
+            others = {"backend": self.chosen_transport.describe(), "length": f"at most {config.steps} steps"}
             kept = ("devices", "backend", "length", "data", "memory")
-            rows = [(name, told.get(name, row)) for name, row in rows if name in kept]
-        return "\n".join(f"{name:<{_WIDTH}}{told}" for name, told in rows)
+            rows = [(name, others.get(name, row)) for name, row in rows if name in kept]
+        return "\n".join(f"{name:<{_WIDTH}}{row}" for name, row in rows)
 
     __repr__ = __str__
 
@@ -87,8 +87,8 @@ class Plan:
     def _length(self) -> str:
         config, per_epoch = self.config, self.steps_per_epoch
         if not per_epoch:
-            told = f"{config.steps} steps" if config.epochs is None else f"{config.epochs} epochs"
-            return f"{told}; how many steps an epoch has is not known yet"
+            length = f"{config.steps} steps" if config.epochs is None else f"{config.epochs} epochs"
+            return f"{length}; how many steps an epoch has is not known yet"
         num_steps = config.total_steps(per_epoch)
         return f"steps: {num_steps}, of which an epoch has {per_epoch}; epochs: {num_steps / per_epoch:.3g}"
 
@@ -96,15 +96,15 @@ class Plan:
         if "peak" not in self.memory:
             return f"not known beforehand: {self.memory['unknown']}"
         parts = ", ".join(f"{_NAMES.get(name, name)} {in_words(self.memory[name])}" for name in _PARTS)
-        told = (
+        estimate = (
             f"about {in_words(self.memory['peak'])} at the peak of each rank: {parts}. Scratch memory of the kernels, and "
             "the data in host memory, come on top"
         )
         if self.fits:
-            return told
+            return estimate
         most_bytes = min(self._most_bytes(device) for device in self.devices)
         way_out = "lower batch_size" if self._trains_a_model else "take a smaller shape or limit_to"
-        return f"{told}. That is more than the {in_words(most_bytes)} that a rank may take: {way_out}"
+        return f"{estimate}. That is more than the {in_words(most_bytes)} that a rank may take: {way_out}"
 
     def _most_bytes(self, device: Device) -> int:
         limit_bytes = devices.memory_limit_bytes(self.cluster, device, self.devices)

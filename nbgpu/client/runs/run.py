@@ -214,20 +214,20 @@ class Run:
         """What the ranks want a person to know, such as a checkpoint that could not be written, or a rank
         that was replaced; oldest first. Then the lines of their files that could not be read, if there are
         any."""
-        told = (event.text for event in self.reader.events() if event.kind in ("note", "heal"))
+        texts = (event.text for event in self.reader.events() if event.kind in ("note", "heal"))
         # Each rank tells of a replacement.
-        return list(dict.fromkeys([*told, *self.reader.damage()]))
+        return list(dict.fromkeys([*texts, *self.reader.damage()]))
 
     def untold_heals(self) -> list[str]:
         """What there is to say of ranks that were replaced since the last call: which died, how, and what was
         lost."""
-        told = self._watch.heals[self._num_heals_told :]
-        self._num_heals_told += len(told)
-        for text in told:
+        heals = self._watch.heals[self._num_heals_told :]
+        self._num_heals_told += len(heals)
+        for text in heals:
             # Without this the next cell would say it once more.
             with suppress(ValueError):
                 self._host.news.remove(text)
-        return told
+        return heals
 
     def panel(self) -> None:
         """Displays the live panel: loss, memory, utilization and throughput of every rank."""

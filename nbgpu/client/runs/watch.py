@@ -220,12 +220,12 @@ class RunWatch:
         if {status.state for status in self._statuses()} <= {"starting", "loading packages", "loading"}:
             # There is nothing yet that could be kept.
             return False
-        told = f"{self._folder.name} did not come to the end of its step when it was to stop: {hang}."
+        message = f"{self._folder.name} did not come to the end of its step when it was to stop: {hang}."
         if watch.stuck():
-            self.lost = ClusterError(f"{told} {self._not_back}")
+            self.lost = ClusterError(f"{message} {self._not_back}")
         elif self._was_interrupted:
             self.lost = RunError(
-                f"{told} It was interrupted for the second time, and ended without a checkpoint"
+                f"{message} It was interrupted for the second time, and ended without a checkpoint"
             )
         else:
             self._was_interrupted = True
@@ -259,11 +259,11 @@ class RunWatch:
             self._host.ranks.end(stuck)
             why += f"; rank {', '.join(map(str, stuck))} did not come back, and was ended"
         try:
-            told = self._host.recovery.replace_all_gone()
+            message = self._host.recovery.replace_all_gone()
         except NbgpuError as error:
             self._add_to_failures(f"it could not be replaced: {error}")
             return False
-        self.heals.append(f"While {self._folder.name} was training, {sentence(why)} {told}")
+        self.heals.append(f"While {self._folder.name} was training, {sentence(why)} {message}")
         self._host.news.append(self.heals[-1])
         self.failures = ()
         self._prepared = False
