@@ -1,11 +1,12 @@
-"""A distributed cell that wrote nothing into the notebook's own streams does not wait for them at its end.
+"""Spares a distributed cell that wrote nothing into the notebook's own streams the wait for them at its end.
 
 After each cell ipykernel flushes stdout and stderr twice, and waits each time for the thread that sends; then
-it sleeps half a millisecond, lest the answer overtakes what was written. That takes longer than an empty cell
-on all ranks takes to reach them. What the ranks have said needs none of it: displays are handed to that
-thread before, and it sends them in order.
+it sleeps half a millisecond, so that the answer does not overtake the output. That takes longer than an empty
+cell takes to reach all ranks. The output of the ranks needs none of it: displays are handed to that thread
+before, and it sends them in order.
 
-The sleep's length is private to ipykernel (from 6.29 to 7.4): where it is not there, it is left as it is.
+The attribute with the sleep's length is private to ipykernel (from 6.29 to 7.4): where it does not exist, the
+sleep is left as it is.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from nbgpu.protocol.streams import flush_only_what_was_written
 _SLEEP = "_execute_sleep"
 
 _give_back: list[Callable[[], None]] = []
-"""What undoes it; empty while the streams are as ipykernel made them."""
+"""Functions that undo the change; empty while the streams are as ipykernel made them."""
 
 
 def arrange(shell: Any) -> None:
-    """Called by a cell that is about to go to the ranks; holds until another cell begins."""
+    """Leave out the wait until another cell begins; called by a cell that is about to go to the ranks."""
     if _give_back or are_plain():
         return
     kernel = shell.kernel
@@ -45,19 +46,19 @@ def arrange(shell: Any) -> None:
 
 
 def undo() -> None:
-    """Called when a cell begins, which may be a plain one: those are ipykernel's own."""
+    """Restore ipykernel's own way; called when a cell begins, which may be a plain one."""
     while _give_back:
         _give_back.pop()()
 
 
 def install(shell: Any) -> None:
-    """From now on each cell begins with the streams as ipykernel made them; harmless when repeated."""
+    """Let each cell begin with the streams as ipykernel made them; calling this again changes nothing."""
     uninstall(shell)
     shell.events.register("pre_execute", undo)
 
 
 def uninstall(shell: Any) -> None:
-    """Takes that back."""
+    """Undo `install`."""
     undo()
     with suppress(ValueError):  # it was not installed
         shell.events.unregister("pre_execute", undo)

@@ -1,9 +1,10 @@
-"""Lets a page that is loaded while a cell runs find the cell's widgets, and not only after the cell's end.
+"""Lets a page that is loaded while a cell runs find the cell's widgets at once, and not only after the cell's
+end.
 
-A page asks a kernel who it is before anything else, and JupyterLab does not look for widgets before it has
-the answer. ipykernel answers behind the running cell. Here such questions go to one of the threads
-("subshells") on which it answers the widgets' messages meanwhile; there is one as soon as a page has shown a
-widget.
+Before anything else a page asks the kernel for its information, and JupyterLab does not look for widgets
+until it has the answer. ipykernel would answer only after the running cell. Here such requests go to one of
+the threads ("subshells") on which ipykernel answers the widgets' messages meanwhile; there is one as soon as
+a page has shown a widget.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ _HEADER = 1
 
 
 class RunningCell:
-    """The cell that is running now, as pages see it. `over` is to be called when it shows nothing more.
+    """The cell that is running now, as pages see it. Call `over` when the cell shows nothing more.
 
-    The names in the kernel that this needs are private, from ipykernel 7.1 to 7.4. Where they do not exist
+    The names in the kernel that this needs are private, from ipykernel 7.1 to 7.4. Where they do not exist,
     pages wait as they always do; a test fails when that happens.
     """
 
@@ -50,7 +51,8 @@ class RunningCell:
         return lambda: stream.on_recv(dispatch, copy=False)
 
     def say_busy(self) -> None:
-        """Tells pages that the kernel works: the answer to a question looks as if it did not."""
+        """Tell pages that the kernel is busy, because its answer to a page's request looks as if it were
+        not."""
         if self._kernel is not None:
             self._kernel.session.send(
                 self._kernel.iopub_socket, "status", {"execution_state": "busy"}, parent=self._request

@@ -10,10 +10,10 @@ from nbgpu.client.ipykernel import shell as ipython_shell
 
 
 class Notice:
-    """A line below a cell's output that changes in place, and can go away again.
+    """A line below a cell's output that changes in place, and can be removed again.
 
-    A display can be changed where a page or a notebook file keeps it, so that no notice of something that is
-    over stays in a saved notebook. Outside of a kernel what is printed stays, and a line is printed once.
+    A display can be changed where a page or a notebook file keeps it, so that no notice of a past event stays
+    in a saved notebook. Outside of a kernel, printed text stays, and a line is printed once.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Notice:
         self._handle: Any = None
 
     def show(self, text: str) -> None:
-        """Shows the text in place of the one before; takes that away where the text is empty."""
+        """Show the text in place of the previous one, or remove the line if the text is empty."""
         if text == self._text:
             return
         is_new, self._text = not self._text, text
@@ -29,7 +29,7 @@ class Notice:
             if is_new:
                 sys.stderr.write(f"{text}\n")
             return
-        # HTML as well: an empty plain text would still take up a line of the page.
+        # Send HTML as well: an empty plain text would still take up a line of the page.
         data = {"text/plain": text, "text/html": f"<b>{html.escape(text)}</b>" if text else ""}
         if self._handle is None:
             from IPython.display import DisplayHandle

@@ -1,4 +1,4 @@
-"""What the page in front of the kernel can do, and how its messages get through while a cell is running."""
+"""The abilities of the page in front of the kernel, and a way for its messages while a cell is running."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import ipywidgets
 
 FRONTEND_VARIABLE = "NBGPU_FRONTEND"
-"""Set to 1 or 0 it overrules `has_frontend`."""
+"""Environment variable: 1 or 0 overrules `has_frontend`."""
 
 
 def _kernel() -> Any | None:
@@ -21,10 +21,10 @@ def _kernel() -> Any | None:
 
 
 def has_frontend() -> bool:
-    """Whether a page that can show widgets sent the cell that is running.
+    """Return whether a page that can show widgets sent the cell that is running.
 
     A kernel cannot ask: a question to a page that is not there would never be answered. But every request to
-    run a cell says whether somebody sits there to answer `input()`. nbclient, and papermill and nbconvert on
+    run a cell says whether somebody is there to answer `input()`. nbclient, and papermill and nbconvert on
     top of it, say no; JupyterLab, Notebook, VS Code and Colab say yes. Voilà runs notebooks through nbclient
     and shows them in a page all the same; it names itself in the kernel's environment. A console says yes
     although it shows no widgets: it prints the text that comes along with them.
@@ -42,24 +42,25 @@ def has_frontend() -> bool:
 
 
 def is_captured() -> bool:
-    """Whether what is printed goes elsewhere than to the page, as below %%capture and in
+    """Return whether printed text goes elsewhere than to the page, as below `%%capture` and in
     `redirect_stdout`."""
     return not isinstance(sys.stdout, OutStream)
 
 
 def has_subshells() -> bool:
-    """Whether the kernel can take a page's messages while a cell is running (ipykernel 7.1 and later)."""
+    """Return whether the kernel can take a page's messages while a cell is running (ipykernel 7.1 and
+    later)."""
     kernel = _kernel()
     return bool(getattr(kernel, "_supports_kernel_subshells", False))
 
 
 def answer_while_busy(widget: ipywidgets.Widget) -> None:
-    """Lets the page's messages to `widget` reach it while a cell is running.
+    """Let the page's messages to `widget` reach it while a cell is running.
 
-    JupyterLab sends a widget's messages to a subshell, a thread of the kernel that is free while the main one
-    runs a cell. ipykernel then sends them back to the thread in which the widget last spoke, which is the
-    main one: the message would wait for the cell's end. The method that decides it is private to ipykernel,
-    so it is only replaced where it exists; a test fails when that no longer has the effect.
+    JupyterLab sends a widget's messages to a subshell, a thread of the kernel that is free while the main
+    thread runs a cell. ipykernel then sends them back to the thread in which the widget last spoke, which is
+    the main thread: the message would wait for the cell's end. The method that decides this is private to
+    ipykernel, so it is only replaced where it exists; a test fails when that no longer has the effect.
     """
     comm = widget.comm
     if hasattr(comm, "_reply_subshell_for"):

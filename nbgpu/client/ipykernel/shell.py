@@ -7,6 +7,6 @@ from typing import Any
 
 
 def current() -> Any | None:
-    """Return the shell; None in a script, which this does not make import IPython."""
+    """Return the shell, or None in a script; a script is not made to import IPython."""
     getipython = sys.modules.get("IPython.core.getipython")
     return None if getipython is None else getipython.get_ipython()

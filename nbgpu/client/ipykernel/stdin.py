@@ -6,7 +6,7 @@ from typing import Any
 
 
 def can_ask_without_waiting(kernel: Any) -> bool:
-    """Whether this ipykernel has the two private names that a `Page` needs, as 6.29 to 7.4 do."""
+    """Return whether this ipykernel has the two private names that a `Page` needs, as 6.29 to 7.4 do."""
     return hasattr(kernel, "_input_request") and hasattr(kernel, "stdin_socket")
 
 
@@ -19,7 +19,7 @@ class Page:
         self._request_id = ""
 
     def ask(self, prompt: str, password: bool) -> None:
-        # Answers to questions that are over.
+        # Drop answers to questions that are over.
         while self._receive() is not None:
             pass
         ask = self._kernel.getpass if password else self._kernel.raw_input
@@ -30,7 +30,7 @@ class Page:
             del self._kernel._input_request
 
     def _send(self, prompt: str, ident: Any, parent: Any, password: bool = False) -> str:
-        """Stands in for the function that sends and waits."""
+        """Send the question only; this stands in for the function that sends and waits."""
         content = {"prompt": prompt, "password": password}
         sent = self._kernel.session.send(
             self._kernel.stdin_socket, "input_request", content, parent, ident=ident

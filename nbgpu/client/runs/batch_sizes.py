@@ -1,4 +1,4 @@
-"""What a search for the largest batch that fits has found."""
+"""The result of a search for the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from nbgpu.text.sizes import in_words
 from nbgpu.text.tables import aligned
 
 _MARGIN = 1 / 10
-"""Of the largest size that fitted: what a run's loggers and checkpoints take beside the steps."""
+"""The share of the largest size that is left to a run's loggers and checkpoints, beside the steps."""
 
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """The tries, in their order. Prints as a table."""
+    """The batch sizes that were tried, in order. It prints as a table."""
 
     tried: Sequence[Mapping[str, Any]]
     """`batch_size`, `fits`, `peak_bytes` by rank, and `why` it does not fit."""
@@ -27,7 +27,7 @@ class BatchSizes:
 
     @property
     def batch_size(self) -> int:
-        """What to take: the largest that fitted, less a tenth."""
+        """The recommended batch size: the largest that fitted, less a tenth."""
         return max(1, int(self.largest * (1 - _MARGIN)))
 
     def __str__(self) -> str:

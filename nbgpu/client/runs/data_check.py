@@ -1,4 +1,4 @@
-"""What is wrong with the person's data is told before any engine starts."""
+"""Reports faults in the person's data before any engine starts."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _BAD_DATA = 3
 
 
 def require(config: TrainConfig) -> None:
-    """Raises DataError with a line for every bad row and file.
+    """Raise DataError with a line for every bad row and file.
 
-    Takes some seconds where there are files, for the process that looks at them loads torch, and with
-    `check_voxels` the time to read those that were not found good before.
+    With files this takes some seconds, because the process that looks at them loads torch, and with
+    `check_voxels` also the time to read the files that have not been found good before.
     """
     if config.data in type(config).WITHOUT_FILES:
         return
     if (wrong := wrong_with_data(config)) is not None:
         raise DataError(wrong)
     command = interpreter.command("nbgpu.recipes.check", str(os.getpid()))
-    # It says itself what takes long.
+    # The process itself reports the steps that take long.
     done = subprocess.run(command, input=config.model_dump_json(), stderr=subprocess.PIPE, text=True)
     if done.returncode == _BAD_DATA:
         raise DataError(done.stderr.strip())
     if done.returncode != 0:
-        # The ranks meet it, too, unless it was killed. They say it with their traceback.
+        # The ranks meet the same fault, unless the process was killed, and report it with their traceback.
         last_words = done.stderr.strip().rpartition("\n")[2] or "it said nothing"
         _log.warning(
             "the data were not checked before the start, because the process that reads them ended with code %d: %s",

@@ -1,4 +1,4 @@
-"""The end of something that goes on in threads, such as a run: who waits for it, and who is called when it
+"""The end of work in threads, such as a run: callers can wait for it, and callbacks are called when it
 comes."""
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ State = TypeVar("State")
 
 
 class Ending(Generic[State]):
-    """Comes once.
+    """An end that comes once.
 
     Args:
-        name: what ends, for messages.
-        log: takes what a callback raises.
+        name: the name, for messages, of the work that ends.
+        log: the logger for exceptions of callbacks.
     """
 
     def __init__(self, name: str, log: logging.Logger) -> None:
@@ -31,16 +31,17 @@ class Ending(Generic[State]):
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], None]] = []
         self.state: State | None = None
-        """How it ended; None before it has."""
+        """The state in which the work ended, or None before its end."""
         self._over = threading.Event()
 
     @property
     def over(self) -> bool:
-        """Whether all that belongs to the end is done."""
+        """Whether everything that belongs to the end is done."""
         return self._over.is_set()
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Calls back once when it comes, before `wait` returns; at once where it has come already."""
+        """Call `callback` once when the end comes, before `wait` returns, or at once if it has come
+        already."""
         with self._lock:
             if self.state is None:
                 self._callbacks.append(callback)
@@ -48,7 +49,7 @@ class Ending(Generic[State]):
         callback()
 
     def come(self, state: State, last: Callable[[], None]) -> None:
-        """It comes: all callbacks are called, and `last` after them."""
+        """Let the end come: call all callbacks, and `last` after them."""
         with self._lock:
             self.state = state
             callbacks = [*self._callbacks, last]
@@ -56,12 +57,12 @@ class Ending(Generic[State]):
             try:
                 callback()
             except Exception:  # noqa: BLE001
-                # What shows it must not keep it from ending, nor the next callback from its turn.
+                # A callback that fails must not prevent the end, nor keep the next callback from its turn.
                 self._log.exception("%s has ended, and showing that failed", self._name)
         self._over.set()
 
     def wait_at_most(self, timeout_s: float) -> None:
-        """Waits, and does not complain."""
+        """Wait for the end, at most `timeout_s`, and raise nothing if it does not come."""
         self._over.wait(timeout_s)
 
     @uninterrupted()
@@ -73,13 +74,14 @@ class Ending(Generic[State]):
         patience_s: float,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
-        """Waits for it. The kernel's interrupt calls `stop`, waits `patience_s` for what that does, and is
-        then raised.
+        """Wait for the end.
 
+        The kernel's interrupt calls `stop`, waits up to `patience_s` for its effect, and is then raised.
         `meanwhile` is called several times a second.
 
         Raises:
-            TimeoutError: it did not come within `timeout_s` seconds; `describe` says how far it is.
+            TimeoutError: the end did not come within `timeout_s` seconds; `describe` says how far the work
+                is.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         try:

@@ -1,4 +1,4 @@
-"""What the ranks of a run recorded, as a table."""
+"""The records of a run's ranks as a table."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def frame_of(reader: Reader) -> pd.DataFrame:
-    """One row for each sample, with rank, step, time_s and the series."""
-    # Here, because it takes a third of a second, which every start of a cluster would pay.
+    """Return a table with one row for each sample, with rank, step, time_s and the series."""
+    # Import it here, because it takes a third of a second, which every start of a cluster would pay.
     import pandas as pd
 
     frames = []
@@ -23,7 +23,7 @@ def frame_of(reader: Reader) -> pd.DataFrame:
             for r in records
             if isinstance(r, Sample)
         ]
-        # As a table they take a tenth of the memory.
+        # As a table the samples take a tenth of the memory.
         frames += [pd.DataFrame(rows)] if rows else []
     return (
         pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["rank", "step", "time_s"])

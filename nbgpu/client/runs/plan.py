@@ -1,5 +1,5 @@
-"""What a run will do, said before it starts: devices, batches, steps, and what it takes of each rank's
-memory."""
+"""What a run will do, shown before it starts: devices, batches, steps, and the memory that it takes on each
+rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMES = {"optimizer": "optimizer state", "activations": "activations and the re
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that was not started. Prints as lines."""
+    """A run that was not started. It prints as lines."""
 
     cluster: ClusterConfig
     config: TrainConfig
@@ -29,11 +29,11 @@ class Plan:
     chosen_transport: ChosenTransport
     memory: Mapping[str, Any]
     """An estimate for one rank, in bytes: `parameters`, `gradients`, `optimizer`, `activations`, `before`
-    (what the rank holds already), `peak`; or `unknown`, with the reason."""
+    (memory that the rank holds already) and `peak`; or `unknown`, with the reason."""
     data: tuple[str, ...]
-    """How the data come to the ranks, a sentence each."""
+    """How the data come to the ranks, one sentence for each part."""
     steps_per_epoch: int
-    """0 where it is not known."""
+    """The number of steps, or 0 if it is not known."""
 
     @classmethod
     def at_first(
@@ -43,7 +43,7 @@ class Plan:
         devices: Sequence[Device],
         chosen_transport: ChosenTransport,
     ) -> Plan:
-        """What is known with no rank asked."""
+        """Return the plan that is known without asking a rank."""
         unknown = {"unknown": "it is known when the ranks have looked at the data"}
         data, _ = data_in_words(config, len(devices), unknown)
         memory = {"unknown": f"cluster.plan({config.recipe!r}, ...) estimates it"}
@@ -51,7 +51,7 @@ class Plan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the estimate is below what each rank may take; None where it is not known."""
+        """Whether the estimate is below the memory that each rank may take, or None if it is not known."""
         if "peak" not in self.memory:
             return None
         return all(self.memory["peak"] <= self._most_bytes(device) for device in self.devices)
@@ -115,10 +115,11 @@ class Plan:
 def data_in_words(
     config: TrainConfig, num_ranks: int, found: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], int]:
-    """(how the data come to the ranks, a sentence each; steps of an epoch, 0 where that is not known).
+    """Return (sentences about how the data come to the ranks, the steps of an epoch or 0 if they are not
+    known).
 
     Args:
-        found: as `nbgpu.engine.dry_run.estimate:of_run` gives it: `amount`, or `unknown`.
+        found: the `data` that `nbgpu.engine.dry_run.estimate:of_run` returns: `amount`, or `unknown`.
     """
     if "num_workers" in config.UNUSED:
         return tuple(found.get("unknown", "").splitlines()), 0

@@ -1,5 +1,4 @@
-"""Asks a cluster's ranks what a run will take before it starts: a plan of the run, or the largest batch that
-fits."""
+"""Asks a cluster's ranks, before a run starts, for a plan of the run or for the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ _FOUND_BY_SEARCH = ("batch_size", "global_batch_size")
 
 
 class Planned(Protocol):
-    """The cluster, as far as what plans runs on it knows it."""
+    """The cluster, as far as the code that plans runs on it knows it."""
 
     config: ClusterConfig
     devices: tuple[Device, ...]
@@ -34,7 +33,7 @@ class Planned(Protocol):
 
 
 def plan(cluster: Planned, config: TrainConfig) -> Plan:
-    """What a run with these settings will do on ranks that are ready."""
+    """Return a plan of a run with these settings on ranks that are ready."""
     (estimate,) = _ask(cluster, Call.ESTIMATE_MEMORY, config, ranks=[0])
     data, steps_per_epoch = data_in_words(config, len(cluster.devices), estimate["data"])
     memory = estimate["memory"]
@@ -44,7 +43,7 @@ def plan(cluster: Planned, config: TrainConfig) -> Plan:
 
 
 def find_batch_size(cluster: Planned, config: TrainConfig, stop: threading.Event | None = None) -> BatchSizes:
-    """The largest batch that fits on ranks that are ready; setting `stop` ends the search."""
+    """Return the largest batch that fits on ranks that are ready; setting `stop` ends the search."""
     found, *_ = _ask(cluster, Call.FIND_BATCH_SIZE, config, stop=stop)
     return BatchSizes(found)
 
@@ -62,7 +61,8 @@ def _ask(
 
 
 def for_search(config: TrainConfig) -> TrainConfig:
-    """The settings for a search for the largest batch, whose own batch sizes do not count.
+    """Return the settings for a search for the largest batch, in which the run's own batch sizes do not
+    count.
 
     Raises:
         ConfigError: there is nothing to search for with these settings.
@@ -79,5 +79,5 @@ def for_search(config: TrainConfig) -> TrainConfig:
 
 
 def without_batch_sizes(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings less those that a search finds, which may be anything."""
+    """Return the settings without those that a search finds, which may have any value."""
     return {name: value for name, value in settings.items() if name not in _FOUND_BY_SEARCH}

@@ -1,4 +1,4 @@
-"""The handle of a training run: what it does now, and what a person can ask of it."""
+"""The handle of a training run: it shows the run's state and takes a person's requests."""
 
 from __future__ import annotations
 
@@ -45,19 +45,20 @@ _STOP_PATIENCE_S = 10.0
 
 
 class Presenter(Protocol):
-    """What shows runs to a person. The client does not know the widgets; `nbgpu.ui` connects them."""
+    """The object that shows runs to a person. The client does not know the widgets; `nbgpu.ui` connects
+    them."""
 
     def show(self, run: Run) -> None:
-        """Displays the live panel of a run."""
+        """Display the live panel of a run."""
         ...
 
     def prepare(self) -> None:
-        """Does what `report` would take a second for when it is called first; on a thread, while a run
+        """Do the work that would take `report` a second at its first call; this runs on a thread while a run
         trains."""
         ...
 
     def report(self, run: Run) -> None:
-        """Writes `report.html` into the folder of a run that is over."""
+        """Write `report.html` into the folder of a run that is over."""
         ...
 
 
@@ -69,7 +70,7 @@ class Run:
 
     Attributes:
         folder: the run's folder: run.toml, rankN.jsonl, checkpoints/, report.html, env.json.
-        config: the settings that it was started with, and those that were set since.
+        config: the settings that the run was started with, and those that were set since.
         reader: every sample and event of every rank so far.
     """
 
@@ -106,15 +107,15 @@ class Run:
 
     @classmethod
     def start(cls, config: TrainConfig, host: Host, planned: Plan | None = None) -> Run:
-        """Makes the run's folder and starts the trainer on every rank; `planned` is a plan that was made of
-        it."""
+        """Make the run's folder and start the trainer on every rank; `planned` is a plan that was made of the
+        run."""
         folder = runs.create(config, host.config)
         results = host.ranks.call(Call.TRAIN, str(folder))
         return cls(folder, config, _info(folder, config, host), host, results, planned)
 
     @classmethod
     def rejoin(cls, folder: Path, host: Host) -> Run:
-        """The handle of a run that another process started; what the ranks returned stands in the run's
+        """Return the handle of a run that another process started; the ranks' results are in the run's
         folder."""
         runs.require_own(folder)
         _, config = runs.read_settings(folder)
@@ -127,7 +128,7 @@ class Run:
 
     @property
     def info(self) -> RunInfo:
-        """What a reader needs to know of the run; of the data nothing is known until the ranks have looked at
+        """What a reader needs to know of the run; nothing is known of the data until the ranks have looked at
         them."""
         path = self.folder / names.INFO
         try:
@@ -141,8 +142,7 @@ class Run:
 
     @property
     def plan(self) -> Plan:
-        """What it does and takes, as `cluster.plan` says it; how the data come to the ranks as they found
-        them."""
+        """The plan of the run, as `cluster.plan` gives it, but with the data as the ranks found them."""
         info = self.info
         if not info.data:
             return self._planned
@@ -150,23 +150,25 @@ class Run:
 
     @property
     def failures(self) -> Sequence[RankFailure]:
-        """What was raised on the ranks; empty unless `status` is 'failed'."""
+        """The failures that were raised on the ranks; empty unless `status` is 'failed'."""
         return self._watch.failures
 
     @property
     def error(self) -> NbgpuError | None:
-        """Why the run failed, as `wait` raises it; None while it goes on, and where it ended well."""
+        """The reason why the run failed, as `wait` raises it; None while the run goes on, and if it ended
+        well."""
         return RankError(self.failures) if self.failures else self._watch.lost
 
     @property
     def hang(self) -> str:
-        """Who waits where and who does not, while a rank waits longer than the cluster's `notice_after_s`;
-        else empty."""
+        """Which ranks wait where and which do not, while a rank waits longer than the cluster's
+        `notice_after_s`; otherwise empty."""
         return self._watch.hang
 
     @property
     def outlives_kernel(self) -> bool:
-        """Whether it goes on when the notebook's kernel ends, because its cluster was started with `keep`."""
+        """Whether the run goes on when the notebook's kernel ends, because its cluster was started with
+        `keep`."""
         return self._host.config.keep
 
     @property
@@ -175,7 +177,7 @@ class Run:
 
     @property
     def status(self) -> RunState:
-        """What the run does: the state of its ranks, and of the slowest one where they differ."""
+        """The state of the run: the state of its ranks, or that of the slowest one if they differ."""
         if self._ending.state is not None:
             return self._ending.state
         order: list[RunState] = [
@@ -193,44 +195,46 @@ class Run:
         return next((state for state in order if state in states), "training")
 
     def statuses(self) -> list[RankStatus]:
-        """The last known of every rank, in order."""
+        """Return the last known status of every rank, in order."""
         return self.reader.statuses(self._info.devices)
 
     def _newest_step(self) -> int:
         return max(status.step for status in self.statuses())
 
     def metrics(self) -> pd.DataFrame:
-        """Every number that the ranks recorded: one row for each sample, with rank, step, time_s and the
-        series."""
+        """Return every number that the ranks recorded: one row for each sample, with rank, step, time_s and
+        the series."""
         return frame_of(self.reader)
 
     def result(self) -> Mapping[str, Any] | None:
-        """What the recipe says of the trained model, beside its baselines; None until the run has
+        """Return what the recipe says of the trained model, beside its baselines, or None until the run has
         finished."""
         results = [event.detail for event in self.reader.events() if event.kind == "result"]
         return results[-1] if results else None
 
     def notes(self) -> list[str]:
-        """What the ranks want a person to know, such as a checkpoint that could not be written, or a rank
-        that was replaced; oldest first. Then the lines of their files that could not be read, if there are
-        any."""
+        """Return what the ranks want a person to know, oldest first.
+
+        For example a checkpoint that could not be written, or a rank that was replaced. After these come the
+        lines of the ranks' files that could not be read, if there are any.
+        """
         texts = (event.text for event in self.reader.events() if event.kind in ("note", "heal"))
-        # Each rank tells of a replacement.
+        # Each rank reports a replacement.
         return list(dict.fromkeys([*texts, *self.reader.damage()]))
 
     def untold_heals(self) -> list[str]:
-        """What there is to say of ranks that were replaced since the last call: which died, how, and what was
+        """Return the messages about ranks replaced since the last call: which died, how, and what was
         lost."""
         heals = self._watch.heals[self._num_heals_told :]
         self._num_heals_told += len(heals)
         for text in heals:
-            # Without this the next cell would say it once more.
+            # Otherwise the next cell would report it once more.
             with suppress(ValueError):
                 self._host.news.remove(text)
         return heals
 
     def panel(self) -> None:
-        """Displays the live panel: loss, memory, utilization and throughput of every rank."""
+        """Display the live panel: loss, memory, utilization and throughput of every rank."""
         if presenter is None:
             raise RunError(
                 "nothing is connected that could display a panel. Use the run through `import nbgpu`"
@@ -238,18 +242,18 @@ class Run:
         presenter.show(self)
 
     def pause(self) -> None:
-        """Asks all ranks to wait before their next step; they agree on which step that is."""
+        """Ask all ranks to wait before their next step; they agree on which step that is."""
         self._ask("pause")
 
     def resume(self) -> None:
-        """Lets a paused run go on."""
+        """Let a paused run go on."""
         self._ask("resume")
 
     def set(self, **settings: Any) -> None:
-        """Lets the run go on with other settings.
+        """Let the run go on with other settings.
 
-        All ranks take them at the same step; those of the data with the next epoch. A mark on the panels says
-        where, and `changes.jsonl` in the run's folder.
+        All ranks take them at the same step; settings of the data take effect with the next epoch. A mark on
+        the panels and `changes.jsonl` in the run's folder record where that was.
 
         Raises:
             ConfigError: a setting cannot be changed now, or its value is not valid; nothing is changed.
@@ -271,7 +275,7 @@ class Run:
         self._send(lambda beside: send_settings(self.folder, values, beside))
 
     def _refuse_more_than_an_epoch(self, config: TrainConfig) -> None:
-        """Raises ConfigError where a step would take more than an epoch: it would repeat samples, and perhaps
+        """Raise ConfigError if a step would take more than an epoch: it would repeat samples, and perhaps
         exceed the memory."""
         info = self.info
         asked = config.samples_per_step(info.world_size)
@@ -284,23 +288,24 @@ class Run:
             )
 
     def stop(self) -> None:
-        """Asks all ranks to end after the step they are in; they write a checkpoint first.
+        """Ask all ranks to end after their current step; they write a checkpoint first.
 
-        A step that does not come to its end, because a rank waits for one that does not come, is interrupted;
-        so is any step where this is called again. Training goes back to the state before it then and ends
-        with that; with strategy='fsdp', where no rank has it, with that of the newest checkpoint.
+        A step that does not come to its end, because a rank waits for one that does not come, is interrupted,
+        and a second call interrupts any step. Training then goes back to the state before the step and ends
+        with that; with strategy='fsdp', where no rank has that state, it ends with that of the newest
+        checkpoint.
         """
         self._ask("stop")
         self._watch.stop_was_asked()
 
     def wait(self, timeout_s: float | None = None) -> Run:
-        """Waits for the end. The kernel's interrupt stops the run, waits for that, and is then raised.
+        """Wait for the end. The kernel's interrupt stops the run, waits for that, and is then raised.
 
-        Ranks that were replaced are told on stderr, with what was lost.
+        Ranks that were replaced are reported on stderr, with what was lost.
 
         Raises:
             RankError: the run failed; it shows the ranks' own tracebacks.
-            ClusterError: the ranks could not be reached any more while it went on.
+            ClusterError: the ranks could no longer be reached while the run went on.
             TimeoutError: the run goes on after `timeout_s` seconds.
         """
         notice = Notice()
@@ -320,10 +325,11 @@ class Run:
         return self
 
     def checkpoint(self, which: Literal["newest", "best"] = "newest") -> Path:
-        """The newest checkpoint with nothing wrong, or the one with the best validation (`best_metric`).
+        """Return the newest checkpoint with nothing wrong, or the one with the best validation
+        (`best_metric`).
 
         Raises:
-            RunError: there is none; what is damaged is named.
+            RunError: there is no such checkpoint; the message names those that are damaged.
         """
         if which == "best":
             return self._best_checkpoint()
@@ -360,11 +366,12 @@ class Run:
         return best.checkpoint
 
     def on_end(self, callback: Callable[[Run], None]) -> None:
-        """Calls back once when the run is over, before `wait` returns; at once where it is over already."""
+        """Call `callback` once when the run is over, before `wait` returns, or at once if it is over
+        already."""
         self._ending.call(lambda: callback(self))
 
     def abandon(self) -> None:
-        """Ends the handle of a run whose cluster was stopped under it."""
+        """End the handle of a run whose cluster was stopped while the run went on."""
         self._watch.abandon()
         self._ending.wait_at_most(_STOP_PATIENCE_S)
 
@@ -373,7 +380,7 @@ class Run:
         self._send(lambda beside: send_command(self.folder, command, beside))
 
     def _send(self, send: Callable[[Path], None]) -> None:
-        """Sends a line to rank 0; RunError where it can be written to no folder."""
+        """Send a line to rank 0; raise RunError if it can be written to no folder."""
         try:
             send(self._host.folder)
         except OSError as error:
@@ -408,7 +415,7 @@ class Run:
 
 
 def _info(folder: Path, config: TrainConfig, host: Host) -> RunInfo:
-    """What is known of a run before the ranks have looked at the data."""
+    """Return what is known of a run before the ranks have looked at the data."""
     return RunInfo(
         run_id=folder.name,
         recipe=config.title,

@@ -1,5 +1,8 @@
-"""Follows a training run on its ranks to the end: replaces those that die, frees those that wait for one that
-failed, and interrupts a step that does not end when the run is to stop."""
+"""Follows a training run on its ranks to the end.
+
+It replaces ranks that die, frees those that wait for one that failed, and interrupts a step that does not end
+when the run is to stop.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,10 @@ from nbgpu.protocol.records import BUSY_STATES, FINAL_STATES, Device, RankFailur
 
 _log = logging.getLogger("nbgpu.run")
 _HANG_S = 5.0
-"""A rank that waits so long, or as long as a notice takes to come, while the person wants the run to stop,
-waits for one that does not come."""
+"""If the person wants the run to stop, a rank that waits for this long, or for as long as a notice takes to
+come, waits for a rank that does not come."""
 _SECOND_STOP_AFTER_S = 1.0
-"""Who presses twice within a second meant it once."""
+"""Two presses within a second count as one."""
 _MAX_DEATHS_WITHOUT_PROGRESS = 2
 """A step that kills its rank each time it is done would go on for ever."""
 _WATCH_PERIOD_S = 0.1
@@ -37,7 +40,7 @@ _LET_GO_PATIENCE_S = 5.0
 
 
 class Host(Protocol):
-    """What a run asks of the cluster that it runs on."""
+    """The cluster, as far as a run on it uses it."""
 
     config: ClusterConfig
     devices: tuple[Device, ...]
@@ -66,18 +69,18 @@ class RunWatch:
     """Watches over the ranks of a run.
 
     Args:
-        folder: the run's.
-        config: its settings.
+        folder: the run's folder.
+        config: the run's settings.
         host: the cluster.
-        results: by rank, of the call that trains there.
-        statuses: gives the last known of every rank.
+        results: the pending replies to the call that trains, by rank.
+        statuses: a function that returns the last known status of every rank.
 
     Attributes:
-        failures: what was raised on the ranks, once the run has failed.
-        lost: what else kept the run from its end.
-        heals: what was told of each replacement of ranks: which died, and how, and what was lost.
-        hang: who waits where and who does not, while a rank waits longer than the cluster's
-            `notice_after_s`; else empty.
+        failures: the failures that were raised on the ranks, once the run has failed.
+        lost: any other error that kept the run from its end.
+        heals: a message about each replacement of ranks: which died, and how, and what was lost.
+        hang: which ranks wait where and which do not, while a rank waits longer than the cluster's
+            `notice_after_s`; otherwise empty.
     """
 
     def __init__(
@@ -103,14 +106,15 @@ class RunWatch:
         self._was_interrupted = False
         """Whether a Stop has had to interrupt the ranks."""
         self._not_back = ""
-        """The sentence about ranks that did not come back from a Stop; empty where all did."""
+        """The sentence about ranks that did not come back from a Stop; empty if all did."""
         self._prepared = False
-        """Whether what a new rank needs has been imported where it comes from."""
+        """Whether the imports that a new rank needs have been done in the process that it comes from."""
         self._died_at_step = 0
         self._num_deaths = 0
 
     def stop_was_asked(self) -> None:
-        """The person wants the run to end; said again, they do not want to wait for it."""
+        """Note that the person wants the run to end; a second request means that they do not want to wait for
+        it."""
         now_s = time.monotonic()
         if not self._num_stops_asked:
             self._num_stops_asked, self._stop_asked_mono_s = 1, now_s
@@ -118,23 +122,23 @@ class RunWatch:
             self._num_stops_asked, self._stop_asked_mono_s = 2, now_s
 
     def abandon(self) -> None:
-        """The cluster is stopped: there is nothing to follow any more."""
+        """Stop following the run, because its cluster is stopped."""
         self._abandoned = True
 
     def follow(self) -> RunState:
-        """Waits for the run's end and returns how it ended."""
+        """Wait for the run's end and return how it ended."""
         try:
             self._bring_every_rank_back()
         except NbgpuError as error:
             self.lost = error
         except Exception as error:  # noqa: BLE001
-            # Whoever waits for the run would wait for ever.
+            # Otherwise callers that wait for the run would wait for ever.
             _log.exception("the handle of %s failed", self._folder.name)
             self.lost = RunError(f"{self._folder.name} cannot be followed any more: {error!r}")
         if self.failures or self.lost:
             return "failed"
-        # What is abandoned has no answer, and what was interrupted while it loaded its data has raised on all
-        # ranks.
+        # An abandoned run has no answers, and a run that was interrupted while it loaded its data has raised
+        # on all ranks.
         answered = all(result.ready() and result.exception() is None for result in self._results.values())
         answers = {result.result() for result in self._results.values()} if answered else set()
         return "finished" if answers == {"finished"} else "stopped"
@@ -163,7 +167,8 @@ class RunWatch:
             return
 
     def _wait_for_all(self, watch: RankWatch) -> str | None:
-        """Waits until all ranks are back or gone; returns where they were if a Stop had to interrupt them."""
+        """Wait until all ranks are back or gone; return what they were doing if a Stop had to interrupt
+        them."""
         found: str | None = None
         lookout = self._host.lookout()
         hangs = HangWatch(
@@ -190,32 +195,34 @@ class RunWatch:
         return found
 
     def _gives_up_on_some(self, watch: RankWatch) -> bool:
-        """Whether ranks that others have to be freed from do not come back; one that stands still may, unless
-        the run is to stop."""
+        """Return whether ranks from which others have to be freed do not come back.
+
+        A rank that stands still may yet come back, so it does not count unless the run is to stop.
+        """
         stuck = watch.stuck()
         return bool(stuck) and (self._num_stops_asked > 0 or not self._host.ranks.standstills(stuck))
 
     def _must_interrupt(self, hangs: HangWatch) -> bool:
-        """Whether what the person wants stopped would not stop by itself."""
+        """Return whether a run that the person wants to stop would not stop by itself."""
         if self._num_stops_asked > 1:
             return True
-        # With fsdp no rank has all of the state to go on from, so that the person has to say it twice. And
-        # one rank may take long to write the last checkpoint.
+        # With fsdp no rank has all of the state to go on from, so the person has to ask twice. And one rank
+        # may take long to write the last checkpoint.
         is_told_twice = self._config.strategy == "fsdp" or self._is_stopping
         too_long_s = min(self._host.config.notice_after_s or _HANG_S, _HANG_S)
         return self._num_stops_asked == 1 and not is_told_twice and hangs.wait_longer_than(too_long_s)
 
     def _prepare_replacements(self) -> None:
-        """Once the ranks train: earlier it would take the cores from them, while they get ready
-        themselves."""
+        """Start spares and import what they need, once the ranks train: earlier this would take the cores
+        from them, while they get ready themselves."""
         if not self._prepared and self._newest_step() > self._died_at_step:
             self._host.ranks.add_spares(self._host.config.spare)
             self._host.ranks.prepare_to_train([self._config.recipe])
             self._prepared = True
 
     def _can_end_in_order(self, watch: RankWatch, hang: str) -> bool:
-        """Lets ranks that a Stop has interrupted end as any other run that is stopped; False where that is in
-        vain."""
+        """Let ranks that a Stop has interrupted end like any other run that is stopped; return False if that
+        is in vain."""
         self.failures = ()
         if {status.state for status in self._statuses()} <= {"starting", "loading packages", "loading"}:
             # There is nothing yet that could be kept.
@@ -237,7 +244,7 @@ class RunWatch:
         return self.lost is None
 
     def _can_heal(self, watch: RankWatch) -> bool:
-        """Whether ranks died, which can be replaced, and nothing else went wrong."""
+        """Return whether ranks died, which can be replaced, and nothing else went wrong."""
         if not watch.gone or len(watch.gone) + len(watch.stuck()) == len(self._results):
             return False
         if any(failure.rank not in watch.gone for failure in self.failures):
@@ -251,9 +258,9 @@ class RunWatch:
         return False
 
     def _heal(self, watch: RankWatch) -> bool:
-        """Replaces the ranks that died and lets the run go on; False where that fails."""
+        """Replace the ranks that died and let the run go on; return False if that fails."""
         why = "; ".join(failure.message for failure in self.failures)
-        # gloo may never tell a rank that the other was killed in the middle of sending to it.
+        # gloo may never report to a rank that its peer was killed in the middle of sending to it.
         stuck = watch.stuck()
         if stuck:
             self._host.ranks.end(stuck)
@@ -278,10 +285,10 @@ class RunWatch:
         self.failures = [replace(f, message=f"{f.message}; {text}") for f in self.failures]
 
     def _end_on_the_ranks(self, watch: RankWatch) -> None:
-        """Leaves the ranks in good order for what comes next."""
+        """Leave the ranks in good order for the next work."""
         stuck = watch.stuck()
         back = [rank for rank in self._results if rank not in watch.gone and rank not in stuck]
-        # Rank 0 ends the run's logs in it.
+        # Rank 0 ends the run's logs in this call.
         failed = bool(self.failures or self.lost)
         causes = [failure.rank for failure in self.failures]
         ended = self._host.ranks.call(Call.LET_GO_OF_RUN, str(self._folder), failed, causes, ranks=back)
@@ -289,7 +296,7 @@ class RunWatch:
             self._host.ranks.regroup([failure.rank for failure in self.failures])
         if stuck:
             self._host.leave_behind(self._results)
-        # It looks at all that torch's compiler and MONAI have made, and nobody waits for it.
+        # This call looks at all objects that torch's compiler and MONAI have made, and nothing waits for it.
         self._host.ranks.call(Call.FREE_MEMORY, ranks=back)
         for result in ended.values():
             result.wait(_LET_GO_PATIENCE_S)
