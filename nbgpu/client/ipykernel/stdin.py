@@ -46,7 +46,7 @@ class Page:
         return None
 
     def _receive(self) -> Any:
-        import zmq  # here, because a script never asks with a box
+        import zmq  # imported here, because a script never asks with a box
 
         _, reply = self._kernel.session.recv(self._kernel.stdin_socket, mode=zmq.NOBLOCK)
         return reply

@@ -18,7 +18,7 @@ class BatchSizes:
     """The batch sizes that were tried, in order. It prints as a table."""
 
     tried: Sequence[Mapping[str, Any]]
-    """`batch_size`, `fits`, `peak_bytes` by rank, and `why` it does not fit."""
+    """For each try `batch_size`, `fits`, `peak_bytes` by rank, and `why` it does not fit."""
 
     @property
     def largest(self) -> int:
