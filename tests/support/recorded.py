@@ -72,7 +72,7 @@ class RecordedRun:
     def over(self) -> bool:
         return self._over.is_set()
 
-    def untold_heals(self) -> list[str]:
+    def unreported_heals(self) -> list[str]:
         return []
 
     def statuses(self) -> list[RankStatus]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from nbgpu.client.faults.stacks import Lookout, told
+from nbgpu.client.faults.stacks import Lookout, described
 from nbgpu.text.tables import aligned
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _state(cluster: Cluster, rank: int, lookout: Lookout) -> str:
         return "does not say"
     where = lookout.seen[rank].where
     if run is None or of_run is None:
-        return told(where)
+        return described(where)
     state = f"{of_run.state}, step {of_run.step}/{run.info.total_steps}"
     if where.collective:
         return f"{state}, waits in {where.collective}"

@@ -11,7 +11,7 @@ from typing import Literal
 import psutil
 
 from nbgpu.client.engines.reply import Reply
-from nbgpu.client.faults.stacks import Lookout, told
+from nbgpu.client.faults.stacks import Lookout, described
 from nbgpu.protocol.records import MainThreadState
 from nbgpu.text.ranks import named_ranks
 
@@ -72,11 +72,11 @@ class Place:
         if self.where.is_busy:
             within = f", in {self.where.within}" if self.where.within else ""
             return f"is {self.where.busy_with}{within}"
-        return f"is {'at ' if self.where.place else ''}{told(self.where)}"
+        return f"is {'at ' if self.where.place else ''}{described(self.where)}"
 
 
 def notice(places: Mapping[int, Place], after_s: float, since_busy_s: float = math.inf) -> str:
-    """Return the text of `told_of_all` if a rank waits in a collective for `after_s` or stands still, else
+    """Return the text of `describe_all` if a rank waits in a collective for `after_s` or stands still, else
     nothing.
 
     Args:
@@ -91,10 +91,10 @@ def notice(places: Mapping[int, Place], after_s: float, since_busy_s: float = ma
     are_together = len(waits_s) == len(places) and len({place.kind for place in places.values()}) == 1
     hangs = bool(waits_s) and (min(waits_s) if are_together else max(waits_s)) >= after_s
     hangs |= any(place.stands_still for place in places.values())
-    return told_of_all(places) if hangs else ""
+    return describe_all(places) if hangs else ""
 
 
-def told_of_all(places: Mapping[int, Place]) -> str:
+def describe_all(places: Mapping[int, Place]) -> str:
     """Return a sentence that says which ranks wait where and which do not.
 
     'rank 0 waits in all_reduce, cell line 4, for 7 s; rank 1 has finished the cell'
@@ -203,7 +203,7 @@ class HangWatch:
 
     def describe_all(self) -> str:
         """Return what all ranks are doing, whether they hang or not."""
-        return told_of_all(self._places())
+        return describe_all(self._places())
 
     def ask(self) -> None:
         """Ask now, so that a rank that does not answer is known to be silent a moment later."""

@@ -42,7 +42,7 @@ _DTYPES = {
 }
 
 
-def told(failures: Sequence[RankFailure]) -> list[RankFailure]:
+def explained(failures: Sequence[RankFailure]) -> list[RankFailure]:
     """Return a failure for each rank with the calls of all ranks, or nothing if there was no mismatch."""
     if not any(failure.message.startswith(_MISMATCH) for failure in failures):
         return []

@@ -71,7 +71,7 @@ class Recovery:
         """The cells from which ranks did not come back, by rank."""
         self._stood_still: set[int] = set()
         """The ranks that were left behind while their processes were stopped."""
-        self._told_of_signals: set[str] = set()
+        self._reported_signals: set[str] = set()
 
     @uninterrupted()
     def make_ready(self, last_run: Path | None) -> None:
@@ -146,8 +146,8 @@ class Recovery:
                 *lines,
             ]
         for name, ranks in self._cluster.ranks.signals_taken().items():
-            if name not in self._told_of_signals:
-                self._told_of_signals.add(name)
+            if name not in self._reported_signals:
+                self._reported_signals.add(name)
                 self._cluster.news.append(
                     f"{name}: its handler, which a cell replaced on rank {', '.join(map(str, ranks))}, is back. A handler of your own "
                     f"for {name} lasts as long as its cell, because without the cluster's own a rank could not be stopped"
@@ -238,9 +238,9 @@ class Recovery:
         except KeyboardInterrupt:
             # Ranks that have not got their new engine are still gone, and the next cell reports them.
             if replaced := sorted(set(gone) - set(self._cluster.ranks.gone())):
-                self._cluster.news.append(self._told_as_replaced(replaced))
+                self._cluster.news.append(self._describe_replaced(replaced))
             raise
-        return "\n".join([self._told_as_replaced(list(gone)), *lost])
+        return "\n".join([self._describe_replaced(list(gone)), *lost])
 
     def replace_all_gone(self) -> str:
         """Do the work of `replace_gone`, and also replace ranks that die meanwhile.
@@ -256,7 +256,7 @@ class Recovery:
                     raise
         return self.replace_gone()
 
-    def _told_as_replaced(self, ranks: Sequence[int]) -> str:
+    def _describe_replaced(self, ranks: Sequence[int]) -> str:
         named = ", ".join(map(str, ranks))
         kept = ", ".join(str(rank) for rank in range(len(self._cluster.ranks)) if rank not in ranks)
         return (

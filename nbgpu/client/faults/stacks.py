@@ -37,7 +37,7 @@ class Sighting:
 
 
 @dataclass
-class _Question:
+class _Request:
     connection: socket.socket
     asked_mono_s: float
     cpu_s: float
@@ -58,7 +58,7 @@ class Lookout:
         self._folder = folder
         self._pids = pids
         self.seen = seen
-        self._open: dict[int, _Question] = {}
+        self._open: dict[int, _Request] = {}
         # Of all kinds of selectors this one costs nothing to make, and few cells ever come to use it.
         self._selector = selectors.PollSelector()
 
@@ -80,7 +80,7 @@ class Lookout:
         except OSError:
             connection.close()
             raise
-        self._open[rank] = _Question(connection, time.monotonic(), cpu_s)
+        self._open[rank] = _Request(connection, time.monotonic(), cpu_s)
         self._selector.register(connection, selectors.EVENT_READ, rank)
 
     def collect(self, patience_s: float = 0.0) -> None:
@@ -175,7 +175,7 @@ class Lookout:
         connection.close()
 
 
-def told(where: MainThreadState) -> str:
+def described(where: MainThreadState) -> str:
     """Describe what a rank does.
 
     For example 'idle', 'loading packages', 'cell line 6: x = f(y)', 'cell line 4, in barrier:

@@ -168,7 +168,7 @@ class RankWatch:
         if raised and not self._gone and all(f.error_type in _NETWORK_ERRORS for f in raised):
             time.sleep(_DEATH_PATIENCE_S)
             self.check()
-        if mismatch := mismatches.told(raised):
+        if mismatch := mismatches.explained(raised):
             return mismatch, []
         gone = [RankFailure(rank, "RankGone", how, how) for rank, how in self._gone.items()]
         # A rank with the same error as one that was not freed has failed like it, only a little later.

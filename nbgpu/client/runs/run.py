@@ -93,7 +93,7 @@ class Run:
         self._host = host
         self._ending: Ending[RunState] = Ending(folder.name, _log)
         self._watch = RunWatch(folder, config, host, results, self.statuses)
-        self._num_heals_told = 0
+        self._num_heals_reported = 0
         self._preparing: threading.Thread | None = None
         if presenter is not None:
             self._preparing = threading.Thread(target=presenter.prepare, name="nbgpu-prepare", daemon=True)
@@ -222,11 +222,11 @@ class Run:
         # Each rank reports a replacement.
         return list(dict.fromkeys([*texts, *self.reader.damage()]))
 
-    def untold_heals(self) -> list[str]:
+    def unreported_heals(self) -> list[str]:
         """Return the messages about ranks replaced since the last call: which died, how, and what was
         lost."""
-        heals = self._watch.heals[self._num_heals_told :]
-        self._num_heals_told += len(heals)
+        heals = self._watch.heals[self._num_heals_reported :]
+        self._num_heals_reported += len(heals)
         for text in heals:
             # Otherwise the next cell would report it once more.
             with suppress(ValueError):
@@ -312,7 +312,7 @@ class Run:
 
         def tell() -> None:
             notice.show(self.hang)
-            for text in self.untold_heals():
+            for text in self.unreported_heals():
                 print(text, file=sys.stderr)  # noqa: T201 - the cell's output
 
         try:

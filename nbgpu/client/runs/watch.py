@@ -208,9 +208,9 @@ class RunWatch:
             return True
         # With fsdp no rank has all of the state to go on from, so the person has to ask twice. And one rank
         # may take long to write the last checkpoint.
-        is_told_twice = self._config.strategy == "fsdp" or self._is_stopping
+        needs_second_stop = self._config.strategy == "fsdp" or self._is_stopping
         too_long_s = min(self._host.config.notice_after_s or _HANG_S, _HANG_S)
-        return self._num_stops_asked == 1 and not is_told_twice and hangs.wait_longer_than(too_long_s)
+        return self._num_stops_asked == 1 and not needs_second_stop and hangs.wait_longer_than(too_long_s)
 
     def _prepare_replacements(self) -> None:
         """Start spares and import what they need, once the ranks train: earlier this would take the cores

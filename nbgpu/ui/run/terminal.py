@@ -99,7 +99,7 @@ class _Screen:
         for event in sorted(marks, key=lambda mark: mark.text == "failed"):
             if event.text not in self._known:
                 self.console.print(_in_words(event), highlight=False, soft_wrap=True)
-        for text in self._run.untold_heals():
+        for text in self._run.unreported_heals():
             # The records of the ranks say so, too, and also after which step.
             if not self._run.config.telemetry:
                 self.console.print(text, style="red", highlight=False, soft_wrap=True)
