@@ -19,7 +19,7 @@ class Call(StrEnum):
     LAST_CELL_FAILED = "nbgpu.engine.process.boot:last_cell_failed"
     UNTOUCHED_BY_CELL = "nbgpu.engine.group.group:untouched_by_cell"
     FREE_MEMORY = "nbgpu.engine.memory.usage:free"
-    MEASURE_LINKS = "nbgpu.engine.group.link_timing:measure"
+    MEASURE_LINKS = "nbgpu.engine.scaling.link_timing:measure"
     MONOTONIC_S = "time:monotonic"
     """Called only to find out whether a rank answers at all."""
 

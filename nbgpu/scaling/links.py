@@ -90,7 +90,7 @@ class Links:
     Args:
         backend: of torch.distributed, such as 'nccl' or 'gloo'.
         devices: the devices' names, by rank.
-        measured: what each rank returned (`nbgpu.engine.group.link_timing`).
+        measured: what each rank returned (`nbgpu.engine.scaling.link_timing`).
     """
 
     def __init__(

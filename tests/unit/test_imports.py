@@ -46,6 +46,7 @@ HOUSE = [
     "engine.train",
     "engine.training",
     "engine.dry_run",
+    "engine.scaling",
     "engine.checkpoints",
     "engine.data",
     "engine.variables",

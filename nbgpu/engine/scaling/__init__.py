@@ -1,0 +1,1 @@
+"""Measurements on the ranks of how a cluster scales."""
