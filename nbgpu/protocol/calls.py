@@ -20,6 +20,7 @@ class Call(StrEnum):
     UNTOUCHED_BY_CELL = "nbgpu.engine.group.group:untouched_by_cell"
     FREE_MEMORY = "nbgpu.engine.memory.usage:free"
     MEASURE_LINKS = "nbgpu.engine.scaling.link_timing:measure"
+    TIME_STEP = "nbgpu.engine.scaling.step_timing:measure"
     MONOTONIC_S = "time:monotonic"
     """Called only to find out whether a rank answers at all."""
 

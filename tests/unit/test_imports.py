@@ -375,6 +375,7 @@ def test_the_public_names_are_these() -> None:
         "current",
         "measure_links",
         "sweep",
+        "time_step",
     ]
 
 

@@ -1,0 +1,55 @@
+"""Time the parts of a training step on a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbgpu.client.cluster.cluster import Cluster, current
+from nbgpu.client.engines.ranks import reference
+from nbgpu.config import train_config
+from nbgpu.errors import ConfigError
+from nbgpu.planning.suitability import settled
+from nbgpu.protocol.calls import Call
+from nbgpu.scaling.steps import StepTimes
+
+
+def time_step(recipe: str, num_steps: int = 10, cluster: Cluster | None = None, **settings: Any) -> StepTimes:
+    """Time a step of DDP with and without the exchange of gradients, on generated batches.
+
+    Args:
+        recipe: the workload.
+        num_steps: the number of timed steps of each kind.
+        cluster: a cluster that runs; None for the current one.
+        settings: as for `Cluster.train`.
+
+    Returns:
+        The parts of a step, which print as a table. Their `predict` models the step for other numbers of
+        ranks.
+
+    Raises:
+        ConfigError: a setting is not valid, there is one rank, or the recipe's steps have no exchange.
+        NoClusterError: no cluster runs.
+        RankError: a step failed on a rank, or the recipe trains a discriminator.
+        RunError: a training run has the ranks now.
+    """
+    cluster = cluster or current()
+    config = train_config(recipe, **settings)
+    if "batch_size" in config.UNUSED:
+        raise ConfigError(f"the recipe {config.recipe!r} has no batches, and its steps are not those of DDP")
+    if num_steps < 1:
+        raise ConfigError(f"num_steps = {num_steps} is not valid: at least 1")
+    if cluster.world_size == 1:
+        raise ConfigError("one rank exchanges nothing. Start a cluster with two ranks at least")
+    config = settled(config, cluster.devices)
+    if config.strategy != "ddp":
+        raise ConfigError(f"strategy={config.strategy!r} is not timed, only 'ddp'")
+    measured = cluster.apply(reference(Call.TIME_STEP), config.model_dump(mode="json"), num_steps)
+    title = f"{config.recipe}, batch_size={config.batch_size}"
+    if config.accumulate > 1:
+        title += f", accumulate={config.accumulate}"
+    return StepTimes(
+        f"{title}, bucket_mb={config.bucket_mb:g}",
+        cluster.backend,
+        config.batch_size * config.accumulate,
+        list(measured.values()),
+    )

@@ -1,0 +1,177 @@
+"""Time the parts of a training step, on generated batches, with and without the exchange of gradients.
+
+Without the exchange one sees when each of DDP's buckets would be ready to travel, and how long a rank
+computes. With it one sees how much of the exchange the computation does not hide.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from nbgpu.config import TrainConfig, train_config
+from nbgpu.engine.dry_run.steps import import_trainer
+from nbgpu.engine.group import group, torch_settings
+from nbgpu.engine.memory import usage as memory
+from nbgpu.engine.model import build as models
+from nbgpu.engine.model import optimizers, precision, randomness, strategy
+from nbgpu.engine.model.clipping import clip
+from nbgpu.engine.model.discriminator import Discriminator
+from nbgpu.engine.workload import by_name
+from nbgpu.engine.workload.recipe import Recipe
+from nbgpu.errors import RunError
+
+_NUM_WARM_UPS = 3
+"""DDP rearranges its buckets before the second step, by the order in which gradients came in the first."""
+
+
+@torch_settings.as_at_the_beginning()
+def measure(settings: dict[str, Any], num_steps: int) -> dict[str, list[dict[str, Any]]]:
+    """Time steps of DDP. A collective.
+
+    Args:
+        settings: all fields of a TrainConfig with strategy 'ddp'.
+        num_steps: the number of timed steps of each kind.
+
+    Returns:
+        By kind ('alone', 'together', 'alone again') a dict for each step, in seconds: `forward_s`,
+        `backward_s`, `optimizer_s` (with clipping), `step_s`, and `buckets`: for each bucket the time at
+        which it was ready after the last backward pass began, and its bytes.
+
+    Raises:
+        RunError: the recipe trains a discriminator, whose gradients DDP does not exchange.
+    """
+    member = group.membership()
+    config = train_config(**settings)
+    import_trainer()
+    try:
+        with randomness.of_run(config), precision.kernels(config):
+            return {
+                "alone": _steps(config, member.device, num_steps, exchange=False),
+                "together": _steps(config, member.device, num_steps, exchange=True),
+                # Other work on the machine may have changed what the first ones took.
+                "alone again": _steps(config, member.device, num_steps, exchange=False),
+            }
+    finally:
+        memory.free()
+
+
+def _steps(config: TrainConfig, device: torch.device, num_steps: int, exchange: bool) -> list[dict[str, Any]]:
+    recipe: Recipe = by_name.load(config)
+    if Discriminator.of(config, recipe, device) is not None:
+        raise RunError("a step with a discriminator cannot be timed: set adversarial_weight=0")
+    model = models.build(config, recipe, device)[0]
+    ddp = strategy.spread(config if exchange else config.changed(comm_hook="none"), model, [], device)
+    try:
+        steps = _TimedSteps(config, recipe, ddp, device)
+        if not exchange:
+            steps.send_nothing()
+        for _ in range(_NUM_WARM_UPS):
+            steps.take()
+        found = []
+        for _ in range(num_steps):
+            if not exchange:
+                # All ranks compute at the same time, as they do with the exchange, and share what they share.
+                dist.barrier()
+            found.append(steps.take())
+        return found
+    finally:
+        ddp.close()
+
+
+class _TimedSteps:
+    """Optimizer steps of one model on one generated batch."""
+
+    def __init__(
+        self, config: TrainConfig, recipe: Recipe, ddp: strategy.Strategy, device: torch.device
+    ) -> None:
+        self._config = config
+        self._recipe = recipe
+        self._ddp = ddp
+        self._device = device
+        self._optimizer = optimizers.make(config, ddp.replica.parameters())
+        self._scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
+        self._batch = {
+            name: self._as_in_a_run(value) for name, value in recipe.example(config.batch_size).items()
+        }
+        self._buckets: list[tuple[_Moment, int]] = []
+
+    def send_nothing(self) -> None:
+        """Keep every rank's gradients to itself, and note when each bucket is ready."""
+        assert isinstance(self._ddp.replica, DistributedDataParallel)
+        # A lambda, because torch reads annotations, and does not understand those of this module.
+        self._ddp.replica.register_comm_hook(None, lambda _, bucket: self._note(bucket))
+
+    def _note(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        self._buckets.append((_Moment(self._device), bucket.buffer().nbytes))
+        sent: torch.futures.Future[Tensor] = torch.futures.Future()
+        sent.set_result(bucket.buffer())
+        return sent
+
+    def take(self) -> dict[str, Any]:
+        """Take one step and return the times of its parts."""
+        config = self._config
+        self._buckets.clear()
+        forwards, backwards = [], []
+        begun = _Moment(self._device)
+        for micro_batch in range(config.accumulate):
+            with self._ddp.exchange(micro_batch == config.accumulate - 1):
+                before = _Moment(self._device)
+                with precision.autocast(config, self._device):
+                    loss = self._recipe.loss(self._ddp.replica, self._batch)["loss"]
+                between = _Moment(self._device)
+                self._scaler.scale(loss / config.accumulate).backward()
+                after = _Moment(self._device)
+            forwards.append((before, between))
+            backwards.append((between, after))
+        self._scaler.unscale_(self._optimizer)
+        clip(self._ddp.replica.parameters(), config)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=not self._ddp.keeps_gradients)
+        ended = _Moment(self._device)
+        ended.wait()
+        return {
+            "forward_s": sum(start.seconds_until(end) for start, end in forwards),
+            "backward_s": sum(start.seconds_until(end) for start, end in backwards),
+            "optimizer_s": after.seconds_until(ended),
+            "step_s": begun.seconds_until(ended),
+            "buckets": [(between.seconds_until(ready), num_bytes) for ready, num_bytes in self._buckets],
+        }
+
+    def _as_in_a_run(self, value: Tensor) -> Tensor:
+        dtype = precision.dtype(self._config) if value.is_floating_point() else value.dtype
+        value = value.to(self._device, dtype)
+        if self._config.channels_last and value.dim() == 5:
+            value = value.to(memory_format=torch.channels_last_3d)
+        return value
+
+
+class _Moment:
+    """A moment in the device's work: on a GPU that is when the device comes to it, and not the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._time_s = 0.0
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+        else:
+            self._time_s = time.perf_counter()
+
+    def wait(self) -> None:
+        """Wait until the device has come to this moment."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def seconds_until(self, later: _Moment) -> float:
+        """Return the time between two moments that the device has passed."""
+        if self._event is not None:
+            assert later._event is not None, "both are moments of the same device"
+            return float(self._event.elapsed_time(later._event)) / 1000
+        return later._time_s - self._time_s
