@@ -166,8 +166,13 @@ def _train(arguments: list[str]) -> None:
     extras.require(config)
     resume.find(config, contents=False)
     # The fork server imports torch while the data are read.
-    preloading.begin(cluster)
-    data_check.require(config)
+    with preloading.begun(cluster):
+        data_check.require(config)
+        _run(cluster, config, asked)
+
+
+def _run(cluster: ClusterConfig, config: TrainConfig, asked: _TrainFlags) -> None:
+    """Plan a run on a cluster of its own and, unless only the plan is asked for, train."""
     console = Console()
     ui.connect()
     with Cluster.with_config(cluster) as started:

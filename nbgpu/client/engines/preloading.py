@@ -13,7 +13,8 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from nbgpu.client.engines import environment, launch
@@ -63,6 +64,16 @@ def begin(config: ClusterConfig | None = None) -> None:
         _preloading.thread.start()
         expiry.start()
     atexit.register(dismiss)
+
+
+@contextmanager
+def begun(config: ClusterConfig) -> Iterator[None]:
+    """Launch the processes of a cluster that is started inside the context, and end them if it is not."""
+    begin(config)
+    try:
+        yield
+    finally:
+        dismiss()
 
 
 def take(engines_environment: Mapping[str, str]) -> launch.Launched | None:

@@ -175,6 +175,8 @@ def test_a_rank_whose_process_is_stopped_is_told_from_one_in_c_code(notebook: Ke
     code = (
         "import os, signal, nbgpu\n"
         f"os.kill({pid}, signal.SIGSTOP)\n"
+        # On a busy machine its threads go on until one of them has taken the signal.
+        f"while ') T ' not in open('/proc/{pid}/stat').read(): pass\n"
         "print(nbgpu.current().status())\n"
         f"os.kill({pid}, signal.SIGCONT)"
     )
