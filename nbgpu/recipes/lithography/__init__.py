@@ -1,2 +1,2 @@
-"""Projection lithography: from a mask to the image in the resist, by its physics and by a network that
-learned it."""
+"""Projection lithography: from a mask to its image in the resist, by optical simulation and by a network
+trained on that simulation."""

@@ -1,7 +1,8 @@
-"""Contours of an image at a threshold and widths along a row, finer than a pixel.
+"""Sub-pixel contours of an image at a threshold and line widths along a row.
 
-Pixel i covers i to i + 1 pixels, and its value is that of its centre, at i + 1/2; between centres values are
-taken to go straight. Lengths are in nm. Fields go on periodically. Edges in any direction are in edges.py.
+Pixel i covers the interval i to i + 1, and its value belongs to its centre, at i + 1/2; values between
+centres are interpolated linearly. Lengths are in nm. Fields are periodic. Edges in any direction are in
+edges.py.
 """
 
 from __future__ import annotations
@@ -13,24 +14,30 @@ from torch import Tensor
 
 
 def contours(image: Tensor, threshold: float, pixel_nm: float) -> list[np.ndarray]:
-    """Lines where the image (H, W) crosses the threshold: (N, 2) with x and y in nm each, closed but for
-    those that leave the field."""
+    """Return the lines along which the image (H, W) crosses the threshold.
+
+    Each line is (N, 2), x and y in nm, and is closed unless it leaves the field.
+    """
     generator = contour_generator(z=image.detach().cpu().double().numpy())
     lines = generator.lines(threshold)
     return [(np.asarray(line) + 0.5) * pixel_nm for line in lines]
 
 
 def iou(first: Tensor, second: Tensor) -> Tensor:
-    """Intersection over union of what is above 1/2, of each sample: (N, ..., H, W) twice -> (N,). 1 where
-    both are empty."""
+    """Return the intersection over union of the areas above 1/2, per sample: two (N, ..., H, W) -> (N,).
+
+    It is 1 where both areas are empty.
+    """
     a, b = (printed.flatten(1) > 0.5 for printed in (first, second))
     union = (a | b).sum(dim=1)
     return torch.where(union > 0, (a & b).sum(dim=1) / union.clamp(min=1), 1.0)
 
 
 def crossings(profile: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
-    """Where a periodic profile (N,) crosses the threshold, in pixels: (upwards, downwards), each rising and
-    in 0..N."""
+    """Return the positions, in pixels, at which a periodic profile (N,) crosses the threshold.
+
+    The result is (upward crossings, downward crossings), each in ascending order and within 0..N.
+    """
     after = np.roll(profile, -1)
     up, down = (profile <= threshold) & (after > threshold), (profile > threshold) & (after <= threshold)
     places = []
@@ -42,10 +49,10 @@ def crossings(profile: np.ndarray, threshold: float) -> tuple[np.ndarray, np.nda
 
 
 def widths_nm(profile: np.ndarray, threshold: float, pixel_nm: float) -> np.ndarray:
-    """The critical dimensions along a cut: the width of each stretch above the threshold, from left to right;
-    (K,).
+    """Return the critical dimensions along a cut: the width of each stretch above the threshold, from left
+    to right, as (K,).
 
-    A stretch that goes over the end is measured as one. Empty where nothing crosses.
+    A stretch that wraps around the end counts as one. The result is empty if nothing crosses the threshold.
     """
     up, down = crossings(profile, threshold)
     if not len(up):
