@@ -1,9 +1,10 @@
-"""Edges of a design, and how far from each one, along its normal, an image crosses the threshold.
+"""Edges of a design, and the distance along each edge's normal to where an image crosses the threshold.
 
-Designs are pixels, whose edges go along the axes, or polygons, whose edges go anywhere. Lengths are in nm;
-pixel (row, column) covers `column` to `column + 1` pixels in x and `row` to `row + 1` in y, and its value is
-that of its centre. Between centres an image is a cubic spline: images through a lens are smooth, and straight
-lines between pixels of a quarter of the resolution are some nm off. Fields go on periodically.
+A design consists of pixels, whose edges are parallel to the axes, or of polygons, whose edges may have any
+direction. Lengths are in nm; pixel (row, column) covers `column` to `column + 1` pixels in x and `row` to
+`row + 1` in y, and its value belongs to its centre. Between centres an image is interpolated by a cubic
+spline: images formed by a lens are smooth, and linear interpolation between pixels of a quarter of the
+resolution is off by some nm. Fields are periodic.
 """
 
 from __future__ import annotations
@@ -20,34 +21,34 @@ from torch import Tensor
 from nbgpu.recipes.lithography.rasterise import Polygon
 
 _SAMPLES_PER_PIXEL = 8
-"""Along a line across an edge."""
+"""Samples per pixel along a line across an edge."""
 _LINES_PER_PIXEL = 4
-"""Of the grid that contours are drawn on."""
+"""Lines per pixel of the grid on which contours are traced."""
 _BESIDE_NM = 0.01
-"""Half of the distance between the two points that tell what is on either side of an edge."""
+"""Half the distance between the two points that are tested to see what lies on either side of an edge."""
 
 
 @dataclass(frozen=True)
 class Sites:
-    """Places on the edges of a design where it is compared with what prints."""
+    """Sites on the edges of a design at which the design is compared with the printed image."""
 
     points_nm: np.ndarray
-    """(K, 2): x, y."""
+    """Positions of the sites, x and y: (K, 2)."""
     normals: np.ndarray
-    """(K, 2), of length 1, out of the design."""
+    """Unit normals, pointing out of the design: (K, 2)."""
 
     def __len__(self) -> int:
         return len(self.points_nm)
 
 
 def pixel_sites(design: Tensor, pixel_nm: float, corner_nm: float = 0.0) -> Sites:
-    """The middles of the sides between pixels of at least 1/2 and those below, for all rows and then all
-    columns.
+    """Return the midpoints of the sides between pixels of at least 1/2 and pixels below it, for all rows and
+    then for all columns.
 
     Args:
-        design: (H, W), 0 to 1.
-        pixel_nm: edge of a pixel.
-        corner_nm: sites nearer than this to an end of their edge are left out.
+        design: the design, (H, W), 0 to 1.
+        pixel_nm: the width of a pixel.
+        corner_nm: sites closer than this to an end of their edge are left out.
     """
     wanted = design.detach().cpu().numpy() >= 0.5
     margin = round(corner_nm / pixel_nm)
@@ -70,13 +71,14 @@ def polygon_sites(
     corner_nm: float = 0.0,
     field_nm: tuple[float, float] | None = None,
 ) -> Sites:
-    """Places on the outline of what several polygons cover together; edges inside of it are none.
+    """Return sites on the outline of the union of several polygons; edges inside the union get no sites.
 
     Args:
-        polygons: in nm, with edges in any direction.
-        spacing_nm: between neighbours on an edge; an edge that is shorter has one in its middle.
-        corner_nm: what is left out at both ends of each edge.
-        field_nm: (width, height); sites outside are left out.
+        polygons: the polygons, in nm, with edges in any direction.
+        spacing_nm: the distance between neighbouring sites on an edge; a shorter edge has one site, in its
+            middle.
+        corner_nm: the length that is left out at both ends of each edge.
+        field_nm: the size of the field, (width, height); sites outside it are left out.
     """
     points, normals = [np.empty((0, 2))], [np.empty((0, 2))]
     for polygon in polygons:
@@ -97,7 +99,7 @@ def polygon_sites(
     right, left = (_covered(places + side * _BESIDE_NM * normal, polygons) for side in (1, -1))
     normal = np.where(right[:, None], -normal, normal)
     kept = right != left
-    # Polygons that overlap along an edge have the same sites.
+    # Polygons that share part of an edge produce the same sites there.
     _, first = np.unique(np.round(places[kept], 3), axis=0, return_index=True)
     first.sort()
     return Sites(places[kept][first], normal[kept][first])
@@ -106,17 +108,17 @@ def polygon_sites(
 def placement_errors_nm(
     image: Tensor, threshold: float, sites: Sites, pixel_nm: float, reach_nm: float = 100.0
 ) -> np.ndarray:
-    """How far outside of each site, along its normal, the image falls below the threshold; negative inside;
-    (K,).
+    """Return the edge placement errors (K,): the distance along each site's normal at which the image falls
+    below the threshold, positive outside the design and negative inside it.
 
-    Of several places the nearest; NaN where none is within reach.
+    If there are several such places, the nearest counts; the error is NaN if there is none within reach.
 
     Args:
-        image: (H, W), such as the latent image.
-        threshold: above it prints.
-        sites: of the design.
-        pixel_nm: edge of a pixel.
-        reach_nm: how far a contour is looked for.
+        image: an image (H, W), such as the latent image.
+        threshold: the level above which the image prints.
+        sites: the sites of the design.
+        pixel_nm: the width of a pixel.
+        reach_nm: the distance from a site within which a contour is searched for.
     """
     num = int(np.ceil(reach_nm / pixel_nm * _SAMPLES_PER_PIXEL))
     ways = np.linspace(-reach_nm, reach_nm, 2 * num + 1)
@@ -139,29 +141,30 @@ def edge_placement_errors_nm(
     reach_nm: float = 100.0,
     corner_nm: float = 0.0,
 ) -> Tensor:
-    """`placement_errors_nm` at the `pixel_sites` of a design (H, W), in float64."""
+    """Return `placement_errors_nm` at the `pixel_sites` of a design (H, W), in float64."""
     sites = pixel_sites(design, pixel_nm, corner_nm)
     return torch.from_numpy(placement_errors_nm(image, threshold, sites, pixel_nm, reach_nm))
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A straight line from one place to another, x and y in nm, along which widths are measured."""
+    """A straight line between two points, x and y in nm, along which widths are measured."""
 
     start_nm: tuple[float, float]
     end_nm: tuple[float, float]
 
     def at(self, way_nm: np.ndarray) -> np.ndarray:
-        """(N, 2): the places so far from its start."""
+        """Return the points (N, 2) at the given distances (N,) from the start."""
         start, end = np.array(self.start_nm), np.array(self.end_nm)
         return np.asarray(start + way_nm[:, None] * (end - start) / np.hypot(*(end - start)))
 
 
 def stretches_nm(image: Tensor, threshold: float, cut: Cut, pixel_nm: float) -> np.ndarray:
-    """Where what prints begins and ends along a cut, from its start: (N, 2). Their differences are the
-    critical dimensions.
+    """Return where each printed stretch along a cut begins and ends, as distances from the cut's start:
+    (N, 2).
 
-    Only whole stretches: one that begins before the cut or goes on behind it is left out.
+    The differences are the critical dimensions. Only whole stretches are returned: one that begins before the
+    cut or continues beyond its end is left out.
     """
     length = float(np.hypot(*np.subtract(cut.end_nm, cut.start_nm)))
     ways = np.linspace(0, length, 1 + int(np.ceil(length / pixel_nm * _SAMPLES_PER_PIXEL)))
@@ -176,8 +179,8 @@ def stretches_nm(image: Tensor, threshold: float, cut: Cut, pixel_nm: float) -> 
 
 
 def smooth_contours_nm(image: Tensor, threshold: float, pixel_nm: float) -> list[np.ndarray]:
-    """The lines (N, 2) where the image (H, W) crosses the threshold, up to half a pixel beyond the field's
-    edges."""
+    """Return the lines (N, 2) along which the image (H, W) crosses the threshold, up to half a pixel beyond
+    the edges of the field."""
     fine_nm = pixel_nm / _LINES_PER_PIXEL
     y, x = ((np.arange(-2, length * _LINES_PER_PIXEL + 3)) * fine_nm for length in image.shape)
     values = _Smooth(image, pixel_nm)(np.stack(np.meshgrid(x, y), axis=-1))
@@ -185,14 +188,14 @@ def smooth_contours_nm(image: Tensor, threshold: float, pixel_nm: float) -> list
 
 
 class _Smooth:
-    """An image (H, W) between its pixels."""
+    """An image (H, W) interpolated between its pixels."""
 
     def __init__(self, image: Tensor, pixel_nm: float) -> None:
         self._coefficients = spline_filter(image.detach().cpu().double().numpy(), order=3, mode="grid-wrap")
         self._pixel_nm = pixel_nm
 
     def __call__(self, places_nm: np.ndarray) -> np.ndarray:
-        """(...) for x and y (..., 2)."""
+        """Return the values (...) at the points (..., 2), x and y."""
         rows_and_columns = np.moveaxis(places_nm[..., ::-1], -1, 0) / self._pixel_nm - 0.5
         values = map_coordinates(
             self._coefficients, rows_and_columns, order=3, mode="grid-wrap", prefilter=False
@@ -201,7 +204,7 @@ class _Smooth:
 
 
 def _straight(ends: np.ndarray, margin: int) -> np.ndarray:
-    """Sites whose edge goes on straight for `margin` more pixels on both sides."""
+    """Return the sites whose edge continues straight for `margin` more pixels on both sides."""
     kept = ends.copy()
     for step in range(1, margin + 1):
         kept &= np.roll(ends, step, axis=0) & np.roll(ends, -step, axis=0)
@@ -209,8 +212,8 @@ def _straight(ends: np.ndarray, margin: int) -> np.ndarray:
 
 
 def _covered(points: np.ndarray, polygons: Sequence[Polygon]) -> np.ndarray:
-    """Which points (K, 2) are inside a polygon: a line from there to the right meets its edges an odd number
-    of times."""
+    """Return which of the points (K, 2) are inside a polygon: a ray from such a point to the right meets the
+    polygon's edges an odd number of times."""
     covered = np.zeros(len(points), dtype=bool)
     for polygon in polygons:
         near = ((points >= polygon.min(axis=0)) & (points <= polygon.max(axis=0))).all(axis=1) & ~covered

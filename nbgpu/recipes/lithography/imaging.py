@@ -1,13 +1,13 @@
-"""Partially coherent imaging: the aerial image of a mask, as a sum of coherent systems.
+"""Partially coherent imaging: the aerial image of a mask as a sum over coherent systems.
 
 Abbe: each source point is a coherent system, whose amplitude is the mask's spectrum times the pupil, shifted
-by the direction of the light; intensities add up (Born & Wolf, Principles of Optics, 10.5; Wong, Optical
-Imaging in Projection Microlithography, 2005). SOCS: the same sum in other coordinates, the eigenvectors of
-Hopkins's transmission cross coefficients, of which few have most of the energy (Cobb 1998).
+by the direction of the light; the intensities add up (Born & Wolf, Principles of Optics, 10.5; Wong, Optical
+Imaging in Projection Microlithography, 2005). SOCS: the same sum in another basis, the eigenvectors of
+Hopkins's transmission cross coefficients, a few of which carry most of the energy (Cobb 1998).
 
-Fields are computed on the coarsest grid that holds the whole image's spectrum, 4 NA / wavelength wide, and
-the image is brought to the mask's grid by its Fourier series. That is exact, and costs the same for all pixel
-sizes.
+Fields are computed on the coarsest grid that holds the whole spectrum of the image, 4 NA / wavelength wide,
+and the image is resampled on the mask's grid by its Fourier series. That is exact and costs the same for all
+pixel sizes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _MAX_VALUES_AT_ONCE = 2**22
 
 
 class Imager:
-    """Takes masks to aerial images; differentiable in the mask, and through Abbe's systems in what the lens
-    was given.
+    """Computes aerial images of masks, differentiably in the mask and, with Abbe's systems, in the parameters
+    of the lens.
 
     Args:
         systems: the transfer function of each coherent system at the frequencies of the coarse grid, in the
-            order of torch.fft.fftfreq: (S, h, w), complex64 or complex128, which says what is computed with.
-            They are scaled so that a clear mask gives 1.
-        shape: of the masks, (H, W).
-        energy: share of all systems' energy that these have.
+            order of torch.fft.fftfreq: (S, h, w), complex64 or complex128, which sets the precision of the
+            computation. The systems are scaled so that a clear mask gives 1.
+        shape: the shape of the masks, (H, W).
+        energy: the share of the energy of all systems that these systems carry.
     """
 
     def __init__(self, systems: Tensor, shape: tuple[int, int], energy: float = 1.0) -> None:
@@ -43,12 +43,12 @@ class Imager:
         self.energy = energy
 
     def to(self, target: torch.device | torch.dtype) -> Imager:
-        """The same on another device, or with another precision."""
+        """Return the same imager on another device or in another precision."""
         return Imager(self.systems.to(target), self.shape, self.energy)
 
     def __call__(self, mask: Tensor) -> Tensor:
-        """The intensity, 1 where all is clear: (..., H, W) real or complex transmission of the amplitude ->
-        (..., H, W)."""
+        """Return the intensity (..., H, W) for the real or complex amplitude transmission (..., H, W) of a
+        mask; a clear mask has intensity 1."""
         assert tuple(mask.shape[-2:]) == self.shape, f"made for {self.shape}, got {tuple(mask.shape)}"
         masks = mask.to(self.systems.dtype).reshape(-1, *self.shape)
         h, w = self.systems.shape[1:]
@@ -69,18 +69,18 @@ def abbe(
     dtype: torch.dtype = torch.complex128,
     weights: Tensor | None = None,
 ) -> Imager:
-    """A coherent system for each source point.
+    """Return an imager with one coherent system for each source point.
 
     Args:
         optics: the lens.
-        points: (S, 2), sigma_x and sigma_y, see `Source.points`.
-        shape: pixels of the masks (H, W), which go on periodically.
-        pixel_nm: at the wafer.
-        dtype: complex64 or complex128. Pupils are computed in double precision for both.
-        weights: of the points, (S,); left out: all alike.
+        points: the source points (S, 2), sigma_x and sigma_y; see `Source.points`.
+        shape: the size of the masks in pixels, (H, W); masks are periodic.
+        pixel_nm: the width of a pixel at the wafer.
+        dtype: complex64 or complex128. Pupils are computed in double precision in both cases.
+        weights: the weights of the points, (S,); equal by default.
 
     Raises:
-        ConfigError: pixels too large to hold the image's spectrum.
+        ConfigError: the pixels are too large to hold the spectrum of the image.
     """
     limit_nm = 1 / (4 * optics.cutoff_per_nm)
     if pixel_nm > limit_nm:
@@ -105,20 +105,20 @@ def abbe(
 
 @torch.no_grad()
 def socs(imager: Imager, num_kernels: int | None = None) -> Imager:
-    """The same image from fewer systems: the eigenvectors of the transmission cross coefficients with most
-    energy.
+    """Return an imager that forms the same image from fewer systems, the SOCS kernels: the eigenvectors of
+    the transmission cross coefficients with the most energy.
 
-    With R the systems as rows, the coefficients are R^T R*, and R R^H, which is as large as the source has
-    points, has the same eigenvalues. Its eigenvectors U turn the rows into U^H R, whose intensities add up to
-    the same sum. `energy` of what comes out is the share of the eigenvalues that was kept. A clear mask gives
-    1 with any number.
+    With the systems as the rows of R, the coefficients are R^T R*, and R R^H, which has one row per source
+    point, has the same eigenvalues. Its eigenvectors U turn the rows into U^H R, whose intensities add up to
+    the same sum. The result's `energy` is the share of the eigenvalues that was kept. A clear mask gives 1
+    with any number of kernels.
 
     Args:
-        imager: from `abbe`, in complex128 for full accuracy.
-        num_kernels: how many; left out: all, which is as many as points.
+        imager: an imager from `abbe`, in complex128 for full accuracy.
+        num_kernels: the number of kernels to keep; by default all, as many as there are source points.
     """
     rows = imager.systems.to(torch.complex128).flatten(1)
-    energies, vectors = torch.linalg.eigh(rows @ rows.mH)  # in rising order
+    energies, vectors = torch.linalg.eigh(rows @ rows.mH)  # in ascending order
     kept = min(num_kernels or len(rows), len(rows))
     kernels = (vectors.mH @ rows)[-kept:].flip(0).view(-1, *imager.systems.shape[1:])
     share = float(energies[-kept:].sum() / energies.sum())
@@ -126,13 +126,14 @@ def socs(imager: Imager, num_kernels: int | None = None) -> Imager:
 
 
 def _coarse(num_pixels: int, highest: float) -> int:
-    """Points of the coarse grid along an axis that has frequencies up to `highest` periods of the field."""
+    """Return the number of points of the coarse grid along an axis with frequencies up to `highest` periods
+    per field."""
     needed: int = next_fast_len(2 * math.floor(highest + 1e-9) + 1)
     return min(num_pixels, needed)
 
 
 def _places(n: int, num_pixels: int) -> Tensor:
-    """Where the frequencies of a grid of n points are among those of a finer one."""
+    """Return the indices of the frequencies of a grid of n points among those of a finer grid."""
     places: Tensor = torch.fft.fftfreq(n, d=1 / n).round().long() % num_pixels
     return places
 
