@@ -1,4 +1,4 @@
-"""Layouts in files: .glp, GDSII and OASIS, as polygons in nm."""
+"""Layout files (.glp, GDSII and OASIS), read as polygons in nm."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _MAX_SHOWN = 5
 
 
 def read_layout(path: Path, layer: str = "") -> list[Polygon]:
-    """The polygons of one layer of a layout, with cells and arrays put in their places, in nm.
+    """Return the polygons of one layer of a layout, in nm, with cell references and arrays expanded.
 
     Args:
-        path: a .glp of the ICCAD 2013 contest, or a GDSII or OASIS file, which gdstk reads.
-        layer: 'M1' of a .glp; '17' or '17/0' (layer, or layer and datatype) of the others. Empty for the only
-            one.
+        path: a .glp file of the ICCAD 2013 contest, or a GDSII or OASIS file, which gdstk reads.
+        layer: the layer: such as 'M1' for a .glp file, '17' or '17/0' (layer, or layer and datatype) for the
+            other formats. Empty selects the only layer.
 
     Raises:
-        DataError: all that is wrong with the file; it says which layers there are where one has to be named.
-
+        DataError: everything that is wrong with the file; if a layer has to be named, the message lists the
+            layers in the file.
     """
     by_layer = _read_glp(path) if path.suffix.lower() == GLP else _read_gds(path)
     if not by_layer:
@@ -49,8 +49,11 @@ def read_layout(path: Path, layer: str = "") -> list[Polygon]:
 
 
 def _read_glp(path: Path) -> dict[str, list[Polygon]]:
-    """RECT N layer x y width height, and PGON N layer x y x y ...; coordinates in nm, as EQUIV 1 1000 MICRON
-    says."""
+    """Return the polygons of each layer of a .glp file.
+
+    Its lines are RECT N layer x y width height, and PGON N layer x y x y ...; coordinates are in nm, as EQUIV
+    1 1000 MICRON states.
+    """
     by_layer: dict[str, list[Polygon]] = {}
     problems = []
     try:
@@ -96,8 +99,8 @@ def _read_gds(path: Path) -> dict[str, list[Polygon]]:
             "'nbgpu[lithography]'"
         ) from None
     try:
-        # In nm whatever the file's own unit is. The file's lengths are multiples of its database unit, and so
-        # are these.
+        # Lengths come out in nm, whatever unit the file uses. They remain multiples of the file's database
+        # unit.
         library = (
             gdstk.read_oas(path, unit=1e-9)
             if path.suffix.lower() == ".oas"
@@ -110,6 +113,7 @@ def _read_gds(path: Path) -> dict[str, list[Polygon]]:
         assert isinstance(cell, gdstk.Cell), "raw cells come from read_rawcells alone"
         for polygon in cell.get_polygons():
             name = f"{polygon.layer}/{polygon.datatype}"
-            # A thousandth of a nm: what rotations and float units leave behind would make slanted edges.
+            # Round to a thousandth of a nm: the residue of rotations and of floating-point units would make
+            # slanted edges.
             by_layer.setdefault(name, []).append(np.round(polygon.points, 3))
     return by_layer

@@ -1,5 +1,5 @@
-"""Folders as LithoBench has them: `pixelILT`, `litho`, `printed` or `resist`, `target` and `glp`, joined by
-file name."""
+"""Folders in LithoBench's structure: `pixelILT`, `litho`, `printed` or `resist`, `target` and `glp`, whose
+files are matched by name."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from nbgpu.recipes.lithography.pairs import Pair, averaged, size_problem
 from nbgpu.recipes.lithography.rasterise import rasterised
 
 MASKS, AERIALS, TARGETS, LAYOUTS = "pixelILT", "litho", "target", "glp"
-"""Optimised masks, their aerial images, what they should print as pictures and as layouts."""
+"""Folders of optimised masks, of their aerial images, and of the designs they should print, as pictures and
+as layouts."""
 PRINTS = ("printed", "resist")
-"""What the masks print: above half of white."""
+"""Folders of the printed images of the masks: a pixel above half of white prints."""
 
 _GREY = ("L", "1", "I;16")
 _COLOURED = ("RGB", "RGBA", "LA", "P")
-"""Grey if their channels are equal."""
+"""Modes of pictures that count as grey if their channels are equal."""
 
 
 def find_lithobench(folder: Path, size: int, pixel_nm: float) -> list[Pair]:
-    """The pairs of a folder with `pixelILT` and `litho`, or of several such folders inside it, by file name.
+    """Return the pairs, matched by file name, of a folder with `pixelILT` and `litho` or of several such
+    folders inside it.
 
-    `printed` or `resist`, `target` and `glp` are taken where they are there, and then have a file for each
-    mask. Names and headers are read, and pixels by `pixel_problems`.
+    `printed` or `resist`, `target` and `glp` are used if they exist, and must then have a file for each mask.
+    Only names and headers are read here; `pixel_problems` reads the pixels.
 
     Raises:
-        DataError: a line for each file that has no partner, another size than its mask, or cannot be read;
-            where there is one, what `pixel_problems` says of the other files is told with it.
+        DataError: a line for each file that has no partner, differs in size from its mask, or cannot be read;
+            if there is such a file, the message also contains what `pixel_problems` reports about the others.
     """
     roots = sorted({path.parent for path in folder.rglob(MASKS) if path.is_dir()})
     pairs: list[Pair] = []
@@ -79,7 +81,7 @@ def find_lithobench(folder: Path, size: int, pixel_nm: float) -> list[Pair]:
 
 def _by_name(folder: Path) -> dict[str, Path]:
     suffixes = (GLP, ".png") if folder.name == LAYOUTS else (".png",)
-    # A pipe would be waited for without end.
+    # Only regular files: reading a pipe would block forever.
     found = (path for path in sorted(folder.glob("*")) if path.suffix.lower() in suffixes and path.is_file())
     return {path.stem: path for path in found}
 
@@ -113,9 +115,10 @@ def _header_problems(of_name: dict[str, Path], size: int) -> Iterator[str]:
 
 
 def pixel_problems(pair: Pair, size: int, pixel_nm: float) -> Iterator[str]:
-    """A line for each mask or target that is not black and white, picture in colours, and damaged file.
+    """Yield a line for each mask or target that is not black and white, each coloured picture, and each
+    damaged file.
 
-    All files of the pair are read to their end but aerial images in grey, which can hold anything.
+    All files of the pair are read to the end except grey aerial images, which may have any values.
     """
     for path, load in (
         (pair.mask, lambda path: load_png(path, size, binary=True)),
@@ -138,7 +141,7 @@ def _check_grey(path: Path) -> None:
 
 
 def _grey(path: Path) -> np.ndarray:
-    """(H, W) in float32, 0 to 1."""
+    """Return the picture in a file as (H, W) in float32, 0 to 1."""
     try:
         with Image.open(path) as image:
             values = np.asarray(image.convert("RGB") if image.mode in ("P", "RGBA", "LA", "1") else image)
@@ -152,8 +155,11 @@ def _grey(path: Path) -> np.ndarray:
 
 
 def load_png(path: Path, size: int, *, binary: bool) -> Tensor:
-    """(1, size, size) in float32, 0 to 1. Raises DataError for colours, and for greys where it should be
-    `binary`."""
+    """Return a picture as (1, size, size) in float32, 0 to 1.
+
+    Raises:
+        DataError: the picture is coloured, or it has greys although it should be `binary`.
+    """
     grey = _grey(path)
     if binary and not ((grey == 0) | (grey == 1)).all():
         raise DataError(f"{path}: a mask with other values than black and white")
@@ -161,13 +167,14 @@ def load_png(path: Path, size: int, *, binary: bool) -> Tensor:
 
 
 def load_print(path: Path, size: int) -> Tensor:
-    """(1, size, size): the share of each pixel that prints, where the picture is above half of white."""
+    """Return the share of each pixel that prints, (1, size, size); the picture prints where it is above half
+    of white."""
     return averaged(torch.from_numpy((_grey(path) > 0.5).astype(np.float32))[None], size)
 
 
 def load_design(path: Path, size: int, pixel_nm: float) -> Tensor:
-    """(1, size, size), 0 to 1: a black and white picture, or a layout, whose bounding box is put in the
-    middle."""
+    """Return a design as (1, size, size), 0 to 1, from a black and white picture or from a layout, whose
+    bounding box is centred in the field."""
     if path.suffix.lower() != GLP:
         return load_png(path, size, binary=True)
     polygons = read_layout(path)
