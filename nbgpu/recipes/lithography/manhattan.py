@@ -1,4 +1,4 @@
-"""Generated masks of a known kind: bars, lines and spaces, contacts and bends, all edges along the axes."""
+"""Generated Manhattan masks: bars, lines and spaces, contacts and bends, with all edges along the axes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 NARROWEST_NM = 50.0
 WIDEST_NM = 150.0
-"""Widths of bars and of the spaces in gratings."""
+"""Range of the widths of bars, and of lines and spaces in gratings."""
 
 
 def manhattan(size: int, pixel_nm: float, seed: int, index: int) -> Tensor:
-    """Mask number `index` of the family `seed`: always the same one, whatever was drawn before.
+    """Return mask number `index` of the family `seed`; it is the same whatever was drawn before.
 
     A third of the masks are gratings with a gap cut out; the others have bars, bends and contacts, which may
-    touch and make larger shapes. All edges are on pixel sides, and shapes go on over the field's edges.
+    touch and form larger shapes. All edges are on pixel sides, and shapes wrap around the edges of the field.
 
     Returns a float32 tensor of shape (1, size, size): 1 is clear, 0 opaque.
     """

@@ -1,4 +1,4 @@
-"""A network from mask to aerial image that has the form of the physics: squares of convolutions, added up."""
+"""A network from mask to aerial image in the form that optics gives: a sum of squared convolutions."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from nbgpu.engine.model.precision import at_least_float32
 
 _FIRST_WIDTH = 1 / 14
 _OTHERS_WIDTH = 1 / 10
-"""Standard deviations of the Gaussians that kernels begin with, as a share of their edge."""
+"""Standard deviations of the Gaussians that initialise the kernels, as a share of the kernel size."""
 
 
 class AerialNetwork(nn.Module):
-    """Sums of squares of learned convolutions, and a few dilated ones that correct what is not of this form.
+    """A sum of squares of learned convolutions, and a few dilated convolutions that correct what does not
+    have this form.
 
-    A partially coherent image is a sum of coherent ones, |mask * kernel|^2 (SOCS), so that two real kernels
-    here can be one complex kernel there. The corrections begin at zero. All convolutions are circular and
-    none has a stride: a mask that is shifted by any number of pixels gives the same image, shifted.
+    A partially coherent image is a sum of coherent ones, |mask * kernel|^2 (SOCS), so two real kernels here
+    can represent one complex SOCS kernel. The corrections start at zero. All convolutions are circular and
+    none has a stride: a mask shifted by any number of pixels gives the same image, shifted.
 
     Args:
-        num_kernels: real kernels.
-        kernel_size: their edge in pixels, odd.
-        corrections: how many dilated 3 x 3 convolutions correct the sum, with dilation 1, 2, 4 ...; 0 for
-            none.
-        channels: of the corrections.
+        num_kernels: the number of real kernels.
+        kernel_size: the width of the kernels in pixels, odd.
+        corrections: the number of dilated 3 x 3 convolutions that correct the sum, with dilations 1, 2, 4
+            ...; 0 for none.
+        channels: the number of channels of the corrections.
     """
 
     def __init__(self, num_kernels: int, kernel_size: int, corrections: int = 0, channels: int = 16) -> None:
@@ -34,7 +35,8 @@ class AerialNetwork(nn.Module):
         self.corrections = Corrections(num_kernels + 1, channels, corrections) if corrections else None
 
     def forward(self, mask: Tensor) -> Tensor:
-        """(N, 1, H, W) -> (N, 1, H, W), at least `kernel_size` pixels along each axis."""
+        """Return the images (N, 1, H, W) of the masks (N, 1, H, W), which have at least `kernel_size` pixels
+        along each axis."""
         fields = self.kernels(mask)
         image = fields.square().sum(dim=1, keepdim=True)
         if self.corrections is not None:
@@ -44,7 +46,7 @@ class AerialNetwork(nn.Module):
 
 
 class CircularKernels(nn.Module):
-    """Convolutions of one channel with large kernels, by FFT."""
+    """Convolutions of one channel with large kernels, computed by FFT."""
 
     def __init__(self, num_kernels: int, kernel_size: int) -> None:
         super().__init__()
@@ -53,7 +55,7 @@ class CircularKernels(nn.Module):
         widths = torch.full((num_kernels, 1, 1), _OTHERS_WIDTH * kernel_size)
         widths[0] = _FIRST_WIDTH * kernel_size
         kernels = torch.exp(-squared / (2 * widths.square()))
-        # The first is a blur that keeps a clear mask at 1; the others are small and differ.
+        # The first kernel is a blur that keeps a clear mask at 1; the others are small and differ.
         kernels[1:] *= torch.randn(num_kernels - 1, kernel_size, kernel_size)
         kernels /= kernels.square().sum(dim=(1, 2), keepdim=True).sqrt()
         kernels[0] /= kernels[0].sum()
@@ -61,7 +63,10 @@ class CircularKernels(nn.Module):
         self.weight = nn.Parameter(kernels)
 
     def forward(self, mask: Tensor) -> Tensor:
-        """(N, 1, H, W) -> (N, K, H, W), in float32 or float64 also under autocast: FFTs have no 16 bits."""
+        """Return the convolutions (N, K, H, W) of the masks (N, 1, H, W).
+
+        They are in float32 or float64 even under autocast, because FFTs do not support 16-bit types.
+        """
         height, width = mask.shape[-2:]
         size = self.weight.shape[-1]
         kernels = pad(at_least_float32(self.weight), (0, width - size, 0, height - size))
@@ -72,7 +77,7 @@ class CircularKernels(nn.Module):
 
 
 class Corrections(nn.Module):
-    """Residual dilated convolutions, whose output begins at zero: (N, C, H, W) -> (N, 1, H, W)."""
+    """Residual dilated convolutions whose output is initially zero: (N, C, H, W) -> (N, 1, H, W)."""
 
     def __init__(self, in_channels: int, channels: int, depth: int) -> None:
         super().__init__()
@@ -87,7 +92,7 @@ class Corrections(nn.Module):
         nn.init.zeros_(self.last.bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        """One channel, to be added to the image."""
+        """Return one channel, to be added to the image."""
         hidden: Tensor = self.first(features)
         for step in self.steps:
             hidden = hidden + gelu(step(hidden))

@@ -1,5 +1,4 @@
-"""What prints drawn over the layout that was asked for: contours, edge placement errors and critical
-dimensions."""
+"""Printed images drawn over the intended layout: contours, edge placement errors and critical dimensions."""
 
 from __future__ import annotations
 
@@ -34,26 +33,28 @@ _INCHES, _DPI = 6.0, 110
 
 @dataclass(frozen=True)
 class Overlay:
-    """What prints beside what was asked for. A notebook shows it as a picture; `draw` puts it into axes of
-    one's own."""
+    """A comparison of the printed image with the intended layout.
+
+    A notebook shows it as a picture; `draw` draws it into the caller's own axes.
+    """
 
     layout: Tensor | Sequence[Polygon]
     field_nm: tuple[float, float]
-    """Width and height."""
+    """Width and height of the field."""
     contours_nm: Sequence[np.ndarray]
-    """(N, 2) each: x, y."""
+    """Contours of the printed image, each (N, 2): x, y."""
     sites: Sites
     errors_nm: np.ndarray
-    """At each site, along the edge's normal, positive where too much prints; NaN where no contour is in
-    reach."""
+    """Edge placement error at each site, along the edge's normal: positive where too much prints, NaN where
+    no contour is within reach."""
     cuts: Sequence[Cut]
     stretches_nm: Sequence[np.ndarray]
-    """Of each cut, (N, 2): where what prints begins and ends."""
+    """Beginnings and ends of the printed stretches along each cut, (N, 2) per cut."""
 
     @property
     def table(self) -> dict[str, float]:
-        """In nm: the mean size of the edge placement errors, the mean error, and the worst one, over sites
-        with a contour in reach; how many sites there are, and how many are lost."""
+        """The mean absolute edge placement error, the mean error and the worst error, in nm, over the sites
+        with a contour within reach; and the numbers of all sites and of lost sites."""
         seen = self.errors_nm[~np.isnan(self.errors_nm)]
         nothing = float("nan")
         return {
@@ -66,20 +67,20 @@ class Overlay:
 
     @property
     def widths_nm(self) -> list[np.ndarray]:
-        """The critical dimensions along each cut."""
+        """The critical dimensions along each cut, in nm."""
         return [stretches[:, 1] - stretches[:, 0] for stretches in self.stretches_nm]
 
     def draw(self, axes: Axes, largest_nm: float | None = None, dot: float = 9.0) -> Normalize:
-        """The layout in grey, contours as lines, a dot at each site in the colour of its error, and each
-        width with its number.
+        """Draw the layout in grey, contours as lines, a dot at each site in the colour of its error, and each
+        width with its value.
 
         Args:
-            axes: of matplotlib.
-            largest_nm: the error with the strongest colour; left out: see `largest_shown_nm`.
-            dot: size of the dots, in points squared.
+            axes: matplotlib axes.
+            largest_nm: the error that gets the strongest colour; by default that of `largest_shown_nm`.
+            dot: the size of the dots, in points squared.
 
         Returns:
-            What brings errors to colours, for a colour bar.
+            The normalisation that maps errors to colours, for a colour bar.
         """
         width, height = self.field_nm
         if isinstance(self.layout, Tensor):
@@ -143,8 +144,10 @@ class Overlay:
 
 
 def largest_shown_nm(errors_nm: Sequence[np.ndarray]) -> float:
-    """What 95 of 100 errors do not exceed: ends of lines are far off, and would leave all else pale. At least
-    1 nm."""
+    """Return the size that 95 of 100 errors do not exceed, and at least 1 nm.
+
+    Line ends have large errors, and a scale up to the largest error would leave everything else pale.
+    """
     sizes = np.abs(np.concatenate(errors_nm))
     sizes = sizes[~np.isnan(sizes)]
     return max(1.0, float(np.quantile(sizes, 0.95))) if len(sizes) else 1.0
@@ -161,18 +164,19 @@ def overlay(
     reach_nm: float = 100.0,
     cuts: Sequence[Cut] = (),
 ) -> Overlay:
-    """Holds what an image prints against a layout.
+    """Compare what an image prints with a layout.
 
     Args:
-        layout: what was asked for: pixels (H, W), 0 to 1, or polygons in nm in the image's own coordinates,
-            with edges in any direction.
-        image: (H, W), such as the aerial image of a mask, or a resist's latent image.
-        threshold: above it prints.
-        pixel_nm: edge of the image's pixels. Column c covers x from c to c + 1 pixels, and row r likewise y.
-        spacing_nm: between sites on a polygon's edge; left out: a pixel. A layout of pixels has one at each
-            pixel's side.
-        corner_nm: sites nearer than this to an end of their edge are left out.
-        reach_nm: how far from an edge its contour is looked for.
+        layout: the intended layout: pixels (H, W), 0 to 1, or polygons in nm in the image's coordinates, with
+            edges in any direction.
+        image: an image (H, W), such as the aerial image of a mask, or a resist's latent image.
+        threshold: the level above which the image prints.
+        pixel_nm: the width of the image's pixels. Column c covers x from c to c + 1 pixels, and row r covers
+            y likewise.
+        spacing_nm: the distance between sites on a polygon's edge, by default one pixel. A layout of pixels
+            has one site on each pixel side.
+        corner_nm: sites closer than this to an end of their edge are left out.
+        reach_nm: the distance from an edge within which its contour is searched for.
         cuts: lines along which widths are measured.
     """
     height, width = image.shape
