@@ -1,4 +1,4 @@
-"""Masks and what belongs to them, and .npz archives of them."""
+"""Pairs of a mask and its images, and .npz archives of such pairs."""
 
 from __future__ import annotations
 
@@ -20,27 +20,30 @@ _MAX_SHOWN = 20
 
 @dataclass(frozen=True)
 class Pair:
-    """One mask and what is known of it: files, or (1, H, W) in float32."""
+    """A mask and the images known for it, as files or as (1, H, W) in float32."""
 
     name: str
     mask: Path | Tensor
     aerial: Path | Tensor | None = None
-    """Its image; None where it is to be simulated."""
+    """Aerial image of the mask; None if it is to be simulated."""
     printed: Path | None = None
-    """What it prints."""
+    """Printed image of the mask."""
     design: Path | None = None
-    """What it should print, as a picture or a .glp."""
+    """Design that the mask should print, as a picture or a .glp."""
 
 
 def read_npz(path: Path, size: int, pixel_nm: float) -> list[Pair]:
-    """`masks` and, if they are there, `aerials`, each (N, H, W) or (N, H, W, 1), brought to size x size
-    pixels.
+    """Return the pairs of an archive with `masks` and optionally `aerials`, each (N, H, W) or (N, H, W, 1),
+    averaged down to size x size pixels.
 
-    `pixel_nm` in the archive, of its own pixels, has to go with the asked one. Raises DataError: all that is
-    wrong.
+    If the archive has `pixel_nm`, the width of its own pixels, that has to agree with the argument `pixel_nm`
+    after averaging.
+
+    Raises:
+        DataError: everything that is wrong with the archive.
     """
     try:
-        # Opened here: numpy leaves the file of a damaged archive open.
+        # The file is opened here because numpy leaves the file of a damaged archive open.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in ("masks", "aerials", "pixel_nm") if name in archive}
             there = ", ".join(archive.files)
@@ -85,7 +88,7 @@ def _shape_problems(array: np.ndarray, size: int) -> Iterator[str]:
 
 
 def size_problem(width: int, height: int, size: int) -> str | None:
-    """Why a picture cannot be averaged down to size x size pixels."""
+    """Return why a picture cannot be averaged down to size x size pixels, or None if it can."""
     if width == height and width % size == 0:
         return None
     return f"has {width} x {height} pixels, which cannot be averaged down to {size} x {size}. Change size"
@@ -113,6 +116,6 @@ def _numbers(bad: np.ndarray) -> str:
 
 
 def averaged(images: Tensor, size: int) -> Tensor:
-    """Square images (N, C, H, W) or (C, H, W) at size x size pixels."""
+    """Return square images (N, C, H, W) or (C, H, W) averaged down to size x size pixels."""
     times = images.shape[-1] // size
     return avg_pool2d(images, times) if times > 1 else images

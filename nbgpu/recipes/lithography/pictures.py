@@ -19,7 +19,8 @@ _DPI = 100
 
 
 def row(images: Tensor, highest: float, colours: str) -> str:
-    """(N, H, W) side by side, 0 to `highest`, with the first row below."""
+    """Draw images (N, H, W) side by side, with colours from 0 to `highest` and the first row at the
+    bottom."""
 
     def draw(axes: Axes, index: int) -> None:
         axes.imshow(images[index].numpy(), cmap=colours, vmin=0, vmax=highest, origin="lower")
@@ -28,8 +29,8 @@ def row(images: Tensor, highest: float, colours: str) -> str:
 
 
 def contours_over(masks: Tensor, true: Tensor, found: Tensor, threshold: float) -> str:
-    """The contours of two images (N, H, W) at a threshold over the masks: the true ones blue, the found ones
-    orange."""
+    """Draw the contours of two sets of images (N, H, W) at a threshold over the masks: the true contours in
+    blue, the found ones in orange."""
     height, width = masks.shape[1:]
 
     def draw(axes: Axes, index: int) -> None:
@@ -44,8 +45,8 @@ def contours_over(masks: Tensor, true: Tensor, found: Tensor, threshold: float) 
 
 
 def errors_over(designs: Tensor, images: Tensor, threshold: float, pixel_nm: float) -> tuple[str, float]:
-    """What images (N, H, W) print over what was asked for, with the errors at its edges and the widths along
-    the middle row.
+    """Draw what images (N, H, W) print over the designs, with the errors at the designs' edges and the widths
+    along the middle row.
 
     Returns the picture and the error in nm that has the strongest colours.
     """
