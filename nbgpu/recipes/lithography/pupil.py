@@ -1,4 +1,4 @@
-"""The projection lens: a circular pupil with defocus and Zernike aberrations, scalar."""
+"""The projection lens: a circular pupil with defocus and Zernike aberrations, in scalar theory."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from torch import Tensor
 from nbgpu.config.recipes.symmetry import fringe_order
 
 _ON_THE_EDGE = 1e-9
-"""Frequencies on the pupil's edge pass, on all sides alike."""
+"""Tolerance that lets frequencies on the pupil's edge pass, alike on all sides."""
 
 
 @dataclass(frozen=True)
 class Optics:
-    """What the lens does to each direction of light.
+    """The action of the lens on each direction of light.
 
-    The phase in waves at the pupil's radius rho = 1 at NA is
+    The phase in waves at the pupil radius rho, which is 1 at NA, is
 
         defocus / wavelength * (sqrt(n^2 - NA^2 rho^2) - n) + sum of c_j Z_j(rho, theta)
 
     The first term is the exact path of a plane wave over a distance along the axis (not the paraxial rho^2).
-    Z_j are the Zernike polynomials in Fringe order (University of Arizona), 1 to 36, each with 1 at the rim
-    where it is largest: 4 is defocus, 5 and 6 astigmatism, 7 and 8 coma, 9 spherical. No polarisation, no
-    loss at oblique angles.
+    Z_j are the Zernike polynomials in Fringe order (University of Arizona), 1 to 36, each scaled to 1 at its
+    maximum on the rim: 4 is defocus, 5 and 6 astigmatism, 7 and 8 coma, 9 spherical aberration. The model has
+    neither polarisation nor losses at oblique angles.
 
     Attributes:
-        wavelength_nm: in vacuum.
-        na: numerical aperture at the wafer, below `medium_index`.
-        medium_index: of what is between lens and resist: 1 for air, 1.437 for water at 193 nm.
-        defocus_nm: how far the resist is from focus; a tensor to take gradients.
-        zernikes: (Fringe number, waves) each; waves may be a tensor.
+        wavelength_nm: the wavelength in vacuum.
+        na: the numerical aperture at the wafer, below `medium_index`.
+        medium_index: the refractive index of the medium between lens and resist: 1 for air, 1.437 for water
+            at 193 nm.
+        defocus_nm: the distance of the resist from focus; a tensor if gradients are needed.
+        zernikes: pairs of (Fringe number, waves); waves may be a tensor.
     """
 
     wavelength_nm: float = 193.0
@@ -43,11 +44,11 @@ class Optics:
 
     @property
     def cutoff_per_nm(self) -> float:
-        """NA / wavelength: the highest spatial frequency of the amplitude with light along the axis."""
+        """NA / wavelength, the highest spatial frequency of the amplitude under on-axis illumination."""
         return self.na / self.wavelength_nm
 
     def pupil(self, fx: Tensor, fy: Tensor) -> Tensor:
-        """What the lens multiplies each spatial frequency of the amplitude with, complex128.
+        """Return the factor by which the lens multiplies each spatial frequency of the amplitude, complex128.
 
         Args:
             fx, fy: frequencies per nm, float64, of shapes that broadcast.
@@ -64,8 +65,10 @@ class Optics:
 
 
 def zernike(number: int, rho: Tensor, theta: Tensor) -> Tensor:
-    """The Zernike polynomial with this Fringe number, 1 to 36, at rho <= 1; not normalised, so that its
-    largest value is 1."""
+    """Return the Zernike polynomial with this Fringe number, 1 to 36, at rho <= 1.
+
+    It is not normalised: its largest value is 1.
+    """
     n, m = fringe_order(number)
     k = abs(m)
     radial = torch.zeros_like(rho)

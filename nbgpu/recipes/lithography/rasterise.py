@@ -1,4 +1,4 @@
-"""From polygons to pixels, each with the exact share of its area that they cover."""
+"""Rasterisation of polygons, with the exact share of each pixel's area that they cover."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 Polygon = np.ndarray
-"""Corners in nm, (N, 2): x, y. The last one is joined with the first."""
+"""Corners of a polygon in nm, (N, 2): x, y. The last corner is joined to the first."""
 
 _UNITED_NM = 1e-3
-"""To what polygons are rounded where they are put together."""
+"""Precision to which polygons are rounded when they are united, in nm."""
 
 
 def is_manhattan(polygon: Polygon) -> bool:
-    """Whether all edges go along the axes."""
+    """Return whether all edges are parallel to the axes."""
     steps = np.roll(polygon, -1, axis=0) - polygon
     return bool(((steps == 0).sum(axis=1) >= 1).all())
 
@@ -23,13 +23,16 @@ def is_manhattan(polygon: Polygon) -> bool:
 def rasterised(
     polygons: Sequence[Polygon], origin_nm: tuple[float, float], shape: tuple[int, int], pixel_nm: float
 ) -> np.ndarray:
-    """The covered share of each pixel, (H, W) in float32, exactly; what several polygons cover counts once.
+    """Return the exact covered share of each pixel, (H, W) in float32; area under several polygons counts
+    once.
 
     Args:
-        polygons: in nm. Several ones with slanted edges need gdstk, which puts those that overlap together.
-        origin_nm: x and y of the corner where row 0 and column 0 begin; rows go along y, columns along x.
-        shape: pixels (H, W). What is outside is cut off.
-        pixel_nm: their edge.
+        polygons: the polygons, in nm. More than one polygon with slanted edges among them needs gdstk, which
+            unites those that overlap.
+        origin_nm: x and y of the corner where row 0 and column 0 begin; rows advance along y, columns along
+            x.
+        shape: the number of pixels, (H, W). Anything outside them is cut off.
+        pixel_nm: the width of a pixel.
     """
     if not polygons:
         return np.zeros(shape, dtype=np.float32)
@@ -41,19 +44,20 @@ def rasterised(
 def _of_rectangles(
     polygons: Sequence[Polygon], origin_nm: tuple[float, float], shape: tuple[int, int], pixel_nm: float
 ) -> np.ndarray:
-    """Of Manhattan polygons. The plane is cut at all corners' x and y. In each cell of that grid all is
-    covered or nothing (winding number 0), so that a pixel's share is the sum of its overlaps with the covered
-    cells.
+    """Return the covered shares for Manhattan polygons.
+
+    The plane is divided at the x and y of all corners. Each cell of that grid is covered completely or not at
+    all (winding number 0), so a pixel's share is the sum of its overlaps with the covered cells.
     """
     corners = np.concatenate(polygons)
     xs, ys = np.unique(corners[:, 0]), np.unique(corners[:, 1])
-    # A vertical edge adds its direction to the winding number of all that is to its right, between its two
+    # A vertical edge adds its direction to the winding number of everything to its right, between its two
     # ends.
     turns = np.zeros((len(ys), len(xs)), dtype=np.int32)
     for polygon in polygons:
         ends = np.roll(polygon, -1, axis=0)
         if float(np.sum(polygon[:, 0] * ends[:, 1] - polygon[:, 1] * ends[:, 0])) < 0:
-            # All the same way round: otherwise two that overlap would cancel out there.
+            # Give all polygons the same orientation: otherwise two that overlap would cancel there.
             polygon, ends = ends, polygon
         upright = polygon[:, 0] == ends[:, 0]
         x = np.searchsorted(xs, polygon[upright, 0])
@@ -68,8 +72,8 @@ def _of_rectangles(
 
 
 def _overlaps(cuts: np.ndarray, origin_nm: float, num_pixels: int, pixel_nm: float) -> csr_matrix:
-    """The length in nm that each pixel shares with each interval between two cuts: (num_pixels, len(cuts) -
-    1)."""
+    """Return the length in nm that each pixel shares with each interval between two cuts: (num_pixels,
+    len(cuts) - 1)."""
     sides = origin_nm + np.arange(num_pixels + 1) * pixel_nm
     both = np.unique(np.concatenate([sides, cuts]))
     middles = (both[1:] + both[:-1]) / 2
@@ -81,8 +85,8 @@ def _overlaps(cuts: np.ndarray, origin_nm: float, num_pixels: int, pixel_nm: flo
 
 
 def _united(polygons: Sequence[Polygon]) -> list[Polygon]:
-    """Polygons that cover the same and do not overlap; holes are joined with the outside by two edges upon
-    each other."""
+    """Return polygons that cover the same area without overlaps; holes are connected to the outside by two
+    coincident edges."""
     import gdstk
 
     parts = [gdstk.Polygon([(float(x), float(y)) for x, y in polygon]) for polygon in polygons]
@@ -92,10 +96,10 @@ def _united(polygons: Sequence[Polygon]) -> list[Polygon]:
 def _of_disjoint(
     polygons: Sequence[Polygon], origin_nm: tuple[float, float], shape: tuple[int, int], pixel_nm: float
 ) -> np.ndarray:
-    """Of polygons that do not overlap, with edges in any direction.
+    """Return the covered shares for polygons that do not overlap, with edges in any direction.
 
-    Counter-clockwise, each edge covers what is to its left, in each row of pixels as high as it goes up
-    there, and one that goes down takes as much away.
+    Around a counter-clockwise polygon, an edge that goes up covers everything to its left, in each row of
+    pixels to the height by which it rises in that row, and an edge that goes down subtracts as much.
     """
     height, width = shape
     partly, left_of = np.zeros((height, width)), np.zeros((height, width + 1))
@@ -115,13 +119,14 @@ def _of_disjoint(
             np.add.at(left_of, (row[seen], column[seen].clip(max=width)), rises[seen])
             inside = seen & (column < width)
             np.add.at(partly, (row[inside], column[inside]), (rises * (x - column))[inside])
-    # To the left of an edge all pixels of the row are covered.
+    # All pixels of the row to the left of an edge are covered.
     whole = left_of[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
     return np.asarray((whole + partly).clip(0, 1), dtype=np.float32)
 
 
 def _cut_by_pixels(begin: np.ndarray, end: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """(N, 2): an edge's points where it goes from one pixel to the next, with both ends, in pixels."""
+    """Return the points (N, 2), in pixels, at which an edge passes from one pixel to the next, with both of
+    its ends."""
     ways = [np.array([0.0, 1.0])]
     for axis, length in ((0, shape[1]), (1, shape[0])):
         low, high = sorted((begin[axis], end[axis]))
