@@ -1,4 +1,4 @@
-"""The recipe: a network that learns from masks and aerial images what a lens does."""
+"""The lithography recipe: a network that learns the imaging by a lens from masks and aerial images."""
 
 from __future__ import annotations
 
@@ -43,18 +43,19 @@ from nbgpu.recipes.lithography.sources import Source
 from nbgpu.recipes.lithography.tiles import tiles_of_all
 
 _MAX_IN_RESULT = 64
-"""Held-out masks, and as many training ones for the baseline."""
+"""Largest number of held-out masks in the result, and of training masks for its baseline."""
 _NUM_PICTURES = 6
 _NUM_OVERLAYS = 4
 _KERNEL_REACH = 3.2
-"""Edge of the learned kernels in wavelengths / NA: what a lens spreads a point over, with its first rings."""
+"""Width of the learned kernels in units of wavelength / NA: the image of a point with its first rings."""
 
 
 class Lithography:
-    """Trains an AerialNetwork by mean squared error.
+    """A recipe that trains an AerialNetwork with the mean squared error.
 
-    Data (`config.data`): generated masks, masks in an .npz or cut from layouts, whose images the imaging
-    model simulates; or masks with images, from an .npz or LithoBench's folders. Whole masks are held out.
+    The data (`config.data`) are generated masks, or masks from an .npz or cut from layouts, whose images the
+    imaging model simulates; or masks with images, from an .npz or from LithoBench folders. Whole masks are
+    held out.
     """
 
     def __init__(self, config: LithographyConfig) -> None:
@@ -64,8 +65,11 @@ class Lithography:
     # ---- data ----
 
     def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
-        """The rank's pairs, {"mask", "aerial"} of (batch_size, 1, size, size). DataError has a line for each
-        bad file."""
+        """Return the loaders of this rank's pairs, {"mask", "aerial"} of (batch_size, 1, size, size).
+
+        Raises:
+            DataError: a line for each bad file.
+        """
         config = self.config
         training, held_out = self._items()
         look = Compose([_Look(config.size, config.pixel)])
@@ -82,18 +86,22 @@ class Lithography:
         ).loaders(val)
 
     def inspect(self) -> None:
-        """Reads all files to their end. DataError has a line for each that cannot be used."""
+        """Read all files to their end.
+
+        Raises:
+            DataError: a line for each file that cannot be used.
+        """
         training, held_out = self._items()
         look = Compose([_Look(self.config.size, self.config.pixel)])
         inspection.require(self.config, training + held_out, look)
 
     def amount(self) -> tuple[int, int]:
-        """Of pictures only names and headers are read."""
+        """Return the number of training masks, and 1. Only names and headers of pictures are read."""
         training, _ = self._items()
         return len(training), 1
 
     def _items(self) -> tuple[list[Item], list[Item]]:
-        """(training, held out)."""
+        """Return (training items, held-out items)."""
         config = self.config
         if config.data == "generated":
             items: list[Item] = [{"name": f"mask {i}", "generated": i} for i in range(config.num_masks)]
@@ -124,7 +132,7 @@ class Lithography:
         )
 
     def _decoded(self, items: Sequence[Item]) -> dict[str, Tensor]:
-        """{"mask", "aerial"} of (N, 1, size, size), N >= 0."""
+        """Return the decoded items as {"mask", "aerial"} of (N, 1, size, size), N >= 0."""
         decode = Decode(self._steps())
         decoded = [decode(item) for item in items]
         raise_together(decode.failures)
@@ -137,30 +145,30 @@ class Lithography:
     # ---- model and loss ----
 
     def build_model(self) -> nn.Module:
-        """An AerialNetwork."""
+        """Return an AerialNetwork of the configured size."""
         config = self.config
         wanted_nm = config.kernel_nm or _KERNEL_REACH * config.wavelength_nm / config.numerical_aperture
         half = min(round(wanted_nm / config.pixel) // 2, (config.size - 1) // 2)
         return AerialNetwork(config.num_kernels, 2 * half + 1, config.corrections)
 
     def example(self, batch_size: int) -> Batch:
-        """Random pixels."""
+        """Return a batch of masks with random pixels and of images that are blurred masks, squared."""
         shape = (batch_size, 1, self.config.size, self.config.size)
         mask = (torch.rand(shape) < 0.3).float()
         return {"mask": mask, "aerial": blurred(mask, 2.0).square()}
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        """The kernels, and the corrections where there are some."""
+        """Return the kernels and, if there are any, the corrections."""
         assert isinstance(model, AerialNetwork)
         return [model.kernels] if model.corrections is None else [model.kernels, model.corrections]
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """`loss`, the mean squared error, and `mae`, the mean absolute one."""
+        """Return `loss`, the mean squared error, and `mae`, the mean absolute error."""
         difference = at_least_float32(model(batch["mask"])) - batch["aerial"]
         return {"loss": difference.square().mean(), "mae": difference.detach().abs().mean()}
 
     def validate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """`loss`, `mae`, and `iou` of what both images print, of each sample, shape (N,)."""
+        """Return `loss`, `mae` and the `iou` of what both images print, per sample, each of shape (N,)."""
         found = _image(model, batch["mask"])
         difference = (found - batch["aerial"]).flatten(1)
         return {
@@ -176,12 +184,12 @@ class Lithography:
     # ---- result ----
 
     def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
-        """Held-out errors beside those of the best blur of the mask, squared. Returns `table`, `note` and
-        `images`.
+        """Compare the errors on held-out masks with those of the best blur of the mask, squared. Return
+        `table`, `note` and `images`.
 
-        `edge_nm` is the mean distance between the edges that both images print, across the edges of the
-        design, or of the mask where there is none; `cd_nm` the mean difference of the widths along the middle
-        row.
+        `edge_nm` is the mean distance between the edges that both images print, normal to the edges of the
+        design, or of the mask if there is no design; `cd_nm` is the mean difference of the widths along the
+        middle row.
         """
         training, held_out = self._items()
         data = self._decoded(held_out[:_MAX_IN_RESULT])
@@ -218,7 +226,7 @@ class Lithography:
         return {"table": table, "note": note, "images": self._pictures(mask, true, found, design)}
 
     def _designs(self, items: Sequence[Item], masks: Tensor) -> Tensor:
-        """What each mask should print: a design of the data, or, without, the mask itself."""
+        """Return what each mask should print: its design if the data have one, and otherwise the mask."""
         config = self.config
         designs = [
             load_design(item["design"], config.size, config.pixel) if "design" in item else mask
@@ -240,8 +248,8 @@ class Lithography:
         }
 
     def _width_error_nm(self, found: Tensor, true: Tensor) -> float:
-        """The mean difference of critical dimensions along the middle rows in which both print as many
-        stretches."""
+        """Return the mean absolute difference of the critical dimensions in nm, along those middle rows in
+        which both images print the same number of stretches."""
         pixel_nm, threshold = self.config.pixel, self.resist.threshold
         middle = self.config.size * pixel_nm / 2
         cut = Cut((0.0, middle), (2 * middle, middle))
@@ -286,7 +294,8 @@ class Lithography:
 
 
 class _Look(Transform):
-    """Reads the files of an Item to their end. Raises DataError with a line for each that cannot be used."""
+    """A transform that reads the files of an Item to their end and raises DataError with a line for each file
+    that cannot be used."""
 
     def __init__(self, size: int, pixel_nm: float) -> None:
         self.size = size
@@ -299,7 +308,7 @@ class _Look(Transform):
 
 
 class _Prepare(Transform):
-    """An Item to {"mask", "aerial"}, each (1, size, size) in float32."""
+    """A transform from an Item to {"mask", "aerial"}, each (1, size, size) in float32."""
 
     def __init__(
         self, optics: Optics, source: Source, size: int, pixel_nm: float, num_kernels: int, seed: int
@@ -325,7 +334,7 @@ class _Prepare(Transform):
 
 
 def optics_of(config: LithographyConfig) -> Optics:
-    """The lens."""
+    """Return the lens of a config."""
     return Optics(
         config.wavelength_nm,
         config.numerical_aperture,
@@ -336,7 +345,7 @@ def optics_of(config: LithographyConfig) -> Optics:
 
 
 def source_of(config: LithographyConfig) -> Source:
-    """The illumination."""
+    """Return the illumination of a config."""
     return Source(
         config.source,
         config.sigma_inner,
@@ -354,7 +363,11 @@ def _imager(optics: Optics, source: Source, size: int, pixel_nm: float, num_kern
 
 
 def pairs_of(config: LithographyConfig) -> list[Pair]:
-    """What is in the files; of pictures names and headers are read. DataError names every bad file."""
+    """Return the pairs in the files of a config; only names and headers of pictures are read.
+
+    Raises:
+        DataError: a message that names every bad file.
+    """
     paths = [Path(name.strip()).expanduser() for name in config.data.split(",")]
     missing = [path for path in paths if not (path.is_file() or path.is_dir())]
     if missing:
@@ -382,7 +395,8 @@ def _image(model: nn.Module, mask: Tensor) -> Tensor:
 
 
 def _best_blur(data: dict[str, Tensor]) -> float:
-    """The blur in pixels whose square comes nearest to the images of the training masks."""
+    """Return the blur, in pixels, with which the squared blurred masks come closest to the images of the
+    training masks."""
     sigmas = np.arange(0.5, 6.0, 0.1)
     errors = [float((blurred(data["mask"], s).square() - data["aerial"]).square().mean()) for s in sigmas]
     return float(sigmas[int(np.argmin(errors))])
