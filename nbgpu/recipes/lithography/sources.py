@@ -1,4 +1,4 @@
-"""Illumination: points of a source in the pupil's plane."""
+"""Illumination: the points of a source in the pupil plane."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _POLES_DEG: dict[str, tuple[float, ...]] = {
     "dipole": (0, 180),
 }
 _ON_THE_EDGE = 1e-9
-"""Cells whose centre is on an edge count as inside, on all sides alike."""
+"""Tolerance that makes cells whose centre is on an edge count as inside, alike on all sides."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A source of equal brightness inside its shape, and dark outside.
+    """A source that is uniformly bright inside its shape and dark outside.
 
     Coordinates are sigma: sines of the angles of incidence over NA, so that 1 is the pupil's edge. A square
-    of `num_cells` x `num_cells` cells spans -sigma_outer to sigma_outer; those whose centre is inside the
-    shape are a point each, and all points have the same weight.
+    of `num_cells` x `num_cells` cells spans -sigma_outer to sigma_outer; each cell whose centre is inside the
+    shape becomes one point, and all points have the same weight.
 
-    - point: on the axis, fully coherent.
-    - conventional: a disc up to `sigma_outer`.
+    - point: a point on the axis, fully coherent.
+    - conventional: a disc of radius `sigma_outer`.
     - annular: a ring from `sigma_inner` to `sigma_outer`.
     - dipole, quadrupole, quasar: sectors of that ring, `opening_deg` wide, around 0 and 180 degrees; 0, 90,
-      180 and 270; 45, 135, 225 and 315. All are turned by `angle_deg` from the x axis towards y.
+      180 and 270; 45, 135, 225 and 315. All are rotated by `angle_deg` from the x axis towards y.
     """
 
     shape: Shape = "annular"
@@ -42,7 +42,11 @@ class Source:
     num_cells: int = 15
 
     def points(self) -> Tensor:
-        """(S, 2) in float64: sigma_x, sigma_y. Raises ValueError where no cell is inside the shape."""
+        """Return the source points, sigma_x and sigma_y, as (S, 2) in float64.
+
+        Raises:
+            ValueError: no cell is inside the shape.
+        """
         if self.shape == "point":
             return torch.zeros(1, 2, dtype=torch.float64)
         n = self.num_cells

@@ -1,10 +1,10 @@
-"""The process window of a mask, from the command line; the ranks share its conditions.
+"""The process window of a mask, from the command line; ranks divide its conditions among them.
 
     python -m nbgpu.recipes.lithography.survey --data chip.gds --layer 11/0 --pixel-nm 25
     torchrun --nproc-per-node=4 -m nbgpu.recipes.lithography.survey --data chip.gds --layer 11/0 --pixel-nm 25
 
-The recipe's settings of masks, lens, source and resist are flags, and those of `SurveyConfig`. Leaves
-window.csv and window.png.
+The flags are the recipe's settings of masks, lens, source and resist, and those of `SurveyConfig`. The
+command writes window.csv and window.png.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CSV, _PICTURE = "window.csv", "window.png"
 
 
 class SurveyConfig(Settings):
-    """What one mask prints over a range of dose and focus."""
+    """Settings of a survey of what one mask prints over a range of dose and focus."""
 
     doses: tuple[float, ...] = Field(
         (0.9, 0.95, 1.0, 1.05, 1.1), min_length=1, description="in units of the nominal dose"
@@ -68,11 +68,13 @@ class SurveyConfig(Settings):
 def survey(
     config: LithographyConfig, asked: SurveyConfig, rank: int = 0, world_size: int = 1
 ) -> list[Condition]:
-    """This rank's share of the conditions: neighbours, so that those of one focus share their image.
+    """Return this rank's share of the conditions, evaluated.
+
+    A share consists of neighbours, so that conditions with the same focus share one aerial image.
 
     Raises:
-        ConfigError: no such mask or row.
-        DataError: all that is wrong with the data.
+        ConfigError: the mask or the row does not exist.
+        DataError: everything that is wrong with the data.
     """
     mask, design = _mask(config, asked.mask)
     if asked.cut_row is not None and asked.cut_row >= config.size:
@@ -92,7 +94,7 @@ def survey(
 
 
 def _mask(config: LithographyConfig, number: int) -> tuple[Tensor, Tensor]:
-    """(mask, design), (size, size) each; the design is the mask where the data have none."""
+    """Return (mask, design), each (size, size); the mask is its own design if the data have none."""
     if config.data == "generated":
         mask = manhattan(config.size, config.pixel, config.seed, number)[0]
         return mask, mask
@@ -105,7 +107,7 @@ def _mask(config: LithographyConfig, number: int) -> tuple[Tensor, Tensor]:
 
 
 def write(found: Sequence[Condition], folder: Path) -> None:
-    """window.csv, a line for each condition, and window.png."""
+    """Write window.csv, with a line for each condition, and window.png."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _CSV).open("w", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Condition)])
@@ -115,7 +117,8 @@ def write(found: Sequence[Condition], folder: Path) -> None:
 
 
 def _draw(found: Sequence[Condition], path: Path) -> None:
-    """Widths over focus, a line for each dose, and the errors of edges over both, with how many are lost."""
+    """Plot the widths over focus, with a line for each dose, and the edge placement errors over focus and
+    dose, with the number of lost edges."""
     doses, foci = (
         sorted({getattr(condition, name) for condition in found}) for name in ("dose", "defocus_nm")
     )
@@ -142,7 +145,8 @@ def _draw(found: Sequence[Condition], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Reads the flags, takes this rank's share where torchrun has started several, and writes on rank 0."""
+    """Parse the flags, evaluate this rank's share if torchrun has started several ranks, and write the
+    results on rank 0."""
     rank, world_size = (int(os.environ.get(name, one)) for name, one in (("RANK", 0), ("WORLD_SIZE", 1)))
     hidden = {*TrainConfig.model_fields, *_OF_TRAINING} - {"data", "seed"}
     values = flags.parse(
