@@ -1,4 +1,4 @@
-"""Layouts cut into masks of one size."""
+"""Layouts cut into masks of equal size."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from nbgpu.recipes.lithography.rasterise import rasterised
 
 
 def tiles(path: Path, layer: str, size: int, pixel_nm: float) -> list[Pair]:
-    """The masks of a layout: its bounding box, centred on whole tiles of size x size pixels; empty tiles are
-    left out.
+    """Return the masks of a layout: its bounding box is centred on whole tiles of size x size pixels, and
+    empty tiles are left out.
 
-    A tile goes on periodically where its image is simulated: what is beyond its edges in the layout is not
-    seen. Raises DataError, see `read_layout`.
+    The simulation of a tile's image continues the tile periodically and ignores what the layout has beyond
+    the tile's edges.
+
+    Raises:
+        DataError: see `read_layout`.
     """
     polygons = read_layout(path, layer)
     corners = np.concatenate(polygons)
@@ -38,7 +41,11 @@ def tiles(path: Path, layer: str, size: int, pixel_nm: float) -> list[Pair]:
 
 
 def tiles_of_all(paths: list[Path], layer: str, size: int, pixel_nm: float) -> list[Pair]:
-    """Of several layouts; DataError with what is wrong with all of them."""
+    """Return the masks of several layouts.
+
+    Raises:
+        DataError: everything that is wrong with any of them.
+    """
     found: list[Pair] = []
     problems: list[str] = []
     for path in paths:

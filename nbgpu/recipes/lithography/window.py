@@ -20,23 +20,24 @@ from nbgpu.recipes.lithography.sources import Source
 
 @dataclass(frozen=True)
 class Condition:
-    """What one dose and focus prints."""
+    """A dose and focus, and measures of what a mask prints under them."""
 
     dose: float
     defocus_nm: float
     cd_nm: float
-    """Width of the printed stretch nearest to the middle of the cut; NaN where no edge crosses it."""
+    """Width of the printed stretch nearest to the middle of the cut; NaN if no edge crosses the cut."""
     mean_epe_nm: float
-    """Mean size of the edge placement error over the edges that have a contour in reach; NaN where none
-    has."""
+    """Mean absolute edge placement error over the edges with a contour within reach; NaN if there is no such
+    edge."""
     num_lost: int
-    """Edges with no contour in reach."""
+    """Number of edges with no contour within reach."""
     iou: float
-    """Of the print with the design."""
+    """Intersection over union of the printed image and the design."""
 
 
 def conditions(doses: Sequence[float], defocuses_nm: Sequence[float]) -> list[tuple[float, float]]:
-    """All (defocus_nm, dose), those of one focus behind each other, because they have one aerial image."""
+    """Return all (defocus_nm, dose), with those of one focus next to each other because they share one aerial
+    image."""
     return list(product(defocuses_nm, doses))
 
 
@@ -51,18 +52,20 @@ def process_window(
     *,
     cut_row: int | None = None,
 ) -> list[Condition]:
-    """What the mask prints under each (defocus_nm, dose), in their order. On several ranks each takes its
-    part of `conditions`, and what they find put together is what one finds.
+    """Return what the mask prints under each (defocus_nm, dose), in the order of `asked`.
+
+    Several ranks can each take a part of `conditions`; their results put together are those of a single rank.
 
     Args:
-        mask: transmission of the amplitude, (H, W), float32 or float64, which says what is computed with.
-        design: what it should print, (H, W), 0 to 1.
-        optics: the lens; its defocus is added to the asked one.
+        mask: the amplitude transmission, (H, W), in float32 or float64, which sets the precision of the
+            computation.
+        design: what the mask should print, (H, W), 0 to 1.
+        optics: the lens; its defocus is added to that of each condition.
         source: the illumination.
         resist: the resist.
-        pixel_nm: at the wafer.
-        asked: from `conditions`, or a part of it.
-        cut_row: row along which the critical dimension is measured; left out: the middle one.
+        pixel_nm: the width of a pixel at the wafer.
+        asked: the result of `conditions`, or a part of it.
+        cut_row: the row along which the critical dimension is measured, by default the middle row.
     """
     shape = (int(mask.shape[0]), int(mask.shape[1]))
     dtype = torch.complex64 if mask.dtype == torch.float32 else torch.complex128
