@@ -12,15 +12,16 @@ _NUM_AT_ONCE = 2**20
 
 
 def mean_image(targets: Tensor) -> Tensor:
-    """(N, 1, D, H, W) -> (1, 1, D, H, W)."""
+    """Return the mean of the targets: (N, 1, D, H, W) -> (1, 1, D, H, W)."""
     return targets.mean(dim=0, keepdim=True)
 
 
 class VoxelwiseQuadratic:
-    """The quadratic polynomial of a voxel's other modalities that is nearest to its target, by least squares.
+    """The quadratic polynomial in a voxel's other modalities that fits the voxel's target best by least
+    squares.
 
     Args:
-        pairs: conditions (N, C, D, H, W) and targets (N, 1, D, H, W), some at a time.
+        pairs: batches of conditions (N, C, D, H, W) and targets (N, 1, D, H, W).
     """
 
     def __init__(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -29,22 +30,24 @@ class VoxelwiseQuadratic:
             parts = zip(_voxels(condition), torch.split(target.flatten().double(), _NUM_AT_ONCE), strict=True)
             sums += [((terms := _terms(voxels)).T @ terms, terms.T @ wanted) for voxels, wanted in parts]
         products, right = (torch.stack(parts).sum(dim=0) for parts in zip(*sums, strict=True))
-        # Least squares again, because modalities that are alike make the products singular.
+        # Solve by least squares here too, because similar modalities make the matrix of products singular.
         self.weights: Tensor = torch.linalg.lstsq(products, right[:, None], driver="gelsd").solution[:, 0]
 
     def __call__(self, condition: Tensor) -> Tensor:
-        """(N, C, D, H, W) -> (N, 1, D, H, W), cut to -1..1."""
+        """Return the polynomial's values, clipped to -1..1: (N, C, D, H, W) -> (N, 1, D, H, W)."""
         found = torch.cat([_terms(voxels) @ self.weights for voxels in _voxels(condition)])
         return found.view(len(condition), 1, *condition.shape[2:]).clamp(-1, 1).to(condition.dtype)
 
 
 def _voxels(condition: Tensor) -> tuple[Tensor, ...]:
-    """Parts of (C, N * D * H * W): the terms of 256 x 256 x 256 voxels would take more than a gigabyte."""
+    """Return the voxels (C, N * D * H * W) in parts, because the terms of 256 x 256 x 256 voxels would take
+    more than a gigabyte."""
     return torch.split(condition.transpose(0, 1).flatten(1), _NUM_AT_ONCE, dim=1)
 
 
 def _terms(voxels: Tensor) -> Tensor:
-    """1, each modality and each product of two: (C, K) -> (K, terms) in float64."""
+    """Return the terms 1, each modality and each product of two modalities: (C, K) -> (K, terms) in
+    float64."""
     channels = list(voxels.double())
     products = [a * b for a, b in combinations_with_replacement(channels, 2)]
     return torch.stack([torch.ones_like(channels[0]), *channels, *products], dim=1)

@@ -1,6 +1,6 @@
-"""Generated heads in four modalities, with a tumour.
+"""Generated heads with a tumour, in four modalities.
 
-The target can be inferred from the surroundings of a voxel, but hardly from the voxel alone.
+The target of a voxel can be inferred from the voxel's surroundings, but hardly from the voxel alone.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ BRIGHTNESS = {
     "t2w": (0.0, 0.35, 0.55, 1.00, 0.80, 0.65, 0.85),
     "t2f": (0.0, 0.45, 0.75, 0.05, 1.00, 0.80, 0.55),
 }
-"""Of each tissue, about as radiologists describe them; fluid is bright in T2 and dark in FLAIR, where oedema
-is brightest."""
+"""Brightness of each tissue in each modality, roughly as radiologists describe it; fluid is bright in T2 and
+dark in FLAIR, where oedema is brightest."""
 _LABELS = np.array([0, 0, 0, 0, OEDEMA, ENHANCING, CORE])
 SPREAD = 0.06
 """Standard deviation of a tissue's brightness between heads."""
 NOISE = 0.27
-"""Standard deviation of the noise in the modalities that are given, as a share of the range of brightness."""
+"""Standard deviation of the noise in the given modalities, as a share of the range of brightness."""
 
 
 def phantom(size: int, seed: int, index: int, clean: str = "t2f", noise: float = NOISE) -> dict[str, Tensor]:
-    """Head number `index` of the family `seed`, whatever was drawn before.
+    """Return head number `index` of the family `seed`; it is the same whatever was drawn before.
 
     Returns:
-        For each modality float32 (1, size, size, size): the one that is named `clean` from -1 to 1, the
-        others with noise added. And `label` in int64: 0, or CORE, OEDEMA and ENHANCING as of BraTS.
+        Each modality as float32 (1, size, size, size): the modality named by `clean` from -1 to 1, the others
+        with noise added. Also `label` in int64: 0, or CORE, OEDEMA and ENHANCING as in BraTS.
     """
     rng = np.random.default_rng((seed, index))
     tissue = _tissues(size, rng)
@@ -51,12 +51,12 @@ def phantom(size: int, seed: int, index: int, clean: str = "t2f", noise: float =
 
 
 def _tissues(size: int, rng: np.random.Generator) -> np.ndarray:
-    """Numbers of TISSUES, (size, size, size)."""
+    """Return indices into TISSUES, (size, size, size)."""
     axis = (np.arange(size) + 0.5) / size
     points = np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), axis=-1)
 
     def radius(centre: np.ndarray, semi_axes: np.ndarray) -> np.ndarray:
-        """From an ellipsoid's centre: 1 on its surface."""
+        """Return the distance from the centre of a randomly tilted ellipsoid, scaled to 1 on its surface."""
         tilt, _ = np.linalg.qr(rng.normal(size=(3, 3)))
         distance: np.ndarray = np.linalg.norm((points - centre) @ tilt / semi_axes, axis=-1)
         return distance
