@@ -1,4 +1,4 @@
-"""Generated volumes with a known difficulty: ellipsoids of random place, size, tilt and brightness."""
+"""Generated volumes of known difficulty: ellipsoids of random position, size, tilt and brightness."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SEMI_AXES = (0.10, 0.28)
 """Shortest and longest semi-axis, as a share of the volume's edge."""
 INTENSITIES = (0.2, 0.9)
 EDGE_WIDTH_VOXELS = 0.11
-"""Scale of the logistic curve that takes an ellipsoid's edge from inside to outside."""
+"""Scale of the logistic transition at an ellipsoid's edge."""
 
 
 def phantom(size: int, seed: int, index: int) -> Tensor:
-    """Phantom number `index` of the family `seed`: always the same one, whatever was drawn before.
+    """Return phantom number `index` of the family `seed`; it is the same whatever was drawn before.
 
-    Later ellipsoids cover earlier ones, as paint does. The edges are soft over about half a voxel, so that
-    they are smooth in position and yet hold more detail than a coarser grid can keep.
+    Later ellipsoids cover earlier ones like paint. The edges are soft over about half a voxel, so that they
+    vary smoothly with position and still contain more detail than a coarser grid can hold.
 
     Returns a float32 tensor of shape (1, size, size, size) with values from 0 (background) to 1.
     """
