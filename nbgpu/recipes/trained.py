@@ -1,4 +1,4 @@
-"""Loads the trained model of a run from its folder, on a rank, in a notebook, or anywhere else."""
+"""Loading of a run's trained model from its folder, on a rank, in a notebook, or anywhere else."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from nbgpu.run_folder import folder as runs
 def load_trained(
     run_folder: str | Path, which: Literal["newest", "best"] = "newest", *, trust: bool = False
 ) -> nn.Module:
-    """Return the recipe's model on the CPU in evaluation mode, with a checkpoint's weights, averaged ones if
-    it has them.
+    """Return the recipe's model on the CPU in evaluation mode, with the weights of a checkpoint, or its
+    averaged weights if it has them.
 
     Args:
-        run_folder: `run.folder`; it may have come from another machine.
-        which: the newest whole checkpoint, or the one with the best validation (`best_metric`).
-        trust: run the recipe's file in the folder, for a run of a person's own recipe. Its code can do
+        run_folder: the run's folder, `run.folder`; it may have come from another machine.
+        which: the newest complete checkpoint, or the one with the best validation result (`best_metric`).
+        trust: whether to run the recipe file in the folder, for a run of a user's own recipe. Its code can do
             everything that you can; read it first if the folder came from somebody else.
 
     Raises:
-        ConfigError: the folder's settings cannot be read, or it has a recipe's file and `trust` is false.
+        ConfigError: the folder's settings cannot be read, or it has a recipe file and `trust` is false.
         RunError: there is no such checkpoint, or it is damaged.
     """
     folder = Path(run_folder).absolute()
