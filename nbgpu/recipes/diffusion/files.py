@@ -1,11 +1,12 @@
-"""BraTS on disk: which cases a folder has, whether they are sound, and their voxels.
+"""BraTS data on disk: the cases in a folder, whether they are usable, and their voxels.
 
-Three ways of naming are known, each by the exact end of the name ('_t1' is no '_t1ce'):
+Three naming schemes are recognised, by the exact end of the file name ('_t1' does not match '_t1ce'):
 
 - 2023: BraTS-GLI-00000-000/BraTS-GLI-00000-000-{t1n,t1c,t2w,t2f,seg}.nii.gz; the last number counts a
-patient's visits - before: BraTS20_Training_001/BraTS20_Training_001_{t1,t1ce,t2,flair,seg}.nii.gz - the
-Medical Segmentation Decathlon's Task01: imagesTr/BRATS_001.nii.gz with FLAIR, T1, T1 with contrast and T2 in
-one file
+  patient's visits
+- before 2023: BraTS20_Training_001/BraTS20_Training_001_{t1,t1ce,t2,flair,seg}.nii.gz
+- Task01 of the Medical Segmentation Decathlon: imagesTr/BRATS_001.nii.gz, with FLAIR, T1, T1 with contrast
+  and T2 in one file
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ _OLD = re.compile(r"(?P<case>.+)_(?P<kind>t1|t1ce|t2|flair|seg)\.nii(\.gz)?")
 _VISIT = re.compile(r"(?P<patient>BraTS-.+)-\d{3}")
 _TOGETHER = re.compile(r"(?P<case>[^.].*)\.nii(\.gz)?")
 _CHANNELS = {"t2f": 0, "t1n": 1, "t1c": 2, "t2w": 3}
-"""Of the Decathlon's files."""
+"""Channel of each modality in the Decathlon's files."""
 
 CORE, OEDEMA, ENHANCING = 1, 2, 3
-"""Labels as of 2023."""
+"""Labels in use since 2023."""
 _FROM_DECATHLON = {1: OEDEMA, 2: CORE, 3: ENHANCING}
 _FROM_OLD = {4: ENHANCING}
-"""Sets before 2023 have no label 3."""
+"""Renamed labels of data sets from before 2023, which have no label 3."""
 
 
 @dataclass
 class Case:
-    """One visit of one patient."""
+    """A single visit of a patient."""
 
     name: str
     folder: Path
     files: dict[str, Path] = field(default_factory=dict)
-    """Of each modality and, if it is there, 'seg'. The Decathlon has one file for all modalities."""
+    """File of each modality and, if it exists, of 'seg'. The Decathlon has one file for all modalities."""
 
     @property
     def patient(self) -> str:
@@ -65,10 +66,12 @@ class Case:
 
 
 def find_cases(root: Path, needed: Sequence[str] = MODALITIES) -> tuple[list[Case], list[str]]:
-    """(the cases that are whole by their names and headers, a line for everything that is wrong).
+    """Return (the cases that are complete by their names and headers, a line for each problem).
 
-    Names, headers and file sizes are read, no voxels. A case must have the `needed` modalities. Raises
-    DataError where the folder does not exist or has no case.
+    Only names, headers and file sizes are read, no voxels. A case must have the `needed` modalities.
+
+    Raises:
+        DataError: the folder does not exist or has no case.
     """
     if not root.is_dir():
         raise DataError(f"{root}: there is no such folder. data= takes 'phantoms' or a folder of BraTS")
@@ -152,7 +155,7 @@ def _header_problems(case: Case, needed: Sequence[str]) -> Iterator[str]:
 
 
 def _opened(path: Path, num_channels: int) -> tuple[tuple[int, ...], np.ndarray] | str:
-    """(shape, affine), or what is wrong with the file."""
+    """Return (shape, affine), or a description of what is wrong with the file."""
     try:
         image = nibabel.load(path)
         if not isinstance(image, nibabel.Nifti1Pair):
@@ -172,7 +175,10 @@ def _opened(path: Path, num_channels: int) -> tuple[tuple[int, ...], np.ndarray]
 
 
 def voxel_problems(case: Case) -> list[str]:
-    """A line for each file with damage, NaN, nothing in it, or unknown labels. Reads all of them."""
+    """Return a line for each file that is damaged, has NaN, is empty, or has unknown labels.
+
+    All files of the case are read.
+    """
     problems = []
     for load in (images, label):
         try:
@@ -190,10 +196,11 @@ def _by(shape: Sequence[int]) -> str:
 
 
 def images(case: Case) -> dict[str, Tensor]:
-    """Of each modality that is there (1, D, H, W) from -1 to 1, axes to the right, front and top; the
-    background is -1.
+    """Return each modality of the case as (1, D, H, W) from -1 to 1, with axes to the right, front and top;
+    the background is -1.
 
-    Raises DataError: a line for each file that is damaged, has NaN, or has no contrast.
+    Raises:
+        DataError: a line for each file that is damaged, has NaN, or has no contrast.
     """
     volumes, problems = {}, []
     loaded: dict[Path, Tensor] = {}
@@ -217,9 +224,11 @@ def images(case: Case) -> dict[str, Tensor]:
 
 
 def scaled(volume: Tensor, name: str) -> Tensor:
-    """The percentiles 1 and 99 of the voxels that are not 0 to -1 and 1, clipped; zeros to -1.
+    """Return a volume scaled so that the 1st and 99th percentiles of its nonzero voxels become -1 and 1, and
+    clipped to that range; zeros become -1.
 
-    Raises DataError.
+    Raises:
+        DataError: the volume has NaN or infinite voxels, is empty, or has no contrast.
     """
     num_bad = int((~torch.isfinite(volume)).sum())
     if num_bad:
@@ -227,7 +236,7 @@ def scaled(volume: Tensor, name: str) -> Tensor:
     brain = volume[volume != 0]
     if not len(brain):
         raise DataError(f"{name}: is empty: all its voxels are 0")
-    # Not torch.quantile, which takes 16 million values at most.
+    # torch.quantile takes at most 16 million values.
     low, high = (float(v) for v in np.percentile(brain.numpy(), [1, 99]))
     if low == high:
         raise DataError(f"{name}: has no contrast: its voxels that are not 0 are {low:g}")
@@ -236,9 +245,11 @@ def scaled(volume: Tensor, name: str) -> Tensor:
 
 
 def label(case: Case) -> Tensor | None:
-    """(1, D, H, W) in int64 with 0, CORE, OEDEMA and ENHANCING, or None if the case has none.
+    """Return the labels 0, CORE, OEDEMA and ENHANCING as (1, D, H, W) in int64, or None if the case has no
+    labels.
 
-    Raises DataError.
+    Raises:
+        DataError: the file is damaged or has unknown labels.
     """
     path = case.files.get("seg")
     if path is None:
@@ -250,9 +261,9 @@ def label(case: Case) -> Tensor | None:
     there = set(values.unique().tolist())
     allowed = {0, 1, 2, 3} if case.is_in_one_file or 3 in there else {0, 1, 2, 4}
     if wrong := sorted(there - allowed):
-        told = ", ".join(f"{value:g}" for value in wrong)
+        listed = ", ".join(f"{value:g}" for value in wrong)
         raise DataError(
-            f"{path}: has the label(s) {told}. It takes 1, 2 and either 3 (since 2023) or 4 (before) for what enhances"
+            f"{path}: has the label(s) {listed}. It takes 1, 2 and either 3 (since 2023) or 4 (before) for what enhances"
         )
     renamed: Mapping[int, int] = _FROM_DECATHLON if case.is_in_one_file else _FROM_OLD
     new_names = torch.arange(5)

@@ -1,12 +1,12 @@
-"""Noise over time, what a network may predict of it, the few times that are visited, and the step from one to
-the next.
+"""Noise schedules, prediction targets, the subset of times that a sampler visits, and the steps between them.
 
-Times t count from 0, almost no noise, to T - 1, almost nothing else. abar(t) is the share of the signal's
-variance that is left: x_t = sqrt(abar) x0 + sqrt(1 - abar) epsilon (Ho et al. 2020, arXiv 2006.11239).
+Times t run from 0, almost no noise, to T - 1, almost pure noise. abar(t), the cumulative product of alphas,
+is the share of the signal's variance that is left: x_t = sqrt(abar) x0 + sqrt(1 - abar) epsilon (Ho et al.
+2020, arXiv 2006.11239).
 
-MONAI's DDIMScheduler goes back by T / (number of steps) each time, and its DDPMScheduler by 1. The short
-schedules here have other distances, so that the steps are told where they go; where MONAI can take them they
-are MONAI's.
+MONAI's DDIMScheduler always steps back by T / (number of steps), and its DDPMScheduler by 1. The short
+schedules here have other distances, so the step functions take the next time as an argument; for steps that
+MONAI supports they agree with MONAI.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from monai.networks.schedulers import DDPMScheduler
 from torch import Tensor
 
 BetaSchedule = Literal["linear_beta", "scaled_linear_beta", "sigmoid_beta", "cosine"]
-"""MONAI's names."""
+"""Noise schedules, by their names in MONAI."""
 Prediction = Literal["epsilon", "x0", "v"]
 Spacing = Literal["uniform", "uniform-from-0", "non-uniform", "all"]
 Variance = Literal["small", "large"]
 
 NON_UNIFORM = (0, 199, 399, 599, 699, 799, 849, 899, 949, 999)
-"""Fast-DDPM's, for T = 1000: closer together where there is more noise."""
+"""Fast-DDPM's non-uniform times for T = 1000, closer together where there is more noise."""
 DEFAULT_NUM_POINTS = {"uniform": 11, "uniform-from-0": 10, "non-uniform": len(NON_UNIFORM)}
 
 
 def times(spacing: Spacing, num_points: int | None = None, num_times: int = 1000) -> Tensor:
-    """The times that a sampler visits, rising, (num_points,): as many as the network is asked.
+    """Return the times that a sampler visits, in ascending order, (num_points,); the network is called once
+    for each.
 
     Args:
-        spacing: 'uniform': 0, and from there on the last of each of num_points - 1 equal parts, as Fast-DDPM
-            has them (0, 99, 199, ..., 999: 11 points, though called 10 there); 'uniform-from-0': the first of
+        spacing: 'uniform': 0, and then the last time of each of num_points - 1 equal parts, as in Fast-DDPM
+            (0, 99, 199, ..., 999: 11 points, though called 10 there); 'uniform-from-0': the first time of
             each of num_points equal parts (0, 100, ..., 900), which never reaches T - 1; 'non-uniform':
             NON_UNIFORM; 'all': every time.
-        num_points: None takes 11, 10, 10, and `num_times`.
-        num_times: T.
+        num_points: the number of times; None stands for 11, 10, 10 and `num_times`, respectively.
+        num_times: T, the number of times in the noise schedule.
     """
     if spacing == "all":
         return torch.arange(num_times)
@@ -55,22 +56,22 @@ def times(spacing: Spacing, num_points: int | None = None, num_times: int = 1000
 
 
 def antithetic(num_samples: int, num_points: int, device: torch.device | str = "cpu") -> Tensor:
-    """Random indices into the points, (num_samples,): each with its mirror image, so that a batch has early
-    and late times."""
+    """Return random indices into the points, (num_samples,), each paired with its mirror image, so that a
+    batch has both early and late times."""
     drawn = torch.randint(num_points, ((num_samples + 1) // 2,), device=device)
     return torch.stack([drawn, num_points - 1 - drawn], dim=1).flatten()[:num_samples]
 
 
 class Noise:
-    """How much noise there is at each of T times, and the steps between them.
+    """A noise schedule over T times, and the steps between these times.
 
-    Tensors of any shape (N, ...), times (N,) or one.
+    Tensors have any shape (N, ...); times are (N,) or a single number.
 
     Args:
-        num_times: T.
-        betas: MONAI's schedule; beta(t) is the variance that the step to t adds.
-        beta_start, beta_end: of the first and the last step, where the schedule takes them (all but
-            'cosine').
+        num_times: T, the number of times.
+        betas: the name of MONAI's schedule; beta(t) is the variance that the step to t adds.
+        beta_start, beta_end: beta of the first and of the last step, if the schedule takes them (all but
+            'cosine' do).
     """
 
     def __init__(
@@ -82,25 +83,25 @@ class Noise:
     ) -> None:
         ends: dict[str, Any] = {} if betas == "cosine" else {"beta_start": beta_start, "beta_end": beta_end}
         self.num_times = num_times
-        # In float32, as MONAI keeps it, 1 - abar of the first times is off by a part in 6000.
+        # In float32, which MONAI uses, 1 - abar of the first times is off by a part in 6000.
         steps = DDPMScheduler(num_times, betas, **ends).betas.double()
         self.abar: list[float] = torch.cumprod(1 - steps, dim=0).tolist()
         self._tables: dict[torch.device, Tensor] = {}
 
     def _parts(self, t: Tensor | int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """sqrt(abar), sqrt(1 - abar) for the samples of `like`."""
+        """Return (sqrt(abar), sqrt(1 - abar)) for the samples of `like`."""
         if like.device not in self._tables:
             self._tables[like.device] = torch.tensor(self.abar, dtype=torch.float64, device=like.device)
         abar = self._tables[like.device][t].reshape(-1, *[1] * (like.ndim - 1))
         return abar.sqrt().to(like.dtype), (1 - abar).sqrt().to(like.dtype)
 
     def add(self, x0: Tensor, epsilon: Tensor, t: Tensor | int) -> Tensor:
-        """x_t."""
+        """Return x_t, the noisy sample at time t."""
         signal, noise = self._parts(t, x0)
         return signal * x0 + noise * epsilon
 
     def target(self, kind: Prediction, x0: Tensor, epsilon: Tensor, t: Tensor | int) -> Tensor:
-        """What a network that predicts `kind` should say. v = sqrt(abar) epsilon - sqrt(1 - abar) x0
+        """Return the target for a network that predicts `kind`; v is sqrt(abar) epsilon - sqrt(1 - abar) x0
         (Salimans & Ho 2022)."""
         if kind == "x0":
             return x0
@@ -112,7 +113,7 @@ class Noise:
     def split(
         self, kind: Prediction, predicted: Tensor, x_t: Tensor, t: Tensor | int
     ) -> tuple[Tensor, Tensor]:
-        """(x0, epsilon) as a prediction has them."""
+        """Return the (x0, epsilon) that a prediction implies."""
         signal, noise = self._parts(t, x_t)
         if kind == "x0":
             return predicted, (x_t - signal * predicted) / noise
@@ -123,13 +124,13 @@ class Noise:
     def ddim(
         self, x0: Tensor, epsilon: Tensor, t: int, t_next: int, eta: float = 0.0, drawn: Tensor | None = None
     ) -> Tensor:
-        """The sample at t_next < t, or clean where t_next is -1 (Song et al. 2021, arXiv 2010.02502, formulas
-        12 and 16).
+        """Return the DDIM sample at t_next < t, or the clean sample if t_next is -1 (Song et al. 2021, arXiv
+        2010.02502, formulas 12 and 16).
 
         Args:
-            x0, epsilon: as predicted from the sample at t, (N, ...).
+            x0, epsilon: the predictions from the sample at t, (N, ...).
             eta: 0 adds no noise; 1 adds as much as the posterior has.
-            drawn: standard normal, (N, ...); needed where eta > 0.
+            drawn: standard normal noise, (N, ...); needed if eta > 0.
         """
         abar, abar_next = self.abar[t], self._abar_next(t_next)
         sigma = eta * math.sqrt((1 - abar_next) / (1 - abar) * (1 - abar / abar_next))
@@ -142,12 +143,12 @@ class Noise:
     def posterior(
         self, x_t: Tensor, x0: Tensor, t: int, t_next: int, variance: Variance, drawn: Tensor
     ) -> Tensor:
-        """A sample of q(x_next | x_t, x0), or its mean, which is x0, where t_next is -1 (Ho et al. 2020,
+        """Return a sample of q(x_next | x_t, x0), or its mean, which is x0, if t_next is -1 (Ho et al. 2020,
         formulas 6 and 7).
 
         Args:
-            variance: 'small': the posterior's own; 'large': that of the step from t_next to t.
-            drawn: standard normal, (N, ...).
+            variance: 'small': the posterior's own variance; 'large': that of the step from t_next to t.
+            drawn: standard normal noise, (N, ...).
         """
         abar, abar_next = self.abar[t], self._abar_next(t_next)
         beta = 1 - abar / abar_next

@@ -96,7 +96,8 @@ class Lithography:
         inspection.require(self.config, training + held_out, look)
 
     def amount(self) -> tuple[int, int]:
-        """Return the number of training masks, and 1. Only names and headers of pictures are read."""
+        """Return (the number of training masks, 1), with one sample of each mask in an epoch. Only names and
+        headers of pictures are read."""
         training, _ = self._items()
         return len(training), 1
 
