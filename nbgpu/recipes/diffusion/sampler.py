@@ -1,4 +1,4 @@
-"""From noise to an image, conditioned on the other modalities."""
+"""Sampling of images from noise, conditioned on the other modalities."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from nbgpu.recipes.diffusion.schedules import Noise
 
 
 class Sampler:
-    """Draws images with a trained network, as the settings say.
+    """A sampler that draws images with a trained network, according to the settings.
 
-    The noise of each case comes from (seed, number of the case) alone, so that it does not depend on the
+    The noise of each case is determined by (seed, number of the case) alone, so it does not depend on the
     batch, the rank or the number of ranks.
     """
 
@@ -26,18 +26,18 @@ class Sampler:
         self.config = config
         self.noise = Noise(config.num_times, config.betas, config.beta_start, config.beta_end)
         self.times = schedules.times(config.spacing, config.sampling_steps, config.num_times)
-        """The times in rising order, on the CPU; the network is called once for each."""
+        """The visited times in ascending order, on the CPU; the network is called once for each."""
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, condition: Tensor, numbers: Sequence[int], last: int = 0) -> Tensor:
-        """Images (N, 1, D, H, W) from -1 to 1, in float32 or float64.
+        """Return sampled images (N, 1, D, H, W) from -1 to 1, in float32 or float64.
 
         Args:
-            model: on the condition's device; takes (N, 1 + channels, D, H, W) and times (N,).
+            model: the network, on the condition's device; it takes (N, 1 + channels, D, H, W) and times (N,).
             condition: the other modalities, (N, channels, D, H, W).
             numbers: the numbers of the cases, which determine their noise.
-            last: index of the last time that is visited; the network's estimate of the clean image there is
-                returned.
+            last: the index of the last time that is visited; the result is the network's estimate of the
+                clean image at that time.
         """
         network = model.module if isinstance(model, DistributedDataParallel) else model
         config = self.config
@@ -51,7 +51,7 @@ class Sampler:
             x0, epsilon = self.noise.split(config.prediction, said, x, t)
             x0 = x0.clamp(-1, 1) if config.clip else x0
             if index == 0:
-                # Both samplers end with the image itself.
+                # Both samplers end with the estimate of the clean image.
                 return x0.clamp(-1, 1)
             if config.sampler == "posterior":
                 x = self.noise.posterior(x, x0, t, t_next, config.variance, self._drawn(generators, x))
@@ -61,14 +61,15 @@ class Sampler:
         raise AssertionError("there is at least one time")
 
     def noisy(self, clean: Tensor, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """(x_t, epsilon, t): always the same noise for a case, and a time that goes with its number."""
+        """Return (x_t, epsilon, t); a case always gets the same noise and a time determined by its number."""
         generators = [_generator(self.config.seed, number, 1) for number in numbers]
         epsilon = self._drawn(generators, clean)
         t = self.times[torch.tensor(numbers) % len(self.times)].to(clean.device)
         return self.noise.add(clean, epsilon, t), epsilon, t
 
     def _drawn(self, generators: Sequence[torch.Generator], like: Tensor) -> Tensor:
-        """Standard normal (N, 1, D, H, W), drawn on the CPU, so that it is the same everywhere."""
+        """Return standard normal noise (N, 1, D, H, W), drawn on the CPU so that it is the same on every
+        device."""
         shape = (1, *like.shape[2:])
         drawn = torch.stack([torch.randn(shape, generator=generator) for generator in generators])
         return at_least_float32(drawn.to(like.device, like.dtype))

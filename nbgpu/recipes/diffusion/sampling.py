@@ -1,4 +1,4 @@
-"""Cases sampled by a trained network on all ranks, each its share; for a distributed cell."""
+"""Sampling of cases by a trained network, with a share of the cases on each rank; for a distributed cell."""
 
 from __future__ import annotations
 
@@ -25,22 +25,26 @@ def sample_share(
     max_cases: int | None = None,
     **settings: Any,
 ) -> list[dict[str, Any]]:
-    """The rank's share of some cases, sampled with the newest checkpoint of a run. No collective.
+    """Sample this rank's share of the cases with the newest checkpoint of a run. No collective is called.
 
     Args:
-        run_folder: of a finished run of this recipe, `run.folder`.
-        data: a folder of BraTS whose cases may lack the modality that is made; None takes what the run has
-            held out.
-        max_cases: over all ranks; None takes all.
-        settings: other ones for sampling than the run's, such as spacing='all' or eta=1.0.
+        run_folder: the folder of a finished run of this recipe, `run.folder`.
+        rank: this rank.
+        world_size: the number of ranks.
+        device: the device on which the network runs.
+        data: a folder of BraTS data whose cases may lack the modality that is made; None takes the cases that
+            the run has held out.
+        max_cases: the largest number of cases over all ranks; None takes all.
+        settings: settings for sampling that replace the run's, such as spacing='all' or eta=1.0.
 
     Returns:
-        For each case its `name`, its `number` among all of them and `image`, (1, D, H, W) from -1 to 1 on the
-        CPU. Where the modality is there, also that as `target`, `psnr_db` and `ssim`.
+        For each case its `name`, its `number` among all cases, and `image`, (1, D, H, W) from -1 to 1 on the
+        CPU. If the case has the modality that is made, also that modality as `target`, and `psnr_db` and
+        `ssim`.
 
     Raises:
-        ConfigError: the folder is no run of this recipe, or the settings do not go together.
-        RunError: there is no whole checkpoint.
+        ConfigError: the folder is not a run of this recipe, or the settings contradict each other.
+        RunError: there is no complete checkpoint.
         DataError: a file cannot be used.
     """
     _, config = runs.read_settings(Path(run_folder))
@@ -53,14 +57,14 @@ def sample_share(
     model = load_trained(run_folder).to(device)
     dtype = next(model.parameters()).dtype
     found: list[dict[str, Any]] = []
-    # One at a time: some may have the modality that is made, and some not.
+    # One case at a time: some may have the modality that is made, and others not.
     for number, item in list(enumerate(items))[:max_cases][rank::world_size]:
         case = recipe.decoded([item])
         made = recipe.sampler(model, case["condition"].to(device, dtype), [number]).float().cpu()
-        told: dict[str, Any] = {"name": item["name"], "number": number, "image": made[0]}
+        sampled: dict[str, Any] = {"name": item["name"], "number": number, "image": made[0]}
         if "target" in case:
-            told |= {"target": case["target"][0], **quality(made, case["target"])[0]}
-        found.append(told)
+            sampled |= {"target": case["target"][0], **quality(made, case["target"])[0]}
+        found.append(sampled)
     return found
 
 
