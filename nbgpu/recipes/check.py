@@ -1,4 +1,4 @@
-"""Checks a run's data in a separate process, before any engine starts.
+"""Check of a run's data in a separate process, before any engine starts.
 
 python -m nbgpu.recipes.check PARENT_PID < settings.json
 """
@@ -18,11 +18,11 @@ from nbgpu.machine import interpreter
 from nbgpu.machine.lifetime import end_with
 
 BAD_DATA = 3
-"""The exit code if the data are unusable; the problems are on stderr."""
+"""Exit code if the data are unusable; the problems are on stderr."""
 
 
 def main() -> None:
-    """Read the settings as JSON from stdin, and report slow work on stdout.
+    """Check the data of the settings that stdin has as JSON, and report slow work on stdout.
 
     The process ends with its parent.
     """

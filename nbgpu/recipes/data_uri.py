@@ -1,4 +1,4 @@
-"""PNG pictures as data URIs, which are stored in a result and shown in a page."""
+"""PNG pictures as data URIs, which are stored in a result and shown on a page."""
 
 from __future__ import annotations
 
@@ -26,16 +26,21 @@ def of_figure(figure: Figure) -> str:
 
 
 def of_pixels(pixels: NDArray[Any], **colours: Any) -> str:
-    """(H, W) in the colours of `matplotlib.image.imsave`, or (H, W, 3 or 4) as they are; one pixel each, the
-    first row on top."""
+    """Return an array as a data URI, with one pixel per element and the first row at the top.
+
+    (H, W) is coloured by `matplotlib.image.imsave`; (H, W, 3 or 4) is used as it is.
+    """
     buffer = io.BytesIO()
     matplotlib.image.imsave(buffer, np.ascontiguousarray(pixels), format="png", **colours)
     return _uri(buffer)
 
 
 def middle_slices(volumes: Tensor, lowest: float, highest: float) -> str:
-    """(N, D, H, W) as one row: the middle slice of each across its last axis, with the second axis upwards,
-    `lowest` black and `highest` white."""
+    """Return the middle slices of volumes (N, D, H, W) side by side as a data URI.
+
+    The slices are perpendicular to the last axis, with the H axis pointing up, `lowest` in black and
+    `highest` in white.
+    """
     middle = volumes[..., volumes.shape[-1] // 2]
     times = max(1, math.ceil(_MIN_TILE_PX / middle.shape[-1]))
     tiles = middle.transpose(1, 2).flip(1).repeat_interleave(times, dim=1).repeat_interleave(times, dim=2)
