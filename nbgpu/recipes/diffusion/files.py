@@ -236,7 +236,7 @@ def scaled(volume: Tensor, name: str) -> Tensor:
     brain = volume[volume != 0]
     if not len(brain):
         raise DataError(f"{name}: is empty: all its voxels are 0")
-    # torch.quantile takes at most 16 million values.
+    # np.percentile, because torch.quantile takes at most 16 million values.
     low, high = (float(v) for v in np.percentile(brain.numpy(), [1, 99]))
     if low == high:
         raise DataError(f"{name}: has no contrast: its voxels that are not 0 are {low:g}")

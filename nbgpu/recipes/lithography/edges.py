@@ -99,7 +99,7 @@ def polygon_sites(
     right, left = (_covered(places + side * _BESIDE_NM * normal, polygons) for side in (1, -1))
     normal = np.where(right[:, None], -normal, normal)
     kept = right != left
-    # Polygons that share part of an edge produce the same sites there.
+    # Polygons that overlap along an edge have the same sites there.
     _, first = np.unique(np.round(places[kept], 3), axis=0, return_index=True)
     first.sort()
     return Sites(places[kept][first], normal[kept][first])

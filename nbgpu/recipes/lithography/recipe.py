@@ -47,7 +47,8 @@ _MAX_IN_RESULT = 64
 _NUM_PICTURES = 6
 _NUM_OVERLAYS = 4
 _KERNEL_REACH = 3.2
-"""Width of the learned kernels in units of wavelength / NA: the image of a point with its first rings."""
+"""Width of the learned kernels in units of wavelength / NA, which covers the image of a point with its first
+rings."""
 
 
 class Lithography:
