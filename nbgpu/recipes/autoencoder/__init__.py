@@ -1,2 +1,2 @@
-"""The recipe `autoencoder`: a 3D variational autoencoder on patches of volumes, and whole volumes through
-it."""
+"""The recipe `autoencoder`: a 3D variational autoencoder on patches of volumes, and its application to whole
+volumes."""

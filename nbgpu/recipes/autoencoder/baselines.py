@@ -1,5 +1,5 @@
-"""Baselines that keep as many numbers for each patch without a network: a coarser grid, and principal
-components."""
+"""Baselines without a network that keep as many values per patch as the autoencoder: a coarser grid, and
+principal components."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def principal_components(training: Tensor, max_components: int) -> tuple[Tensor,
     """
     mean = training.mean(dim=0, keepdim=True)
     centred = (training - mean).flatten(1).double()
-    variances, vectors = torch.linalg.eigh(centred @ centred.T)  # in rising order
+    variances, vectors = torch.linalg.eigh(centred @ centred.T)  # in ascending order
     # Subtracting the mean removes a dimension, and similar patches remove more: such eigenvectors are noise.
     num_meant = int((variances > 1e-10 * variances[-1]).sum())
     num_components = min(max_components, len(training) - 1, num_meant)

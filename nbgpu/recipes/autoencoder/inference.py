@@ -1,4 +1,4 @@
-"""Whole volumes through a trained autoencoder, in windows that overlap and are shared among the ranks."""
+"""Passes whole volumes through a trained autoencoder in overlapping windows, which the ranks share."""
 
 from __future__ import annotations
 
@@ -64,12 +64,11 @@ class Latents:
 
     run: str
     scale_factor: float
-    """1 / the standard deviation of all latent values.
-
-    Multiplied by it they have variance 1, which diffusion models expect
-    (Rombach et al., CVPR 2022)."""
+    """1 / the standard deviation of all latent values. Multiplied by it, the latents have variance 1, which
+    diffusion models expect (Rombach et al., CVPR 2022)."""
     voxels_per_latent: int
-    """The number of voxels along each axis. A volume is padded with 0 at its far ends to a multiple of it."""
+    """The number of voxels per latent voxel along each axis. A volume is padded with 0 at its far ends to a
+    multiple of it."""
     volumes: tuple[Encoded, ...]
 
 
@@ -84,13 +83,12 @@ def reconstruct_volume(
     world_size: int = 1,
     first: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Return (reconstruction, latent) of a whole volume, the same on every rank.
+    """Return (reconstruction, latent) of a whole volume, the same on every rank. With several ranks this is
+    a collective.
 
-    A collective with several ranks.
-
-    Windows of the size that the network knows are blended with weights that fall off towards their borders,
-    by MONAI's `sliding_window_inference`. Each rank computes its share of the windows, and the results are
-    added up.
+    Windows of the size that the network was trained on are blended by MONAI's `sliding_window_inference`,
+    with weights that fall off towards their borders. Each rank computes its share of the windows, and the
+    results are added up.
 
     Args:
         network: the network on the volume's device and with its dtype, in `eval` mode.
@@ -98,10 +96,10 @@ def reconstruct_volume(
         window: edge of the windows in voxels, a multiple of the edge of a latent voxel.
         overlap: the overlap of two windows, as a share of their edge, from 0 to below 1.
         rank, world_size: this rank, and the number of ranks that share the windows.
-        first: the rank that has the first window.
+        first: the rank that computes the first window.
 
     Returns:
-        Shapes (1, D, H, W), cut to 0..1, and (channels, d, h, w).
+        The reconstruction (1, D, H, W), clipped to 0..1, and the latent (channels, d, h, w).
     """
     shrink = 2 ** (len(cast("Sequence[int]", network.decoder.channels)) - 1)
     shape = volume.shape[1:]
@@ -151,23 +149,25 @@ def encode_volumes(
 ) -> Latents:
     """Write latents and reconstructions of whole volumes.
 
-    All ranks call it with the same arguments, in a distributed cell; a single process needs no process group.
+    All ranks call this function with the same arguments, in a distributed cell; a single process needs no
+    process group.
 
     Args:
         run_folder: the folder of a run of the recipe `autoencoder`.
-        out: the output folder, which is made. All ranks share the windows of each volume, and take turns to
-            write.
+        out: the output folder, which is created. All ranks share the windows of each volume, and take turns
+            writing.
         rank, world_size, device: this rank, the number of ranks, and this rank's device.
-        data: as the recipe's setting; by default the data of the run. Files are not cropped.
+        data: data as in the recipe's setting; by default the data of the run. Files are not cropped.
         which: the checkpoint, see `load_trained`.
         window: edge of the windows in voxels; by default the run's `patch_size`.
         overlap: the overlap of two windows, as a share of their edge.
         max_volumes: the largest number of volumes; the first ones are taken.
 
     Raises:
-        ConfigError: the run is another recipe's, or `window` does not fit the network.
-        DataError: on every rank; names all files with a bad header before the first is encoded, or one with
-        bad voxels. RunError: the run has no such checkpoint.
+        ConfigError: the run is of another recipe, or `window` does not fit the network.
+        DataError: on every rank; the message names all files with a bad header before the first is encoded,
+            or one file with bad voxels.
+        RunError: the run has no such checkpoint.
     """
     folder, out = Path(run_folder).absolute(), Path(out).absolute()
     _, config = runs.read_settings(folder)

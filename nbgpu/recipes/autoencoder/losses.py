@@ -7,17 +7,13 @@ from torch import Tensor
 from nbgpu.engine.model.precision import at_least_float32
 
 LOG_VARIANCE_BOUNDS = (-30.0, 20.0)
-"""The bounds to which AutoencoderKL clamps the logarithm of the latent variance.
-
-At 20, the largest, a latent value adds
-2.4e8 to the divergence, and beyond it the gradient is 0: neither can overflow."""
+"""The bounds to which AutoencoderKL clamps the logarithm of the latent variance. At 20, the largest, a
+latent value adds 2.4e8 to the divergence, and beyond it the gradient is 0: neither can overflow."""
 
 
 def kl_divergence(mean: Tensor, sigma: Tensor) -> Tensor:
-    """Return the divergence from the standard normal, summed over a sample's latents and averaged over the
-    batch, a scalar.
-
-    Kingma & Welling 2014, appendix B.
+    """Return the Kullback-Leibler divergence from the standard normal distribution, summed over a sample's
+    latents and averaged over the batch, a scalar (Kingma & Welling 2014, appendix B).
 
     Args:
         mean, sigma: mean and standard deviation of the latent values, (N, C, ...).
@@ -27,8 +23,8 @@ def kl_divergence(mean: Tensor, sigma: Tensor) -> Tensor:
 
 
 def deceived(logits: Tensor) -> Tensor:
-    """Return the least-squares loss (Mao et al., ICCV 2017) of a discriminator's logits for reconstructions
-    against 1."""
+    """Return the least-squares loss (Mao et al., ICCV 2017) of a discriminator's logits for reconstructions,
+    with target 1."""
     return (at_least_float32(logits) - 1).square().mean()
 
 

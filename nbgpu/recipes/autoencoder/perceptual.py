@@ -1,4 +1,5 @@
-"""Perceptual distances between images. Nothing is downloaded: filters are random, or from a local file."""
+"""Perceptual distances between images. Nothing is downloaded: the filters are random, or come from a local
+file."""
 
 from __future__ import annotations
 
@@ -38,14 +39,14 @@ def spectral_distance(output: Tensor, image: Tensor) -> Tensor:
 
 
 def feature_distance(output: Tensor, image: Tensor, network: str) -> Tensor:
-    """The mean squared difference of a frozen network's features (Johnson et al., ECCV 2016), a scalar: the
-    mean over layers.
+    """Return the mean squared difference of a frozen network's features (Johnson et al., ECCV 2016),
+    averaged over the layers, a scalar.
 
-    Each layer is a convolution with ReLU, and from the second on halves the resolution first.
+    Each layer is a convolution with ReLU; from the second layer on, the resolution is halved first.
 
     Args:
         output, image: (N, 1, D, H, W).
-        network: as `layers_of` takes it.
+        network: a network as `layers_of` takes it.
     """
     layers = layers_of(network)
     both = torch.cat([at_least_float32(output), at_least_float32(image)])
@@ -73,7 +74,7 @@ def layers_of(network: str) -> list[Layer]:
 
 @cache
 def _random_layers() -> list[Layer]:
-    """Return two layers of random filters with mean 0 (He et al. 2015), the same ones each time."""
+    """Return two layers of random filters with mean 0 (He et al. 2015), the same each time."""
     generator = torch.Generator().manual_seed(0)
     layers = []
     for num_in, num_out in pairwise(_RANDOM_CHANNELS):
@@ -89,7 +90,7 @@ def _read_layers(path: str) -> list[Layer]:
     """Read successive convolutions, `0.weight`, `0.bias`, `1.weight` and so on, from a safetensors file.
 
     Raises:
-        DataError: with all problems of the file.
+        DataError: the message lists all problems of the file.
     """
     try:
         tensors = load_file(Path(path).expanduser())

@@ -9,7 +9,7 @@ from nbgpu.recipes import data_uri
 
 
 def pictures(image: Tensor, reconstruction: Tensor, num_samples: int = 6) -> dict[str, str]:
-    """{caption: PNG as a data URI}: the middle slices of some samples side by side, in three rows."""
+    """Return {caption: PNG as a data URI}: the middle slices of some samples side by side, in three rows."""
     chosen = torch.linspace(0, len(image) - 1, min(num_samples, len(image))).round().long()
     original, output = image[chosen, 0], reconstruction[chosen, 0]
     error = (output - original).abs()

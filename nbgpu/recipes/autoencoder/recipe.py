@@ -1,7 +1,7 @@
 """A 3D variational autoencoder on random patches of volumes (MONAI's AutoencoderKL).
 
-The latent volume has the patch's edge / 2^(levels - 1) and `latent_channels` channels. The result compares it
-with baselines that keep as many numbers for each patch, on held-out patches.
+The edge of the latent volume is the patch's edge / 2^(levels - 1), and it has `latent_channels` channels.
+The result compares the autoencoder, on held-out patches, with baselines that keep as many values per patch.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ fitted."""
 class Autoencoder:
     """Trains MONAI's AutoencoderKL.
 
-    The loss is reconstruction + kl_weight * KL to a standard normal latent, and if the settings ask for them
-    a perceptual distance and an adversarial term with a PatchDiscriminator.
+    The loss is reconstruction + kl_weight * KL to a standard normal latent and, if the settings request
+    them, a perceptual distance and an adversarial term with a PatchDiscriminator.
 
     Data (`config.data`):
-    - 'mni152': the ICBM152 2009a T1 template that comes with nilearn. One volume, so that training and
-    held-out
-      patches come from two parts of it that share no voxel: the foremost `val_fraction` of the brain (at
-      least one patch thick) is held out. The cut goes across the longest axis, which is front to back: the
-      template's hemispheres mirror each other, and a cut between them would hold out copies of the training
-      data. Intensities are scaled with the whole volume's percentiles.
+
+    - 'mni152': the ICBM152 2009a T1 template that comes with nilearn. It is one volume, so that training and
+      held-out patches come from two parts of it that share no voxel: the foremost `val_fraction` of the
+      brain (at least one patch thick) is held out. The cut is across the longest axis, which is front to
+      back: the template's hemispheres mirror each other, and a cut between them would hold out copies of the
+      training data. Intensities are scaled with the whole volume's percentiles.
     - 'phantoms': `num_phantoms` generated volumes of patch_size^3; the first `val_fraction` are held out.
-    - a path: see `find_volumes`. Whole volumes are held out; a single one is cut as the template is.
+    - a path: see `find_volumes`. Whole volumes are held out; a single volume is cut as the template is.
     """
 
     def __init__(self, config: AutoencoderConfig) -> None:
@@ -80,8 +80,8 @@ class Autoencoder:
             layers_of(config.perceptual_network)
         training, held_out = self._items()
         inspection.require_share(config, training + held_out, self._steps(), rank, world_size)
-        # Decoded first, because it is the smaller part and a bad file in it should be reported before the
-        # cache is filled.
+        # The held-out share is decoded first, because it is the smaller part and a bad file in it should be
+        # reported before the cache is filled.
         share = self._held_out_share(held_out, rank, world_size)
         val_batches = [{"image": chunk} for chunk in torch.split(share, config.batch_size) if len(chunk)]
         cube = (config.patch_size,) * 3
@@ -155,7 +155,7 @@ class Autoencoder:
 
     def _held_out_share(self, held_out: Sequence[Item], rank: int, world_size: int) -> Tensor:
         """Return the rank's held-out patches (N, 1, p, p, p), N >= 0: those of its volumes, or its share of
-        each volume's."""
+        the patches of each volume."""
         by_volume = len(held_out) >= world_size
         items = held_out[rank::world_size] if by_volume else held_out
         patches = self._held_out_patches(items, num_volumes=len(held_out))
@@ -180,7 +180,7 @@ class Autoencoder:
         limit = max(2, min(MAX_BASELINE_PATCHES, MAX_BASELINE_VALUES // p**3))
         draw = self._draw()
         decode = Decode(self._steps())
-        # A few volumes are decoded once more, and each gives several rounds of patches if needed.
+        # A few volumes are decoded a second time, and each gives several rounds of patches if needed.
         num_volumes = min(len(training), math.ceil(limit / self._patches_per_volume))
         rounds = (
             math.ceil(limit / (num_volumes * self._patches_per_volume))
@@ -198,13 +198,14 @@ class Autoencoder:
     # ---- model and loss ----
 
     def build_model(self) -> nn.Module:
-        """Return AutoencoderKL without attention, with one residual block a level.
+        """Return AutoencoderKL without attention, with one residual block per level.
 
         GroupNorm has one group, which preserves the relative brightness of the channels: with 4 groups the
         result was 0.7 dB worse on the phantoms after 300 steps, with 8 groups 1.2 dB.
         """
         if self.config.perceptual == "features":
-            # Read here, where tensors have values: when a step's memory is estimated they have none.
+            # The file is read here, where tensors have values: while a step's memory is estimated they have
+            # none.
             layers_of(self.config.perceptual_network)
         levels = len(self.config.channels)
         return AutoencoderKL(
@@ -221,7 +222,7 @@ class Autoencoder:
         )
 
     def example(self, batch_size: int) -> Batch:
-        """{"image": (batch_size, 1, p, p, p)} with values from 0 to 1."""
+        """Return {"image": (batch_size, 1, p, p, p)} with values from 0 to 1."""
         p = self.config.patch_size
         return {"image": torch.rand(batch_size, 1, p, p, p)}
 
@@ -236,9 +237,10 @@ class Autoencoder:
         ]
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """`loss` = `recon_loss` + kl_weight * `kl_loss` + perceptual_weight * `perceptual_loss`, all scalars.
+        """Return `loss` = `recon_loss` + kl_weight * `kl_loss` + perceptual_weight * `perceptual_loss`, all
+        scalars.
 
-        The last term is only there with `perceptual`. See `kl_divergence`, `spectral_distance` and
+        The last term is present only with `perceptual`. See `kl_divergence`, `spectral_distance` and
         `feature_distance`.
         """
         return self._terms(model, batch)[0]
@@ -277,8 +279,7 @@ class Autoencoder:
         """Return MONAI's PatchDiscriminator (Isola et al., CVPR 2017), which judges overlapping parts of a
         patch.
 
-        It has InstanceNorm, as in MONAI's tutorial, because statistics of a batch would differ between the
-        ranks.
+        It has InstanceNorm, as in MONAI's tutorial, because batch statistics would differ between the ranks.
         """
         config = self.config
         if not config.adversarial_weight:
@@ -331,7 +332,7 @@ class Autoencoder:
     # ---- result ----
 
     def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
-        """Held-out PSNR (dB) and SSIM beside baselines that keep at most as many numbers for each patch.
+        """Return held-out PSNR (dB) and SSIM beside baselines that keep at most as many values per patch.
 
         Every reconstruction is clipped to 0..1, the range of the data. Returns `table` {method: {"psnr_db",
         "ssim"}}, `note` in words, and `images` {caption: PNG as a data URI}.
