@@ -14,7 +14,6 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -22,6 +21,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.group import ddp_objects
+from nbgpu.engine.model import bucket_hooks
+from nbgpu.engine.model.bucket_hooks import BucketHook
 
 _SYNC_BUFFERS = "forward_sync_buffers"
 if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
@@ -58,7 +59,11 @@ class Strategy(Protocol):
 
 
 def spread(
-    config: TrainConfig, model: nn.Module, blocks: Iterable[nn.Module], device: torch.device
+    config: TrainConfig,
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    device: torch.device,
+    hook: BucketHook | None = None,
 ) -> Strategy:
     """Distribute a model over the ranks as the settings say. A collective.
 
@@ -67,6 +72,7 @@ def spread(
         model: the model on the device, with the same weights on every rank.
         blocks: the parts of the model that fsdp gathers one at a time.
         device: the rank's device.
+        hook: sends DDP's buckets; None for the one that the settings choose.
     """
     match config.strategy:
         case "single":
@@ -74,7 +80,7 @@ def spread(
         case "dp":
             return Alone(DataParallel(model))
         case "ddp":
-            return Replicated(config, model, device)
+            return Replicated(config, model, device, hook or bucket_hooks.of(config))
         case "fsdp":
             return Sharded(config, model, blocks, device)
 
@@ -104,7 +110,7 @@ class Replicated:
 
     survives = True
 
-    def __init__(self, config: TrainConfig, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, config: TrainConfig, model: nn.Module, device: torch.device, hook: BucketHook) -> None:
         self.keeps_gradients = config.gradient_as_bucket_view
         self._ddp = DistributedDataParallel(
             model,
@@ -119,22 +125,7 @@ class Replicated:
             **{_SYNC_BUFFERS: config.broadcast_buffers},  # type: ignore[arg-type]
         )
         self.replica: nn.Module = self._ddp
-        match config.comm_hook:
-            case "none":
-                pass
-            case "bf16":
-                self._ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
-            case "fp16":
-                self._ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
-            case "powersgd":
-                state = powerSGD_hook.PowerSGDState(
-                    process_group=None,
-                    matrix_approximation_rank=config.powersgd_rank,
-                    # Until then gradients are sent whole, while DDP rebuilds its buckets.
-                    start_powerSGD_iter=max(10, config.num_warmup_steps(config.steps)),
-                    random_seed=config.seed,
-                )
-                self._ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        self._ddp.register_comm_hook(None, hook)
 
     def exchange(self, now: bool) -> AbstractContextManager[None]:
         return nullcontext() if now else self._ddp.no_sync()

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.config import TrainConfig, train_config
 from nbgpu.engine.dry_run.steps import import_trainer
@@ -66,11 +65,12 @@ def _steps(config: TrainConfig, device: torch.device, num_steps: int, exchange: 
     if Discriminator.of(config, recipe, device) is not None:
         raise RunError("a step with a discriminator cannot be timed: set adversarial_weight=0")
     model = models.build(config, recipe, device)[0]
-    ddp = strategy.spread(config if exchange else config.changed(comm_hook="none"), model, [], device)
+    ready = _ReadyBuckets(device)
+    # A lambda, because torch reads annotations, and does not understand those of this module.
+    hook = None if exchange else lambda _, bucket: ready.note(bucket)
+    ddp = strategy.spread(config, model, [], device, hook)
     try:
-        steps = _TimedSteps(config, recipe, ddp, device)
-        if not exchange:
-            steps.send_nothing()
+        steps = _TimedSteps(config, recipe, ddp, device, ready)
         for _ in range(_NUM_WARM_UPS):
             steps.take()
         found = []
@@ -84,11 +84,32 @@ def _steps(config: TrainConfig, device: torch.device, num_steps: int, exchange: 
         ddp.close()
 
 
+class _ReadyBuckets:
+    """Keeps every rank's gradients to itself, and notes when each of DDP's buckets is ready."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.buckets: list[tuple[_Moment, int]] = []
+        """The moment at which each bucket of the last step was ready, and its bytes."""
+
+    def note(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        """Send nothing: a hook of DDP."""
+        self.buckets.append((_Moment(self._device), bucket.buffer().nbytes))
+        kept: torch.futures.Future[Tensor] = torch.futures.Future()
+        kept.set_result(bucket.buffer())
+        return kept
+
+
 class _TimedSteps:
     """Optimizer steps of one model on one generated batch."""
 
     def __init__(
-        self, config: TrainConfig, recipe: Recipe, ddp: strategy.Strategy, device: torch.device
+        self,
+        config: TrainConfig,
+        recipe: Recipe,
+        ddp: strategy.Strategy,
+        device: torch.device,
+        ready: _ReadyBuckets,
     ) -> None:
         self._config = config
         self._recipe = recipe
@@ -99,24 +120,12 @@ class _TimedSteps:
         self._batch = {
             name: self._as_in_a_run(value) for name, value in recipe.example(config.batch_size).items()
         }
-        self._buckets: list[tuple[_Moment, int]] = []
-
-    def send_nothing(self) -> None:
-        """Keep every rank's gradients to itself, and note when each bucket is ready."""
-        assert isinstance(self._ddp.replica, DistributedDataParallel)
-        # A lambda, because torch reads annotations, and does not understand those of this module.
-        self._ddp.replica.register_comm_hook(None, lambda _, bucket: self._note(bucket))
-
-    def _note(self, bucket: Any) -> torch.futures.Future[Tensor]:
-        self._buckets.append((_Moment(self._device), bucket.buffer().nbytes))
-        sent: torch.futures.Future[Tensor] = torch.futures.Future()
-        sent.set_result(bucket.buffer())
-        return sent
+        self._ready = ready
 
     def take(self) -> dict[str, Any]:
         """Take one step and return the times of its parts."""
         config = self._config
-        self._buckets.clear()
+        self._ready.buckets.clear()
         forwards, backwards = [], []
         begun = _Moment(self._device)
         for micro_batch in range(config.accumulate):
@@ -141,7 +150,9 @@ class _TimedSteps:
             "backward_s": sum(start.seconds_until(end) for start, end in backwards),
             "optimizer_s": after.seconds_until(ended),
             "step_s": begun.seconds_until(ended),
-            "buckets": [(between.seconds_until(ready), num_bytes) for ready, num_bytes in self._buckets],
+            "buckets": [
+                (between.seconds_until(ready), num_bytes) for ready, num_bytes in self._ready.buckets
+            ],
         }
 
     def _as_in_a_run(self, value: Tensor) -> Tensor:
