@@ -25,7 +25,9 @@ HOUSE = [
     "ui.controls",
     "ui.fields",
     "ui.sweep",
+    "ui.study",
     "ui.run",
+    "ui.followed",
     "ui.cell",
     "ui.slot",
     "client.demo",
@@ -374,6 +376,8 @@ def test_the_public_names_are_these() -> None:
         "controls",
         "current",
         "measure_links",
+        "scaling",
+        "study",
         "sweep",
         "time_step",
     ]

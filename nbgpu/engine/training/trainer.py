@@ -421,9 +421,10 @@ class Trainer(Loop):
 
     def _tell_the_end(self, failure: RunError | None) -> None:
         # The result is worth having even if the checkpoint could not be written.
-        if self.command != "stop":
+        has_result = self.config.work_out_result and self.command != "stop"
+        if has_result:
             self._enter("working out the result" if self.rank == 0 else "waiting for rank 0")
-        if self.rank == 0 and self.command != "stop":
+        if self.rank == 0 and has_result:
             weights = self._progress.weights_in_words(self.step)
             with activity.during("working out the result"):
                 result = self.recipe.result(self._model, self.device)
