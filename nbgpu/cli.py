@@ -32,11 +32,11 @@ from nbgpu.config import (
 from nbgpu.config.settings import together, unused
 from nbgpu.errors import ConfigError, NbgpuError, RankError, RunError
 from nbgpu.machine import extras
+from nbgpu.performance.study_results import PointSummary
 from nbgpu.planning import studies, trials
 from nbgpu.planning.studies import StudyConfig
 from nbgpu.planning.trials import SweepConfig
 from nbgpu.run_folder import resume
-from nbgpu.scaling.study_results import PointSummary
 from nbgpu.ui.run import terminal
 from nbgpu.ui.study import terminal as study_terminal
 from nbgpu.ui.sweep import terminal as sweep_terminal

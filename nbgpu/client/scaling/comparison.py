@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nbgpu.errors import ConfigError
+from nbgpu.performance.study_results import Gap, Interval, PointSummary
 from nbgpu.planning.studies import StudyPlan
-from nbgpu.scaling.study_results import Gap, Interval, PointSummary
 from nbgpu.text.tables import aligned
 
 if TYPE_CHECKING:

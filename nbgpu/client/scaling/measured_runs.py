@@ -12,12 +12,12 @@ from typing import Any
 
 from nbgpu.errors import RunError
 from nbgpu.machine.files import write_whole
+from nbgpu.performance.study_results import Measured
 from nbgpu.planning.studies import StudyConfig, StudyPoint
 from nbgpu.protocol.records import Device, Sample
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import lines, names
 from nbgpu.run_folder.reader import Reader
-from nbgpu.scaling.study_results import Measured
 
 _NOTE = "repeat.json"
 """What stands in the folder of a repeat that was measured or has failed."""
@@ -138,5 +138,5 @@ def environment(devices: Sequence[Device], transport: str) -> dict[str, Any]:
         "python": described["python"],
         "platform": described["platform"],
         "git": described["git"] or "",
-        **{f"{name}_version": version for name, version in described["packages"].items()},
+        **described["packages"],
     }

@@ -8,9 +8,9 @@ from nbgpu.client.cluster.cluster import Cluster, current
 from nbgpu.client.engines.ranks import reference
 from nbgpu.config import train_config
 from nbgpu.errors import ConfigError
+from nbgpu.performance.steps import StepTimes
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.calls import Call
-from nbgpu.scaling.steps import StepTimes
 
 
 def time_step(recipe: str, num_steps: int = 10, cluster: Cluster | None = None, **settings: Any) -> StepTimes:

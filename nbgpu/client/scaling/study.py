@@ -28,9 +28,9 @@ from nbgpu.client.scaling.comparison import Comparison
 from nbgpu.errors import ClusterError, ConfigError, NbgpuError, RunError
 from nbgpu.machine import folder_lock
 from nbgpu.machine.files import write_whole
+from nbgpu.performance.study_results import Gap, Measured, PointSummary, summarise
 from nbgpu.planning import studies
 from nbgpu.planning.studies import StudyPlan, StudyPoint
-from nbgpu.scaling.study_results import Gap, Measured, PointSummary, summarise
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from nbgpu.performance.study_results import Gap, Measured, PointSummary
 from nbgpu.planning.studies import RANKS, StudyPlan, StudyPoint
-from nbgpu.scaling.study_results import Gap, Measured, PointSummary
 from nbgpu.text.tables import aligned
 
 if TYPE_CHECKING:

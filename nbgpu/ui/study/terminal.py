@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nbgpu.client.scaling import study_table
-from nbgpu.scaling.study_results import Gap
+from nbgpu.performance.study_results import Gap
 from nbgpu.ui.run.terminal import LINE_PERIOD_S
 
 if TYPE_CHECKING:

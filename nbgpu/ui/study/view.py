@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from nbgpu.client.scaling import study_table
 from nbgpu.client.scaling.study_table import PARTS
+from nbgpu.performance.study_results import Gap, PointSummary
 from nbgpu.planning.studies import RANKS
-from nbgpu.scaling.study_results import Gap, PointSummary
 from nbgpu.text.palette import RANK_COLORS
 from nbgpu.ui.run.charts import GRID_COLOR, TEXT_COLOR, render_svg, style_axes
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from nbgpu.errors import ConfigError
-from nbgpu.scaling.links import Links
-from nbgpu.scaling.steps import StepTimes
+from nbgpu.performance.links import Links
+from nbgpu.performance.steps import StepTimes
 
 MIB = 2**20
 LATENCY_S, BYTES_PER_S = 1e-3, 1e9

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from nbgpu.scaling.schedule import Bucket, Exchange, play
+from nbgpu.performance.schedule import Bucket, Exchange, play
 
 LATENCY_S, BYTES_PER_S = 0.001, 1e6
 

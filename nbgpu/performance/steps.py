@@ -8,8 +8,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from nbgpu.errors import ConfigError
-from nbgpu.scaling.links import Line, Links, bus_factor
-from nbgpu.scaling.schedule import Bucket, Exchange, play
+from nbgpu.performance.links import Line, Links, bus_factor
+from nbgpu.performance.schedule import Bucket, Exchange, play
 from nbgpu.text.sizes import in_words
 from nbgpu.text.tables import aligned
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from nbgpu.scaling.study_results import Gap, Measured, PointSummary, summarise
+from nbgpu.performance.study_results import Gap, Measured, PointSummary, summarise
 
 POINTS = [(1, 1, 4), (2, 2, 8), (4, 4, 16)]
 """Weak scaling: value, ranks, samples of a step."""
