@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import quantiles
 from typing import Any
 
 from nbgpu.errors import RunError
 from nbgpu.machine.files import write_whole
+from nbgpu.performance import step_parts
 from nbgpu.performance.study_results import Measured
 from nbgpu.planning.studies import StudyConfig, StudyPoint
 from nbgpu.protocol.records import Device, Sample
@@ -21,7 +21,6 @@ from nbgpu.run_folder.reader import Reader
 
 _NOTE = "repeat.json"
 """What stands in the folder of a repeat that was measured or has failed."""
-_PARTS = ("data_s", "forward_s", "backward_s", "optimizer_s")
 
 
 def folder_of(study: Path, repeat: int, point: int) -> Path:
@@ -79,51 +78,38 @@ def read(
     Raises:
         RunError: a rank has not recorded the steps.
     """
-    by_step: dict[int, dict[int, Sample]] = {}
-    for record in reader.records():
-        if isinstance(record, Sample) and "step_s" in record.values:
-            by_step.setdefault(record.step, {})[record.rank] = record
-    whole = {step: of_ranks for step, of_ranks in by_step.items() if len(of_ranks) == point.ranks}
-    counting = [of_ranks for step, of_ranks in sorted(whole.items()) if step > config.warm_up_steps]
-    if len(counting) < config.measured_steps:
+    samples = [record for record in reader.records() if isinstance(record, Sample)]
+    steps = step_parts.parts_of(samples, point.ranks)
+    counting = [parts for parts in steps if parts.step > config.warm_up_steps]
+    step_s: dict[int, float] = {}
+    for parts in counting:
+        step_s[parts.step] = max(parts.step_s, step_s.get(parts.step, 0.0))
+    if len(step_s) < config.measured_steps:
         raise RunError(
-            f"of {config.measured_steps} steps to be measured all ranks have recorded {len(counting)}: a rank was replaced, or "
+            f"of {config.measured_steps} steps to be measured all ranks have recorded {len(step_s)}: a rank was replaced, or "
             "a file could not be written"
         )
-    step_s = [max(sample.values["step_s"] for sample in of_ranks.values()) for of_ranks in counting]
     return Measured(
         point=point.number,
         repeat=repeat,
-        step_s=tuple(step_s),
-        parts_s=_parts(counting, step_s),
-        losses=tuple(
-            (step, sum(sample.values["loss"] for sample in of_ranks.values()) / len(of_ranks))
-            for step, of_ranks in sorted(whole.items())
-            if all("loss" in sample.values for sample in of_ranks.values())
-        ),
+        step_s=tuple(step_s.values()),
+        parts_s=step_parts.middle_half(counting),
+        slowest=step_parts.slowest_rank(counting),
+        losses=_losses(samples, point.ranks),
         seconds=seconds,
     )
 
 
-def _parts(counting: Sequence[dict[int, Sample]], step_s: Sequence[float]) -> dict[str, float]:
-    """The mean parts of the middle half of the steps, over the ranks. Means add up, as medians do not."""
-    low, _, high = quantiles(step_s, n=4)
-    middle = [
-        of_ranks for of_ranks, seconds in zip(counting, step_s, strict=True) if low <= seconds <= high
-    ] or counting
-    samples = [sample for of_ranks in middle for sample in of_ranks.values()]
-    parts = {
-        name: _mean(sample.values[name] for sample in samples)
-        for name in _PARTS
-        if all(name in sample.values for sample in samples)
-    }
-    whole_s = _mean(sample.values["step_s"] for sample in samples)
-    return {**parts, "other_s": max(0.0, whole_s - sum(parts.values()))}
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found)
+def _losses(samples: Sequence[Sample], num_ranks: int) -> tuple[tuple[int, float], ...]:
+    by_step: dict[int, dict[int, float]] = {}
+    for sample in samples:
+        if "step_s" in sample.values and "loss" in sample.values:
+            by_step.setdefault(sample.step, {})[sample.rank] = sample.values["loss"]
+    return tuple(
+        (step, sum(of_ranks.values()) / num_ranks)
+        for step, of_ranks in sorted(by_step.items())
+        if len(of_ranks) == num_ranks
+    )
 
 
 def environment(devices: Sequence[Device], transport: str) -> dict[str, Any]:

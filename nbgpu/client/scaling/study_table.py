@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from nbgpu.performance.step_parts import HIDDEN
 from nbgpu.performance.study_results import Gap, Measured, PointSummary
 from nbgpu.planning.studies import RANKS, StudyPlan, StudyPoint
 from nbgpu.text.tables import aligned
@@ -17,13 +18,11 @@ PARTS = {
     "forward_s": "forward",
     "backward_s": "backward",
     "waiting_s": "waiting for the slowest rank",
-    "exposed_s": "exchange, exposed",
+    "transfer_s": "exchange, exposed",
     "optimizer_s": "optimizer",
     "other_s": "other",
 }
-"""The parts of a step that add up to it, in their order, in words."""
-HIDDEN = "hidden_s"
-"""The part of the exchange that happens during the backward pass."""
+"""The parts of a step that add up to it (`performance.step_parts`), in words."""
 
 
 def heading(plan: StudyPlan) -> str:
