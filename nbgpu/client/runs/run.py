@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import LeftResult
 from nbgpu.client.ipykernel.notice import Notice
+from nbgpu.client.runs import explaining
 from nbgpu.client.runs.ending import Ending
 from nbgpu.client.runs.metrics_frame import frame_of, parts_frame
 from nbgpu.client.runs.plan import Plan
@@ -22,6 +23,7 @@ from nbgpu.config import TrainConfig
 from nbgpu.config.settings import steerable
 from nbgpu.errors import ConfigError, NbgpuError, RankError, RunError
 from nbgpu.machine.signals import uninterrupted
+from nbgpu.performance.bottlenecks import Explanation
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import (
@@ -214,6 +216,14 @@ class Run:
         of the exchange that is not hidden, and `hidden_s` what of it happened during the backward pass.
         """
         return parts_frame(self.reader, self.info.world_size)
+
+    def explain(self) -> Explanation:
+        """Say in a few sentences what bounds this run, and what to change first. It prints as text.
+
+        Raises:
+            RunError: fewer than five steps were recorded, or the recipe's steps have no parts.
+        """
+        return explaining.explain(self.reader, self.config, self.info.world_size)
 
     def result(self) -> Mapping[str, Any] | None:
         """Return what the recipe says of the trained model, beside its baselines, or None until the run has

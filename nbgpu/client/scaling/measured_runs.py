@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nbgpu.client.runs import explaining
 from nbgpu.errors import RunError
 from nbgpu.machine.files import write_whole
 from nbgpu.performance import step_parts
+from nbgpu.performance.bottlenecks import Explanation
 from nbgpu.performance.study_results import Measured
 from nbgpu.planning.studies import StudyConfig, StudyPoint
 from nbgpu.protocol.records import Device, Sample
@@ -60,14 +62,32 @@ def _look_back(folder: Path, repeat: int, point: StudyPoint, config: StudyConfig
         ) from None
     if why_failed:
         return Measured(point.number, repeat, (), seconds=seconds, why_failed=why_failed)
+    return read(_reader_of(folder), repeat, point, config, seconds)
+
+
+def _reader_of(folder: Path) -> Reader:
     # A repeat that was cut off and measured again has two runs; the last one is whole.
     last = max(folder.glob(f"*/{names.INFO}"), key=lambda path: path.stat().st_mtime_ns, default=None)
     if last is None:
         raise RunError(
             f"{folder} has no run any more. Take the folder away, and study.resume() measures the repeat again"
         )
-    reader = Reader(last.parent, runs.read_info(last.parent).world_size, live=False)
-    return read(reader, repeat, point, config, seconds)
+    return Reader(last.parent, runs.read_info(last.parent).world_size, live=False)
+
+
+def explain(study: Path, point: StudyPoint, config: StudyConfig) -> Explanation:
+    """Say what bounds the last repeat of a point that was measured.
+
+    Raises:
+        RunError: too few steps were recorded.
+    """
+    repeats = reversed(range(config.repeats))
+    folder = next(
+        folder
+        for folder in (folder_of(study, repeat, point.number) for repeat in repeats)
+        if (folder / _NOTE).exists() and not lines.load(folder / _NOTE)["why_failed"]
+    )
+    return explaining.explain(_reader_of(folder), point.config, point.ranks)
 
 
 def read(

@@ -28,6 +28,7 @@ from nbgpu.client.scaling.comparison import Comparison
 from nbgpu.errors import ClusterError, ConfigError, NbgpuError, RunError
 from nbgpu.machine import folder_lock
 from nbgpu.machine.files import write_whole
+from nbgpu.performance.bottlenecks import Explanation
 from nbgpu.performance.study_results import Gap, Measured, PointSummary, summarise
 from nbgpu.planning import studies
 from nbgpu.planning.studies import StudyPlan, StudyPoint
@@ -195,6 +196,36 @@ class Study:
         if presenter is None:
             raise RunError("nothing is connected that draws. Use the study through `import nbgpu`")
         return presenter.figure_of_study(self)
+
+    def explain(self, value: Any = None) -> Explanation:
+        """Say in a few sentences what bounds the runs of a point, and what to change first.
+
+        Args:
+            value: of what is varied; None for the last point that was measured.
+
+        Raises:
+            ConfigError: the study has no such point.
+            RunError: the point was not measured.
+        """
+        found = [point for point in self.points if value is None or point.value == value]
+        if not found:
+            raise ConfigError(f"{self.plan.vary} = {value} is not a point. Points: {list(self.plan.values)}")
+        measured = {each.point for each in self.measured() if each.step_s}
+        point = next((point for point in reversed(found) if point.number in measured), None)
+        if point is None:
+            raise RunError(f"{self.plan.vary} = {found[-1].value} was not measured yet")
+        explanation = measured_runs.explain(self.folder, point, self.plan.config)
+        return replace(explanation, sentences=[*self._efficiency(point), *explanation.sentences])
+
+    def _efficiency(self, point: StudyPoint) -> list[str]:
+        summary = self.summary()[point.number]
+        if self.plan.vary != studies.RANKS or not isinstance(summary, PointSummary) or summary.ideal == 1:
+            return []
+        low, high = summary.relative_between
+        return [
+            f"{point.ranks} ranks train {summary.relative:.2f} times as many samples per second as "
+            f"{point.ranks / summary.ideal:.0f} ({low:.2f} to {high:.2f}), an efficiency of {summary.efficiency:.0%}."
+        ]
 
     def compare(self, other: Study) -> Comparison:
         """Compare each point with that of another study, measured on another day or machine.
