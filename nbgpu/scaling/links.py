@@ -183,8 +183,7 @@ class Links:
 
     @property
     def gain_of_two_at_once(self) -> float:
-        """How much faster the bytes of two large all_reduces travel at the same time than one after the other;
-        1 for no gain.
+        """How much faster the bytes of two large all_reduces travel at once than one by one; 1 for no gain.
 
         Their latencies pass at the same time anyway, and are not counted.
 

@@ -45,7 +45,6 @@ class Layers(OwnRecipe):
     depth: int = 8  # number of layers
     wait_ms: float = 0.0  # how long each layer waits in the forward pass; 0 for layers that compute
     val_fraction: float = 0.0
-    optimizer: str = "sgd"
 
     def dataset(self) -> TensorDataset:
         x = torch.rand(self.config.batch_size, self.width)
