@@ -197,11 +197,17 @@ class StepTimes:
         rows += [(name, f"{1e3 * s:.2f}", f"{s / self.step_s:.0%}") for name, s in parts.items()]
         rows.append(("a step", f"{1e3 * self.step_s:.2f}", ""))
         yield from aligned(rows, right=(1, 2))
-        ready = ", ".join(f"{1e3 * bucket.ready_s:.1f}" for bucket in self.buckets)
-        count = f"{len(self.buckets)} bucket" + ("s" if len(self.buckets) > 1 else "")
-        yield (
-            f"{in_words(self.num_bytes)} of gradients in {count}, ready {ready} ms after the backward pass has begun"
-        )
+        if self.strategy == "fsdp":
+            blocks = f"{len(self.blocks)} block" + ("s" if len(self.blocks) != 1 else "")
+            rest = f" and {in_words(self.rest_bytes)} outside of them" if self.rest_bytes else ""
+            yield f"{in_words(self.num_bytes - self.rest_bytes)} of weights in {blocks}{rest}"
+        else:
+            ready = ", ".join(f"{1e3 * bucket.ready_s:.1f}" for bucket in self.buckets)
+            count = f"{len(self.buckets)} bucket" + ("s" if len(self.buckets) > 1 else "")
+            yield (
+                f"{in_words(self.num_bytes)} of gradients in {count}, ready {ready} ms after the backward pass has "
+                "begun"
+            )
         if self.share_of_slowest >= _STRAGGLES:
             yield f"the others waited for rank {self.slowest_rank} in {self.share_of_slowest:.0%} of the steps"
         if not 1 / _DRIFT <= self.drift <= _DRIFT:
