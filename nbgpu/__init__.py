@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nbgpu.client.cluster.cluster import Cluster, current
     from nbgpu.client.runs.run import Run
     from nbgpu.client.scaling.links import measure_links
+    from nbgpu.client.scaling.nccl import nccl_times
     from nbgpu.client.scaling.steps import time_step
     from nbgpu.client.scaling.study import Study, scaling, study
     from nbgpu.client.sweeps.sweep import Sweep, sweep
@@ -54,6 +55,7 @@ __all__ = [
     "controls",
     "current",
     "measure_links",
+    "nccl_times",
     "scaling",
     "study",
     "sweep",
@@ -68,6 +70,7 @@ _HOMES = {
     "Sweep": "nbgpu.client.sweeps.sweep",
     "sweep": "nbgpu.client.sweeps.sweep",
     "measure_links": "nbgpu.client.scaling.links",
+    "nccl_times": "nbgpu.client.scaling.nccl",
     "time_step": "nbgpu.client.scaling.steps",
     "Study": "nbgpu.client.scaling.study",
     "scaling": "nbgpu.client.scaling.study",

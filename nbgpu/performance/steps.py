@@ -1,49 +1,32 @@
-"""What a training step takes: measured on the ranks at hand, and modelled for other numbers of ranks."""
+"""What a training step takes: measured on the ranks at hand, and modelled for other ranks and links."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nbgpu.errors import ConfigError
-from nbgpu.performance.links import Line, Links, bus_factor
-from nbgpu.performance.schedule import Bucket, Exchange, play
+from nbgpu.machine.links import Link, parse_link
+from nbgpu.performance.costs import Costs, MeasuredCosts, NodesCosts, RingCosts
+from nbgpu.performance.links import Links
+from nbgpu.performance.modelled import MAX_RANKS, Modelled, StepModel
+from nbgpu.performance.nccl import NcclTimes
+from nbgpu.performance.schedule import Bucket
+from nbgpu.performance.sharded import Block
 from nbgpu.text.sizes import in_words
 from nbgpu.text.tables import aligned
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _DRIFT = 1.1
 _STRAGGLES = 0.9
 """A rank that is the slowest in so many steps is slower, and not just unlucky."""
-_GLOO_THREADS = 2
-"""gloo's worker threads for each group (torch's ProcessGroupGloo), each of which carries one bucket."""
-_MAX_RANKS = 1024
-
-
-@dataclass(frozen=True)
-class ModelledStep:
-    """A step of a number of ranks, each with the batch that was measured."""
-
-    ranks: int
-    step_s: float
-    between_s: tuple[float, float]
-    """The step with the least latency and highest rate in the intervals of the links, and with the most
-    latency and lowest rate."""
-    exchange: Exchange | None
-    """None for one rank, which exchanges nothing."""
-    samples_per_s: float
-    efficiency: float
-    """The samples per second of each rank by those of one rank alone."""
-    is_beyond: bool
-    """Whether there are more ranks than were measured."""
+_AT_ONCE = {"gloo": 2}
+"""By backend, how many collectives go on at the same time, where it is not one."""
+_STRATEGIES = ("ddp", "fsdp")
 
 
 class StepTimes:
-    """The parts of a step of DDP, measured with and without the exchange of gradients. Prints as a table.
+    """The parts of a step, measured with and without the exchange of gradients. Prints as a table.
 
     The parts without the exchange are those of the rank that took longest in each step, because the others
     wait for it. All times are medians over the steps.
@@ -53,6 +36,7 @@ class StepTimes:
         backend: of torch.distributed.
         samples: the samples of one rank's step.
         measured: what each rank returned (`nbgpu.engine.scaling.step_timing`).
+        strategy: with which the exchange was measured.
     """
 
     def __init__(
@@ -61,8 +45,10 @@ class StepTimes:
         backend: str,
         samples: int,
         measured: Sequence[Mapping[str, Sequence[Mapping[str, Any]]]],
+        strategy: str = "ddp",
     ) -> None:
         self.title = title
+        self.strategy = strategy
         self.backend = backend
         self.world_size = len(measured)
         self._samples = samples
@@ -76,6 +62,8 @@ class StepTimes:
         self.forward_s, self.backward_s, self.optimizer_s, self.computing_s = (
             _median(steps, part) for part in ("forward_s", "backward_s", "optimizer_s", "step_s")
         )
+        self.last_backward_s = _median(steps, "last_backward_s")
+        """The backward pass of the last micro-batch, in which DDP exchanges gradients."""
         self.step_s = _median([step for _, step in _slowest(measured, "together")], "step_s")
         """A step with the exchange."""
         again_s = _median([step for _, step in _slowest(measured, "alone again")], "step_s")
@@ -85,6 +73,11 @@ class StepTimes:
             Bucket(median(step["buckets"][index][0] for step in steps), num_bytes)
             for index, (_, num_bytes) in enumerate(steps[0]["buckets"])
         ]
+        self.micro_batches = int(steps[0]["micro_batches"])
+        self.blocks = _blocks(steps, self.forward_s / self.micro_batches)
+        """The parts of the model that FSDP gathers one at a time, with their time in one forward pass."""
+        self.rest_bytes = float(steps[0]["rest_bytes"])
+        """The weights outside of all blocks."""
 
     @property
     def exposed_s(self) -> float:
@@ -96,54 +89,96 @@ class StepTimes:
         """The gradients that each step exchanges."""
         return sum(bucket.num_bytes for bucket in self.buckets)
 
-    def predict(self, links: Links, ranks: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)) -> Modelled:
-        """Model the step for other numbers of ranks over links as those that were measured.
+    def predict(
+        self,
+        links: Links | None = None,
+        ranks: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
+        *,
+        link: Link | NcclTimes | str | None = None,
+        ranks_per_node: int | None = None,
+        between: Link | str | None = None,
+        strategy: str | None = None,
+    ) -> Modelled:
+        """Model the step for other numbers of ranks, other links, several nodes, or FSDP.
 
         Every rank has the same batch as now, so that the global batch grows with the ranks (weak scaling).
-        Buckets become ready as they were measured, and travel as the links were measured, by the formulas of
-        a ring: its latency grows with the ranks, and each link carries 2(n-1)/n times the gradients. The
-        model knows nothing of ranks that share cores, or of a slower rank among those that are added.
+        Buckets become ready as they were measured. The model knows nothing of ranks that share cores, or of a
+        slower rank among those that are added.
 
         Args:
             links: the result of `measure_links`, which need not have as many ranks.
             ranks: up to 1024 each.
+            link: in place of `links`, a link from each rank to the next: a name such as '10GbE', a rate and a
+                latency one way such as '1Gbit/s,0.2ms', or NCCL's times (`nbgpu.nccl_times`).
+            ranks_per_node: where there are several nodes. Not for NCCL's times, which have it.
+            between: the link of a node to the next, which its ranks share. Goes with `ranks_per_node`.
+            strategy: 'ddp' or 'fsdp'; None for the one that was measured.
 
         Raises:
-            ConfigError: a number of ranks is not valid.
-            KeyError: all_reduce was not measured.
+            ConfigError: an argument is not valid; the message names all that are not.
+            KeyError: the collectives of the strategy were not measured.
         """
-        if wrong := [n for n in ranks if not 1 <= n <= _MAX_RANKS]:
-            raise ConfigError(f"ranks = {wrong} is not valid: 1 to {_MAX_RANKS}")
-        line = links.of("all_reduce")
-        at_once = 1
-        gain = 1.0
-        if self.backend == "gloo":
-            at_once, gain = _GLOO_THREADS, max(1.0, links.gain_of_two_at_once)
-        return Modelled(self, line, len(line.ranks), [self._modelled(line, n, at_once, gain) for n in ranks])
-
-    def _modelled(self, line: Line, ranks: int, at_once: int, gain: float) -> ModelledStep:
-        def step(latency_s: float, bytes_per_s: float) -> tuple[float, Exchange | None]:
-            if ranks == 1:
-                return self.computing_s, None
-            hops = (ranks - 1) / (len(line.ranks) - 1)
-            share = bus_factor("all_reduce", ranks) / bus_factor("all_reduce", len(line.ranks))
-            exchange = play(
-                self.buckets, self.backward_s, latency_s * hops, bytes_per_s / share, at_once, gain
+        strategy = self.strategy if strategy is None else strategy
+        wrong = []
+        if bad := [n for n in ranks if not 1 <= n <= MAX_RANKS]:
+            wrong.append(f"ranks = {bad} is not valid: 1 to {MAX_RANKS}")
+        if not ranks:
+            wrong.append("ranks is empty")
+        if (links is None) == (link is None):
+            wrong.append("give either links=, from measure_links(), or link=, such as '10GbE'")
+        if strategy not in _STRATEGIES:
+            wrong.append(
+                f"strategy={strategy!r} is not modelled, only {' and '.join(map(repr, _STRATEGIES))}"
             )
-            return self.computing_s + exchange.exposed_s, exchange
-
-        step_s, exchange = step(line.latency_s, line.bytes_per_s)
-        low_s, _ = step(line.latency_between_s[0], line.bytes_per_s_between[1])
-        high_s, _ = step(line.latency_between_s[1], line.bytes_per_s_between[0])
-        return ModelledStep(
-            ranks,
-            step_s,
-            (min(low_s, step_s), max(high_s, step_s)),
-            exchange,
-            self._samples * ranks / step_s,
-            self.computing_s / step_s,
-            ranks > len(line.ranks),
+        if (ranks_per_node is None) != (between is None):
+            wrong.append("ranks_per_node= and between= go together")
+        if ranks_per_node is not None and isinstance(link, NcclTimes):
+            wrong.append("NCCL's times have their nodes already: leave ranks_per_node= and between= out")
+        if ranks_per_node is not None and ranks_per_node < 1:
+            wrong.append(f"ranks_per_node = {ranks_per_node} is not valid: at least 1")
+        elif ranks_per_node and (uneven := [n for n in ranks if n > ranks_per_node and n % ranks_per_node]):
+            wrong.append(f"ranks = {uneven} do not fill nodes of {ranks_per_node}")
+        if wrong:
+            raise ConfigError("\n".join(wrong))
+        model = StepModel(
+            title=self.title,
+            samples=self._samples,
+            computing_s=self.computing_s,
+            forward_s=self.forward_s,
+            backward_s=self.backward_s,
+            optimizer_s=self.optimizer_s,
+            last_backward_s=self.last_backward_s,
+            micro_batches=self.micro_batches,
+            buckets=tuple(self.buckets),
+            blocks=tuple(self.blocks),
+            rest_bytes=self.rest_bytes,
+            costs=self._costs(links, link, ranks_per_node, between),
+            is_sharded=strategy == "fsdp",
+            # On CPU ranks FSDP waits for each of its collectives.
+            overlaps=self.backend != "gloo" or isinstance(link, NcclTimes),
         )
+        # A step that was measured is no test of a model of another strategy.
+        measured_ranks = self.world_size if strategy == self.strategy else 0
+        return Modelled(model, ranks, measured_ranks, self.step_s)
+
+    def _costs(
+        self,
+        links: Links | None,
+        link: Link | NcclTimes | str | None,
+        ranks_per_node: int | None,
+        between: Link | str | None,
+    ) -> Costs:
+        inside: Costs
+        if isinstance(link, NcclTimes):
+            inside = link
+        elif link is not None:
+            inside = RingCosts(_link(link), _AT_ONCE.get(self.backend, 1))
+        else:
+            assert links is not None, "one of both was given"
+            inside = MeasuredCosts(links)
+        if ranks_per_node is None or between is None:
+            return inside
+        return NodesCosts(inside, ranks_per_node, _link(between))
 
     def __str__(self) -> str:
         return "\n".join(self._in_lines())
@@ -162,11 +197,17 @@ class StepTimes:
         rows += [(name, f"{1e3 * s:.2f}", f"{s / self.step_s:.0%}") for name, s in parts.items()]
         rows.append(("a step", f"{1e3 * self.step_s:.2f}", ""))
         yield from aligned(rows, right=(1, 2))
-        ready = ", ".join(f"{1e3 * bucket.ready_s:.1f}" for bucket in self.buckets)
-        count = f"{len(self.buckets)} bucket" + ("s" if len(self.buckets) > 1 else "")
-        yield (
-            f"{in_words(self.num_bytes)} of gradients in {count}, ready {ready} ms after the backward pass has begun"
-        )
+        if self.strategy == "fsdp":
+            blocks = f"{len(self.blocks)} block" + ("s" if len(self.blocks) != 1 else "")
+            rest = f" and {in_words(self.rest_bytes)} outside of them" if self.rest_bytes else ""
+            yield f"{in_words(self.num_bytes - self.rest_bytes)} of weights in {blocks}{rest}"
+        else:
+            ready = ", ".join(f"{1e3 * bucket.ready_s:.1f}" for bucket in self.buckets)
+            count = f"{len(self.buckets)} bucket" + ("s" if len(self.buckets) > 1 else "")
+            yield (
+                f"{in_words(self.num_bytes)} of gradients in {count}, ready {ready} ms after the backward pass has "
+                "begun"
+            )
         if self.share_of_slowest >= _STRAGGLES:
             yield f"the others waited for rank {self.slowest_rank} in {self.share_of_slowest:.0%} of the steps"
         if not 1 / _DRIFT <= self.drift <= _DRIFT:
@@ -174,82 +215,6 @@ class StepTimes:
                 f"other work disturbed the measurement: without the exchange a step took {self.drift:.2f} times as "
                 "long afterwards. Measure again"
             )
-
-
-class Modelled:
-    """Modelled steps for some numbers of ranks. Prints as a table."""
-
-    def __init__(
-        self, times: StepTimes, line: Line, measured_ranks: int, steps: Sequence[ModelledStep]
-    ) -> None:
-        self._times = times
-        self._line = line
-        self._measured_ranks = measured_ranks
-        self.steps = list(steps)
-
-    def frame(self) -> pd.DataFrame:
-        """One row for each number of ranks."""
-        import pandas as pd
-
-        return pd.DataFrame(
-            {
-                "ranks": step.ranks,
-                "step_s": step.step_s,
-                "from_s": step.between_s[0],
-                "to_s": step.between_s[1],
-                "exchange_s": step.exchange.busy_s if step.exchange else 0.0,
-                "exposed_s": step.exchange.exposed_s if step.exchange else 0.0,
-                "samples_per_s": step.samples_per_s,
-                "efficiency": step.efficiency,
-                "beyond_measured": step.is_beyond,
-            }
-            for step in self.steps
-        )
-
-    def __str__(self) -> str:
-        heading = (
-            "ranks",
-            "a step, ms",
-            "from",
-            "to",
-            "exchange, ms",
-            "not hidden, ms",
-            "samples/s",
-            "efficiency",
-            "",
-        )
-        rows = [heading]
-        rows += [
-            (
-                str(step.ranks),
-                f"{1e3 * step.step_s:.2f}",
-                f"{1e3 * step.between_s[0]:.2f}",
-                f"{1e3 * step.between_s[1]:.2f}",
-                f"{1e3 * step.exchange.busy_s:.2f}" if step.exchange else "",
-                f"{1e3 * step.exchange.exposed_s:.2f}" if step.exchange else "",
-                f"{step.samples_per_s:.1f}",
-                f"{step.efficiency:.0%}",
-                self._remark(step),
-            )
-            for step in self.steps
-        ]
-        return "\n".join(
-            [
-                f"modelled, not measured: {self._times.title}; the same batch for each rank",
-                *aligned(rows, right=range(8)),
-                f"links: all_reduce of {self._measured_ranks} ranks, {1e6 * self._line.latency_s:.0f} us + bytes / "
-                f"{self._line.bytes_per_s / 1e9:.2f} GB/s, and a ring beyond; from, to: with the ends of their 95 % "
-                "intervals",
-            ]
-        )
-
-    __repr__ = __str__
-
-    def _remark(self, step: ModelledStep) -> str:
-        if step.ranks == self._times.world_size:
-            error = step.step_s / self._times.step_s - 1
-            return f"measured: {1e3 * self._times.step_s:.2f} ms, the model is off by {error:+.0%}"
-        return "beyond what was measured" if step.is_beyond else ""
 
 
 def _slowest(
@@ -264,3 +229,21 @@ def _slowest(
 
 def _median(steps: Sequence[Mapping[str, Any]], part: str) -> float:
     return median(float(step[part]) for step in steps)
+
+
+def _blocks(steps: Sequence[Mapping[str, Any]], forward_s: float) -> list[Block]:
+    """The blocks with the medians of their times; where they could not be timed, shared by their bytes."""
+    found = [
+        Block(num_bytes, median(step["blocks"][index][1] for step in steps))
+        for index, (num_bytes, _) in enumerate(steps[0]["blocks"])
+    ]
+    if any(block.forward_s for block in found):
+        # Medians of parts may exceed the median of the whole by little.
+        scale = min(1.0, forward_s / sum(block.forward_s for block in found))
+        return [Block(block.num_bytes, scale * block.forward_s) for block in found]
+    total = sum(block.num_bytes for block in found)
+    return [Block(block.num_bytes, forward_s * block.num_bytes / total) for block in found]
+
+
+def _link(link: Link | str) -> Link:
+    return parse_link(link) if isinstance(link, str) else link

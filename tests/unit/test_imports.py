@@ -377,6 +377,7 @@ def test_the_public_names_are_these() -> None:
         "controls",
         "current",
         "measure_links",
+        "nccl_times",
         "scaling",
         "study",
         "sweep",
