@@ -382,13 +382,13 @@ class Study:
 
     def _cluster_of(self, ranks: int) -> Cluster:
         """The study's cluster with this number of ranks."""
-        if self._cluster is not None and not (self._cluster.running and self._cluster.world_size == ranks):
-            self._cluster.stop()
+        if self._cluster is not None and not self._cluster.running:
             self._cluster = None
         if self._cluster is None:
-            cluster = Cluster.with_config(self.plan.point_cluster(ranks))
-            self._cluster = cluster
-            cluster.start_beside()
+            self._cluster = Cluster.with_config(self.plan.point_cluster(ranks))
+            self._cluster.start_beside()
+        if self._cluster.world_size != ranks:
+            self._cluster.resize(ranks)
         return self._cluster
 
     def _take(self, found: Measured) -> None:
