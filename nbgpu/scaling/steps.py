@@ -117,7 +117,7 @@ class StepTimes:
         line = links.of("all_reduce")
         at_once = 1
         gain = 1.0
-        if self.backend == "gloo":
+        if self.backend.startswith("gloo") and "simulated link" not in self.backend:
             at_once, gain = _GLOO_THREADS, max(1.0, links.gain_of_two_at_once)
         return Modelled(self, line, len(line.ranks), [self._modelled(line, n, at_once, gain) for n in ranks])
 

@@ -49,7 +49,7 @@ def time_step(recipe: str, num_steps: int = 10, cluster: Cluster | None = None, 
         title += f", accumulate={config.accumulate}"
     return StepTimes(
         f"{title}, bucket_mb={config.bucket_mb:g}",
-        cluster.backend,
+        cluster.chosen_transport.name,
         config.batch_size * config.accumulate,
         list(measured.values()),
     )

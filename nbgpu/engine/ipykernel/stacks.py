@@ -37,6 +37,8 @@ _log = logging.getLogger("nbgpu.engine")
 
 _RUNS_A_LOOP = "nbgpu/engine/training/loop.py", "run"
 _DDP = "torch/nn/parallel/distributed.py"
+_HOLDS_BACK = "nbgpu/engine/group/simulated_queue.py"
+"""Where a rank waits for a collective that a simulated link holds back."""
 _MAX_SOURCE_CHARS = 80
 
 STACK_SIGNAL = signal.SIGUSR2
@@ -124,6 +126,9 @@ def find() -> MainThreadState:
         frames.append(frame)
         frame = frame.f_back
     frames.reverse()  # the outermost first
+    held = [index for index, each in enumerate(frames) if each.f_code.co_filename.endswith(_HOLDS_BACK)]
+    # Without a simulated link the rank would wait in the function that was called, in C++.
+    frames = frames[: held[0]] if held else frames
     if _first_below(frames, RUNS_A_CELL) is None and (awaited := awaiting.frames()):
         frames = awaited
     if (first := _first_below(frames, RUNS_A_CELL)) is not None:

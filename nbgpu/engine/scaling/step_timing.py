@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nbgpu.config import TrainConfig, train_config
 from nbgpu.engine.dry_run.steps import import_trainer
-from nbgpu.engine.group import group, torch_settings
+from nbgpu.engine.group import group, straggler, torch_settings
 from nbgpu.engine.memory import usage as memory
 from nbgpu.engine.model import build as models
 from nbgpu.engine.model import optimizers, precision, randomness, strategy
@@ -133,6 +133,7 @@ class _TimedSteps:
                 before = _Moment(self._device)
                 with precision.autocast(config, self._device):
                     loss = self._recipe.loss(self._ddp.replica, self._batch)["loss"]
+                straggler.catch_up()
                 between = _Moment(self._device)
                 self._scaler.scale(loss / config.accumulate).backward()
                 after = _Moment(self._device)

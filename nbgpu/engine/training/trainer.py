@@ -16,7 +16,7 @@ from nbgpu.engine.checkpoints.saving import WholeState
 from nbgpu.engine.data import identity as data_identity
 from nbgpu.engine.data.batches import StepBatches
 from nbgpu.engine.dry_run import fake_steps
-from nbgpu.engine.group import activity
+from nbgpu.engine.group import activity, straggler
 from nbgpu.engine.group.consensus import together
 from nbgpu.engine.logs import run_info
 from nbgpu.engine.logs.profiler import Profiler
@@ -315,6 +315,7 @@ class Trainer(Loop):
             with self._spread.exchange(now=index == len(batches) - 1):
                 self._profiler.enter("forward")
                 terms = step.forward(batch)
+                straggler.catch_up()
                 if index == 0:
                     own_s = time.perf_counter() - started_s
                     self._guard.look_at(batch)
