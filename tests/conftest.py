@@ -21,6 +21,7 @@ import leaks
 import psutil
 import pytest
 import rows
+import slow_link
 
 if TYPE_CHECKING:
     from lab import Lab
@@ -51,6 +52,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         _skip_unless_ci("no Chromium on this machine: apt-get install chromium")
     if item.get_closest_marker("subshells") and ipykernel.version_info < (7, 1):
         pytest.skip(f"ipykernel {ipykernel.__version__} has no subshells, which came with 7.1")
+    if item.get_closest_marker("slow_link") and (reason := slow_link.why_not()):
+        _skip_unless_ci(reason)
     if item.get_closest_marker("requires_shared_data") and not SHARED_DATA.is_dir():
         _skip_unless_ci(f"no real files to try: {SHARED_DATA} is not there")
 
