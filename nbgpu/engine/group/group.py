@@ -38,12 +38,12 @@ class Membership:
     backend: str
     transport: str = ""
     """The transport that was found to work, as `nbgpu.machine.transports` names it."""
-    simulated: str = ""
-    """The simulated link and slow ranks of the cluster in words; empty for none."""
     timeout_s: float = 1800.0
     """How long a collective may take."""
     described: Device | None = None
     """The device's description, if the cluster has given one."""
+    simulated: str = ""
+    """The simulated link and slow ranks of the cluster in words; empty for none."""
 
     @property
     def timeout(self) -> timedelta:

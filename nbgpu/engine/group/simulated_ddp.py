@@ -37,7 +37,7 @@ def give_every_ddp_a_hook() -> None:
 
     @functools.wraps(register)
     def register_timed(self: DistributedDataParallel, state: object, hook: Hook) -> None:
-        # torch checks the annotations of a hook: they are those of the person's, or none.
+        # torch checks the annotations of a hook. `wraps` gives it those of the wrapped one.
         register(self, state, functools.wraps(hook)(_slowed(hook)))
         _with_hook.add(self)
 
@@ -51,7 +51,7 @@ def give_every_ddp_a_hook() -> None:
     def register_builtin(self: DistributedDataParallel, kind: Any) -> None:
         hook = (
             default_hooks.fp16_compress_hook
-            if kind == dist.BuiltinCommHookType.FP16_COMPRESS
+            if kind == dist.BuiltinCommHookType.FP16_COMPRESS  # type: ignore[attr-defined]
             else default_hooks.allreduce_hook
         )
         register_timed(self, self.process_group, hook)
@@ -65,7 +65,7 @@ def give_every_ddp_a_hook() -> None:
 def _slowed(hook: Hook) -> Hook:
     """Wrap a hook to count this rank's work up to each bucket, and not its wait for the last one."""
 
-    def send(state, bucket):  # type: ignore[no-untyped-def]  # torch would compare the annotations
+    def send(state: Any, bucket: Any) -> torch.futures.Future[Tensor]:
         straggler.catch_up()
         sent = hook(state, bucket)
         if bucket.is_last():

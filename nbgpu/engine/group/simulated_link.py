@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from nbgpu.engine.group import simulated_ddp, straggler, torch_private
-from nbgpu.engine.group.simulated_queue import Arrivals, Line, Queue, hold_message
+from nbgpu.engine.group.simulated_queue import Arrivals, Line, Numbered, Queue, hold_message
 from nbgpu.engine.group.simulated_times import Operation, seconds
 from nbgpu.machine.links import Link
 
@@ -53,6 +53,8 @@ _METHODS: dict[str, tuple[Operation, int]] = {
 """By method of ProcessGroup: the kind of collective, and which argument has the tensors whose bytes count; -1
 for none. Versions of torch lack some of them."""
 _MESSAGES = {"send": "out", "recv": "in", "recv_anysource": "in"}
+_WITH_PEER = 3
+"""The number of arguments where they name the other rank: tensors, rank and tag."""
 _PARTS = {"gather", "scatter"}
 """The tensors counted for these are one rank's part of the whole."""
 
@@ -69,16 +71,28 @@ class _Generation:
         self._folder = folder
         self._number = number
         self._queues: dict[str, Queue] = {}
+        self._messages: dict[str, Numbered] = {}
         self._paths: list[Path] = []
 
     def queue_of(self, group: Any) -> Queue:
         """Return the queue of a process group, which is made when the group begins its first collective."""
         name = group.group_name
         if name not in self._queues:
-            path = self._folder / f"link-{self._number}-{quote(name, safe='')}"
-            self._paths.append(path)
-            self._queues[name] = Queue(self.line, Arrivals(path, group.rank(), group.size()))
+            self._queues[name] = Queue(self.line, self._arrivals(name, group.rank(), group.size()))
         return self._queues[name]
+
+    def messages(self, group: Any, sender: int, receiver: int, tag: int) -> Numbered:
+        """Return the messages of one rank of a group to another, which both number alike."""
+        name = f"{group.group_name}-{sender}-{receiver}-{tag}"
+        if name not in self._messages:
+            is_receiver = group.rank() == receiver
+            self._messages[name] = Numbered(self._arrivals(name, int(is_receiver), 2))
+        return self._messages[name]
+
+    def _arrivals(self, name: str, rank: int, world_size: int) -> Arrivals:
+        path = self._folder / f"link-{self._number}-{quote(name, safe='')}"
+        self._paths.append(path)
+        return Arrivals(path, rank, world_size)
 
     def end(self) -> None:
         """Give up whatever is held back."""
@@ -185,8 +199,14 @@ def _holding_message(message: Callable[..., Any], direction: str) -> Callable[..
         if now is None:
             return message(group, *args, **kwargs)
         straggler.catch_up()
+        arrivals, number = None, 0
+        if len(args) == _WITH_PEER:
+            ends = (group.rank(), args[1]) if direction == "out" else (args[1], group.rank())
+            messages = now.messages(group, *ends, args[2])
+            arrivals, number = messages.arrivals, messages.arrive()
         real = message(group, *args, **kwargs)
-        return hold_message(real, now.line, seconds("send", _num_bytes(args[0]), 2, _link), direction)
+        lasts_s = seconds("send", _num_bytes(args[0]), 2, _link)
+        return hold_message(real, now.line, arrivals, number, lasts_s, direction)
 
     return begin_and_hold
 

@@ -64,7 +64,8 @@ class Arrivals:
         slots = (
             _SLOT.unpack_from(self._memory, self._offset(rank, number)) for rank in range(self._world_size)
         )
-        return max(time_s for found, time_s in slots if found == number)
+        times_s: list[float] = [time_s for found, time_s in slots if found == number]
+        return max(times_s)
 
     def _offset(self, rank: int, number: int) -> int:
         return (rank * _NUM_SLOTS + number % _NUM_SLOTS) * _SLOT.size
@@ -90,8 +91,9 @@ class Line:
 class HeldWork(dist.Work):
     """A collective's work, done when the slower link would have done it."""
 
-    def __init__(self) -> None:
+    def __init__(self, real: dist.Work | None) -> None:
         super().__init__()
+        self._real = real
         self.done: torch.futures.Future[Any] = torch.futures.Future()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -133,32 +135,31 @@ class HeldWork(dist.Work):
         return self.done.wait()
 
     def get_future(self) -> torch.futures.Future[Any]:
+        if self._real is not None:
+            self._real.get_future()  # raises where the backend has none for this collective
         return self.done
 
 
 class _Held:
     """One collective that the link has not delivered yet."""
 
-    def __init__(self, real: dist.Work | None, work: HeldWork, lasts_s: float, line: Line) -> None:
-        self.work = work
+    def __init__(
+        self, real: dist.Work | None, arrivals: Arrivals | None, number: int, lasts_s: float, line: Line
+    ) -> None:
+        self.work = HeldWork(real)
         self._real = real
+        self._arrivals = arrivals
+        self._number = number
         self._lasts_s = lasts_s
         self._line = line
 
-    def deliver(self, begun_s: Any, *directions: str, has_future: bool = True) -> None:
-        """Wait for the real collective and for the link, and complete the work.
-
-        Args:
-            begun_s: a function that returns when the link could begin, called after the real collective.
-            directions: those that the message takes.
-            has_future: whether the real work has its result as a future.
-        """
+    def deliver(self, *directions: str) -> None:
+        """Wait for the real collective and for the link in these directions, and complete the work."""
         done = self.work.done
         try:
-            value = None
-            if self._real is not None:
-                value = self._real.get_future().wait() if has_future else self._real.wait() and None
-            through_s = self._line.take(begun_s(), self._lasts_s, *directions)
+            value = None if self._real is None else _result(self._real)
+            begun_s = time.monotonic() if self._arrivals is None else self._arrivals.last_s(self._number)
+            through_s = self._line.take(begun_s, self._lasts_s, *directions)
             if self._line.given_up.wait(max(0.0, through_s - time.monotonic())):
                 raise dist.DistBackendError(
                     "the process group was given up while a simulated link held a result back, because another rank failed"
@@ -169,15 +170,44 @@ class _Held:
             done.set_result(value)
 
 
-class Queue:
+def _result(real: dist.Work) -> Any:
+    """Wait for a real collective; return its result, or None where the backend has it not as a future."""
+    try:
+        future = real.get_future()
+    except (RuntimeError, NotImplementedError):
+        real.wait()
+        return None
+    return future.wait()
+
+
+class Numbered:
+    """Collectives that their ranks number alike.
+
+    Args:
+        arrivals: when the ranks came to each.
+    """
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self.arrivals = arrivals
+        self._lock = threading.Lock()
+        self._number = 0
+
+    def arrive(self) -> int:
+        """Note that this rank has come to the next collective; return its number. Call before the real
+        one."""
+        with self._lock:
+            self._number += 1
+            self.arrivals.note(self._number, time.monotonic())
+            return self._number
+
+
+class Queue(Numbered):
     """The collectives of one process group, delivered in order by a thread."""
 
     def __init__(self, line: Line, arrivals: Arrivals) -> None:
+        super().__init__(arrivals)
         self._line = line
-        self._arrivals = arrivals
-        self._lock = threading.Lock()
-        self._number = 0
-        self._held: queue.SimpleQueue[tuple[_Held, int] | None] = queue.SimpleQueue()
+        self._held: queue.SimpleQueue[_Held | None] = queue.SimpleQueue()
         self._start()
 
     def _start(self) -> None:
@@ -185,15 +215,11 @@ class Queue:
         self._thread.start()
 
     def arrive(self) -> int:
-        """Note that this rank has come to a collective; return its number. Call before the real one."""
         if threading.current_thread() is self._thread:
             # A callback of a result begins a collective and may wait for it, as PowerSGD's does. Another
             # thread has to deliver it.
             self._start()
-        with self._lock:
-            self._number += 1
-            self._arrivals.note(self._number, time.monotonic())
-            return self._number
+        return super().arrive()
 
     def put(self, real: dist.Work | None, number: int, lasts_s: float) -> HeldWork:
         """Hold a collective back.
@@ -203,8 +229,8 @@ class Queue:
             number: its number, from `arrive`.
             lasts_s: how long the link has work with it.
         """
-        held = _Held(real, HeldWork(), lasts_s, self._line)
-        self._held.put((held, number))
+        held = _Held(real, self.arrivals, number, lasts_s, self._line)
+        self._held.put(held)
         return held.work
 
     def close(self) -> None:
@@ -214,23 +240,32 @@ class Queue:
     def _deliver_all(self) -> None:
         _wake_up_in_time()
         while threading.current_thread() is self._thread:
-            found = self._held.get()
-            if found is None:
+            held = self._held.get()
+            if held is None:
                 return
-            held, number = found
-            held.deliver(lambda number=number: self._arrivals.last_s(number), "out", "in")
+            held.deliver("out", "in")
 
 
-def hold_message(real: dist.Work, line: Line, lasts_s: float, direction: str) -> HeldWork:
+def hold_message(
+    real: dist.Work, line: Line, arrivals: Arrivals | None, number: int, lasts_s: float, direction: str
+) -> HeldWork:
     """Hold back a message to or from one other rank.
 
     Each has a thread of its own, because a program may need its messages in another order than it began them.
+
+    Args:
+        real: the real message.
+        line: the rank's link.
+        arrivals: when sender and receiver came to it; None where the sender is not known.
+        number: the message's number there.
+        lasts_s: how long the link has work with it.
+        direction: 'out' or 'in'.
     """
-    held = _Held(real, HeldWork(), lasts_s, line)
+    held = _Held(real, arrivals, number, lasts_s, line)
 
     def deliver() -> None:
         _wake_up_in_time()
-        held.deliver(time.monotonic, direction, has_future=False)
+        held.deliver(direction)
 
     threading.Thread(target=deliver, name="nbgpu-link-message", daemon=True).start()
     return held.work

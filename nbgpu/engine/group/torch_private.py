@@ -58,7 +58,7 @@ def wrap_broadcast_coalesced(wrap: Callable[[Callable[..., Any]], Callable[..., 
 def replace_builtin_hooks(register: Callable[[DistributedDataParallel, Any], None]) -> None:
     """Have DDP call `register` with itself and a `dist.BuiltinCommHookType` in place of registering a hook in
     C++."""
-    DistributedDataParallel._register_builtin_comm_hook = register  # type: ignore[method-assign,assignment]
+    DistributedDataParallel._register_builtin_comm_hook = register  # type: ignore[method-assign]
 
 
 def can_change_timeout() -> bool:

@@ -144,6 +144,7 @@ class _TimedSteps:
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=not self._ddp.keeps_gradients)
+        straggler.catch_up()
         ended = _Moment(self._device)
         ended.wait()
         return {
