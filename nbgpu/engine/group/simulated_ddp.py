@@ -46,7 +46,7 @@ def give_every_ddp_a_hook() -> None:
         if self not in _with_hook and dist.get_backend(self.process_group) != "fake":
             group = self.process_group
             register_timed(self, None, lambda _, bucket: _average(group, bucket))
-        return forward(self, *args, **kwargs)
+        return forward(self, *args, **kwargs)  # type: ignore[no-untyped-call]
 
     def register_builtin(self: DistributedDataParallel, kind: Any) -> None:
         hook = (

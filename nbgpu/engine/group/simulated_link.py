@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -138,6 +137,7 @@ def begin(folder: Path, number: int) -> None:
     """
     global _now
     if _is_installed:
+        straggler.free(is_freed=False)
         straggler.begin()
         _now = _Generation(folder, number)
 
@@ -149,22 +149,24 @@ def end() -> None:
     """
     global _now
     ended, _now = _now, None
-    straggler.free()
+    straggler.free(is_freed=True)
     if ended is not None:
         ended.end()
 
 
 @contextmanager
 def not_simulated() -> Iterator[None]:
-    """Hold no collective back that begins in the block: it is nbgpu's own and no part of a person's step."""
+    """Hold no collective back that begins in the block: it is nbgpu's own and no part of a person's step.
+
+    What a slow rank did before, such as loading its data, is not made longer.
+    """
     before = getattr(_exempt, "is_on", False)
     _exempt.is_on = True
-    begun_s = time.monotonic()
     try:
         yield
     finally:
         _exempt.is_on = before
-        straggler.waited(begun_s)
+        straggler.begin()
 
 
 def _generation() -> _Generation | None:

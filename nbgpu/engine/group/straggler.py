@@ -1,8 +1,9 @@
 """Makes this rank slower than the others, as a rank with a slower processor is.
 
 The rank's own work is the time outside of collectives, from the beginning of a cell or call on. Where the
-rank comes to a collective, and after each part of a step of a run, it sleeps as long as the slower processor
-would still have worked. The time that it waits in a collective is not made longer.
+rank comes to a collective, and after the forward pass and the optimizer in a step of a run, it sleeps as long
+as the slower processor would still have worked. The time that it waits in a collective is not made longer,
+nor what it does before one of nbgpu's own: in a run that is loading packages and data.
 """
 
 from __future__ import annotations
@@ -32,16 +33,18 @@ def install(factor: float) -> None:
 
 
 def begin() -> None:
-    """Count this rank's work from now on: a cell or a call begins, or a group was formed."""
+    """Count this rank's work from now on, such as at the beginning of a cell."""
     global _since_s, _waited_s
     if _factor != 1:
-        _is_freed.clear()
         _since_s, _waited_s = time.monotonic(), 0.0
 
 
-def free() -> None:
-    """End a sleep. Call on any thread."""
-    _is_freed.set()
+def free(is_freed: bool) -> None:
+    """End a sleep and let none begin, until called with False. Call on any thread."""
+    if is_freed:
+        _is_freed.set()
+    else:
+        _is_freed.clear()
 
 
 def catch_up() -> None:

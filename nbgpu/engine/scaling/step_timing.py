@@ -71,6 +71,7 @@ def _steps(config: TrainConfig, device: torch.device, num_steps: int, exchange: 
     ddp = strategy.spread(config, model, [], device, hook)
     try:
         steps = _TimedSteps(config, recipe, ddp, device, ready)
+        straggler.begin()  # with the steps, and not with loading packages
         for _ in range(_NUM_WARM_UPS):
             steps.take()
         found = []

@@ -335,6 +335,7 @@ class Trainer(Loop):
             inputs = self._rank_model.end_step(step, self.step, lr, norms["grad_norm"])
             self.step += 1
             self._data.done()
+        straggler.catch_up()
         self._profiler.enter("other")
         step_s = time.perf_counter() - started_s
         numbers = {
