@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import leaks
 import pytest
+import waiting_steps
+from slow_link import slow_link
 
 import nbgpu
 from nbgpu.engine.group.simulated_times import Operation, seconds
@@ -21,6 +24,8 @@ from nbgpu.protocol.records import Sample
 
 LINK = "80MB/s,20ms"
 LINK_NAME = parse_link(LINK).name
+SHARE_OF_DATA = 1448 / 1538
+"""What the headers of Ethernet, IP and TCP leave of a link's rate, in packets of 1500 bytes."""
 NUM_BYTES = 4_000_000
 NUM_ITEMS = NUM_BYTES // 4
 SETTINGS = {"data": "phantoms", "patch_size": 16, "batch_size": 2, "channels": (16, 32, 64)}
@@ -368,3 +373,26 @@ print(hasattr(DistributedDataParallel.forward, '__wrapped__'))
 """
     with beside(ranks=1) as cluster:
         assert cluster.execute(code) == {0: "False False\nFalse\n"}
+
+
+@pytest.mark.long
+@pytest.mark.slow_link
+def test_steps_take_as_long_as_over_a_real_link() -> None:
+    """Layers wait, as a CPU does while its GPU computes; docs/scaling.md has the figures of a quiet host."""
+    rows = [[256, 0.004, 1.0, 6], [512, 0.004, 25.0, 6]]
+    code = (
+        f"import json, sys\nsys.path.insert(0, {str(Path(waiting_steps.__file__).parent)!r})\n"
+        f"import waiting_steps\nprint(json.dumps([waiting_steps.steps_s(*row) for row in {rows}]))"
+    )
+    for bits_per_s, delay_s in ((1e9, 1e-4), (2e8, 1e-3)):
+        link = f"{bits_per_s * SHARE_OF_DATA} bit/s, {delay_s} s"
+        real: list[list[list[float]]] = []
+        simulated: list[list[list[float]]] = []
+        with slow_link(2, bits_per_s, delay_s) as wire, beside(ranks=2, link=link) as cluster:
+            for _ in range(2):
+                simulated.append(values(cluster, code)[0])
+                real.append(wire.run(waiting_steps.steps_over, rows=rows)[0])
+        for index in range(len(rows)):
+            # The least of many, because other work on the machine only adds time.
+            least_s = [min(time_s for found in many for time_s in found[index]) for many in (simulated, real)]
+            assert 0.75 < least_s[0] / least_s[1] < 1.25, (link, rows[index], least_s)

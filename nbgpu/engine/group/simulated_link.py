@@ -72,21 +72,25 @@ class _Generation:
         self._queues: dict[str, Queue] = {}
         self._messages: dict[str, Numbered] = {}
         self._paths: list[Path] = []
+        self._lock = threading.Lock()
 
     def queue_of(self, group: Any) -> Queue:
         """Return the queue of a process group, which is made when the group begins its first collective."""
-        name = group.group_name
-        if name not in self._queues:
-            self._queues[name] = Queue(self.line, self._arrivals(name, group.rank(), group.size()))
-        return self._queues[name]
+        # A person may end the group and make one of another size with the same name.
+        name = f"{group.group_name}-of-{group.size()}"
+        with self._lock:
+            if name not in self._queues:
+                self._queues[name] = Queue(self.line, self._arrivals(name, group.rank(), group.size()))
+            return self._queues[name]
 
     def messages(self, group: Any, sender: int, receiver: int, tag: int) -> Numbered:
         """Return the messages of one rank of a group to another, which both number alike."""
         name = f"{group.group_name}-{sender}-{receiver}-{tag}"
-        if name not in self._messages:
-            is_receiver = group.rank() == receiver
-            self._messages[name] = Numbered(self._arrivals(name, int(is_receiver), 2))
-        return self._messages[name]
+        with self._lock:
+            if name not in self._messages:
+                is_receiver = group.rank() == receiver
+                self._messages[name] = Numbered(self._arrivals(name, int(is_receiver), 2))
+            return self._messages[name]
 
     def _arrivals(self, name: str, rank: int, world_size: int) -> Arrivals:
         path = self._folder / f"link-{self._number}-{quote(name, safe='')}"
@@ -98,7 +102,7 @@ class _Generation:
         self.line.given_up.set()
         for queue in list(self._queues.values()):
             queue.close()
-        for path in self._paths:
+        for path in list(self._paths):
             path.unlink(missing_ok=True)
 
 
@@ -152,6 +156,11 @@ def end() -> None:
     straggler.free(is_freed=True)
     if ended is not None:
         ended.end()
+
+
+def in_words() -> str:
+    """Return 'simulated link 10GbE', or an empty text where no link is simulated."""
+    return "" if _link is _NO_LINK else f"simulated link {_link.name}"
 
 
 @contextmanager

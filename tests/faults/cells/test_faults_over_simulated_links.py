@@ -107,8 +107,8 @@ def test_the_notice_says_where_they_wait(cluster: Any, stopped: threading.Timer)
     with pytest.raises(KeyboardInterrupt):
         cluster.execute("dist.all_reduce(ones)")
     look.join()
-    assert seen[0].count("in all_reduce") == 2
-    assert "simulated link 1Gbit/s, 1000s" in seen[0]
+    assert seen[0].count("in all_reduce over the simulated link 1Gbit/s, 1000s") == 2
+    assert "2 CPU ranks, gloo, simulated link 1Gbit/s, 1000s" in seen[0]
 
 
 def test_a_rank_that_dies_is_replaced(cluster: Any) -> None:
