@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from nbgpu.config.settings import Settings, control
+from nbgpu.errors import ConfigError
+from nbgpu.machine.links import Link, parse_link
+from nbgpu.text.ranks import named_ranks
 from nbgpu.text.sizes import parse_size
+
+MAX_SLOW_FACTOR = 100.0
 
 
 class ClusterConfig(Settings):
@@ -115,6 +121,19 @@ class ClusterConfig(Settings):
         "different calls or shapes are named; slows every collective",
     )
 
+    link: str = Field(
+        "",
+        description="a slower link between CPU ranks, simulated: its name, such as '10GbE', or its rate and latency one "
+        "way, such as '1Gbit/s,0.2ms'; empty for the link that is there",
+        json_schema_extra=control("Devices"),
+    )
+    slow_rank: str = Field(
+        "",
+        description="CPU ranks that take longer for their own work, such as '1=1.5x' for 1.5 times as long; several "
+        "separated by commas; empty for none",
+        json_schema_extra=control("Devices"),
+    )
+
     @field_validator("gpus", mode="before")
     @classmethod
     def _join_names(cls, value: Any) -> Any:
@@ -129,6 +148,63 @@ class ClusterConfig(Settings):
             parse_size(value)
         return value
 
+    @field_validator("link")
+    @classmethod
+    def _check_link(cls, value: str) -> str:
+        try:
+            if value:
+                parse_link(value)
+        except ConfigError as error:
+            raise ValueError(str(error).removeprefix(f"link={value!r} is not valid: ")) from None
+        return value
+
+    @field_validator("slow_rank")
+    @classmethod
+    def _check_slow_ranks(cls, value: str) -> str:
+        _slow_factors(value)
+        return value
+
+    @property
+    def simulated_link(self) -> Link | None:
+        """The link to simulate; None for the one that is there."""
+        return parse_link(self.link) if self.link else None
+
+    @property
+    def slow_factors(self) -> dict[int, float]:
+        """How many times as long each slow rank takes for its own work."""
+        return _slow_factors(self.slow_rank)
+
+    @property
+    def simulated(self) -> str:
+        """What is simulated, in words: 'simulated link 10GbE, rank 1 slowed x1.5'; empty for nothing."""
+        link = self.simulated_link
+        slow = [f"{named_ranks([rank])} slowed x{factor:g}" for rank, factor in self.slow_factors.items()]
+        return ", ".join([*([f"simulated link {link.name}"] if link else []), *slow])
+
     def threads_for(self, local_world_size: int) -> int:
         """The number of CPU threads for each of `local_world_size` ranks on this host."""
         return self.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // local_world_size)
+
+
+def _slow_factors(text: str) -> dict[int, float]:
+    """Parse '1=1.5x,3=2x' into {1: 1.5, 3: 2.0}.
+
+    Raises:
+        ValueError: a part is not a rank and a factor above 1, or a rank is named twice.
+    """
+    factors: dict[int, float] = {}
+    problems = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        found = re.fullmatch(r"(\d+)\s*=\s*(\d+(?:\.\d*)?|\.\d+)\s*x?", part)
+        if found is None:
+            problems.append(f"{part!r} is not a rank and a factor, such as 1=1.5x")
+            continue
+        rank, factor = int(found[1]), float(found[2])
+        if not 1 < factor <= MAX_SLOW_FACTOR:
+            problems.append(f"{part!r}: the factor is above 1 and at most {MAX_SLOW_FACTOR:g}")
+        if rank in factors:
+            problems.append(f"rank {rank} is named twice")
+        factors[rank] = factor
+    if problems:
+        raise ValueError("; ".join(problems))
+    return factors

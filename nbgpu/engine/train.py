@@ -308,6 +308,11 @@ def main(arguments: list[str]) -> None:
     if len(arguments) != 1:
         raise ConfigError("usage: torchrun --nproc-per-node=N -m nbgpu.engine.train run.toml")
     cluster, config = read_toml(Path(arguments[0]))
+    if cluster.simulated:
+        raise ConfigError(
+            f"{arguments[0]} asks for a {cluster.simulated}, which only the ranks of a notebook or of nbgpu train have. "
+            "Remove link and slow_rank from its [cluster]"
+        )
     rank = int(os.environ.get("RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))

@@ -19,6 +19,7 @@ import pynvml
 
 from nbgpu.errors import ConfigError
 from nbgpu.protocol.records import Device
+from nbgpu.text.ranks import named_ranks
 from nbgpu.text.sizes import in_words, parse_size
 
 # Engines start without the settings of training, which take a tenth of a second to import.
@@ -141,6 +142,30 @@ def memory_limit_bytes(config: ClusterConfig, device: Device, chosen: Sequence[D
             f"{in_words(device.memory_bytes)}. Give less, or leave it out"
         )
     return limit
+
+
+def require_simulable(config: ClusterConfig, chosen: Sequence[Device]) -> None:
+    """Refuse to simulate a link or slow ranks where that is not possible.
+
+    Raises:
+        ConfigError: a rank has a GPU, whose results cannot be held back from outside, or a slow rank is not
+            there; with a line for each.
+    """
+    problems = []
+    names = [name for name in ("link", "slow_rank") if getattr(config, name)]
+    if names and any(device.kind == "cuda" for device in chosen):
+        settings = " and ".join(f"{name}={getattr(config, name)!r}" for name in names)
+        problems.append(
+            f"{settings} cannot be simulated on GPUs, which work at their own pace. Add gpus='none' for CPU ranks"
+        )
+    absent = [rank for rank in config.slow_factors if rank >= len(chosen)]
+    if absent:
+        problems.append(
+            f"slow_rank={config.slow_rank!r} names {named_ranks(absent)}, and there are {len(chosen)} rank(s), counted "
+            "from 0. Name one of them, or start more ranks"
+        )
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 def cpu(rank: int) -> Device:

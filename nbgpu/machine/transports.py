@@ -38,6 +38,13 @@ class ChosenTransport:
     """The environment variables that were set for it, as 'NAME=value'."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """The transports that were tried before, each with the reason why it did not work."""
+    simulated: str = ""
+    """The simulated link and slow ranks, in words; empty for none."""
+
+    @property
+    def name(self) -> str:
+        """The transport and what is simulated on it: 'gloo', or 'gloo, simulated link 10GbE'."""
+        return f"{self.transport.name}, {self.simulated}" if self.simulated else self.transport.name
 
     def describe(self) -> str:
         """The choice in words: 'gloo', or 'gloo (nccl and nccl in safe mode failed)', or with the variables
@@ -46,7 +53,7 @@ class ChosenTransport:
             *([f"{' and '.join(self.failed)} failed"] if self.failed else []),
             *([f"with {' '.join(self.settings)}"] if self.settings else []),
         ]
-        return f"{self.transport.name} ({'; '.join(notes)})" if notes else self.transport.name
+        return f"{self.name} ({'; '.join(notes)})" if notes else self.name
 
 
 _NCCL = Transport("nccl", "nccl")

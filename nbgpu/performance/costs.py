@@ -56,8 +56,10 @@ class MeasuredCosts:
     def __init__(self, links: Links) -> None:
         self._links = links
         self.measured_ranks = len(links.devices)
-        # ProcessGroupGloo has two worker threads for each group, each of which carries one bucket.
-        self.at_once = 2 if links.backend == "gloo" else 1
+        # ProcessGroupGloo has two worker threads for each group, each of which carries one bucket. A
+        # simulated link has one queue.
+        is_simulated = "simulated link" in links.backend
+        self.at_once = 2 if links.backend.startswith("gloo") and not is_simulated else 1
         self.gain = links.gain_of_two_at_once if self.at_once > 1 else 1.0
 
     def timing(self, operation: str, ranks: int, end: End = "expected") -> Timing:

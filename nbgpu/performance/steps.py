@@ -33,7 +33,7 @@ class StepTimes:
 
     Args:
         title: the recipe and what matters of its settings.
-        backend: of torch.distributed.
+        backend: of torch.distributed, and what is simulated on it.
         samples: the samples of one rank's step.
         measured: what each rank returned (`nbgpu.engine.scaling.step_timing`).
         strategy: with which the exchange was measured.
@@ -155,7 +155,7 @@ class StepTimes:
             costs=self._costs(links, link, ranks_per_node, between),
             is_sharded=strategy == "fsdp",
             # On CPU ranks FSDP waits for each of its collectives.
-            overlaps=self.backend != "gloo" or isinstance(link, NcclTimes),
+            overlaps=not self.backend.startswith("gloo") or isinstance(link, NcclTimes),
         )
         # A step that was measured is no test of a model of another strategy.
         measured_ranks = self.world_size if strategy == self.strategy else 0

@@ -324,6 +324,8 @@ class RunInfo:
     """The folder of the checkpoint that the run resumed from; empty where it began with the first step."""
     rung: str = ""
     """The transport that the ranks use, such as 'nccl in safe mode' (`nbgpu/machine/transports.py`)."""
+    simulated: str = ""
+    """The simulated link and slow ranks of the cluster, in words; empty for none."""
     data: tuple[str, ...] = ()
     """How the data reach the ranks, in sentences about shards, the dataset, the steps of an epoch and the
     workers."""

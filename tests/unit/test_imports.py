@@ -73,6 +73,7 @@ HOUSE = [
     "config.data",
     "config.cluster",
     "config.settings",
+    "machine.links",
     "serialization",
     "errors",
     "protocol",

@@ -74,14 +74,18 @@ torch._C._distributed_c10d
     get_debug_level
     set_debug_level_from_env
 torch._C._distributed_c10d:ProcessGroup
+    _allgather_base
     _get_backend
     _get_sequence_number_for_group
+    _reduce_scatter_base
 torch._inductor.comm_analysis
     _has_nvlink()
 torch._subclasses.fake_tensor
     FakeTensorMode
 torch.autograd.graph
     _engine_run_backward(t_outputs, args, kwargs)
+torch.distributed
+    _broadcast_coalesced
 torch.distributed.device_mesh:DeviceMesh
     _get_root_mesh(self)
 torch.distributed.distributed_c10d
@@ -94,6 +98,8 @@ torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState
     _fsdp_param_group
 torch.nn.modules.batchnorm
     _BatchNorm
+torch.nn.parallel:DistributedDataParallel
+    _register_builtin_comm_hook(self, comm_hook_type)
 torch.overrides
     _pop_mode()
     _push_mode(mode)

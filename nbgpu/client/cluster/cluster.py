@@ -110,7 +110,9 @@ class Cluster:
         chosen = devices.choose(config.gpus, config.ranks)
         for device in chosen:
             devices.memory_limit_bytes(config, device, chosen)
-        self._describe(config, chosen, ChosenTransport(transports.candidates(config, chosen)[0]))
+        devices.require_simulable(config, chosen)
+        best = transports.candidates(config, chosen)[0]
+        self._describe(config, chosen, ChosenTransport(best, simulated=config.simulated))
 
     def _describe(
         self, config: ClusterConfig, chosen: tuple[Device, ...], chosen_transport: ChosenTransport
@@ -225,7 +227,8 @@ class Cluster:
         return self._start(lambda: None)
 
     def _start(self, at_the_end: Callable[[], None]) -> Self:
-        self.devices, self.chosen_transport = self._wanted, ChosenTransport(self._transports[0])
+        self.devices = self._wanted
+        self.chosen_transport = ChosenTransport(self._transports[0], simulated=self.config.simulated)
         num_engines = self.world_size + self.config.spare
         host_checks.require_startable(
             os.environ, [transport.backend for transport in self._transports], num_engines

@@ -85,6 +85,7 @@ class Ranks:
     def _seats_for(self, transport: Transport) -> list[dict[str, Any]]:
         """Return the seat of each engine (`Seat` in engine/process/boot.py)."""
         chosen = self._chosen[:1] if transport.name == SINGLE else self._chosen
+        link = self._config.simulated_link
         return [
             {
                 "rank": rank,
@@ -100,6 +101,9 @@ class Ranks:
                 "collective_timeout_s": self._config.collective_timeout_s,
                 "memory_limit_bytes": devices.memory_limit_bytes(self._config, device, self._chosen),
                 "cell_seed": self._config.cell_seed,
+                "link": asdict(link) if link is not None else None,
+                "slow_factor": self._config.slow_factors.get(rank, 1.0),
+                "simulated": self._config.simulated,
             }
             for rank, device in enumerate(chosen)
         ]

@@ -27,7 +27,7 @@ def find_transport(ranks: Ranks, transports: Sequence[Transport], config: Cluste
         ranks.prepare_for(transport, anew=bool(failed))
         timeout_s = config.probe_timeout_s if transport.backend == "nccl" else config.start_timeout_s
         try:
-            return ChosenTransport(transport, tuple(ranks.join(timeout_s)), failed)
+            return ChosenTransport(transport, tuple(ranks.join(timeout_s)), failed, config.simulated)
         except RankError as error:
             wrong = [failure for failure in error.failures if failure.error_type == "ConfigError"]
             if wrong:

@@ -441,6 +441,7 @@ def _info(folder: Path, config: TrainConfig, host: Host) -> RunInfo:
         devices=host.devices,
         backend=host.backend,
         rung=host.transport.name,
+        simulated=host.chosen_transport.simulated,
         total_steps=config.total_steps(steps_per_epoch=0),
         steps_per_epoch=0,
         batch_size=config.batch_size,

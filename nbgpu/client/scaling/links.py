@@ -33,5 +33,5 @@ def measure_links(cluster: Cluster | None = None) -> Links:
     if cluster.world_size == 1:
         raise ConfigError("one rank has no links to measure. Start a cluster with two ranks at least")
     measured = cluster.apply(reference(Call.MEASURE_LINKS), BUDGET_S)
-    backend = cluster.chosen_transport.transport.name
+    backend = cluster.chosen_transport.name
     return Links(backend, [device.name for device in cluster.devices], list(measured.values()))

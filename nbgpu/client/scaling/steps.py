@@ -50,7 +50,7 @@ def time_step(recipe: str, num_steps: int = 10, cluster: Cluster | None = None, 
     exchange = f"bucket_mb={config.bucket_mb:g}" if config.strategy == "ddp" else "strategy=fsdp"
     return StepTimes(
         f"{title}, {exchange}",
-        cluster.backend,
+        cluster.chosen_transport.name,
         config.batch_size * config.accumulate,
         list(measured.values()),
         config.strategy,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from nbgpu.engine.group import exchange
+from nbgpu.engine.group import exchange, simulated_link
 from nbgpu.errors import DataError, NbgpuError, RunError
 from nbgpu.protocol.records import Command
 from nbgpu.run_folder.commands import CommandWatch
@@ -58,7 +58,8 @@ class Consensus:
         self._message[0] = _CODES.index(command)
         self._message[1] = failure is not None
         self._message[2] = self._commands is not None and self._commands.has_settings
-        self._work = dist.all_reduce(self._message, dist.ReduceOp.MAX, async_op=True)
+        with simulated_link.not_simulated():
+            self._work = dist.all_reduce(self._message, dist.ReduceOp.MAX, async_op=True)
 
     def finish(self) -> Command | None:
         """Return the command that all ranks follow at this step.

@@ -13,7 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nbgpu.engine.group import simulated_link
 
+
+@simulated_link.not_simulated()
 def gather(value: Any) -> list[Any]:
     """Return every rank's value, in order of rank, on every rank. A collective; the values must be JSON."""
     own = _encoded(value)
@@ -26,6 +29,7 @@ def gather(value: Any) -> list[Any]:
     return [_decoded(text[: int(size)]) for text, size in zip(texts, sizes, strict=True)]
 
 
+@simulated_link.not_simulated()
 def broadcast(value: Any, source: int) -> Any:
     """Return the value of the rank `source` on every rank. A collective; the value must be JSON."""
     is_source = dist.get_rank() == source
@@ -38,6 +42,7 @@ def broadcast(value: Any, source: int) -> Any:
     return _decoded(text)
 
 
+@simulated_link.not_simulated()
 def broadcast_tensors(
     tensors: Mapping[str, torch.Tensor], source: int, device: torch.device
 ) -> Mapping[str, torch.Tensor]:

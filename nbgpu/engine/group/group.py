@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbgpu.engine.group import flight_recorder, sockets, torch_private, torch_settings
+from nbgpu.engine.group import flight_recorder, simulated_link, sockets, torch_private, torch_settings
 from nbgpu.protocol.records import Device
 
 
@@ -42,6 +42,8 @@ class Membership:
     """How long a collective may take."""
     described: Device | None = None
     """The device's description, if the cluster has given one."""
+    simulated: str = ""
+    """The simulated link and slow ranks of the cluster in words; empty for none."""
 
     @property
     def timeout(self) -> timedelta:
@@ -127,6 +129,8 @@ def form(member: Membership, rendezvous: Path | None, generation: int = 0) -> No
     _refuse_given_up()
     sockets.refuse_other_users()
     prove(member.world_size, member.device)
+    if rendezvous is not None:
+        simulated_link.begin(rendezvous, generation)
     if rendezvous is not None and member.rank == 0:
         # torch removes a generation's file with its last group, but not the link that `give_up` puts in its
         # place.
@@ -269,6 +273,7 @@ def _cut() -> None:
     """Cut this rank off from the others; afterwards no group of this generation is of any use."""
     global _is_cut
     _is_cut = True
+    simulated_link.end()
     sockets.wait_for_group_in_the_making(_MAKING_PATIENCE_S)
     sockets.cut()
     if _store_file is not None:
@@ -288,6 +293,7 @@ def form_alone(member: Membership) -> None:
     nothing."""
     global _alone
     _alone = member
+    simulated_link.end()
     torch_private.init_fake_group(member.rank, member.world_size)
 
 

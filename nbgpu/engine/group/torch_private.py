@@ -23,10 +23,14 @@ from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import DebugLevel, Logger, get_debug_level, set_debug_level_from_env
 from torch.distributed import device_mesh, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """The functions that dump the flight recorder, of builds with NCCL and of those without. They give JSON,
 because what is unpickled can run anything."""
+
+ALL_GATHER, REDUCE_SCATTER = "_allgather_base", "_reduce_scatter_base"
+"""The methods of ProcessGroup that older versions of torch call for tensors in one piece."""
 
 
 def living_groups() -> list[Any]:
@@ -47,6 +51,17 @@ def wrap_making_of_groups(wrap: Callable[[Callable[..., Any]], Callable[..., Any
     """Replace the one function that makes every group (`new_group`, DeviceMesh, FSDP) by `wrap` of it."""
     make_group = distributed_c10d._new_process_group_helper
     distributed_c10d._new_process_group_helper = functools.wraps(make_group)(wrap(make_group))
+
+
+def wrap_broadcast_coalesced(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace the function with which DDP broadcasts its buffers and parameters by `wrap` of it."""
+    dist._broadcast_coalesced = wrap(dist._broadcast_coalesced)  # type: ignore[attr-defined]
+
+
+def replace_builtin_hooks(register: Callable[[DistributedDataParallel, Any], None]) -> None:
+    """Have DDP call `register` with itself and a `dist.BuiltinCommHookType` in place of registering a hook in
+    C++."""
+    DistributedDataParallel._register_builtin_comm_hook = register  # type: ignore[method-assign]
 
 
 def can_change_timeout() -> bool:

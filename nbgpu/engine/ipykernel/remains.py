@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from nbgpu.engine.group import group
+from nbgpu.engine.group import group, straggler
 from nbgpu.engine.ipykernel import interrupts, stacks
 from nbgpu.protocol.records import Remains
 
@@ -22,6 +22,7 @@ def clear_before_each_request(kernel: Any) -> None:
     def take_signals_back() -> None:
         interrupts.take_back()
         stacks.take_signal_back()
+        straggler.begin()
 
     def finish_and_tell(request: Any, metadata: Any, answer: Any) -> Any:
         metadata = finish_metadata(request, metadata, answer)

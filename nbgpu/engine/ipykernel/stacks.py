@@ -37,6 +37,8 @@ _log = logging.getLogger("nbgpu.engine")
 
 _RUNS_A_LOOP = "nbgpu/engine/training/loop.py", "run"
 _DDP = "torch/nn/parallel/distributed.py"
+_HOLDS_BACK = "nbgpu/engine/group/simulated_queue.py"
+"""Where a rank waits for a collective that a simulated link holds back."""
 _MAX_SOURCE_CHARS = 80
 
 STACK_SIGNAL = signal.SIGUSR2
@@ -124,13 +126,25 @@ def find() -> MainThreadState:
         frames.append(frame)
         frame = frame.f_back
     frames.reverse()  # the outermost first
+    held = [index for index, each in enumerate(frames) if each.f_code.co_filename.endswith(_HOLDS_BACK)]
+    # Without a simulated link the rank would wait in the function that was called, in C++.
+    frames = frames[: held[0]] if held else frames
     if _first_below(frames, RUNS_A_CELL) is None and (awaited := awaiting.frames()):
         frames = awaited
     if (first := _first_below(frames, RUNS_A_CELL)) is not None:
-        return _in_person_code("cell", frames[first:], main_thread)
+        return _with_link(_in_person_code("cell", frames[first:], main_thread))
     if (first := _first_below(frames, RUNS_A_CALL)) is not None:
-        return _with_activity(_in_call(frames, first, main_thread), main_thread)
+        return _with_link(_with_activity(_in_call(frames, first, main_thread), main_thread))
     return MainThreadState("idle")
+
+
+def _with_link(where: MainThreadState) -> MainThreadState:
+    """Name the simulated link beside a collective, because it may be what the rank waits for."""
+    simulated_link = sys.modules.get("nbgpu.engine.group.simulated_link")
+    link = "" if simulated_link is None else simulated_link.in_words()
+    if not link or not where.collective:
+        return where
+    return replace(where, collective=f"{where.collective} over the {link}")
 
 
 def _in_call(frames: Sequence[FrameType], first: int, main_thread: int) -> MainThreadState:

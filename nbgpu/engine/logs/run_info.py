@@ -47,6 +47,7 @@ def write(
         devices=tuple(devices),
         backend=member.backend,
         rung=member.transport,
+        simulated=member.simulated,
         total_steps=total_steps,
         steps_per_epoch=steps_per_epoch,
         batch_size=config.batch_size,

@@ -25,6 +25,7 @@ from nbgpu.engine.process import resizing
 from nbgpu.machine import descendants, interpreter
 from nbgpu.machine.devices import is_part
 from nbgpu.machine.lifetime import LifetimeWatch
+from nbgpu.machine.links import Link
 from nbgpu.machine.transports import NCCL_SAFE, SINGLE
 from nbgpu.machine.unix_sockets import MAX_PATH_BYTES, short_path
 from nbgpu.protocol.plain_cells import are_plain
@@ -179,6 +180,12 @@ class Seat:
     """The most memory that the rank may take on its device; None for no limit."""
     cell_seed: int | None
     """The seed of the random numbers that cells draw, as in `ClusterConfig`."""
+    link: Mapping[str, Any] | None
+    """The fields of the simulated `machine.links.Link`; None for the link that is there."""
+    slow_factor: float
+    """How many times as long this rank works, to be a slow one; 1 for a rank like the others."""
+    simulated: str
+    """The simulated link and slow ranks of the cluster in words; empty for none."""
 
 
 def join(seat: Mapping[str, Any], generation: int) -> list[str]:
@@ -220,7 +227,7 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
     Returns:
         A line for each variable that could not be moved to the new group, or whose state differed.
     """
-    from nbgpu.engine.group import group
+    from nbgpu.engine.group import group, simulated_link
     from nbgpu.engine.variables import replicas, user_groups
 
     global _taken
@@ -236,7 +243,8 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
     group.form_again(_membership(taken), Path(taken.rendezvous), generation)
     global _last_cell_failed
     _last_cell_failed = False
-    return lost + replicas.move(variables, healthy)
+    with simulated_link.not_simulated():
+        return lost + replicas.move(variables, healthy)
 
 
 _last_cell_failed = False
@@ -281,7 +289,7 @@ def _take(seat: Seat) -> Seat:
     import torch
     import torch.distributed as dist
 
-    from nbgpu.engine.group import ddp_objects, debug_mode, group, torch_settings
+    from nbgpu.engine.group import ddp_objects, debug_mode, group, simulated_link, torch_settings
     from nbgpu.engine.ipykernel import (
         bars,
         cell_options,
@@ -309,6 +317,7 @@ def _take(seat: Seat) -> Seat:
     import_times.note()
     group.note_connections()
     ddp_objects.note()
+    simulated_link.install(None if seat.link is None else Link(**seat.link), seat.slow_factor)
     shell = _shell()
     tracebacks.install(shell)
     defaults.take_over(shell)
@@ -354,6 +363,7 @@ def _membership(seat: Seat) -> Membership:
         torch.device(seat.device),
         seat.backend,
         transport=seat.transport,
+        simulated=seat.simulated,
         timeout_s=seat.collective_timeout_s,
         described=Device(**seat.described),
     )

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nbgpu.engine.group import group, torch_settings
+from nbgpu.engine.group import group, simulated_link, torch_settings
 
 _SIZES_BYTES = tuple(1024 * 4**power for power in range(9))
 """1 KiB to 64 MiB."""
@@ -220,7 +220,8 @@ class _Timing:
 
     def _timed(self, send: Send, num_repeats: int) -> float:
         """Send messages, which all ranks begin at the same time; return the seconds until all have come."""
-        dist.barrier()
+        with simulated_link.not_simulated():
+            dist.barrier()
         self._synchronize()
         begun_s = time.perf_counter()
         for _ in range(num_repeats):
@@ -234,5 +235,6 @@ class _Timing:
 
     def _slowest_s(self, seconds: float) -> float:
         slowest = torch.tensor(seconds, dtype=torch.float64, device=self._device)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        with simulated_link.not_simulated():
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
         return float(slowest)

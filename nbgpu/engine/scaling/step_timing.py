@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nbgpu.config import TrainConfig, train_config
 from nbgpu.engine.dry_run.steps import import_trainer
-from nbgpu.engine.group import group, torch_settings
+from nbgpu.engine.group import group, straggler, torch_settings
 from nbgpu.engine.memory import usage as memory
 from nbgpu.engine.model import build as models
 from nbgpu.engine.model import optimizers, precision, randomness, strategy
@@ -76,6 +76,7 @@ def _steps(config: TrainConfig, device: torch.device, num_steps: int, exchange: 
     ddp = strategy.spread(config if exchange else alone, model, blocks, device, hook)
     try:
         steps = _TimedSteps(config, recipe, ddp, device, ready, blocks)
+        straggler.begin()  # with the steps, and not with loading packages
         for _ in range(_NUM_WARM_UPS):
             steps.take()
         found = []
@@ -143,6 +144,7 @@ class _TimedSteps:
                 with precision.autocast(config, self._device):
                     loss = self._recipe.loss(self._ddp.replica, self._batch)["loss"]
                 self._blocks.is_forward = False
+                straggler.catch_up()
                 between = Moment(self._device)
                 self._scaler.scale(loss / config.accumulate).backward()
                 after = Moment(self._device)
@@ -153,6 +155,7 @@ class _TimedSteps:
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=not self._ddp.keeps_gradients)
+        straggler.catch_up()
         ended = Moment(self._device)
         ended.wait()
         return {

@@ -16,7 +16,7 @@ from nbgpu.engine.checkpoints.saving import WholeState
 from nbgpu.engine.data import identity as data_identity
 from nbgpu.engine.data.batches import StepBatches
 from nbgpu.engine.dry_run import fake_steps
-from nbgpu.engine.group import activity
+from nbgpu.engine.group import activity, straggler
 from nbgpu.engine.group.consensus import together
 from nbgpu.engine.logs import run_info
 from nbgpu.engine.logs.profiler import Profiler
@@ -324,6 +324,7 @@ class Trainer(Loop):
             with self._spread.exchange(now=index == len(batches) - 1):
                 enter("forward")
                 terms = step.forward(batch)
+                straggler.catch_up()
                 if index == 0:
                     own_s = time.perf_counter() - started_s
                     self._guard.look_at(batch)
@@ -345,6 +346,7 @@ class Trainer(Loop):
             inputs = self._rank_model.end_step(step, self.step, lr, norms["grad_norm"])
             self.step += 1
             self._data.done()
+        straggler.catch_up()
         enter("other")
         step_s = time.perf_counter() - started_s
         numbers = {

@@ -103,11 +103,12 @@ def _plain(title: str, name: str) -> Callable[[History], Chart]:
     return chart
 
 
+_THROUGHPUT = "Throughput (samples/s)"
 _CHARTS = (
     _loss,
     _memory,
     _plain("Utilization (%)", "utilization_percent"),
-    _plain("Throughput (samples/s)", "samples_per_s"),
+    _plain(_THROUGHPUT, "samples_per_s"),
 )
 
 
@@ -119,6 +120,13 @@ def charts(history: History) -> list[Chart]:
 
 _PLOTLY_DASH = {"raw": "solid", "bold": "solid", "solid": "solid", "dashed": "dash", "dotted": "dot"}
 _WIDTH = {"raw": 1.0, "bold": 2.5, "solid": 1.8, "dashed": 1.5, "dotted": 2.0}
+
+
+def _titled(chart: Chart, info: RunInfo) -> str:
+    """The title of a chart, with the simulated link where that determines what is drawn."""
+    return (
+        f"{chart.title}, {info.simulated}" if info.simulated and chart.title == _THROUGHPUT else chart.title
+    )
 
 
 def _rounded(values: list[float]) -> list[float | None]:
@@ -165,7 +173,7 @@ def plotly_figure(info: RunInfo, history: History) -> dict[str, Any]:
             layout[f"yaxis{suffix}"]["rangemode"] = "tozero"
         layout["annotations"].append(
             {
-                "text": f"<b>{chart.title}</b>",
+                "text": f"<b>{_titled(chart, info)}</b>",
                 "x": left,
                 "y": top,
                 "xref": "paper",
@@ -267,7 +275,7 @@ def svg(info: RunInfo, history: History) -> str:
                 ranks.setdefault(curve.rank, line)
         for mark in history.marks:
             axes.axvline(mark.step, color=TEXT_COLOR, linewidth=0.8, linestyle=":")
-        style_axes(axes, chart.title)
+        style_axes(axes, _titled(chart, info))
     if ranks:
         names = ["validation" if rank is None else f"rank {rank}" for rank in ranks]
         legend = figure.legend(list(ranks.values()), names, loc="outside upper left", ncols=8, frameon=False)

@@ -18,9 +18,9 @@ def page(run: Run) -> str:
     plan = run.plan
     per_step = plan.config.samples_per_step(len(plan.devices))
     devices = f"{len(plan.devices)} rank{'s' if len(plan.devices) > 1 else ''}"
-    head = f"Plan: {plan.config.strategy} on {devices} over {plan.chosen_transport.transport.name}, {per_step} samples a step"
+    head = f"Plan: {plan.config.strategy} on {devices} over {plan.chosen_transport.name}, {per_step} samples a step"
     if "batch_size" in plan.config.UNUSED:
-        head = f"Plan: {plan.config.recipe} on {devices} over {plan.chosen_transport.transport.name}"
+        head = f"Plan: {plan.config.recipe} on {devices} over {plan.chosen_transport.name}"
     style = "white-space:pre-wrap;font-family:monospace;margin:4px 0 8px 16px"
     return (
         f'<details style="line-height:1.4"><summary style="cursor:pointer">{html.escape(head)}</summary>'

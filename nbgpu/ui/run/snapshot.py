@@ -134,7 +134,7 @@ def report_html(run: Reportable) -> str:
         heading=f"{_escape(info.recipe)} <small>{_escape(info.run_id)}</small>",
         headline=headline,
         body=f"<p>Started {started} on {info.world_size} rank{'s' if info.world_size > 1 else ''} "
-        f"({_escape(info.backend)}).</p>{unsure}{damage}{''.join(sections)}",
+        f"({_escape(', '.join(filter(None, [info.backend, info.simulated])))}).</p>{unsure}{damage}{''.join(sections)}",
         figure=plotly_figure(info, history),
     )
 

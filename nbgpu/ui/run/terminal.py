@@ -134,6 +134,8 @@ class _Screen:
             parts.append(f"epoch {now.epoch} of {now.num_epochs}")
         if now.samples_per_s > 0:
             parts.append(f"{now.samples_per_s:.3g} samples/s")
+        if info.simulated:
+            parts.append(info.simulated)
         if validated := self._history.ranks_of("val_loss"):
             parts.append(f"validation loss {next(iter(validated.values())).values[-1]:.4g}")
         bar = ProgressBar(total=max(now.total_steps, 1), completed=now.step, width=_BAR_WIDTH)

@@ -138,6 +138,8 @@ def summary(info: RunInfo, state: str, statuses: Sequence[RankStatus], history: 
     num_ranks = info.world_size
     if now.samples_per_s > 0:
         parts.append(f"{now.samples_per_s:.3g} samples/s on {num_ranks} rank{'s' if num_ranks > 1 else ''}")
+    if info.simulated:
+        parts.append(info.simulated)
     if now.eta_s is not None:
         parts.append(f"{duration(now.eta_s)} left")
     return ", ".join(parts)

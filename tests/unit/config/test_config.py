@@ -20,6 +20,8 @@ from nbgpu.config import (
 )
 from nbgpu.config.settings import bounds, control_fields, markdown_table, unused
 from nbgpu.errors import ConfigError
+from nbgpu.machine import devices
+from nbgpu.protocol.records import Device
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 MODELS = [ClusterConfig, *TRAIN_CONFIGS.values()]
@@ -250,3 +252,46 @@ def test_a_truth_value_is_no_number() -> None:
     with pytest.raises(ConfigError, match="epochs = False is not valid"):
         train_config("autoencoder", epochs=False)
     assert train_config("autoencoder", smoke_test=True).smoke_test
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", {}),
+        ("1=1.5x", {1: 1.5}),
+        (" 0 = 2x , 3=100 ", {0: 2.0, 3: 100.0}),
+        ("1=.5e1x", None),
+        ("x", None),
+    ],
+)
+def test_slow_ranks_are_read(text: str, expected: dict[int, float] | None) -> None:
+    if expected is None:
+        with pytest.raises(ConfigError, match="is not a rank and a factor"):
+            ClusterConfig.checked(slow_rank=text)
+    else:
+        assert ClusterConfig.checked(slow_rank=text).slow_factors == expected
+
+
+@pytest.mark.parametrize("text", ["1=1x", "1=0.5x", "1=101x", "1=2x,1=3x", "-1=2x", "1=2x;2=3x", "1=nanx"])
+def test_slow_ranks_that_are_not_possible_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="slow_rank"):
+        ClusterConfig.checked(slow_rank=text)
+
+
+def test_what_is_simulated_is_named() -> None:
+    config = ClusterConfig.checked(link="10 gbe", slow_rank="1=1.5x,2=2")
+    assert config.simulated == "simulated link 10GbE, rank 1 slowed x1.5, rank 2 slowed x2"
+    assert ClusterConfig().simulated == ""
+    with pytest.raises(ConfigError) as caught:
+        ClusterConfig.checked(link="fast", slow_rank="1")
+    assert [line.split(" = ")[0] for line in str(caught.value).splitlines()] == ["link", "slow_rank"]
+
+
+def test_gpus_simulate_nothing() -> None:
+    config = ClusterConfig(link="10GbE", slow_rank="5=2x")
+    gpus = tuple(Device("cuda", "Pretend", f"GPU-{n}", n, 1) for n in range(2))
+    with pytest.raises(ConfigError) as caught:
+        devices.require_simulable(config, gpus)
+    assert "link='10GbE' and slow_rank='5=2x' cannot be simulated on GPUs" in str(caught.value)
+    assert "names rank 5, and there are 2 rank(s)" in str(caught.value)
+    devices.require_simulable(ClusterConfig(), gpus)

@@ -1,0 +1,84 @@
+"""Gives every DDP object a communication hook in Python, because C++'s own all_reduce cannot be held back.
+
+A hook that the person registers stays theirs; it may come until the first forward pass, as without a
+simulated link.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from nbgpu.engine.group import straggler, torch_private
+
+Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
+
+_with_hook: WeakSet[DistributedDataParallel] = WeakSet()
+
+
+def give_every_ddp_a_hook() -> None:
+    """Have every DDP object that is made from now on send its buckets through a hook in Python."""
+    make = DistributedDataParallel.__init__
+    register = DistributedDataParallel.register_comm_hook
+    forward = DistributedDataParallel.forward
+
+    @functools.wraps(make)
+    def make_without_hook(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        _with_hook.discard(self)  # an object that is moved to another group is made again
+        make(self, *args, **kwargs)
+
+    @functools.wraps(register)
+    def register_timed(self: DistributedDataParallel, state: object, hook: Hook) -> None:
+        # torch checks the annotations of a hook. `wraps` gives it those of the wrapped one.
+        register(self, state, functools.wraps(hook)(_slowed(hook)))
+        _with_hook.add(self)
+
+    @functools.wraps(forward)
+    def forward_with_hook(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
+        if self not in _with_hook and dist.get_backend(self.process_group) != "fake":
+            group = self.process_group
+            register_timed(self, None, lambda _, bucket: _average(group, bucket))
+        return forward(self, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def register_builtin(self: DistributedDataParallel, kind: Any) -> None:
+        hook = (
+            default_hooks.fp16_compress_hook
+            if kind == dist.BuiltinCommHookType.FP16_COMPRESS  # type: ignore[attr-defined]
+            else default_hooks.allreduce_hook
+        )
+        register_timed(self, self.process_group, hook)
+
+    DistributedDataParallel.__init__ = make_without_hook  # type: ignore[method-assign]
+    DistributedDataParallel.register_comm_hook = register_timed  # type: ignore[method-assign]
+    DistributedDataParallel.forward = forward_with_hook  # type: ignore[method-assign]
+    torch_private.replace_builtin_hooks(register_builtin)
+
+
+def _slowed(hook: Hook) -> Hook:
+    """Wrap a hook to count this rank's work up to each bucket, and not its wait for the last one."""
+
+    def send(state: Any, bucket: Any) -> torch.futures.Future[Tensor]:
+        straggler.catch_up()
+        sent = hook(state, bucket)
+        if bucket.is_last():
+            straggler.waits_for(sent)
+        return sent
+
+    return send
+
+
+def _average(group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
+    # The factor in double precision, as DDP without a hook has it.
+    buffer = bucket.buffer().mul_(1 / group.size())
+    work = dist.all_reduce(buffer, group=group, async_op=True)
+    assert work is not None, "an asynchronous collective returns its work"
+    averaged: torch.futures.Future[Tensor] = work.get_future().then(lambda sent: sent.value()[0])
+    return averaged

@@ -1,0 +1,247 @@
+"""A slower link between the ranks than they have, simulated: no root, no other machine.
+
+`install` wraps the methods of ProcessGroup through which `torch.distributed` begins every collective, FSDP2
+and SyncBatchNorm among its callers, and what DDP does in C++ (`simulated_ddp`). The real collective runs as
+always, and its result is held back (`simulated_queue`). Nothing is wrapped in a cluster without a simulated
+link or slow rank.
+
+Functional collectives, which DTensor redistributes with, are begun in C++ and not held back.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import torch
+import torch.distributed as dist
+
+from nbgpu.engine.group import simulated_ddp, straggler, torch_private
+from nbgpu.engine.group.simulated_queue import Arrivals, Line, Numbered, Queue, hold_message
+from nbgpu.engine.group.simulated_times import Operation, seconds
+from nbgpu.machine.links import Link
+
+_METHODS: dict[str, tuple[Operation, int]] = {
+    "allreduce": ("all_reduce", 0),
+    "allreduce_coalesced": ("all_reduce", 0),
+    "broadcast": ("broadcast", 0),
+    "reduce": ("reduce", 0),
+    "allgather": ("all_gather", 0),
+    "allgather_coalesced": ("all_gather", 0),
+    "all_gather_single": ("all_gather", 0),
+    "all_gather_single_coalesced": ("all_gather", 0),
+    "allgather_into_tensor_coalesced": ("all_gather", 0),
+    torch_private.ALL_GATHER: ("all_gather", 0),
+    "reduce_scatter": ("reduce_scatter", 1),
+    "reduce_scatter_single": ("reduce_scatter", 1),
+    "reduce_scatter_single_coalesced": ("reduce_scatter", 1),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 1),
+    torch_private.REDUCE_SCATTER: ("reduce_scatter", 1),
+    "alltoall": ("all_to_all", 1),
+    "alltoall_base": ("all_to_all", 1),
+    "all_to_all_single": ("all_to_all", 1),
+    "gather": ("gather", 1),
+    "scatter": ("scatter", 0),
+    "barrier": ("barrier", -1),
+}
+"""By method of ProcessGroup: the kind of collective, and which argument has the tensors whose bytes count; -1
+for none. Versions of torch lack some of them."""
+_MESSAGES = {"send": "out", "recv": "in", "recv_anysource": "in"}
+_WITH_PEER = 3
+"""The number of arguments where they name the other rank: tensors, rank and tag."""
+_PARTS = {"gather", "scatter"}
+"""The tensors counted for these are one rank's part of the whole."""
+
+_NO_LINK = Link("none", 0.0, float("inf"), "a rank that is only slow")
+_link = _NO_LINK
+_is_installed = False
+
+
+class _Generation:
+    """The simulated link of one generation of the group."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.line = Line()
+        self._folder = folder
+        self._number = number
+        self._queues: dict[str, Queue] = {}
+        self._messages: dict[str, Numbered] = {}
+        self._paths: list[Path] = []
+        self._lock = threading.Lock()
+
+    def queue_of(self, group: Any) -> Queue:
+        """Return the queue of a process group, which is made when the group begins its first collective."""
+        # A person may end the group and make one of another size with the same name.
+        name = f"{group.group_name}-of-{group.size()}"
+        with self._lock:
+            if name not in self._queues:
+                self._queues[name] = Queue(self.line, self._arrivals(name, group.rank(), group.size()))
+            return self._queues[name]
+
+    def messages(self, group: Any, sender: int, receiver: int, tag: int) -> Numbered:
+        """Return the messages of one rank of a group to another, which both number alike."""
+        name = f"{group.group_name}-{sender}-{receiver}-{tag}"
+        with self._lock:
+            if name not in self._messages:
+                is_receiver = group.rank() == receiver
+                self._messages[name] = Numbered(self._arrivals(name, int(is_receiver), 2))
+            return self._messages[name]
+
+    def _arrivals(self, name: str, rank: int, world_size: int) -> Arrivals:
+        path = self._folder / f"link-{self._number}-{quote(name, safe='')}"
+        self._paths.append(path)
+        return Arrivals(path, rank, world_size)
+
+    def end(self) -> None:
+        """Give up whatever is held back."""
+        self.line.given_up.set()
+        for queue in list(self._queues.values()):
+            queue.close()
+        for path in list(self._paths):
+            path.unlink(missing_ok=True)
+
+
+_now: _Generation | None = None
+_exempt = threading.local()
+
+
+def install(link: Link | None, slow_factor: float) -> None:
+    """Simulate a link, and make this rank slow, in every group that is formed from now on.
+
+    Args:
+        link: the link; None for the one that is there.
+        slow_factor: how many times as long this rank works; 1 for a rank like the others.
+    """
+    global _link, _is_installed
+    if link is None and slow_factor == 1:
+        return
+    _link = link or _NO_LINK
+    _is_installed = True
+    straggler.install(slow_factor)
+    for name, (operation, argument) in _METHODS.items():
+        with suppress(AttributeError):
+            _wrap(name, functools.partial(_holding, operation=operation, argument=argument))
+    for name, direction in _MESSAGES.items():
+        _wrap(name, functools.partial(_holding_message, direction=direction))
+    torch_private.wrap_broadcast_coalesced(_holding_broadcast)
+    simulated_ddp.give_every_ddp_a_hook()
+
+
+def begin(folder: Path, number: int) -> None:
+    """Begin to simulate in a generation of the group that was just formed.
+
+    Args:
+        folder: where the ranks of this host meet; only the user can enter it.
+        number: the generation's.
+    """
+    global _now
+    if _is_installed:
+        straggler.free(is_freed=False)
+        straggler.begin()
+        _now = _Generation(folder, number)
+
+
+def end() -> None:
+    """End the simulation in this generation, and free whoever waits for a result that is held back.
+
+    Call on any thread, before the connections are cut.
+    """
+    global _now
+    ended, _now = _now, None
+    straggler.free(is_freed=True)
+    if ended is not None:
+        ended.end()
+
+
+def in_words() -> str:
+    """Return 'simulated link 10GbE', or an empty text where no link is simulated."""
+    return "" if _link is _NO_LINK else f"simulated link {_link.name}"
+
+
+@contextmanager
+def not_simulated() -> Iterator[None]:
+    """Hold no collective back that begins in the block: it is nbgpu's own and no part of a person's step.
+
+    What a slow rank did before, such as loading its data, is not made longer.
+    """
+    before = getattr(_exempt, "is_on", False)
+    _exempt.is_on = True
+    try:
+        yield
+    finally:
+        _exempt.is_on = before
+        straggler.begin()
+
+
+def _generation() -> _Generation | None:
+    return None if getattr(_exempt, "is_on", False) else _now
+
+
+def _wrap(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    method = getattr(dist.ProcessGroup, name)
+    setattr(dist.ProcessGroup, name, functools.wraps(method)(wrap(method)))
+
+
+def _holding(collective: Callable[..., Any], operation: Operation, argument: int) -> Callable[..., Any]:
+    def begin_and_hold(group: Any, *args: Any, **kwargs: Any) -> Any:
+        now = _generation()
+        if now is None:
+            return collective(group, *args, **kwargs)
+        straggler.catch_up()
+        queue = now.queue_of(group)
+        number = queue.arrive()
+        real = collective(group, *args, **kwargs)
+        num_bytes = 0 if argument < 0 else _num_bytes(args[argument])
+        if operation in _PARTS:
+            num_bytes *= group.size()
+        return queue.put(real, number, seconds(operation, num_bytes, group.size(), _link))
+
+    return begin_and_hold
+
+
+def _holding_message(message: Callable[..., Any], direction: str) -> Callable[..., Any]:
+    def begin_and_hold(group: Any, *args: Any, **kwargs: Any) -> Any:
+        now = _generation()
+        if now is None:
+            return message(group, *args, **kwargs)
+        straggler.catch_up()
+        arrivals, number = None, 0
+        if len(args) == _WITH_PEER:
+            ends = (group.rank(), args[1]) if direction == "out" else (args[1], group.rank())
+            messages = now.messages(group, *ends, args[2])
+            arrivals, number = messages.arrivals, messages.arrive()
+        real = message(group, *args, **kwargs)
+        lasts_s = seconds("send", _num_bytes(args[0]), 2, _link)
+        return hold_message(real, now.line, arrivals, number, lasts_s, direction)
+
+    return begin_and_hold
+
+
+def _holding_broadcast(broadcast: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the function with which DDP broadcasts its buffers, and its constructor the parameters."""
+
+    def broadcast_and_hold(group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        now = _generation()
+        if now is None:
+            return broadcast(group, tensors, *args, **kwargs)
+        straggler.catch_up()
+        queue = now.queue_of(group)
+        number = queue.arrive()
+        broadcast(group, tensors, *args, **kwargs)
+        lasts_s = seconds("broadcast", _num_bytes(tensors), group.size(), _link)
+        queue.put(None, number, lasts_s).wait()
+        return None
+
+    return broadcast_and_hold
+
+
+def _num_bytes(tensors: Any) -> int:
+    """Return the bytes of a tensor, or of all tensors in lists and lists of lists."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors.numel() * tensors.element_size()
+    return sum(_num_bytes(each) for each in tensors)

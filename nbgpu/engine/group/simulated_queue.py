@@ -1,0 +1,276 @@
+"""Collectives whose results are held back until a slower link would have delivered them.
+
+The real collective runs at once. A thread for each process group waits for it, works out when the link would
+be done, and delivers the result then. Meanwhile the main thread computes, or waits without the GIL.
+
+The link begins with a collective when the last rank has come to it and the link is free: it is one queue, as
+NCCL has one for each group. All ranks are on one host and share its clock, so that each can read in a file in
+shared memory when the others came. The ranks therefore work out the same times.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import queue
+import struct
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbgpu.engine.group import straggler
+
+_NUM_SLOTS = 1024
+"""How many collectives a rank may be ahead of another whose arrivals it reads."""
+_SLOT = struct.Struct("qd")
+"""The number of a collective, and the time at which a rank came to it."""
+_PR_SET_TIMERSLACK = 29
+_SLACK_NS = 1000
+"""The kernel's 50 us are as much as the latency of a link."""
+
+
+class Arrivals:
+    """When each rank of a group came to its collectives.
+
+    Args:
+        path: the group's file, in a folder that only the user can enter.
+        rank: this rank's number in the group.
+        world_size: the number of ranks in the group.
+    """
+
+    def __init__(self, path: Path, rank: int, world_size: int) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        num_bytes = world_size * _NUM_SLOTS * _SLOT.size
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(descriptor, num_bytes)
+            self._memory = mmap.mmap(descriptor, num_bytes)
+        finally:
+            os.close(descriptor)
+
+    def note(self, number: int, time_s: float) -> None:
+        """Note when this rank came to its collective with this number, counted from 1."""
+        _SLOT.pack_into(self._memory, self._offset(self._rank, number), number, time_s)
+
+    def last_s(self, number: int) -> float:
+        """Return when the last rank came to this collective, of those that have come."""
+        slots = (
+            _SLOT.unpack_from(self._memory, self._offset(rank, number)) for rank in range(self._world_size)
+        )
+        times_s: list[float] = [time_s for found, time_s in slots if found == number]
+        return max(times_s)
+
+    def _offset(self, rank: int, number: int) -> int:
+        return (rank * _NUM_SLOTS + number % _NUM_SLOTS) * _SLOT.size
+
+
+class Line:
+    """The link of this rank, which all groups of a generation share."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free_s = {"out": 0.0, "in": 0.0}
+        self.given_up = threading.Event()
+        """Set when results are no longer waited for, because the group was given up."""
+
+    def take(self, begun_s: float, lasts_s: float, *directions: str) -> float:
+        """Return when a message is through that could begin at `begun_s`; the link is taken until then."""
+        with self._lock:
+            through_s = max(begun_s, *(self._free_s[name] for name in directions)) + lasts_s
+            self._free_s.update(dict.fromkeys(directions, through_s))
+        return through_s
+
+
+class HeldWork(dist.Work):
+    """A collective's work, done when the slower link would have done it."""
+
+    def __init__(self, real: dist.Work | None) -> None:
+        super().__init__()
+        self._real = real
+        self.done: torch.futures.Future[Any] = torch.futures.Future()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for the result, without the GIL; raise what the real collective raised."""
+        begun_s = time.monotonic()
+        try:
+            if timeout:
+                self._wait_at_most(timeout)
+            self.done.wait()
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                straggler.waited(begun_s)
+        return True
+
+    def _wait_at_most(self, timeout: timedelta) -> None:
+        is_done = threading.Event()
+        self.done.add_done_callback(lambda _: is_done.set())
+        if not is_done.wait(timeout.total_seconds()):
+            raise dist.DistBackendError(f"a collective timed out after {timeout.total_seconds():g} s")
+
+    def is_completed(self) -> bool:
+        return self.done.done()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Any:
+        if self.is_completed():
+            try:
+                self.done.value()
+            except Exception as error:  # noqa: BLE001 - whatever the collective raised
+                return error
+        return None
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def result(self) -> Any:
+        return self.done.wait()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        if self._real is not None:
+            self._real.get_future()  # raises where the backend has none for this collective
+        return self.done
+
+
+class _Held:
+    """One collective that the link has not delivered yet."""
+
+    def __init__(
+        self, real: dist.Work | None, arrivals: Arrivals | None, number: int, lasts_s: float, line: Line
+    ) -> None:
+        self.work = HeldWork(real)
+        self._real = real
+        self._arrivals = arrivals
+        self._number = number
+        self._lasts_s = lasts_s
+        self._line = line
+
+    def deliver(self, *directions: str) -> None:
+        """Wait for the real collective and for the link in these directions, and complete the work."""
+        done = self.work.done
+        try:
+            value = None if self._real is None else _result(self._real)
+            begun_s = time.monotonic() if self._arrivals is None else self._arrivals.last_s(self._number)
+            through_s = self._line.take(begun_s, self._lasts_s, *directions)
+            if self._line.given_up.wait(max(0.0, through_s - time.monotonic())):
+                raise dist.DistBackendError(
+                    "the process group was given up while a simulated link held a result back, because another rank failed"
+                )
+        except Exception as error:  # noqa: BLE001 - the rank that waits gets it
+            done.set_exception(error)
+        else:
+            done.set_result(value)
+
+
+def _result(real: dist.Work) -> Any:
+    """Wait for a real collective; return its result, or None where the backend has it not as a future."""
+    try:
+        future = real.get_future()
+    except (RuntimeError, NotImplementedError):
+        real.wait()
+        return None
+    return future.wait()
+
+
+class Numbered:
+    """Collectives that their ranks number alike.
+
+    Args:
+        arrivals: when the ranks came to each.
+    """
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self.arrivals = arrivals
+        self._lock = threading.Lock()
+        self._number = 0
+
+    def arrive(self) -> int:
+        """Note that this rank has come to the next collective; return its number. Call before the real
+        one."""
+        with self._lock:
+            self._number += 1
+            self.arrivals.note(self._number, time.monotonic())
+            return self._number
+
+
+class Queue(Numbered):
+    """The collectives of one process group, delivered in order by a thread."""
+
+    def __init__(self, line: Line, arrivals: Arrivals) -> None:
+        super().__init__(arrivals)
+        self._line = line
+        self._held: queue.SimpleQueue[_Held | None] = queue.SimpleQueue()
+        self._start()
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._deliver_all, name="nbgpu-link", daemon=True)
+        self._thread.start()
+
+    def arrive(self) -> int:
+        if threading.current_thread() is self._thread:
+            # A callback of a result begins a collective and may wait for it, as PowerSGD's does. Another
+            # thread has to deliver it.
+            self._start()
+        return super().arrive()
+
+    def put(self, real: dist.Work | None, number: int, lasts_s: float) -> HeldWork:
+        """Hold a collective back.
+
+        Args:
+            real: the real collective; None if it has ended.
+            number: its number, from `arrive`.
+            lasts_s: how long the link has work with it.
+        """
+        held = _Held(real, self.arrivals, number, lasts_s, self._line)
+        self._held.put(held)
+        return held.work
+
+    def close(self) -> None:
+        """End the thread when all that is held back is delivered or given up."""
+        self._held.put(None)
+
+    def _deliver_all(self) -> None:
+        _wake_up_in_time()
+        while threading.current_thread() is self._thread:
+            held = self._held.get()
+            if held is None:
+                return
+            held.deliver("out", "in")
+
+
+def hold_message(
+    real: dist.Work, line: Line, arrivals: Arrivals | None, number: int, lasts_s: float, direction: str
+) -> HeldWork:
+    """Hold back a message to or from one other rank.
+
+    Each has a thread of its own, because a program may need its messages in another order than it began them.
+
+    Args:
+        real: the real message.
+        line: the rank's link.
+        arrivals: when sender and receiver came to it; None where the sender is not known.
+        number: the message's number there.
+        lasts_s: how long the link has work with it.
+        direction: 'out' or 'in'.
+    """
+    held = _Held(real, arrivals, number, lasts_s, line)
+
+    def deliver() -> None:
+        _wake_up_in_time()
+        held.deliver(direction)
+
+    threading.Thread(target=deliver, name="nbgpu-link-message", daemon=True).start()
+    return held.work
+
+
+def _wake_up_in_time() -> None:
+    """Let this thread's sleeps end within microseconds (prctl(2))."""
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _SLACK_NS, 0, 0, 0)

@@ -1,0 +1,76 @@
+"""Makes this rank slower than the others, as a rank with a slower processor is.
+
+The rank's own work is the time outside of collectives, from the beginning of a cell or call on. Where the
+rank comes to a collective, and after the forward pass and the optimizer in a step of a run, it sleeps as long
+as the slower processor would still have worked. The time that it waits in a collective is not made longer,
+nor what it does before one of nbgpu's own: in a run that is loading packages and data.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import torch
+
+_SLICE_S = 0.05
+"""A longer sleep is cut into parts, so that a rank that is freed wakes up."""
+
+_factor = 1.0
+_since_s = 0.0
+"""The moment up to which the own work has been made longer."""
+_waited_s = 0.0
+"""The time since then in which this rank waited for others."""
+_is_freed = threading.Event()
+
+
+def install(factor: float) -> None:
+    """Make this rank's work `factor` times as long from now on."""
+    global _factor
+    _factor = factor
+    begin()
+
+
+def begin() -> None:
+    """Count this rank's work from now on, such as at the beginning of a cell."""
+    global _since_s, _waited_s
+    if _factor != 1:
+        _since_s, _waited_s = time.monotonic(), 0.0
+
+
+def free(is_freed: bool) -> None:
+    """End a sleep and let none begin, until called with False. Call on any thread."""
+    if is_freed:
+        _is_freed.set()
+    else:
+        _is_freed.clear()
+
+
+def catch_up() -> None:
+    """Sleep as long as the work since the last call lacks. Other threads than the main one do not sleep."""
+    global _since_s, _waited_s
+    if _factor == 1 or threading.current_thread() is not threading.main_thread():
+        return
+    now_s = time.monotonic()
+    until_s = now_s + (_factor - 1) * max(0.0, now_s - _since_s - _waited_s)
+    while (left_s := until_s - time.monotonic()) > 0 and not _is_freed.is_set():
+        time.sleep(min(left_s, _SLICE_S))
+    _since_s, _waited_s = time.monotonic(), 0.0
+
+
+def waited(begun_s: float) -> None:
+    """Leave the time since `begun_s` (`time.monotonic`) out of this rank's work."""
+    global _waited_s
+    if _factor != 1:
+        _waited_s += time.monotonic() - max(begun_s, _since_s)
+
+
+def waits_for(sent: torch.futures.Future[Any]) -> None:
+    """Leave the time from now until a future is done out of this rank's work.
+
+    DDP waits in C++ for the last bucket's future, right after the gradients are computed.
+    """
+    if _factor != 1:
+        begun_s = time.monotonic()
+        sent.add_done_callback(lambda _: waited(begun_s))
