@@ -17,7 +17,7 @@ def test_a_step_over_a_real_slow_link_is_predicted() -> None:
     """A row that other work has disturbed says nothing, and is tried again."""
     with slow_link(2, 200e6, 1e-3) as link:
         for _ in range(NUM_TRIES):
-            (row,) = rows_of(link, [ROW], num_steps=5, budget_s=4.0)
+            (row,) = rows_of(link, [ROW], num_steps=5, budget_s=4.0, quiet_within_s=5.0)
             if not row.is_disturbed:
                 break
     assert len(row.times.buckets) == 8
