@@ -18,7 +18,7 @@ def test_a_step_over_a_real_slow_link_is_predicted() -> None:
     errors = []
     with slow_link(2, 200e6, 1e-3) as link:
         while len(errors) < NUM_TRIES:
-            (row,) = rows_of(link, [ROW], num_steps=5, budget_s=4.0, quiet_within_s=5.0)
+            (row,) = rows_of(link, [ROW], num_steps=4, budget_s=2.5, quiet_within_s=2.0)
             errors.append(row.error)
             if abs(row.error) < OFF:
                 break
