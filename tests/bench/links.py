@@ -9,7 +9,7 @@ and tried once more. The prediction is the mean of those from the links before a
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from linked_steps import Row, Settings, rows_of
 from slow_link import slow_link, why_not
@@ -39,26 +39,42 @@ def computing() -> list[Settings]:
     ]
 
 
-GROUPS: dict[str, tuple[int, Callable[[], list[Settings]], str]] = {
-    "waiting layers, 2 ranks": (2, waiting, "median at most 5 %, worst at most 15 %"),
-    "waiting layers, 4 ranks": (4, waiting, "median at most 5 %, worst at most 15 %"),
-    "waiting layers, 2 ranks, FSDP": (2, lambda: waiting("fsdp"), ""),
-    "computing layers, 2 ranks": (2, computing, "median at most 10 % where each rank has a core"),
+WAITING_AIM = "median at most 5 %, worst at most 15 %"
+COMPUTING_AIM = "median at most 10 % where each rank has a core"
+
+
+def waiting_2() -> str:
+    """Layers that wait, as a CPU does while its GPU works, on 2 ranks"""
+    return _group(2, waiting(), WAITING_AIM)
+
+
+def waiting_4() -> str:
+    """Layers that wait, as a CPU does while its GPU works, on 4 ranks"""
+    return _group(4, waiting(), WAITING_AIM)
+
+
+def sharded_2() -> str:
+    """Layers that wait, with FSDP on 2 ranks"""
+    return _group(2, waiting("fsdp"), "")
+
+
+def computing_2() -> str:
+    """Layers that compute, on 2 ranks"""
+    return _group(2, computing(), COMPUTING_AIM)
+
+
+PARTS = {
+    "links-waiting-2": waiting_2,
+    "links-waiting-4": waiting_4,
+    "links-fsdp": sharded_2,
+    "links-computing": computing_2,
 }
-"""The number of ranks, the rows, and the aim."""
 
 
-def check() -> str:
-    """The model of a step against real steps over real slow links, each rank on a host of its own."""
+def _group(world_size: int, settings: Sequence[Settings], aim: str) -> str:
     if reason := why_not():
         raise SystemExit(f"no slow links can be made here: {reason}")
-    return "".join(_group(name, *GROUPS[name]) for name in GROUPS)
-
-
-def _group(name: str, world_size: int, settings: Callable[[], list[Settings]], aim: str) -> str:
     lines = [
-        f"**{name}**",
-        "",
         "| link | MB | bucket_mb | buckets | alone, ms | measured, ms | modelled, ms | error | no overlap | described "
         "link | drift, step | drift, link | load | |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
@@ -66,7 +82,7 @@ def _group(name: str, world_size: int, settings: Callable[[], list[Settings]], a
     kept: list[Row] = []
     for title, (bits_per_s, delay_s) in LINKS.items():
         with slow_link(world_size, bits_per_s, delay_s) as link:
-            first = list(rows_of(link, settings()))
+            first = list(rows_of(link, settings))
             again = [row.settings for row in first if row.is_disturbed]
             second = list(rows_of(link, again)) if again else []
         retried = iter(second)
@@ -76,7 +92,6 @@ def _group(name: str, world_size: int, settings: Callable[[], list[Settings]], a
                 row = next(retried)
                 lines.append(_line(title, row, "again" + (", disturbed again" if row.is_disturbed else "")))
             kept.append(row)
-        print("\n".join(lines), flush=True)
     return "\n".join(lines) + "\n\n" + _summary(kept, aim)
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from slow_link import Place, SlowLink
 
 from nbgpu.machine.links import Link
@@ -23,6 +25,9 @@ LAYERS = Path(__file__).with_name("layers.py")
 _NUM_STEPS = 7
 _BUDGET_S = 8.0
 _DRIFT = 1.1
+_QUIET_CORES = 0.3
+_LISTEN_S = 2.0
+_QUIET_WITHIN_S = 120.0
 _DDP = ("all_reduce", "two all_reduce at once")
 _FSDP = (*_DDP, "all_gather", "reduce_scatter")
 
@@ -30,7 +35,9 @@ Settings = dict[str, Any]
 """Of `layers.py`: `width`, `wait_ms`, `batch_size`, `bucket_mb` and `strategy`."""
 
 
-def measure(place: Place, rows: Sequence[Settings], num_steps: int, budget_s: float) -> dict[str, Any]:
+def measure(
+    place: Place, rows: Sequence[Settings], num_steps: int, budget_s: float, quiet_within_s: float
+) -> dict[str, Any]:
     """Measure links and steps on one host. Every host calls this."""
     import torch
     import torch.distributed as dist
@@ -43,8 +50,10 @@ def measure(place: Place, rows: Sequence[Settings], num_steps: int, budget_s: fl
     device = torch.device("cpu")
     group.form(group.Membership(place.rank, place.world_size, place.rank, device, "gloo"), place.rendezvous)
     only = _FSDP if any(row["strategy"] == "fsdp" for row in rows) else _DDP
+    _wait_for_quiet(place.rank, quiet_within_s)
     links, steps, loads = [link_timing.measure(budget_s, only)], [], []
     for row in rows:
+        _wait_for_quiet(place.rank, quiet_within_s)
         # torch has no fused SGD for sharded weights.
         optimizer = "adamw" if row["strategy"] == "fsdp" else "sgd"
         config = train_config(str(LAYERS), optimizer=optimizer, **row)
@@ -54,6 +63,20 @@ def measure(place: Place, rows: Sequence[Settings], num_steps: int, budget_s: fl
     dist.barrier()
     dist.destroy_process_group()
     return {"links": links, "steps": steps, "loads": loads}
+
+
+def _wait_for_quiet(rank: int, patience_s: float) -> None:
+    """Wait until other work leaves the cores alone, or for so long that it never will. A collective."""
+    import torch.distributed as dist
+
+    dist.barrier()
+    give_up_s = time.monotonic() + patience_s
+    # The others wait without using a core.
+    while rank == 0 and time.monotonic() < give_up_s:
+        cores = psutil.cpu_count() * psutil.cpu_percent(interval=_LISTEN_S) / 100
+        if cores < _QUIET_CORES:
+            break
+    dist.barrier()
 
 
 @dataclass(frozen=True)
@@ -81,11 +104,24 @@ class Row:
 
 
 def rows_of(
-    link: SlowLink, settings: Sequence[Settings], num_steps: int = _NUM_STEPS, budget_s: float = _BUDGET_S
+    link: SlowLink,
+    settings: Sequence[Settings],
+    num_steps: int = _NUM_STEPS,
+    budget_s: float = _BUDGET_S,
+    quiet_within_s: float = _QUIET_WITHIN_S,
 ) -> Iterator[Row]:
-    """Measure and model some rows over a link."""
+    """Measure and model some rows over a link.
+
+    Args:
+        link: the hosts, one for each rank.
+        settings: of the rows.
+        num_steps: timed steps of each kind.
+        budget_s: for each measurement of the links.
+        quiet_within_s: how long to wait before each row until other work leaves the cores alone.
+    """
     world_size = len(link.hosts)
-    found = link.run(measure, patience_s=1800, rows=settings, num_steps=num_steps, budget_s=budget_s)
+    how = {"num_steps": num_steps, "budget_s": budget_s, "quiet_within_s": quiet_within_s}
+    found = link.run(measure, patience_s=3600, rows=settings, **how)
     of_ranks = zip(*(host["links"] for host in found), strict=True)
     links = [Links("gloo", ["CPU"] * world_size, list(each)) for each in of_ranks]
     described = Link("described", link.delay_one_way_s, link.bits_per_s / 8, "as it was made")
