@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nbgpu.client.cluster.cluster import Cluster, current
     from nbgpu.client.runs.run import Run
     from nbgpu.client.scaling.links import measure_links
+    from nbgpu.client.scaling.memory import memory
     from nbgpu.client.scaling.steps import time_step
     from nbgpu.client.sweeps.sweep import Sweep, sweep
     from nbgpu.config import ClusterConfig, TrainConfig
@@ -52,6 +53,7 @@ __all__ = [
     "controls",
     "current",
     "measure_links",
+    "memory",
     "sweep",
     "time_step",
 ]
@@ -64,6 +66,7 @@ _HOMES = {
     "Sweep": "nbgpu.client.sweeps.sweep",
     "sweep": "nbgpu.client.sweeps.sweep",
     "measure_links": "nbgpu.client.scaling.links",
+    "memory": "nbgpu.client.scaling.memory",
     "time_step": "nbgpu.client.scaling.steps",
     "ClusterConfig": "nbgpu.config",
     "TrainConfig": "nbgpu.config",

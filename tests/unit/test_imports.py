@@ -374,6 +374,7 @@ def test_the_public_names_are_these() -> None:
         "controls",
         "current",
         "measure_links",
+        "memory",
         "sweep",
         "time_step",
     ]
