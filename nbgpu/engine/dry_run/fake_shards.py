@@ -25,16 +25,24 @@ class FakeShards:
         model: with weights that have no values; they stand for the gathered ones and must not count.
         blocks: the parts that are gathered one at a time.
         world_size: the number of ranks to share among.
+        note: is told which tensors were gathered.
     """
 
     keeps_gradients = False
 
-    def __init__(self, model: nn.Module, blocks: Sequence[nn.Module], world_size: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: Sequence[nn.Module],
+        world_size: int,
+        note: Callable[[list[Tensor]], None],
+    ) -> None:
         self.replica = model
+        self._note = note
         of_blocks = {id(p) for block in blocks for p in block.parameters()}
         rest = [p for p in model.parameters() if id(p) not in of_blocks]
-        self._root = _Part(rest, world_size)
-        self._parts = [_Part(list(block.parameters()), world_size) for block in blocks]
+        self._root = _Part(rest, world_size, note)
+        self._parts = [_Part(list(block.parameters()), world_size, note) for block in blocks]
         self._now = True
         self._order: list[_Part] = []
         """The parts in the order of the forward pass."""
@@ -119,10 +127,14 @@ class FakeShards:
             return
         self._to_scatter = None
         self._to_scatter = torch.empty(part.padded, dtype=gradients[0].dtype, device=gradients[0].device)
+        self._note([self._to_scatter])
         del gradients
         for parameter in part.whole:
             parameter.grad = None
         part.take_gradients()
+        if self._to_scatter.device.type == "cpu":
+            # gloo adds up a copy of its own.
+            self._note([torch.empty_like(self._to_scatter)])
 
 
 class _AfterBackward(torch.autograd.Function):
@@ -142,8 +154,11 @@ class _AfterBackward(torch.autograd.Function):
 class _Part:
     """Weights that are gathered together."""
 
-    def __init__(self, whole: list[nn.Parameter], world_size: int) -> None:
+    def __init__(
+        self, whole: list[nn.Parameter], world_size: int, note: Callable[[list[Tensor]], None]
+    ) -> None:
         self.whole = whole
+        self._note = note
         self.shards = [
             nn.Parameter(
                 torch.empty(_shard_shape(p.shape, world_size), dtype=p.dtype, device=p.device),
@@ -162,6 +177,7 @@ class _Part:
         if self._world_size > 1 and self.shards and self.buffer is None and not self._gathered:
             like = self.shards[0]
             self.buffer = torch.empty(self.padded, dtype=like.dtype, device=like.device)
+            self._note([self.buffer])
 
     def gather(self) -> None:
         """Copy the weights from the buffer into a tensor each."""
@@ -172,6 +188,7 @@ class _Part:
             torch.empty(self._world_size * shard.numel(), dtype=shard.dtype, device=shard.device)
             for shard in self.shards
         ]
+        self._note(self._gathered)
 
     def forget_gathered(self) -> None:
         """Free the gathered weights."""

@@ -11,6 +11,7 @@ import logging
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from nbgpu.engine.dry_run.fake_shards import FakeShards
 from nbgpu.engine.dry_run.steps import DryRun, without_exchange
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory.budget import Need
-from nbgpu.engine.memory.tape import Tape
+from nbgpu.engine.memory.tape import GATHERED, Tape
 from nbgpu.engine.model import build as models
 from nbgpu.engine.model import precision
 from nbgpu.engine.model.discriminator import Discriminator
@@ -42,6 +43,7 @@ class _Living(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.tape = Tape()
+        self._left_out: set[int] = set()
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -50,12 +52,17 @@ class _Living(TorchDispatchMode):
         for result in tree_leaves(results):
             if isinstance(result, Tensor):
                 storage = result.untyped_storage()
-                if not self.tape.holds(key := storage._cdata):
+                key = storage._cdata
+                if key not in self._left_out and not self.tape.holds(key):
                     self.tape.take(key, storage.nbytes())
                     weakref.finalize(storage, self.tape.give_back, key)
         if scratch := scratch_bytes(function, args, results):
             self.tape.for_a_moment(scratch)
         return results
+
+    def leave_out(self, tensors: Iterable[Tensor]) -> None:
+        """Do not count tensors that were there before, which must stay, nor what shares their memory."""
+        self._left_out |= {tensor.untyped_storage()._cdata for tensor in tensors}
 
     def note(self, category: str, tensors: Iterable[Tensor] | None) -> None:
         """Say what these tensors are for, or with None all others that are held now."""
@@ -105,22 +112,19 @@ def parts(config: TrainConfig, device: torch.device, world_size: int) -> dict[st
         # With shards the weights in the model stand for the gathered ones, which FakeShards counts.
         _empty(model, device)
         if is_shared_out:
+            living.leave_out(model.parameters())
             stack.enter_context(living)
             _empty_buffers(model, device)
         if rival is not None:
             _empty(rival.network, device)
             rival = Discriminator(config, rival.recipe, rival.network, device)
-        dry_run = DryRun(
-            config,
-            device,
-            recipe,
-            model,
-            rival,
-            spread=(lambda whole: FakeShards(whole, recipe.blocks(whole), world_size))
-            if is_shared_out
-            else None,
-            note=living.note,
-        )
+        spread = None
+        if is_shared_out:
+            gathered = partial(living.note, GATHERED)
+            spread = partial(
+                FakeShards, blocks=recipe.blocks(model), world_size=world_size, note=gathered
+            )
+        dry_run = DryRun(config, device, recipe, model, rival, spread, living.note)
         for _ in range(_NUM_STEPS):
             dry_run.step(config.batch_size)
         dry_run.between_steps()
@@ -172,4 +176,5 @@ def _activations(config: TrainConfig, model: nn.Module, rival: Discriminator | N
         if rival is not None:
             rival.forget_gradients()
     model.zero_grad(set_to_none=True)
-    return living.tape.peak_bytes
+    peak_bytes: int = living.tape.peak_bytes
+    return peak_bytes

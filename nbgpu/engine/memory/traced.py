@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,18 +94,44 @@ def _read(events: Sequence[Mapping[str, Any]], found: Traced, device_type: int) 
 
     for event in events:
         name, about = str(event["name"]) if "name" in event else "", event.get("args", {})
-        if name == "[memory]" and about["Device Type"] == device_type:
-            changes.append((event["ts"], _bound(change, event["ts"], about["Addr"], about["Bytes"])))
-        elif name.startswith(_MARK) and event.get("cat") == "user_annotation":
-            changes.append((event["ts"], _bound(claim, *found.marks[int(name.removeprefix(_MARK))])))
-    for _, apply in sorted(changes, key=lambda found: found[0]):
+        if name.startswith(_MARK) and event.get("cat") == "user_annotation":
+            changes.append((event["ts"], partial(claim, *found.marks[int(name.removeprefix(_MARK))])))
+    of_device = [e for e in events if e["name"] == "[memory]" and e["args"]["Device Type"] == device_type]
+    for at_us, key, num_bytes in _with_missed_ends(of_device, gathering):
+        changes.append((at_us, partial(change, at_us, key, num_bytes)))
+    for _, apply in sorted(changes, key=lambda change: change[0]):
         apply()
     for piece in _scratch(tape, times, spans):
         piece.category = SCRATCH
 
 
-def _bound(function: Callable[..., None], *args: Any) -> Callable[[], None]:
-    return lambda: function(*args)
+def _with_missed_ends(
+    events: Sequence[Mapping[str, Any]], gathering: Sequence[tuple[float, float]]
+) -> Iterator[tuple[float, int, int]]:
+    """Yield (time, address, bytes taken or below 0 given back) of the profiler's memory events.
+
+    gloo's threads free copies that FSDP's thread had them make, and the profiler does not see those threads.
+    Such a copy is done with when FSDP's exchange is.
+    """
+    taken: dict[int, float] = {}
+    for event in sorted(events, key=lambda event: float(event["ts"])):
+        at_us, address, num_bytes = event["ts"], event["args"]["Addr"], event["args"]["Bytes"]
+        yield at_us, address, num_bytes
+        before_us = taken.pop(address, None)
+        if num_bytes > 0:
+            if before_us is not None:
+                yield from _at_end_of_exchange(before_us, address, gathering)
+            taken[address] = at_us
+    for address, before_us in taken.items():
+        yield from _at_end_of_exchange(before_us, address, gathering)
+
+
+def _at_end_of_exchange(
+    taken_us: float, address: int, gathering: Sequence[tuple[float, float]]
+) -> Iterator[tuple[float, int, int]]:
+    ends = [end for begin, end in gathering if begin <= taken_us <= end]
+    if ends:
+        yield max(ends), address, -1
 
 
 def _scratch(tape: Tape, times: Sequence[float], spans: Sequence[Mapping[str, Any]]) -> Iterator[Piece]:
