@@ -32,6 +32,8 @@ def test_the_prediction_is_within_a_tenth(cluster2: Any, recipe: str, settings: 
         assert of_rank.tensors["parameters"] > 0
         assert of_rank.tensors["optimizer"] > 1.9 * of_rank.tensors["parameters"]
         assert of_rank.before_bytes + of_rank.tensors_bytes + of_rank.rest_bytes == of_rank.peak_bytes
+    if settings.get("adversarial_weight"):
+        assert found.measured[0].tensors["discriminator"] > 0
     if settings.get("ema_decay"):
         assert found.predicted.tensors is not None
         for category in ("buckets", "average"):
@@ -53,11 +55,29 @@ def test_the_ranks_keep_what_they_have_and_nothing_else(cluster2: Any) -> None:
 
 def test_other_settings_and_ranks_are_predicted_without_the_ranks(cluster2: Any) -> None:
     found = nbgpu.memory("autoencoder", **AUTOENCODER)
+    plain = found.predicted.tensors
+    assert plain is not None
+    assert plain["gradients"] == plain["parameters"]
+    assert plain["buckets"] == plain["gathered"] == plain["average"] == plain["discriminator"] == 0
+
     frame = found.predict(batch_size=[2, 4], strategy=["ddp", "fsdp"], ranks=[2, 64]).frame()
     assert len(frame) == 8
-    of = frame.set_index(["ranks", "batch_size", "strategy"])["total_bytes"]
-    assert of[2, 2, "ddp"] == found.predicted.tensors_bytes == of[64, 2, "ddp"]
-    assert of[64, 2, "fsdp"] < of[2, 2, "fsdp"] < of[2, 4, "fsdp"] < of[2, 4, "ddp"]
+    of = frame.set_index(["ranks", "batch_size", "strategy"])
+    total = of["total_bytes"]
+    assert total[2, 2, "ddp"] == found.predicted.tensors_bytes == total[64, 2, "ddp"]
+    assert total[64, 2, "fsdp"] < total[2, 2, "fsdp"] < total[2, 4, "fsdp"] < total[2, 4, "ddp"]
+    # The first dimension of each weight is shared out, and rounded up.
+    assert plain["parameters"] / 2 <= of["parameters"][2, 2, "fsdp"] < 0.51 * plain["parameters"]
+    assert of["batches"][2, 4, "ddp"] == 2 * plain["batches"]
+
+    (copied,) = found.predict(gradient_as_bucket_view=False, ema_decay=0.9).rows
+    assert copied.tensors is not None
+    assert copied.tensors["buckets"] == copied.tensors["average"] == plain["parameters"]
+    for changed in ({"checkpoint_activations": True}, {"amp": "bf16"}):
+        (row,) = found.predict(**changed).rows
+        assert row.tensors is not None
+        assert row.tensors["activations"] < plain["activations"]
+
     with pytest.raises(nbgpu.ConfigError, match=r"(?s)ranks = 0 is not valid.*amp"):
         found.predict(ranks=[0, 2], amp="fp8")
     with pytest.raises(nbgpu.ConfigError, match="activation_checkpointing"):
@@ -83,3 +103,14 @@ def test_a_step_that_fails_frees_the_ranks(cluster2: Any) -> None:
     with pytest.raises(nbgpu.RankError, match=r"memory|allocate"):
         nbgpu.memory("autoencoder", data="phantoms", patch_size=128, batch_size=4096)
     assert cluster2.execute(SUM) == {0: "2\n", 1: "2\n"}
+
+
+@pytest.mark.gpu
+def test_a_gpu_says_what_its_allocator_took() -> None:
+    with nbgpu.Cluster(ranks=1):
+        found = nbgpu.memory("autoencoder", **AUTOENCODER)
+        print(found)
+        (of_rank,) = found.measured
+        assert of_rank.tensors["activations"] > 0
+        assert of_rank.peak_bytes >= of_rank.before_bytes + of_rank.tensors_bytes
+        assert found.error is not None

@@ -121,9 +121,7 @@ def parts(config: TrainConfig, device: torch.device, world_size: int) -> dict[st
         spread = None
         if is_shared_out:
             gathered = partial(living.note, GATHERED)
-            spread = partial(
-                FakeShards, blocks=recipe.blocks(model), world_size=world_size, note=gathered
-            )
+            spread = partial(FakeShards, blocks=recipe.blocks(model), world_size=world_size, note=gathered)
         dry_run = DryRun(config, device, recipe, model, rival, spread, living.note)
         for _ in range(_NUM_STEPS):
             dry_run.step(config.batch_size)

@@ -93,7 +93,7 @@ def _read(events: Sequence[Mapping[str, Any]], found: Traced, device_type: int) 
             tape.claim(category, keys)
 
     for event in events:
-        name, about = str(event["name"]) if "name" in event else "", event.get("args", {})
+        name = str(event["name"])
         if name.startswith(_MARK) and event.get("cat") == "user_annotation":
             changes.append((event["ts"], partial(claim, *found.marks[int(name.removeprefix(_MARK))])))
     of_device = [e for e in events if e["name"] == "[memory]" and e["args"]["Device Type"] == device_type]

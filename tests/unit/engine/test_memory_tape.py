@@ -1,19 +1,15 @@
-"""The record of the memory that tensors take, and the memory that is predicted without allocating it."""
+"""The record of the memory that tensors take, and the scratch memory of convolutions."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
 
-from nbgpu.config import train_config
-from nbgpu.engine.dry_run import fake_steps
 from nbgpu.engine.dry_run.conv_scratch import scratch_bytes
 from nbgpu.engine.memory.tape import Tape
+from nbgpu.engine.memory.traced import traced
 
 CPU = torch.device("cpu")
-SETTINGS = {"data": "phantoms", "patch_size": 16, "channels": (8, 16), "batch_size": 2}
 
 
 def test_the_parts_at_the_peak_add_up() -> None:
@@ -47,42 +43,12 @@ def test_what_is_held_when_a_claim_is_made_is_all_that_it_covers() -> None:
     }
 
 
-def predicted(num_ranks: int = 2, **changed: Any) -> dict[str, int]:
-    return fake_steps.parts(train_config("autoencoder", **{**SETTINGS, **changed}), CPU, num_ranks)
-
-
-def test_settings_change_what_they_should() -> None:
-    plain = predicted()
-    assert plain["gradients"] == plain["parameters"]
-    assert plain["buckets"] == plain["gathered"] == plain["average"] == plain["discriminator"] == 0
-    assert predicted(batch_size=4)["batches"] == 2 * plain["batches"]
-    assert predicted(ema_decay=0.9)["average"] == plain["parameters"]
-    assert predicted(adversarial_weight=0.1)["discriminator"] > 0
-    copied = predicted(gradient_as_bucket_view=False)
-    assert copied["buckets"] == plain["parameters"]
-    assert predicted(checkpoint_activations=True)["activations"] < plain["activations"]
-    assert predicted(amp="bf16")["activations"] < plain["activations"]
-
-
-def test_shards_become_smaller_with_more_ranks_and_nothing_else_does() -> None:
-    whole = predicted()
-    of_ranks = {ranks: predicted(ranks, strategy="fsdp") for ranks in (2, 4, 1024)}
-    # The first dimension of each weight is shared out, and rounded up.
-    assert whole["parameters"] // 2 <= of_ranks[2]["parameters"] < 0.51 * whole["parameters"]
-    assert of_ranks[4]["parameters"] < 0.26 * whole["parameters"]
-    assert of_ranks[1024]["optimizer"] < of_ranks[4]["optimizer"]
-    activations = [found["activations"] for found in of_ranks.values()]
-    assert max(activations) < 1.1 * min(activations)
-
-
 @pytest.mark.parametrize(
     ("batch", "channels", "size", "stride"), [(8, (16, 16), 12, 1), (4, (16, 32), 12, 2), (2, (32, 32), 2, 1)]
 )
 def test_the_scratch_of_a_convolution_is_what_its_kernel_takes(
     batch: int, channels: tuple[int, int], size: int, stride: int
 ) -> None:
-    from nbgpu.engine.memory.traced import traced
-
     image = torch.randn(batch, channels[0], size, size, size)
     weight = torch.randn(channels[1], channels[0], 3, 3, 3)
     shape = ([stride] * 3, [1] * 3, [1] * 3, False, [0] * 3, 1)
