@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 
 class FakeShards:
@@ -98,7 +97,7 @@ class FakeShards:
 
         def after_forward(module: nn.Module, args: Any, output: Any) -> None:
             part.forget_gathered()
-            for tensor in tree_leaves(output):
+            for tensor in output if isinstance(output, tuple | list) else [output]:
                 if isinstance(tensor, Tensor) and tensor.requires_grad:
                     tensor.register_hook(before_backward)
 
