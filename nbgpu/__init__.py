@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nbgpu.client.cluster.cluster import Cluster, current
     from nbgpu.client.runs.run import Run
     from nbgpu.client.scaling.links import measure_links
+    from nbgpu.client.scaling.memory import memory
     from nbgpu.client.scaling.nccl import nccl_times
     from nbgpu.client.scaling.steps import time_step
     from nbgpu.client.scaling.study import Study, scaling, study
@@ -55,6 +56,7 @@ __all__ = [
     "controls",
     "current",
     "measure_links",
+    "memory",
     "nccl_times",
     "scaling",
     "study",
@@ -70,6 +72,7 @@ _HOMES = {
     "Sweep": "nbgpu.client.sweeps.sweep",
     "sweep": "nbgpu.client.sweeps.sweep",
     "measure_links": "nbgpu.client.scaling.links",
+    "memory": "nbgpu.client.scaling.memory",
     "nccl_times": "nbgpu.client.scaling.nccl",
     "time_step": "nbgpu.client.scaling.steps",
     "Study": "nbgpu.client.scaling.study",

@@ -23,6 +23,8 @@ class Call(StrEnum):
     TIME_STEP = "nbgpu.engine.scaling.step_timing:measure"
     TIME_CELL = "nbgpu.engine.scaling.cell_timing:measure"
     MODEL_NCCL = "nbgpu.engine.scaling.nccl_model:seconds"
+    MEASURE_MEMORY = "nbgpu.engine.dry_run.memory:measure"
+    PREDICT_MEMORY = "nbgpu.engine.dry_run.memory:predict"
     MONOTONIC_S = "time:monotonic"
     """Called only to find out whether a rank answers at all."""
 

@@ -378,6 +378,7 @@ def test_the_public_names_are_these() -> None:
         "controls",
         "current",
         "measure_links",
+        "memory",
         "nccl_times",
         "scaling",
         "study",

@@ -10,13 +10,13 @@ from typing import Any
 from nbgpu.config import ClusterConfig, OwnConfig, TrainConfig
 from nbgpu.machine import devices
 from nbgpu.machine.transports import ChosenTransport
+from nbgpu.performance.memory import NAMES
 from nbgpu.planning import epochs, workers
 from nbgpu.protocol.records import Device
 from nbgpu.text.sizes import in_words
 
 _WIDTH = 11
-_PARTS = ("parameters", "gradients", "optimizer", "activations", "before")
-_NAMES = {"optimizer": "optimizer state", "activations": "activations and the rest", "before": "held already"}
+_NAMES = {**NAMES, "before": "held already"}
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Plan:
     devices: Sequence[Device]
     chosen_transport: ChosenTransport
     memory: Mapping[str, Any]
-    """An estimate for one rank, in bytes: `parameters`, `gradients`, `optimizer`, `activations`, `before`
-    (memory that the rank holds already) and `peak`; or `unknown`, with the reason."""
+    """An estimate for one rank, in bytes: the tensors at the peak by category (`nbgpu.performance.memory.NAMES`),
+    `before` (memory that the rank holds already) and `peak`; or `unknown`, with the reason."""
     data: tuple[str, ...]
     """How the data come to the ranks, one sentence for each part."""
     steps_per_epoch: int
@@ -95,10 +95,12 @@ class Plan:
     def _memory(self) -> str:
         if "peak" not in self.memory:
             return f"not known beforehand: {self.memory['unknown']}"
-        parts = ", ".join(f"{_NAMES.get(name, name)} {in_words(self.memory[name])}" for name in _PARTS)
+        parts = ", ".join(
+            f"{name} {in_words(self.memory[key])}" for key, name in _NAMES.items() if self.memory.get(key)
+        )
         estimate = (
-            f"about {in_words(self.memory['peak'])} at the peak of each rank: {parts}. Scratch memory of the kernels, and "
-            "the data in host memory, come on top"
+            f"about {in_words(self.memory['peak'])} at the peak of each rank: {parts}. What libraries take "
+            "for themselves, and the data in host memory, come on top"
         )
         if self.fits:
             return estimate

@@ -25,8 +25,8 @@ def of_run(settings: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         `data`: the recipe's `amount`, or `unknown` with the problem of the data. `memory`: in bytes
-        `parameters`, `gradients`, `optimizer`, `activations` (and everything else in a step), `before`
-        (already held by the process) and `peak`; or `unknown` with the reason.
+        the tensors at the peak by category (`nbgpu.engine.memory.tape`), `before` (already held by the
+        process) and `peak`; or `unknown` with the reason.
     """
     config = train_config(**settings)
     recipe: Any = by_name.load(config)

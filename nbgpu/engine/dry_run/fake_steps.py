@@ -1,15 +1,17 @@
 """Two steps of a run on tensors with shapes but without values, to estimate the memory that they would need.
 
 torch's FakeTensorMode computes every result's shape and type, and the sizes of the living tensors are added
-up. Not included are scratch memory in the kernels of cuDNN and oneDNN, the overhead of allocators, and data
-in host memory.
+up. The scratch memory of convolutions on the CPU is added. Not included are that of other kernels and of
+cuDNN, the overhead of allocators, and data in host memory.
 """
 
 from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nbgpu.config import TrainConfig
+from nbgpu.engine.dry_run.conv_scratch import scratch_bytes
+from nbgpu.engine.dry_run.fake_shards import FakeShards
 from nbgpu.engine.dry_run.steps import DryRun, without_exchange
 from nbgpu.engine.memory import limit as memory_limit
-from nbgpu.engine.memory.budget import Need, Static
+from nbgpu.engine.memory.budget import Need
+from nbgpu.engine.memory.tape import GATHERED, Tape
 from nbgpu.engine.model import build as models
 from nbgpu.engine.model import precision
 from nbgpu.engine.model.discriminator import Discriminator
@@ -33,12 +38,12 @@ _NUM_STEPS = 2
 
 
 class _Living(TorchDispatchMode):
-    """Adds up the sizes of the living storages, each once."""
+    """Records the living storages, each once, on a tape."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._sizes: dict[int, int] = {}
-        self.now_bytes = self.peak_bytes = 0
+        self.tape = Tape()
+        self._left_out: set[int] = set()
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -48,15 +53,23 @@ class _Living(TorchDispatchMode):
             if isinstance(result, Tensor):
                 storage = result.untyped_storage()
                 key = storage._cdata
-                if key not in self._sizes:
-                    self._sizes[key] = storage.nbytes()
-                    self.now_bytes += storage.nbytes()
-                    self.peak_bytes = max(self.peak_bytes, self.now_bytes)
-                    weakref.finalize(storage, self._forget, key)
+                if key not in self._left_out and not self.tape.holds(key):
+                    self.tape.take(key, storage.nbytes())
+                    weakref.finalize(storage, self.tape.give_back, key)
+        if scratch := scratch_bytes(function, args, results):
+            self.tape.for_a_moment(scratch)
         return results
 
-    def _forget(self, key: int) -> None:
-        self.now_bytes -= self._sizes.pop(key)
+    def leave_out(self, tensors: Iterable[Tensor]) -> None:
+        """Do not count tensors that were there before, which must stay, nor what shares their memory."""
+        self._left_out |= {tensor.untyped_storage()._cdata for tensor in tensors}
+
+    def note(self, category: str, tensors: Iterable[Tensor] | None) -> None:
+        """Say what these tensors are for, or with None all others that are held now."""
+        if tensors is None:
+            self.tape.claim_others(category)
+        else:
+            self.tape.claim(category, [tensor.untyped_storage()._cdata for tensor in tensors])
 
 
 def _empty(model: nn.Module, device: torch.device) -> None:
@@ -65,17 +78,23 @@ def _empty(model: nn.Module, device: torch.device) -> None:
         for name, parameter in module.named_parameters(recurse=False):
             empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
             module.register_parameter(name, nn.Parameter(empty, requires_grad=parameter.requires_grad))
+    _empty_buffers(model, device)
+
+
+def _empty_buffers(model: nn.Module, device: torch.device) -> None:
+    for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
 
 
 def parts(config: TrainConfig, device: torch.device, world_size: int) -> dict[str, int]:
-    """Return the memory of one rank in bytes: `parameters`, `gradients`, `optimizer`, and `activations`.
-
-    `activations` includes everything else in a step, such as a discriminator.
+    """Return the memory of one rank at the peak of its steps in bytes, by the categories of
+    `nbgpu.engine.memory.tape`.
 
     Args:
         config: the result of `without_exchange`.
+        device: the rank's; nothing is allocated on it.
+        world_size: the number of ranks that the model is spread over, which need not be there.
     """
     # The loss scaler of fp16 checks for overflow, which needs values.
     config = config.changed(amp="bf16") if config.amp == "fp16" else config
@@ -84,35 +103,30 @@ def parts(config: TrainConfig, device: torch.device, world_size: int) -> dict[st
     rival = Discriminator.of(config, recipe, torch.device("cpu"))
     # If the shapes come from a sample in a file, the file is read here, with its values.
     recipe.example(1)
+    is_shared_out = config.strategy == "fsdp"
     # Tensors that a recipe has read beside its model, such as the filters of a loss, have values.
-    with FakeTensorMode(allow_non_fake_inputs=True), _Living() as living:
+    with FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack:
+        living = _Living()
+        if not is_shared_out:
+            stack.enter_context(living)
+        # With shards the weights in the model stand for the gathered ones, which FakeShards counts.
         _empty(model, device)
+        if is_shared_out:
+            living.leave_out(model.parameters())
+            stack.enter_context(living)
+            _empty_buffers(model, device)
         if rival is not None:
             _empty(rival.network, device)
             rival = Discriminator(config, rival.recipe, rival.network, device)
-        rival_bytes = sum(p.nbytes for p in rival.network.parameters()) if rival is not None else 0
-        dry_run = DryRun(config, device, recipe, model, rival)
-        # The weights, the first gradients, and with DDP twice the size of its buckets.
-        begun_bytes = living.now_bytes - rival_bytes
+        spread = None
+        if is_shared_out:
+            gathered = partial(living.note, GATHERED)
+            spread = partial(FakeShards, blocks=recipe.blocks(model), world_size=world_size, note=gathered)
+        dry_run = DryRun(config, device, recipe, model, rival, spread, living.note)
         for _ in range(_NUM_STEPS):
             dry_run.step(config.batch_size)
-        static = Static.of(dry_run.model, dry_run.optimizer, 0)
-        blocks = [sum(p.nbytes for p in block.parameters()) for block in dry_run.recipe.blocks(dry_run.model)]
-        gradients = max(static.gradients_bytes, begun_bytes - static.parameters_bytes)
-        found = {
-            "parameters": static.parameters_bytes,
-            "gradients": gradients,
-            "optimizer": static.optimizer_bytes,
-            "activations": max(
-                0, living.peak_bytes - static.parameters_bytes - gradients - static.optimizer_bytes
-            ),
-        }
-    if config.strategy == "fsdp":
-        for name in ("parameters", "gradients", "optimizer"):
-            found[name] //= world_size
-        # Only one block at a time is gathered.
-        found["activations"] += max(blocks, default=0)
-    return found
+        dry_run.between_steps()
+        return living.tape.parts_at_peak()
 
 
 def need_of(config: TrainConfig, world_size: int) -> Need | None:
@@ -160,5 +174,5 @@ def _activations(config: TrainConfig, model: nn.Module, rival: Discriminator | N
         if rival is not None:
             rival.forget_gradients()
     model.zero_grad(set_to_none=True)
-    peak_bytes: int = living.peak_bytes
+    peak_bytes: int = living.tape.peak_bytes
     return peak_bytes

@@ -1,22 +1,29 @@
-"""Steps of a run on generated batches, on this rank alone, which need the same memory as the run itself.
+"""Steps of a run on generated batches, which need the same memory as the run itself.
 
-No gradient is exchanged, so that no rank waits for one that runs out of memory. The memory that DDP holds for
-the exchange is held all the same.
+Unless they are given a strategy no gradient is exchanged, so that no rank waits for one that runs out of
+memory. The memory that DDP holds for the exchange is held all the same.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from nbgpu.config import TrainConfig
+from nbgpu.engine.dry_run.fake_shards import FakeShards
 from nbgpu.engine.memory import limit as memory_limit
+from nbgpu.engine.memory import tape
 from nbgpu.engine.model import build as models
 from nbgpu.engine.model import optimizers, precision
+from nbgpu.engine.model.averaging import Average
+from nbgpu.engine.model.clipping import clip
 from nbgpu.engine.model.discriminator import Discriminator
+from nbgpu.engine.model.strategy import own_part
 from nbgpu.engine.workload.recipe import Recipe
 
 _NUM_PREFETCHED = 2
@@ -35,14 +42,49 @@ def import_trainer() -> None:
         import_module("nbgpu.engine.train")
 
 
+class Exchanged(Protocol):
+    """A model with or without the exchange of its gradients, as far as a dry run uses a strategy."""
+
+    replica: nn.Module
+    keeps_gradients: bool
+
+    def exchange(self, now: bool) -> AbstractContextManager[None]: ...
+
+
+class Unexchanged:
+    """The model alone, with the memory that DDP holds for the exchange."""
+
+    def __init__(self, config: TrainConfig, model: nn.Module) -> None:
+        self.replica = model
+        self.keeps_gradients = config.strategy == "ddp" and config.gradient_as_bucket_view
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self._buckets: list[Tensor] = []
+        if self.keeps_gradients:
+            for parameter in trained:
+                parameter.grad = torch.zeros_like(parameter)
+        elif config.strategy == "ddp":
+            self._buckets = [torch.zeros_like(parameter) for parameter in trained]
+
+    def exchange(self, now: bool) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+Note = Callable[[str, Iterable[Tensor] | None], None]
+"""Is told what tensors are for (a category of nbgpu.engine.memory.tape), or with None all others that are
+held."""
+
+
 class DryRun:
     """The model, optimizer and discriminator of a run, as one rank has them.
 
     Args:
-        config: the result of `without_exchange`; its `batch_size` is not used.
+        config: the result of `without_exchange`, or with a strategy the run's own; its `batch_size` is not
+            used.
         device: the rank's device.
         recipe: the recipe of the settings.
         model, discriminator: used in place of those that would be built here.
+        spread: distributes the model over ranks; None for a model that exchanges nothing.
+        note: is told what the tensors of a step are for.
     """
 
     def __init__(
@@ -52,22 +94,24 @@ class DryRun:
         recipe: Recipe,
         model: nn.Module | None = None,
         discriminator: Discriminator | None = None,
+        spread: Callable[[nn.Module], Exchanged] | None = None,
+        note: Note = lambda category, tensors: None,
     ) -> None:
         self._config = config
         self._device = device
+        self._note = note
         self.recipe = recipe
         self.model = model or models.build(config, self.recipe, device)[0]
         self._discriminator = discriminator or Discriminator.of(config, self.recipe, device)
-        self.optimizer = optimizers.make(config, self.model.parameters())
+        self.strategy = Unexchanged(config, self.model) if spread is None else spread(self.model)
+        holder = self.model
+        if isinstance(self.strategy, FakeShards):
+            holder = nn.ParameterList(self.strategy.parameters)
+        self._parameters = list(holder.parameters())
+        self.optimizer = optimizers.make(config, self._parameters)
+        self._average = Average(holder, config.ema_decay) if config.ema_decay else None
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
-        self._buckets: list[Tensor] = []
-        if config.strategy == "ddp":
-            trained = [p for p in self.model.parameters() if p.requires_grad]
-            # Gradients are in DDP's buckets from the start, or are copied there.
-            for parameter in trained:
-                parameter.grad = torch.zeros_like(parameter)
-            if not config.gradient_as_bucket_view:
-                self._buckets = [torch.zeros_like(parameter) for parameter in trained]
+        self._note(tape.PARAMETERS, [own_part(p) for p in [*self._parameters, *self.model.buffers()]])
 
     def step(self, batch_size: int) -> None:
         """Take one optimizer step, with all memory that a run would hold."""
@@ -77,28 +121,48 @@ class DryRun:
             {name: self._ready(value) for name, value in self.recipe.example(batch_size).items()}
             for _ in range(config.accumulate + num_waiting)
         ]
+        self._note(tape.BATCHES, [value for batch in batches for value in batch.values()])
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         # A third micro-batch would need no more memory than two.
+        num_taken = min(2, config.accumulate)
         rival = self._discriminator
         loss_of = self.recipe.loss if rival is None else rival.loss_of_model
-        for batch in batches[: min(2, config.accumulate)]:
-            with precision.autocast(config, self._device):
-                loss = loss_of(self.model, batch)["loss"]
-            self._scaler.scale(loss / config.accumulate).backward()
+        for index, batch in enumerate(batches[:num_taken]):
+            with self.strategy.exchange(index == num_taken - 1):
+                with precision.autocast(config, self._device):
+                    loss = loss_of(self.strategy.replica, batch)["loss"]
+                self._scaler.scale(loss / config.accumulate).backward()
+            if isinstance(self.strategy, FakeShards):
+                self.strategy.backward_is_over()
             if rival is not None:
                 rival.learn(self._scaler)
+        gradients = [own_part(p.grad) for p in self._parameters if p.grad is not None]
+        self._note(tape.GRADIENTS, gradients)
+        del gradients
         self._scaler.unscale_(self.optimizer)
-        nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_norm or math.inf)
+        clip(self._parameters, config)
         self._scaler.step(self.optimizer)
         if rival is not None:
             self._scaler.step(rival.optimizer)
         self._scaler.update()
+        if self._average is not None:
+            self._average.update(0, torch.zeros((), dtype=torch.bool, device=self._device))
+            self._note(tape.AVERAGE, [own_part(tensor) for tensor in self._average.tensors])
+        moments = optimizers.state_of(self.optimizer)[0].values()
+        self._note(tape.OPTIMIZER, [own_part(moment) for moment in moments])
+        if rival is not None:
+            self._note(tape.DISCRIMINATOR, rival.tensors)
         self.forget_gradients()
         del buffers
 
+    def between_steps(self) -> None:
+        """Note what is held between two steps and has no other purpose: DDP's buckets."""
+        if self._config.strategy == "ddp":
+            self._note(tape.BUCKETS, None)
+
     def forget_gradients(self) -> None:
         """Reset the gradients, as after a step, even after an interrupted one."""
-        self.optimizer.zero_grad(set_to_none=self._config.strategy != "ddp")
+        self.optimizer.zero_grad(set_to_none=not self.strategy.keeps_gradients)
         if self._discriminator is not None:
             self._discriminator.forget_gradients()
 

@@ -178,7 +178,8 @@ def test_the_plan_says_what_a_rank_will_take(limited: nbgpu.Cluster, tmp_path: P
     assert plan.memory["gradients"] == weights
     assert 2 * weights < plan.memory["optimizer"] < 2 * weights + 4096
     shared_out = limited.plan("autoencoder", **SETTINGS, batch_size=4, strategy="fsdp")
-    assert shared_out.memory["parameters"] == weights // 2
+    # The first dimension of each weight is shared out, and rounded up.
+    assert weights // 2 <= shared_out.memory["parameters"] < 0.51 * weights
     larger = limited.plan("autoencoder", **SETTINGS, batch_size=8, accumulate=2)
     assert 1.5 < larger.memory["activations"] / plan.memory["activations"] < 2.1
     assert (plan.fits, limited.plan("autoencoder", **SETTINGS, batch_size=4096).fits) == (True, False)

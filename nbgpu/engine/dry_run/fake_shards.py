@@ -1,0 +1,209 @@
+"""What fully_shard takes on one of any number of ranks, without the other ranks and without values.
+
+It follows torch's FSDP2 (torch/distributed/fsdp/_fully_shard, 2.13): the parts of the model are gathered one
+at a time, first into one buffer and from there into a tensor for each weight; the buffer of one part is
+freed when that of the next is there, in the backward pass the next part is gathered while one computes, and
+gradients are copied into one buffer before they are scattered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class FakeShards:
+    """A model on the weights of one rank's shards, in place of `nbgpu.engine.model.strategy.Sharded`.
+
+    Args:
+        model: with weights that have no values; they stand for the gathered ones and must not count.
+        blocks: the parts that are gathered one at a time.
+        world_size: the number of ranks to share among.
+        note: is told which tensors were gathered.
+    """
+
+    keeps_gradients = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: Sequence[nn.Module],
+        world_size: int,
+        note: Callable[[list[Tensor]], None],
+    ) -> None:
+        self.replica = model
+        self._note = note
+        of_blocks = {id(p) for block in blocks for p in block.parameters()}
+        rest = [p for p in model.parameters() if id(p) not in of_blocks]
+        self._root = _Part(rest, world_size, note)
+        self._parts = [_Part(list(block.parameters()), world_size, note) for block in blocks]
+        self._now = True
+        self._order: list[_Part] = []
+        """The parts in the order of the forward pass."""
+        self._gathered: Tensor | None = None
+        """The buffer that the forward pass frees once the next part is gathered."""
+        self._to_scatter: Tensor | None = None
+        self._waiting: list[_Part] = []
+        """The parts whose gradients are scattered when the backward pass is over."""
+        for part, block in zip(self._parts, blocks, strict=True):
+            self._watch(part, block)
+        model.register_forward_pre_hook(lambda *_: self._begin())
+        model.register_forward_hook(lambda *_: self._end_forward())
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """This rank's shards."""
+        return [shard for part in (self._root, *self._parts) for shard in part.shards]
+
+    def exchange(self, now: bool) -> AbstractContextManager[None]:
+        """Scatter the gradients of the next backward pass, or add them up whole."""
+        self._now = now
+        return nullcontext()
+
+    def backward_is_over(self) -> None:
+        """Scatter what no part has scattered: the weights outside of blocks, and those of a first block."""
+        for part in [*self._waiting, self._root]:
+            self._scatter(part)
+        self._waiting = []
+        self._to_scatter = None
+
+    def _watch(self, part: _Part, block: nn.Module) -> None:
+        def before_forward(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            self._gather_in_forward(part)
+            self._order.append(part)
+            places = [i for i, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
+            if not places:
+                self._waiting.append(part)
+                return args
+            watched = _AfterBackward.apply(  # type: ignore[no-untyped-call]
+                lambda: self._scatter(part), *(args[place] for place in places)
+            )
+            found = list(args)
+            for place, tensor in zip(places, watched, strict=True):
+                found[place] = tensor
+            return tuple(found)
+
+        def before_backward(_: Tensor) -> None:
+            part.gather()
+            part.buffer = None
+            place = self._order.index(part)
+            if place:
+                self._order[place - 1].prefetch()
+
+        def after_forward(module: nn.Module, args: Any, output: Any) -> None:
+            part.forget_gathered()
+            for tensor in output if isinstance(output, tuple | list) else [output]:
+                if isinstance(tensor, Tensor) and tensor.requires_grad:
+                    tensor.register_hook(before_backward)
+
+        block.register_forward_pre_hook(before_forward)
+        block.register_forward_hook(after_forward)
+
+    def _begin(self) -> None:
+        self._order = []
+        self._gather_in_forward(self._root)
+
+    def _gather_in_forward(self, part: _Part) -> None:
+        part.prefetch()
+        self._gathered = None
+        part.gather()
+        self._gathered, part.buffer = part.buffer, None
+
+    def _end_forward(self) -> None:
+        self._gathered = None
+
+    def _scatter(self, part: _Part) -> None:
+        part.forget_gathered()
+        if not self._now:
+            return
+        gradients = [p.grad for p in part.whole if p.grad is not None]
+        if not gradients:
+            return
+        self._to_scatter = None
+        self._to_scatter = torch.empty(part.padded, dtype=gradients[0].dtype, device=gradients[0].device)
+        self._note([self._to_scatter])
+        del gradients
+        for parameter in part.whole:
+            parameter.grad = None
+        part.take_gradients()
+        if self._to_scatter.device.type == "cpu":
+            # gloo adds up a copy of its own.
+            self._note([torch.empty_like(self._to_scatter)])
+
+
+class _AfterBackward(torch.autograd.Function):
+    """Calls a function when the gradients of all its tensors are known."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Callable[[], None], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.call = call
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.call()
+        return None, *gradients
+
+
+class _Part:
+    """Weights that are gathered together."""
+
+    def __init__(
+        self, whole: list[nn.Parameter], world_size: int, note: Callable[[list[Tensor]], None]
+    ) -> None:
+        self.whole = whole
+        self._note = note
+        self.shards = [
+            nn.Parameter(
+                torch.empty(_shard_shape(p.shape, world_size), dtype=p.dtype, device=p.device),
+                requires_grad=p.requires_grad,
+            )
+            for p in whole
+        ]
+        self._world_size = world_size
+        self.padded = world_size * sum(shard.numel() for shard in self.shards)
+        """The number of elements of all ranks' shards, which are filled up to the same size."""
+        self.buffer: Tensor | None = None
+        self._gathered: list[Tensor] = []
+
+    def prefetch(self) -> None:
+        """Gather the weights into one buffer, which a single rank does not need."""
+        if self._world_size > 1 and self.shards and self.buffer is None and not self._gathered:
+            like = self.shards[0]
+            self.buffer = torch.empty(self.padded, dtype=like.dtype, device=like.device)
+            self._note([self.buffer])
+
+    def gather(self) -> None:
+        """Copy the weights from the buffer into a tensor each."""
+        if self._gathered:
+            return
+        self.prefetch()
+        self._gathered = [
+            torch.empty(self._world_size * shard.numel(), dtype=shard.dtype, device=shard.device)
+            for shard in self.shards
+        ]
+        self._note(self._gathered)
+
+    def forget_gathered(self) -> None:
+        """Free the gathered weights."""
+        self._gathered = []
+
+    def take_gradients(self) -> None:
+        """Give the shards their gradients, which lie in one tensor."""
+        trained = [shard for shard in self.shards if shard.requires_grad]
+        flat = torch.empty(
+            sum(shard.numel() for shard in trained), dtype=trained[0].dtype, device=trained[0].device
+        )
+        for shard, own in zip(trained, flat.split([shard.numel() for shard in trained]), strict=True):
+            shard.grad = own.view(shard.shape)
+
+
+def _shard_shape(shape: torch.Size, world_size: int) -> tuple[int, ...]:
+    if not shape:
+        return ()
+    return (math.ceil(shape[0] / world_size), *shape[1:])

@@ -1,0 +1,98 @@
+"""The memory of a run's steps by category: measured on real ranks, and predicted for any number of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from nbgpu.config import TrainConfig, train_config
+from nbgpu.engine.dry_run import fake_steps
+from nbgpu.engine.dry_run.steps import DryRun, import_trainer, without_exchange
+from nbgpu.engine.group import group, torch_settings
+from nbgpu.engine.memory import limit as memory_limit
+from nbgpu.engine.memory import usage as memory
+from nbgpu.engine.memory.traced import Traced, traced
+from nbgpu.engine.model import precision, randomness, strategy
+from nbgpu.engine.workload import by_name
+
+_NUM_STEPS = 3
+"""The optimizer's state is only there after the first step, and DDP forms its buckets again in the second."""
+
+
+@torch_settings.as_at_the_beginning()
+def measure(settings: dict[str, Any]) -> dict[str, Any]:
+    """Take steps on generated batches with the exchange of gradients, twice: once to see what the process
+    takes, and once to see which tensors take it. A collective.
+
+    Args:
+        settings: all fields of a TrainConfig.
+
+    Returns:
+        `tensors`: bytes by category at the moment when the tensors of a step took most; `before_bytes`: what
+        the process held on the device before; `peak_bytes`: the most that it held meanwhile.
+    """
+    member = group.membership()
+    config = train_config(**settings)
+    device = member.device
+    # What a run imports is held before it, and not by its steps.
+    with memory_limit.lifted():
+        import_module("torch._dynamo")
+    import_trainer()
+    memory.free()
+    before_bytes = memory.Usage.of(device).used_bytes
+    try:
+        with randomness.of_run(config), precision.kernels(config):
+            memory.begin_peak(device)
+            _take_steps(config, device, Traced())
+            # What the allocator of a GPU keeps counts as used, too: nobody else gets it.
+            peak_bytes = max(memory.peak_bytes(device), memory.Usage.of(device).reserved_bytes)
+            memory.free()
+            with traced(device) as found:
+                _take_steps(config, device, found)
+    finally:
+        memory.free()
+    return {"tensors": found.tape.parts_at_peak(), "before_bytes": before_bytes, "peak_bytes": peak_bytes}
+
+
+def _take_steps(config: TrainConfig, device: torch.device, found: Traced) -> None:
+    recipe = by_name.load(config)
+    held: list[strategy.Strategy] = []
+
+    def spread(model: torch.nn.Module) -> strategy.Strategy:
+        held.append(strategy.spread(config, model, recipe.blocks(model), device))
+        return held[0]
+
+    try:
+        dry_run = DryRun(config, device, recipe, spread=spread, note=found.note)
+        for _ in range(_NUM_STEPS):
+            dry_run.step(config.batch_size)
+        dry_run.between_steps()
+    finally:
+        for spread_over_ranks in held:
+            spread_over_ranks.close()
+
+
+@torch_settings.as_at_the_beginning()
+def predict(variants: Sequence[tuple[Mapping[str, Any], int]]) -> list[dict[str, Any]]:
+    """Return what the tensors of a step would take on one rank, for each (all fields of a TrainConfig, the
+    number of ranks). Nothing is allocated. No collective.
+
+    Returns:
+        In order `tensors`, as `measure` returns it, or `unknown` with the reason.
+    """
+    member = group.membership()
+    import_trainer()
+    found: list[dict[str, Any]] = []
+    for settings, num_ranks in variants:
+        config = without_exchange(train_config(**settings))
+        try:
+            with memory_limit.lifted(), randomness.of_run(config):
+                found.append({"tensors": fake_steps.parts(config, member.device, num_ranks)})
+        except Exception as error:  # noqa: BLE001 - a model that reads values cannot run on shapes alone
+            found.append({"unknown": f"{type(error).__name__}: {error}".splitlines()[0]})
+        finally:
+            memory.free()
+    return found

@@ -1,0 +1,272 @@
+"""What a training step takes of a rank's memory, by category: measured, and predicted for other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nbgpu.text.sizes import in_words
+from nbgpu.text.tables import aligned
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+NAMES = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "buckets": "buckets of DDP",
+    "gathered": "gathered by FSDP",
+    "optimizer": "optimizer state",
+    "average": "averaged weights",
+    "discriminator": "discriminator",
+    "batches": "batches",
+    "activations": "activations",
+    "scratch": "scratch of a kernel",
+}
+"""The categories of tensors (nbgpu.engine.memory.tape) in words, from the bottom of a picture to its top."""
+_BEFORE, _REST = "held before", "the rest"
+
+
+@dataclass(frozen=True)
+class MeasuredMemory:
+    """What one rank took in the steps, in bytes."""
+
+    rank: int
+    tensors: Mapping[str, int]
+    """By category, at the moment when the tensors took most."""
+    before_bytes: int
+    """What the process held on the device before the steps."""
+    peak_bytes: int
+    """The most that the process held on the device."""
+
+    @property
+    def tensors_bytes(self) -> int:
+        """The most that the tensors of a step took."""
+        return sum(self.tensors.values())
+
+    @property
+    def rest_bytes(self) -> int:
+        """What the process took and no tensor explains; the categories and this add up to the peak.
+
+        Below 0 if memory that the process held before was used again.
+        """
+        return self.peak_bytes - self.before_bytes - self.tensors_bytes
+
+
+@dataclass(frozen=True)
+class PredictedMemory:
+    """What the tensors of a step would take on one rank, in bytes."""
+
+    settings: Mapping[str, Any]
+    """The number of `ranks`, and the settings that differ from those that were measured."""
+    tensors: Mapping[str, int] | None
+    """By category; None if it cannot be predicted."""
+    unknown: str
+    """Why it cannot be predicted."""
+
+    @property
+    def tensors_bytes(self) -> int | None:
+        """The most that the tensors of a step would take; None if it is not known."""
+        return None if self.tensors is None else sum(self.tensors.values())
+
+
+class Memory:
+    """The memory of a step on each rank, measured, beside the prediction. Prints as a table.
+
+    Args:
+        title: the recipe and what matters of its settings.
+        kind: 'cpu' or 'cuda', of the ranks' devices.
+        measured: one for each rank.
+        predicted: for the same settings and ranks.
+        ask: predicts for other settings and ranks.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        kind: str,
+        measured: Sequence[MeasuredMemory],
+        predicted: PredictedMemory,
+        ask: Callable[[Mapping[str, Any], Any], list[PredictedMemory]],
+    ) -> None:
+        self.title = title
+        self.kind = kind
+        self.measured = list(measured)
+        self.predicted = predicted
+        self._ask = ask
+
+    @property
+    def error(self) -> float | None:
+        """By what share the prediction for the tensors is off, at the rank where it is off most; None if
+        there is no prediction."""
+        predicted_bytes = self.predicted.tensors_bytes
+        if predicted_bytes is None:
+            return None
+        errors = [predicted_bytes / found.tensors_bytes - 1 for found in self.measured]
+        return max(errors, key=abs)
+
+    def predict(self, ranks: int | Sequence[int] | None = None, **changes: Any) -> Predictions:
+        """Predict what the tensors of a step would take with other settings. Nothing is allocated.
+
+        Args:
+            ranks: the number of ranks, or a list of several, up to 1024; None for as many as there are.
+            changes: settings as for `Cluster.train`, such as `batch_size`, `strategy`,
+                `checkpoint_activations`, `amp` or `ema_decay`. A list stands for several values; all
+                combinations are predicted.
+
+        Raises:
+            ConfigError: some combinations are not valid; the message has all of them.
+        """
+        return Predictions(self.title, self._ask(changes, ranks))
+
+    def frame(self) -> pd.DataFrame:
+        """One row for each rank and category, in bytes. `predicted_bytes` is NaN for what is not
+        predicted."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {
+                "rank": found.rank,
+                "category": name,
+                "bytes": num_bytes,
+                "predicted_bytes": self._predicted(name),
+            }
+            for found in self.measured
+            for name, num_bytes in _rows(found).items()
+        )
+
+    def figure(self) -> go.Figure:
+        """A bar for each rank, and one for the prediction, by category."""
+        bars = {f"rank {found.rank}": _rows(found) for found in self.measured}
+        title = f"Memory, measured: {self.title}"
+        if self.predicted.tensors is not None:
+            bars["predicted"] = {_named(k): v for k, v in self.predicted.tensors.items()}
+            title += " (the last bar is predicted: tensors only)"
+        return _stacked(title, bars)
+
+    def _predicted(self, name: str) -> float:
+        tensors = self.predicted.tensors or {}
+        return {_named(key): float(num_bytes) for key, num_bytes in tensors.items()}.get(name, float("nan"))
+
+    def __str__(self) -> str:
+        return "\n".join(self._in_lines())
+
+    __repr__ = __str__
+
+    def _in_lines(self) -> Iterator[str]:
+        yield f"measured: {self.title}"
+        of_ranks = [_rows(found) for found in self.measured]
+        tensors = self.predicted.tensors
+        rows = [("", *(f"rank {found.rank}" for found in self.measured), "predicted", "off by")]
+
+        def row(name: str, found: Sequence[int], predicted: int | None) -> tuple[str, ...]:
+            off = "" if predicted is None or not found[0] else f"{predicted / found[0] - 1:+.0%}"
+            return name, *map(_signed, found), "" if predicted is None else in_words(predicted), off
+
+        for key, name in NAMES.items():
+            found = [of_rank[name] for of_rank in of_ranks]
+            predicted = None if tensors is None else tensors[key]
+            if any(found) or predicted:
+                rows.append(row(name, found, predicted))
+        rows.append(
+            row("all tensors", [m.tensors_bytes for m in self.measured], self.predicted.tensors_bytes)
+        )
+        rows += [row(name, [of_rank[name] for of_rank in of_ranks], None) for name in (_BEFORE, _REST)]
+        rows.append(row("peak", [m.peak_bytes for m in self.measured], None))
+        yield from aligned(rows, right=range(1, len(rows[0])))
+        if self.predicted.unknown:
+            yield f"no prediction: {self.predicted.unknown}"
+        if self.kind == "cpu":
+            yield "held before and peak: resident memory of the process, with Python's libraries"
+        else:
+            yield "held before: allocated by torch; peak: taken from the GPU by torch's allocator"
+
+
+class Predictions:
+    """What the tensors of a step would take with some settings. Prints as a table.
+
+    Args:
+        title: what was measured.
+        rows: one for each combination of settings.
+    """
+
+    def __init__(self, title: str, rows: Sequence[PredictedMemory]) -> None:
+        self.title = title
+        self.rows = list(rows)
+
+    def frame(self) -> pd.DataFrame:
+        """One row for each combination: its settings, the categories and `total_bytes`, in bytes; NaN if they
+        are not known."""
+        import pandas as pd
+
+        nothing = dict.fromkeys(NAMES, float("nan"))
+        return pd.DataFrame(
+            {
+                **row.settings,
+                **(row.tensors or nothing),
+                "total_bytes": float("nan") if row.tensors_bytes is None else row.tensors_bytes,
+            }
+            for row in self.rows
+        )
+
+    def figure(self) -> go.Figure:
+        """A bar for each combination of settings, by category."""
+        bars = {
+            "<br>".join(f"{name}={value}" for name, value in row.settings.items()): {
+                _named(key): num_bytes for key, num_bytes in row.tensors.items()
+            }
+            for row in self.rows
+            if row.tensors is not None
+        }
+        return _stacked(f"Memory of the tensors of a rank, predicted from: {self.title}", bars)
+
+    def __str__(self) -> str:
+        names = [key for key in NAMES if any((row.tensors or {}).get(key) for row in self.rows)]
+        settings = list(self.rows[0].settings)
+        rows = [(*settings, *(NAMES[key] for key in names), "all tensors")]
+        rows += [
+            (
+                *(str(value) for value in row.settings.values()),
+                *("" if row.tensors is None else in_words(row.tensors[key]) for key in names),
+                f"not known: {row.unknown}" if row.tensors_bytes is None else in_words(row.tensors_bytes),
+            )
+            for row in self.rows
+        ]
+        return "\n".join(
+            [
+                f"predicted, not measured, for each rank: {self.title}, with these changes",
+                *aligned(rows, right=range(len(rows[0]))),
+            ]
+        )
+
+    __repr__ = __str__
+
+
+def _named(key: str) -> str:
+    return NAMES.get(key, key)
+
+
+def _rows(found: MeasuredMemory) -> dict[str, int]:
+    """Return the bytes by name; they add up to the peak."""
+    tensors = {name: found.tensors.get(key, 0) for key, name in NAMES.items()}
+    return {**tensors, _BEFORE: found.before_bytes, _REST: found.rest_bytes}
+
+
+def _signed(num_bytes: int) -> str:
+    return f"-{in_words(-num_bytes)}" if num_bytes < 0 else in_words(num_bytes)
+
+
+def _stacked(title: str, bars: Mapping[str, Mapping[str, int]]) -> go.Figure:
+    import plotly.graph_objects as go
+
+    names = [
+        name for name in (*NAMES.values(), _BEFORE, _REST) if any(bar.get(name) for bar in bars.values())
+    ]
+    traces = [
+        go.Bar(name=name, x=list(bars), y=[bar.get(name, 0) / 2**20 for bar in bars.values()])
+        for name in names
+    ]
+    layout = {"barmode": "relative", "title": {"text": title}, "yaxis": {"title": {"text": "MiB"}}}
+    return go.Figure(traces, layout)
