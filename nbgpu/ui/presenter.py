@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nbgpu.client.cells.outputs import TextView
     from nbgpu.client.runs.run import Run
+    from nbgpu.client.scaling.cell_study import CellStudy
     from nbgpu.client.scaling.study import Study
     from nbgpu.client.sweeps.sweep import Sweep
 
@@ -81,6 +82,13 @@ def figure_of_study(study: Study) -> Any:
 
     drawn = plotly_figure(study)
     return Figure(data=drawn["data"], layout=drawn["layout"])
+
+
+def bundle_of_cell_study(study: CellStudy) -> dict[str, Any]:
+    """Return the charts and the table of a cell's study as an output."""
+    from nbgpu.ui.study import view
+
+    return {"text/html": view.page(study, view.svg(study)), "text/plain": str(study)}
 
 
 def open_text(ranks: Sequence[int], live: bool) -> TextView | None:

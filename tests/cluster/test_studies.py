@@ -136,7 +136,7 @@ def test_a_setting_is_varied_in_two_lines_and_the_picture_says_what_it_shows(fol
     )
     study.wait(HANG_S)
     assert [found.samples_per_step for found in study.summary()] == [2, 4]
-    assert study_view.chart(study).title == "Samples per second by accumulate, measured: autoencoder, 1 ranks"
+    assert study_view.chart(study).title == "Samples per second by accumulate, measured: autoencoder, 1 rank"
     one, two = study.frame()["step_s"]
     assert two > 1.2 * one
 

@@ -1,4 +1,4 @@
-"""The magics of a notebook: `%%distributed`, `%distributed`, `%nbgpu`, `%pull`, `%push`."""
+"""The magics of a notebook: `%%distributed`, `%distributed`, `%%scaling`, `%nbgpu`, `%pull`, `%push`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from nbgpu.client.cluster.cluster import Cluster, current
 from nbgpu.client.host import doctor, ps, registry
 from nbgpu.client.ipykernel import flushing
 from nbgpu.client.notebook import completion, head_start, post_mortem, sync
+from nbgpu.client.scaling import cell_study
 from nbgpu.client.variables import table as variables
 from nbgpu.config import ClusterConfig, TrainConfig, flags
 from nbgpu.errors import ConfigError, NbgpuError
@@ -168,6 +169,41 @@ class NbgpuMagics(Magics):
             running = _cell(cell, arguments)
             running.show_blocking()
             _keep_values(running, arguments)
+
+    @magic_arguments()
+    @argument("--ranks", default="1,2", help="numbers of ranks, such as 1,2,4; 1,2 where it is left out")
+    @argument(
+        "--mode", default="weak", help="'weak': step() is the same work on each rank; 'strong': all share it"
+    )
+    @argument("--repeats", type=int, default=3, help="how often each number of ranks is measured, in turns")
+    @argument("--steps", type=int, default=20, help="calls of step() that are measured in each repeat")
+    @argument("--warm-up", type=int, default=5, help="calls before them that are not")
+    @argument("--into", metavar="NAME", help="notebook variable that gets the study, with its frame()")
+    @cell_magic
+    def scaling(self, line: str, cell: str) -> None:
+        """Run the cell on growing groups of ranks, and time the function step() that it defines.
+
+        Ranks that come while the group grows are empty, so that the cell has to define all that it needs.
+        Ranks that stay keep their variables; the last ones leave where a number of ranks is below the
+        cluster's.
+        """
+        arguments: Namespace = parse_argstring(self.scaling, line)
+        cluster = current()
+        study = cell_study.prepared(
+            cluster,
+            parse_ranks(arguments.ranks),
+            arguments.mode,
+            arguments.repeats,
+            arguments.steps,
+            arguments.warm_up,
+        )
+        shown = display(study, display_id=True)
+        try:
+            study.measure(cluster, cell, lambda: shown.update(study))
+        finally:
+            if arguments.into:
+                self.shell.user_ns[arguments.into] = study
+        cluster.tell_news()
 
     @no_var_expand  # braces are the code's own
     @line_magic("distributed")  # type: ignore[arg-type]
@@ -346,6 +382,7 @@ def _words() -> dict[str, list[str]]:
         "%nbgpu autoreload": ["on", "off"],
         "%nbgpu restart": options(NbgpuMagics._restart.parser),
         "%nbgpu debug": options(NbgpuMagics._debug.parser),
+        "%%scaling": options(NbgpuMagics.scaling.parser),
         "%pull": options(NbgpuMagics.pull.parser),
         "%push": options(NbgpuMagics.push.parser),
     }

@@ -28,7 +28,7 @@ class Plan:
     devices: Sequence[Device]
     chosen_transport: ChosenTransport
     memory: Mapping[str, Any]
-    """An estimate for one rank, in bytes: the tensors at the peak by category (`nbgpu.performance.memory.NAMES`),
+    """An estimate for one rank, in bytes: the tensors at the peak by category (`performance.memory.NAMES`),
     `before` (memory that the rank holds already) and `peak`; or `unknown`, with the reason."""
     data: tuple[str, ...]
     """How the data come to the ranks, one sentence for each part."""

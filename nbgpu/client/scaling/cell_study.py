@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines.ranks import reference
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+draw: Callable[[CellStudy], dict[str, Any]] | None = None
+"""Makes the output that shows a study. It is set in the same way as for cells."""
+
+
 class CellStudy:
     """The times of a cell's `step()` by number of ranks. Prints as a table.
 
@@ -27,6 +31,8 @@ class CellStudy:
 
     def __init__(self, plan: StudyPlan) -> None:
         self.plan = plan
+        self.folder = None
+        """A cell's study is not kept."""
         self._measured: list[Measured] = []
         self._samples: dict[int, float] = {}
         """What all ranks worked on in one step, by number of ranks."""
@@ -34,9 +40,13 @@ class CellStudy:
         """What is measured at this moment; empty at the end."""
 
     def __str__(self) -> str:
-        return "\n".join([self.describe(), *study_table.lines(self.plan, self.summary())])
+        table = study_table.lines(self.plan, self.summary())
+        return "\n".join([self.describe(), *table, *study_table.law_lines(self.plan, self._measured)])
 
     __repr__ = __str__
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        return {"text/plain": str(self)} if draw is None else draw(self)
 
     def describe(self) -> str:
         """One line about the progress."""
@@ -102,7 +112,7 @@ class CellStudy:
         return Measured(point, repeat, tuple(step_s))
 
 
-def cell_study(
+def prepared(
     cluster: Cluster, ranks: Sequence[int], mode: Mode, repeats: int, num_steps: int, num_warm_ups: int
 ) -> CellStudy:
     """Check what is asked for, and make a study that has measured nothing yet.

@@ -105,7 +105,9 @@ class Study:
         return f"<Study {self.folder.name}: {self.describe()}>"
 
     def __str__(self) -> str:
-        return "\n".join([self.describe(), *study_table.lines(self.plan, self.summary()), str(self.folder)])
+        table = study_table.lines(self.plan, self.summary())
+        laws = study_table.law_lines(self.plan, self.measured())
+        return "\n".join([self.describe(), *table, *laws, str(self.folder)])
 
     def _ipython_display_(self) -> None:
         if presenter is None:

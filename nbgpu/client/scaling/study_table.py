@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from nbgpu.performance import laws
 from nbgpu.performance.step_parts import HIDDEN
 from nbgpu.performance.study_results import Gap, Measured, PointSummary
 from nbgpu.planning.studies import RANKS, StudyPlan, StudyPoint
@@ -32,8 +34,33 @@ def heading(plan: StudyPlan) -> str:
             "strong": "strong scaling: the same samples for each step, shared out over the ranks",
             "weak": "weak scaling: the same batch for each rank",
         }[plan.config.mode]
-        return f"{plan.recipe}, {what}"
-    return f"{plan.recipe}: what {plan.vary} does to the time of a step"
+        return f"{plan.recipe}, {what}{_simulated(plan)}"
+    return f"{plan.recipe}: what {plan.vary} does to the time of a step{_simulated(plan)}"
+
+
+def _simulated(plan: StudyPlan) -> str:
+    return f"; {plan.cluster.simulated}" if plan.cluster.simulated else ""
+
+
+def law_lines(plan: StudyPlan, measured: Sequence[Measured]) -> list[str]:
+    """What the laws of scaling make of the times; empty where one rank was not measured, or nothing else."""
+    if plan.vary != RANKS:
+        return []
+    seconds: dict[int, list[float]] = {}
+    for found in measured:
+        if found.step_s:
+            seconds.setdefault(plan.values[found.point], []).append(median(found.step_s))
+    if 1 not in seconds or len(seconds) < 2:
+        return []
+    if plan.config.mode == "weak":
+        law = laws.fit_gustafson(seconds)
+        return [f"{law.name}'s law, fitted: {law.serial_fraction} of a step is serial"]
+    law = laws.fit_amdahl(seconds)
+    by_ranks = ", ".join(f"{ranks} ranks {each}" for ranks, each in laws.serial_fractions(seconds).items())
+    return [
+        f"{law.name}'s law, fitted: {law.serial_fraction} of a step is serial",
+        f"serial fraction by Karp and Flatt: {by_ranks}",
+    ]
 
 
 def header(plan: StudyPlan) -> list[str]:

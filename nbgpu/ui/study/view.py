@@ -6,14 +6,15 @@ import html
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from matplotlib.figure import Figure
 
 from nbgpu.client.scaling import study_table
 from nbgpu.client.scaling.study_table import PARTS
 from nbgpu.performance.study_results import Gap, PointSummary
-from nbgpu.planning.studies import RANKS
+from nbgpu.planning.studies import RANKS, StudyPlan
 from nbgpu.text.palette import RANK_COLORS
 from nbgpu.ui.run.charts import GRID_COLOR, TEXT_COLOR, render_svg, style_axes
 
@@ -22,6 +23,26 @@ if TYPE_CHECKING:
 
 _COLORS = dict(zip(PARTS, RANK_COLORS, strict=False))
 _MEASURED = RANK_COLORS[0]
+
+
+class Studied(Protocol):
+    """A study of a recipe or of a cell."""
+
+    @property
+    def plan(self) -> StudyPlan: ...
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the study is kept; None where it is not."""
+        ...
+
+    def describe(self) -> str:
+        """One line about the progress."""
+        ...
+
+    def summary(self) -> list[PointSummary | Gap]:
+        """The points in order."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -44,7 +65,7 @@ class Chart:
     """By part of a step, for each point in `x`."""
 
 
-def chart(study: Study) -> Chart:
+def chart(study: Studied) -> Chart:
     """Return what the charts show at this moment."""
     plan, summary = study.plan, study.summary()
     found = [each for each in summary if isinstance(each, PointSummary)]
@@ -53,12 +74,15 @@ def chart(study: Study) -> Chart:
         isinstance(each.value, int | float) and not isinstance(each.value, bool) for each in summary
     )
     names = [name for name in PARTS if any(name in each.parts_s for each in found)]
-    subject = f"{plan.recipe}{'' if is_ranks else f', {study.points[0].ranks} ranks'}"
+    num_ranks = found[0].ranks if found else 0
+    of_ranks = "" if is_ranks or not found else f", {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}"
+    over = f", {plan.cluster.simulated}" if plan.cluster.simulated else ""
+    subject = f"{plan.recipe}{of_ranks}{over}"
     return Chart(
         title=f"Speed-up by ranks ({plan.config.mode} scaling), measured: {subject}"
         if is_ranks
         else f"Samples per second by {plan.vary}, measured: {subject}",
-        parts_title=f"Parts of a step by {plan.vary}, measured",
+        parts_title=f"Parts of a step by {plan.vary}, measured{over}",
         x_title=plan.vary,
         y_title="speed-up" if is_ranks else "samples/s",
         x=[each.value if are_numbers else str(each.value) for each in found],
@@ -70,7 +94,7 @@ def chart(study: Study) -> Chart:
     )
 
 
-def svg(study: Study) -> str:
+def svg(study: Studied) -> str:
     """The charts as an element of a page; empty where there is nothing to draw."""
     drawn = chart(study)
     if not drawn.x:
@@ -96,7 +120,7 @@ def svg(study: Study) -> str:
         reached = [bottom + more for bottom, more in zip(reached, milliseconds, strict=True)]
     right.set_xticks(places, [str(value) for value in drawn.x])
     _style(right, drawn.parts_title, drawn.x_title, "ms")
-    picture = render_svg(figure, title=f"{study.folder.name}: {drawn.title}")
+    picture = render_svg(figure, title=drawn.title)
     # The text before the element is needed only in a separate SVG file.
     picture = picture[picture.index("<svg") :]
     return re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', r'<svg \1width="100%"', picture, count=1)
@@ -112,7 +136,7 @@ def _style(axes: Any, title: str, x_title: str, y_title: str) -> None:
         text.set_color(TEXT_COLOR)
 
 
-def plotly_figure(study: Study) -> dict[str, Any]:
+def plotly_figure(study: Studied) -> dict[str, Any]:
     """The charts as Plotly draws them."""
     drawn = chart(study)
     data: list[dict[str, Any]] = []
@@ -187,7 +211,7 @@ def plotly_figure(study: Study) -> dict[str, Any]:
     }
 
 
-def page(study: Study, picture: str) -> str:
+def page(study: Studied, picture: str) -> str:
     """The whole view as HTML: a line about the progress, the charts and the table.
 
     Args:
@@ -195,14 +219,15 @@ def page(study: Study, picture: str) -> str:
         picture: the charts, as returned by `svg`.
     """
     drawn = f'<div role="img" aria-label="Charts of the study">{picture}</div>' if picture else ""
+    place = f'<p class="nbgpu-study-place">{html.escape(str(study.folder))}</p>' if study.folder else ""
     return (
         f'<div class="nbgpu-study"><style>{_CSS}</style><p class="nbgpu-study-line">{html.escape(study.describe())}</p>'
         f'{drawn}<div class="nbgpu-study-rows">{table_html(study)}</div>'
-        f'<p class="nbgpu-study-place">{html.escape(str(study.folder))}</p></div>'
+        f"{place}</div>"
     )
 
 
-def table_html(study: Study) -> str:
+def table_html(study: Studied) -> str:
     """The table of the points."""
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in study_table.header(study.plan))
     body = []
