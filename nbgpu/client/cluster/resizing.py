@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nbgpu.client.cluster.cluster import Cluster
 
 _IDLE_PATIENCE_S = 1.0
+_ANSWER_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.02
 
 
@@ -120,7 +121,7 @@ def _require_idle(cluster: Cluster) -> None:
         while True:
             lookout.seen.clear()
             lookout.ask()
-            lookout.collect(max(0.0, give_up_s - time.monotonic()))
+            lookout.collect(_ANSWER_PATIENCE_S)
             busy = [
                 rank
                 for rank in range(cluster.world_size)
