@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from nbgpu.client.cluster.cluster import Cluster, current
     from nbgpu.client.runs.run import Run
     from nbgpu.client.scaling.links import measure_links
+    from nbgpu.client.scaling.nccl import nccl_times
     from nbgpu.client.scaling.steps import time_step
+    from nbgpu.client.scaling.study import Study, scaling, study
     from nbgpu.client.sweeps.sweep import Sweep, sweep
     from nbgpu.config import ClusterConfig, TrainConfig
     from nbgpu.errors import (
@@ -45,6 +47,7 @@ __all__ = [
     "RankError",
     "Run",
     "RunError",
+    "Study",
     "Sweep",
     "TrainConfig",
     "TransferError",
@@ -52,6 +55,9 @@ __all__ = [
     "controls",
     "current",
     "measure_links",
+    "nccl_times",
+    "scaling",
+    "study",
     "sweep",
     "time_step",
 ]
@@ -64,7 +70,11 @@ _HOMES = {
     "Sweep": "nbgpu.client.sweeps.sweep",
     "sweep": "nbgpu.client.sweeps.sweep",
     "measure_links": "nbgpu.client.scaling.links",
+    "nccl_times": "nbgpu.client.scaling.nccl",
     "time_step": "nbgpu.client.scaling.steps",
+    "Study": "nbgpu.client.scaling.study",
+    "scaling": "nbgpu.client.scaling.study",
+    "study": "nbgpu.client.scaling.study",
     "ClusterConfig": "nbgpu.config",
     "TrainConfig": "nbgpu.config",
     "controls": "nbgpu.ui.controls",
@@ -77,11 +87,14 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'nbgpu' has no attribute {name!r}")
-    if name in ("Cluster", "Run", "Sweep", "attach", "controls", "sweep"):
+    studies = ("Study", "scaling", "study")
+    if name in ("Cluster", "Run", "Sweep", "attach", "controls", "sweep", *studies):
         ui = import_module("nbgpu.ui")
         ui.connect()
         if name in ("Sweep", "sweep"):
             ui.connect_sweeps()
+        if name in studies:
+            ui.connect_studies()
     return getattr(import_module(_HOMES[name]), name)
 
 

@@ -17,6 +17,7 @@ from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines import preloading
 from nbgpu.client.host import doctor, ps
 from nbgpu.client.runs import data_check, planning
+from nbgpu.client.scaling import study as client_study
 from nbgpu.client.sweeps import sweep as client_sweep
 from nbgpu.config import (
     TRAIN_CONFIGS,
@@ -31,10 +32,13 @@ from nbgpu.config import (
 from nbgpu.config.settings import together, unused
 from nbgpu.errors import ConfigError, NbgpuError, RankError, RunError
 from nbgpu.machine import extras
-from nbgpu.planning import trials
+from nbgpu.performance.study_results import PointSummary
+from nbgpu.planning import studies, trials
+from nbgpu.planning.studies import StudyConfig
 from nbgpu.planning.trials import SweepConfig
 from nbgpu.run_folder import resume
 from nbgpu.ui.run import terminal
+from nbgpu.ui.study import terminal as study_terminal
 from nbgpu.ui.sweep import terminal as sweep_terminal
 
 _USAGE = """\
@@ -47,6 +51,9 @@ nbgpu train RECIPE [flags] --plan                what the run would do and take,
 nbgpu train RECIPE [flags] --find-batch-size     the largest batch that fits, found by trying, and the run with it
 nbgpu sweep RECIPE --lr 1e-4,1e-3 --seed 0,1     train with every combination, as many side by side as there are GPUs
 nbgpu sweep --resume SWEEP_FOLDER                what of it is not finished
+nbgpu scaling RECIPE --ranks 1,2,4               how much faster a step becomes with more ranks, and where its time goes
+nbgpu scaling RECIPE --vary bucket-mb --values 1,5,25 --ranks 2   what one setting does to the time of a step
+nbgpu scaling --resume STUDY_FOLDER              what of it was not measured
 nbgpu report RUN_FOLDER                          one page that shows a run, from its folder; needs no network
 nbgpu doctor [--json]                            looks at this machine: what works, what does not, what to do
 nbgpu ps                                         your clusters on this host, also those that were left over
@@ -87,6 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _train(list(rest))
         elif command == "sweep":
             sys.exit(_sweep(list(rest)))
+        elif command == "scaling":
+            sys.exit(_scaling(list(rest)))
         elif command == "report":
             _report(list(rest))
         elif command == "new":
@@ -243,6 +252,90 @@ def _sweep_settings(recipe: str, arguments: list[str]) -> dict[str, Any]:
     }
     shared = train.model_dump(exclude={"recipe"}) if train else {}
     return {n: v for n, v in values.items() if n not in settings_of(recipe).model_fields} | shared | varied
+
+
+class _StudyFlags(_FileFlag):
+    """The flags of `nbgpu scaling` that are no settings."""
+
+    ranks: str = Field(
+        "1,2", description="numbers of ranks to measure, such as 1,2,4; with --vary one number"
+    )
+    vary: str = Field(
+        "", description="a setting of the recipe to vary in place of the number of ranks, such as bucket-mb"
+    )
+    values: str = Field("", description="the values of that setting, such as 1,5,25")
+
+
+def _scaling(arguments: list[str]) -> int:
+    """Start or continue a study. Returns the exit code, which is 1 if a point is not measured."""
+    ui.connect()
+    ui.connect_studies()
+    if arguments and _is_recipe(arguments[0]):
+        study = _new_study(arguments[0], arguments[1:])
+    else:
+        rest, folder = _take_value(arguments, "--resume", "the folder of a study")
+        if folder is None or rest:
+            sys.exit(
+                "usage: nbgpu scaling RECIPE [flags], or nbgpu scaling --resume FOLDER. "
+                f"Recipes: {', '.join(TRAIN_CONFIGS)}"
+            )
+        study = client_study.Study(folder)
+        if study.status != "finished" or any(each.why_failed for each in study.measured()):
+            study.resume()
+    console = Console()
+    count = f"{len(study.points)} point{'s' if len(study.points) > 1 else ''}"
+    console.print(
+        f"{count}, {study.plan.config.repeats} times each, in turns; writes to {study.folder}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    study_terminal.follow(study, console)
+    study.wait()
+    return 0 if all(isinstance(found, PointSummary) for found in study.summary()) else 1
+
+
+def _new_study(recipe: str, arguments: list[str]) -> client_study.Study:
+    """Start the study that the flags describe."""
+    file = _config_file(arguments)
+    cluster, train = read_toml(file, recipe=recipe) if file else (ClusterConfig(), train_config(recipe))
+    model = type(train)
+    defaults = cluster.model_dump() | train.model_dump() | _StudyFlags().model_dump()
+    values = flags.parse(
+        [_StudyFlags, StudyConfig, ClusterConfig, model],
+        arguments,
+        prog=f"nbgpu scaling {recipe}",
+        defaults=defaults,
+        hidden=("recipe", *studies.DECIDED, *unused(model)),
+    )
+    asked = _StudyFlags(**{name: values.pop(name) for name in _StudyFlags.model_fields})
+    # What is the recipe's own default need not stand in study.toml.
+    known = {
+        n: field.default for m in (model, ClusterConfig, StudyConfig) for n, field in m.model_fields.items()
+    }
+    given = {name: value for name, value in values.items() if value != known[name]}
+    if not asked.vary:
+        return client_study.begin(recipe, studies.RANKS, _numbers(asked.ranks), given)
+    vary = asked.vary.replace("-", "_")
+    if vary not in model.model_fields:
+        raise ConfigError(
+            f"{asked.vary} is not a setting of {recipe}. Settings: {', '.join(model.model_fields)}"
+        )
+    ranks = _numbers(asked.ranks) if flags.values_of(arguments, "ranks") else [None]
+    if len(ranks) != 1:
+        raise ConfigError(f"--ranks {asked.ranks} are several numbers. With --vary give one")
+    field = model.model_fields[vary]
+    varied = [trials.item(part.strip(), field) for part in asked.values.split(",") if part.strip()]
+    return client_study.begin(recipe, vary, varied, given | {"ranks": ranks[0]})
+
+
+def _numbers(text: str) -> list[int]:
+    """The numbers in a text such as '1,2,4'."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"--ranks {text!r} must be whole numbers separated by commas, such as 1,2,4"
+        ) from None
 
 
 def _report(arguments: list[str]) -> None:

@@ -341,6 +341,11 @@ class LogSettings(Settings):
     telemetry: bool = Field(
         True, description="write and send each step's numbers; off is for measuring its cost"
     )
+    work_out_result: bool = Field(
+        True,
+        description="say at the end what the recipe finds of the trained model, which may take long; off is for measuring "
+        "steps",
+    )
     runs_dir: str = Field("nbgpu_runs", description="folder that gets one folder for each run")
     tensorboard: bool = Field(
         False,

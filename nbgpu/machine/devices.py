@@ -117,6 +117,11 @@ def torch_name(device: Device, chosen: Sequence[Device]) -> str:
     return f"cuda:{list(dict.fromkeys(d.uuid for d in chosen)).index(device.uuid)}"
 
 
+def visible_gpus(chosen: Sequence[Device]) -> str:
+    """The value of `CUDA_VISIBLE_DEVICES` for ranks on these devices: each GPU once, in order."""
+    return ",".join(dict.fromkeys(device.uuid for device in chosen if device.kind == "cuda"))
+
+
 def memory_limit_bytes(config: ClusterConfig, device: Device, chosen: Sequence[Device]) -> int | None:
     """The memory that each rank on a device may take, in bytes; None where `memory_limit` is empty.
 

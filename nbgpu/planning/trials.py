@@ -149,7 +149,7 @@ class SweepPlan:
                 ClusterConfig.checked(**{**tables["cluster"], **split.cluster}),
                 tables["train"],
                 {name: _varied(fields[name], values) for name, values in tables["vary"].items()},
-                [{name: _item(v, fields[name]) for name, v in trial.items()} for trial in tables["trials"]],
+                [{name: item(v, fields[name]) for name, v in trial.items()} for trial in tables["trials"]],
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path} is not what nbgpu writes: {error!r}") from None
@@ -320,7 +320,7 @@ def _drawn(config: SweepConfig, varied: Varied) -> list[dict[str, Any]]:
 def _varied(info: FieldInfo, given: Any) -> Sequence[Any] | Range:
     """The values to try for a field: the items of a list, a range, or one value."""
     if isinstance(given, list):
-        return [_item(value, info) for value in given]
+        return [item(value, info) for value in given]
     if isinstance(given, str) and (number := _number_type(info)) and (match := _RANGE.fullmatch(given)):
         found = Range(float(match[1]), float(match[2]), match[3] is not None, number is int)
         if not found.low < found.high:
@@ -330,10 +330,10 @@ def _varied(info: FieldInfo, given: Any) -> Sequence[Any] | Range:
         if found.whole and not (found.low.is_integer() and found.high.is_integer()):
             raise ConfigError("the ends of this range must be whole numbers")
         return found
-    return [_item(given, info)]
+    return [item(given, info)]
 
 
-def _item(value: Any, info: FieldInfo) -> Any:
+def item(value: Any, info: FieldInfo) -> Any:
     """One value, parsed where it is text from the command line or from sweep.toml."""
     if not isinstance(value, str):
         return value
@@ -344,7 +344,7 @@ def _item(value: Any, info: FieldInfo) -> Any:
 
 
 def _as_toml(value: Any) -> Any:
-    """A value in a form that TOML can hold; `_item` reads it back."""
+    """A value in a form that TOML can hold; `item` reads it back."""
     return "none" if value is None else list(value) if isinstance(value, tuple) else value
 
 

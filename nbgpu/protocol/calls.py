@@ -21,6 +21,8 @@ class Call(StrEnum):
     FREE_MEMORY = "nbgpu.engine.memory.usage:free"
     MEASURE_LINKS = "nbgpu.engine.scaling.link_timing:measure"
     TIME_STEP = "nbgpu.engine.scaling.step_timing:measure"
+    TIME_CELL = "nbgpu.engine.scaling.cell_timing:measure"
+    MODEL_NCCL = "nbgpu.engine.scaling.nccl_model:seconds"
     MONOTONIC_S = "time:monotonic"
     """Called only to find out whether a rank answers at all."""
 

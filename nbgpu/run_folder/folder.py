@@ -63,7 +63,7 @@ def create(config: TrainConfig, cluster: ClusterConfig) -> Path:
             shutil.copy(config.recipe, folder)
         if config.resume:
             beginning.write(folder)
-        (folder / names.ENVIRONMENT).write_text(json.dumps(_environment(), indent=2) + "\n")
+        (folder / names.ENVIRONMENT).write_text(json.dumps(environment(), indent=2) + "\n")
     except BaseException as error:
         # Half of a run's folder is of no use.
         shutil.rmtree(folder, ignore_errors=True)
@@ -238,8 +238,8 @@ def _outcome_path(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.outcome.json"
 
 
-def _environment() -> dict[str, Any]:
-    """The facts that are needed to repeat the run: versions, devices, the state of the working tree."""
+def environment() -> dict[str, Any]:
+    """Return the facts that are needed to repeat a run: versions, devices, the state of the working tree."""
     git = shutil.which("git")
     described = (
         subprocess.run([git, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)

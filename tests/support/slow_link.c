@@ -42,10 +42,16 @@ enum {
     AHEAD_NS = 300000,                  /* a host is read from so long before its wire is free */
 };
 
+struct buffer {
+    struct buffer *next;
+    int num_users;
+    unsigned char bytes[MAX_FRAME_BYTES];
+};
+
 struct frame {
     uint64_t arrives_ns;
     int num_bytes;
-    unsigned char *bytes;
+    struct buffer *buffer;
 };
 
 struct host {
@@ -56,6 +62,7 @@ struct host {
 };
 
 static struct host hosts[MAX_HOSTS];
+static struct buffer *unused;
 static int num_hosts;
 static double ns_per_byte;
 static uint64_t delay_ns;
@@ -131,7 +138,23 @@ static int wire_bytes(const unsigned char *bytes, int num_bytes) {
     return wire + segments * AROUND_A_FRAME_BYTES;
 }
 
-static void send_to(struct host *to, const unsigned char *bytes, int num_bytes, uint64_t leaves_ns, double wire_ns) {
+static struct buffer *take_buffer(void) {
+    struct buffer *buffer = unused;
+    if (buffer)
+        unused = buffer->next;
+    else
+        must((buffer = malloc(sizeof *buffer)) != NULL, "malloc");
+    buffer->num_users = 1;
+    return buffer;
+}
+
+static void release(struct buffer *buffer) {
+    if (--buffer->num_users) return;
+    buffer->next = unused;
+    unused = buffer;
+}
+
+static void send_to(struct host *to, struct buffer *buffer, int num_bytes, uint64_t leaves_ns, double wire_ns) {
     if (to->count == MAX_UNDER_WAY) {
         num_lost++;
         return;
@@ -139,21 +162,16 @@ static void send_to(struct host *to, const unsigned char *bytes, int num_bytes, 
     uint64_t arrives_ns = leaves_ns + delay_ns;
     if (arrives_ns < to->receives_until_ns + (uint64_t)wire_ns) arrives_ns = to->receives_until_ns + (uint64_t)wire_ns;
     to->receives_until_ns = arrives_ns;
-    unsigned char *copy = malloc((size_t)num_bytes);
-    must(copy != NULL, "malloc");
-    memcpy(copy, bytes, (size_t)num_bytes);
-    to->under_way[(to->first + to->count++) % MAX_UNDER_WAY] = (struct frame){arrives_ns, num_bytes, copy};
+    buffer->num_users++;
+    to->under_way[(to->first + to->count++) % MAX_UNDER_WAY] = (struct frame){arrives_ns, num_bytes, buffer};
 }
 
-static void read_from(int number) {
-    static unsigned char bytes[MAX_FRAME_BYTES];
-    struct host *from = &hosts[number];
-    int num_bytes = (int)read(from->tap, bytes, sizeof bytes);
-    if (num_bytes <= OFFLOAD_BYTES + ETHERNET_BYTES) return;
-    const unsigned char *to = bytes + OFFLOAD_BYTES;
+static void carry(int number, struct buffer *buffer, int num_bytes) {
+    const unsigned char *to = buffer->bytes + OFFLOAD_BYTES;
     if (to[12] == 0x86 && to[13] == 0xdd) return;  /* IPv6's announcements */
+    struct host *from = &hosts[number];
     uint64_t now = now_ns();
-    int wire = wire_bytes(bytes, num_bytes);
+    int wire = wire_bytes(buffer->bytes, num_bytes);
     double wire_ns = wire * ns_per_byte;
     if (from->sends_until_ns < now) from->sends_until_ns = now;
     from->sends_until_ns += (uint64_t)wire_ns;
@@ -161,7 +179,14 @@ static void read_from(int number) {
     num_wire_bytes += (uint64_t)wire;
     for (int other = 0; other < num_hosts; other++)
         if (other != number && (to[0] & 1 || to[5] == other))
-            send_to(&hosts[other], bytes, num_bytes, from->sends_until_ns, wire_ns);
+            send_to(&hosts[other], buffer, num_bytes, from->sends_until_ns, wire_ns);
+}
+
+static void read_from(int number) {
+    struct buffer *buffer = take_buffer();
+    int num_bytes = (int)read(hosts[number].tap, buffer->bytes, sizeof buffer->bytes);
+    if (num_bytes > (int)OFFLOAD_BYTES + ETHERNET_BYTES) carry(number, buffer, num_bytes);
+    release(buffer);
 }
 
 /* Hands over what has arrived; returns when the next frame will, or UINT64_MAX. */
@@ -173,8 +198,8 @@ static uint64_t deliver(struct host *to) {
         uint64_t late_ns = now - frame->arrives_ns;
         sum_late_ns += late_ns;
         if (late_ns > most_late_ns) most_late_ns = late_ns;
-        if (write(to->tap, frame->bytes, (size_t)frame->num_bytes) < 0) num_lost++;
-        free(frame->bytes);
+        if (write(to->tap, frame->buffer->bytes, (size_t)frame->num_bytes) < 0) num_lost++;
+        release(frame->buffer);
         to->first = (to->first + 1) % MAX_UNDER_WAY;
         to->count--;
     }

@@ -56,6 +56,7 @@ ipyparallel.client.client:Client
     _query_socket
 torch
     _C
+    _inductor
     _GLOBAL_DEVICE_CONTEXT
 torch._C
     _distributed_c10d
@@ -77,6 +78,8 @@ torch._C._distributed_c10d:ProcessGroup
     _get_backend
     _get_sequence_number_for_group
     _reduce_scatter_base
+torch._inductor.comm_analysis
+    _has_nvlink()
 torch._subclasses.fake_tensor
     FakeTensorMode
 torch.autograd.graph

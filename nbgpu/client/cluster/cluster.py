@@ -10,11 +10,12 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from nbgpu.client.cluster import status
+from nbgpu.client.cluster import resizing, status
 from nbgpu.client.cluster.history import CellHistory
 from nbgpu.client.cluster.questions import Listener, Questions
 from nbgpu.client.cluster.release import IdleRelease, tell_in_next_cell
@@ -264,12 +265,15 @@ class Cluster:
     def restored(cls, entry: registry.Entry) -> Cluster:
         """Make a handle for a cluster that another process has started, from its entry in the registry."""
         cluster = cls.__new__(cls)
-        cluster._describe(entry.config, entry.devices, entry.chosen_transport)
+        # A notebook that ended while its cluster was growing may have taken more GPUs than there are ranks.
+        there = entry.devices[: len(entry.seating.engines)]
+        cluster._describe(entry.config, there, entry.chosen_transport)
         cluster._entry = entry
         cluster._processes = Processes(entry.folder, entry.leaders)
         num_engines = sum(process.alive() for process in entry.engines.values())
         cluster._client = cluster._processes.connect(num_engines, entry.config.start_timeout_s)
         cluster._ranks = cluster._sit_down(cluster._processes, entry.seating)
+        cluster._ranks.end_leaving()
         cluster._become_current()
         return cluster
 
@@ -314,7 +318,12 @@ class Cluster:
         }
         if self._ranks is not None:
             seating = self._ranks.seating
-            known |= {"seating": seating, "engines": self._entry.engines_with(seating.pids)}
+            known |= {
+                "config": self.config,
+                "devices": self._ranks.devices,
+                "seating": seating,
+                "engines": self._entry.engines_with(seating.pids),
+            }
         if self.run is not None:
             known["run"] = self.run.folder
         self._entry = self._entry.model_copy(update=known)
@@ -635,6 +644,53 @@ class Cluster:
             )
         self._refuse_during_run()
         return self.recovery.restart(rank, self.history, replay)
+
+    @uninterrupted()
+    def resize(self, ranks: int) -> str:
+        """Change the number of ranks. Ranks that stay keep their variables, the last ones leave, and new ones
+        are empty.
+
+        DDP objects of the ranks that stay are moved to the new group if every rank has them.
+
+        Args:
+            ranks: the number of ranks from now on.
+
+        Returns:
+            A description of what happened.
+
+        Raises:
+            ConfigError: there cannot be so many ranks; nothing has happened.
+            RunError: a training run has the ranks now; nothing has happened.
+            ClusterError: a rank is still in a cell, or something failed meanwhile; the cluster has as many
+                ranks as before.
+        """
+        self._make_ready()
+        return resizing.resize(self, ranks)
+
+    def take_size(self, config: ClusterConfig, chosen: tuple[Device, ...], transport: Transport) -> list[str]:
+        """Form the group with the ranks that have these devices, for `resize`; return lines for the person.
+
+        Raises:
+            ClusterError: another cluster has a GPU, or a rank did not come or ended. The ranks are those from
+                before, and the group has to be formed again.
+        """
+        before = self.config, self.devices, self.chosen_transport
+        if self._entry is not None and set(chosen) - set(self.devices):
+            registry.claim(self._entry.model_copy(update={"devices": chosen}))
+        self.config = config
+        self.chosen_transport = replace(self.chosen_transport, transport=transport)
+        try:
+            lines = self.ranks.resize(chosen, transport)
+        except BaseException:
+            self.config, self.devices, self.chosen_transport = before
+            self._note()
+            raise
+        self.devices = self._wanted = chosen
+        self._transports = transports.candidates(config, chosen)
+        self._planned, self._last_seen = None, {}
+        self.history.keep_only(range(min(len(before[1]), len(chosen))))
+        self._note()
+        return lines
 
     def restore_group(
         self, watch: RankWatch, results: Mapping[int, Reply], failed: Sequence[int] = ()

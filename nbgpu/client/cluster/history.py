@@ -35,6 +35,11 @@ class CellHistory:
         """Forget the rank's cells: the rank is to begin empty."""
         self._cells[rank] = []
 
+    def keep_only(self, ranks: Iterable[int]) -> None:
+        """Forget the cells of all ranks but these: a rank that comes later with such a number is another
+        one."""
+        self._cells = {rank: self._cells[rank] for rank in ranks if rank in self._cells}
+
     def run_again(self, rank: int, engine: Any) -> list[str]:
         """Run the rank's cells on its new engine, one after the other; return what happened, in lines."""
         # `%debug` waits for a person, and changes nothing.

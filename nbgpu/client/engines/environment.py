@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from nbgpu.config import ClusterConfig
+from nbgpu.machine import devices
 from nbgpu.protocol.records import Device
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -20,11 +21,10 @@ def of_engines(config: ClusterConfig, ranks_devices: Sequence[Device]) -> dict[s
 
     Warn if a setting is left out.
     """
-    gpus = dict.fromkeys(device.uuid for device in ranks_devices if device.kind == "cuda")
     return {
         # Every rank sees the cluster's GPUs, in order, as under torchrun: `cuda:local_rank` is the rank's
         # own.
-        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+        "CUDA_VISIBLE_DEVICES": devices.visible_gpus(ranks_devices),
         "OMP_NUM_THREADS": str(config.threads_for(len(ranks_devices))),
         **({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if config.debug else {}),
         **_allocator_settings(config.allocator),

@@ -94,6 +94,7 @@ class Ranks:
                 "backend": transport.backend,
                 "transport": transport.name,
                 "device": devices.torch_name(device, self._chosen),
+                "visible_gpus": devices.visible_gpus(self._chosen),
                 "described": asdict(device),
                 "rendezvous": str(self._processes.folder),
                 "threads": self._config.threads_for(len(chosen)),
@@ -109,6 +110,11 @@ class Ranks:
 
     def __len__(self) -> int:
         return len(self._seats)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The device of every rank."""
+        return self._chosen[: len(self)]
 
     @property
     def pids(self) -> dict[int, int]:
@@ -394,11 +400,76 @@ class Ranks:
                     raise
         return self.regroup(failed=ranks)
 
+    @uninterrupted()
+    def resize(self, chosen: Sequence[Device], transport: Transport) -> list[str]:
+        """Form the group with another number of ranks: new engines become the last ranks, or the last ranks
+        leave.
+
+        Either all of it happens or, when this raises, the ranks and their engines are those from before. The
+        group then has to be formed again. The processes of ranks that leave run until `end_leaving`.
+
+        Args:
+            chosen: the device of each rank. Ranks that stay keep theirs.
+            transport: the transport between the ranks.
+
+        Returns:
+            The lines that `regroup` returns.
+
+        Raises:
+            ClusterError: a new engine did not come, or the process of a rank ended meanwhile.
+            RankError: a rank failed to join again and again.
+        """
+        seating = self.seating
+        before = self._chosen, self._seats, dict(seating.engines), dict(seating.pids)
+        new = range(len(self), len(chosen))
+        arrived = dict(zip(new, self._take_spares(len(new)), strict=True))
+        leaving = {rank: pid for rank, pid in seating.pids.items() if rank >= len(chosen)}
+        # They are ended by `end_leaving`: until the others have formed their group, nothing is lost.
+        seating.leaving = list(leaving.values())
+        try:
+            self._give_places(arrived)
+            self._chosen = tuple(chosen)
+            self._seats = self._seats_for(transport)
+            for rank in leaving:
+                del seating.engines[rank], seating.pids[rank]
+            for rank in new:
+                self._wait_for_output_path(rank, _ENGINE_PATIENCE_S)
+            lines = self.regroup(failed=new)
+        except BaseException:
+            self._chosen, self._seats, seating.engines, seating.pids = before
+            seating.leaving = []
+            seating.is_whole = False
+            self._distrusted.difference_update(new)
+            for pid, _ in arrived.values():
+                self._dismiss(pid)
+            self._note()
+            raise
+        return lines
+
+    @uninterrupted()
+    def end_leaving(self) -> None:
+        """End the processes of ranks that have left the group.
+
+        Raises:
+            ClusterError: a process does not end.
+        """
+        leaving = self.seating.leaving
+        for pid in leaving:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in leaving:
+            if pid in self._glances:
+                self._glances.pop(pid).close()
+            self._wait_for_the_end_of(pid, f"a rank that has left (pid {pid})")
+        if leaving:
+            self.seating.leaving = []
+            self._note()
+
     def _give_places(self, arrived: Mapping[int, tuple[int, int]]) -> None:
         """Put new engines, (pid, number) by rank, in the place of the ranks' old engines, once they have
         come."""
         try:
-            self._wait_for([engine for _, engine in arrived.values()])
+            self._wait_for(arrived.values())
         except ClusterError:
             for pid, _ in arrived.values():
                 self._dismiss(pid)
@@ -467,15 +538,18 @@ class Ranks:
                 self._why_ended[pid] = why or "was ended, to be replaced"
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            give_up_s = time.monotonic() + _DEATH_PATIENCE_S
-            while self.how_ended(rank) is None:
-                if time.monotonic() > give_up_s:
-                    raise ClusterError(
-                        f"the process of rank {rank} (pid {pid}) does not end: it waits in the kernel or its driver. "
-                        "%nbgpu stop, then look at it with ps"
-                    )
-                time.sleep(_POLL_PERIOD_S)
-                take_interrupt()
+            self._wait_for_the_end_of(pid, f"rank {rank} (pid {pid})")
+
+    def _wait_for_the_end_of(self, pid: int, whose: str) -> None:
+        give_up_s = time.monotonic() + _DEATH_PATIENCE_S
+        while self._processes.how_ended(pid, self._config.debug) is None:
+            if time.monotonic() > give_up_s:
+                raise ClusterError(
+                    f"the process of {whose} does not end: it waits in the kernel or its driver. "
+                    "%nbgpu stop, then look at it with ps"
+                )
+            time.sleep(_POLL_PERIOD_S)
+            take_interrupt()
 
     def _wait_for_output_path(self, rank: int, timeout_s: float) -> None:
         """Make sure that a rank's output arrives: a subscription on the way to the rank takes a moment, and
@@ -486,11 +560,18 @@ class Ranks:
                 raise ClusterError(
                     f"what rank {rank} prints does not arrive. {self._processes.log_tail('controller')}"
                 )
+            if how := self.how_ended(rank):
+                raise ClusterError(how)
             take_interrupt()
 
-    def _wait_for(self, engines: Collection[int]) -> None:
+    def _wait_for(self, arriving: Collection[tuple[int, int]]) -> None:
+        """Wait until new engines, each as (pid, number), can be reached; ClusterError if one ends or does not
+        come."""
         give_up_s = time.monotonic() + _ENGINE_PATIENCE_S
-        while not set(engines) <= set(self._client.ids):
+        while missing := {pid: engine for pid, engine in arriving if engine not in self._client.ids}:
+            for pid in missing:
+                if how := self._processes.how_ended(pid, self._config.debug):
+                    raise ClusterError(f"a new engine (pid {pid}) {how}. {self._processes.log_tail()}")
             if time.monotonic() > give_up_s:
                 raise ClusterError(
                     f"a new engine did not come within {_ENGINE_PATIENCE_S:g} s. {self._processes.log_tail()}"

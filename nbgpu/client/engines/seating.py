@@ -27,6 +27,8 @@ class Seating:
     """The process id of each rank."""
     spares: dict[int, int] = field(default_factory=dict)
     """ipyparallel's numbers of the spares, by pid."""
+    leaving: list[int] = field(default_factory=list)
+    """The process ids of ranks that are about to leave the group."""
     generation: int = 0
     """The generation of the group whose forming was begun last."""
     is_whole: bool = True

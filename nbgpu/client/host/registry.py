@@ -211,13 +211,13 @@ def new_entry(
 
 
 def claim(entry: Entry) -> None:
-    """Register a cluster that is about to start, and thereby take its GPUs.
+    """Register a cluster that is about to start or to grow, and thereby take its GPUs.
 
     Raises:
         ClusterError: another cluster has one of the GPUs, and they are not to be shared.
     """
     with _locked():
-        others = _entries()
+        others = [other for other in _entries() if other.id != entry.id]
         if not entry.config.share_gpus:
             _refuse_gpus_in_use(entry.devices, others)
         _write(entry)

@@ -35,6 +35,7 @@ _COMMANDS = (
     "status",
     "stop",
     "restart",
+    "resize",
     "attach",
     "ps",
     "doctor",
@@ -180,8 +181,8 @@ class NbgpuMagics(Magics):
     @line_magic
     def nbgpu(self, line: str) -> None:
         """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] [--cell-seed N] [--keep]
-        | status | stop | restart [--rank K [--replay]] | attach [ID] | ps | doctor | debug [--rank K] | vars
-        [PATTERN] | sync | autoreload [on|off]"""
+        | status | stop | restart [--rank K [--replay]] | resize N | attach [ID] | ps | doctor | debug [--rank
+        K] | vars [PATTERN] | sync | autoreload [on|off]"""
         command, *arguments = shlex.split(line) or ["status"]
         if command == "start":
             self._start(arguments)
@@ -192,6 +193,8 @@ class NbgpuMagics(Magics):
             print("stopped")  # noqa: T201
         elif command == "restart":
             self._restart(" ".join(arguments))
+        elif command == "resize":
+            self._resize(arguments)
         elif command == "attach":
             self._attach(arguments)
         elif command == "ps":
@@ -220,6 +223,13 @@ class NbgpuMagics(Magics):
                 "%nbgpu restart --replay runs the cells of one rank again: name it with --rank K"
             )
         print(current().restart(arguments.rank, arguments.replay))  # noqa: T201 - the magic's output
+
+    def _resize(self, arguments: list[str]) -> None:
+        if len(arguments) != 1 or not arguments[0].isdigit():
+            raise UsageError("%nbgpu resize N: say how many ranks there are to be")
+        cluster = current()
+        print(cluster.resize(int(arguments[0])))  # noqa: T201 - the magic's output
+        cluster.tell_news()
 
     @magic_arguments()
     @argument("--rank", type=int, help="which rank; the one that failed first where it is left out")

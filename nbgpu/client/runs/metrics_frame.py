@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nbgpu.performance import step_parts
 from nbgpu.protocol.records import Sample
 from nbgpu.run_folder.reader import Reader
 
@@ -28,3 +29,23 @@ def frame_of(reader: Reader) -> pd.DataFrame:
     return (
         pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["rank", "step", "time_s"])
     )
+
+
+def parts_frame(reader: Reader, num_ranks: int) -> pd.DataFrame:
+    """Return a table with one row for each step and rank: the parts of the step, in seconds."""
+    import pandas as pd
+
+    samples = (record for record in reader.records() if isinstance(record, Sample))
+    rows = [
+        {
+            "step": parts.step,
+            "rank": parts.rank,
+            "step_s": parts.step_s,
+            **parts.parts_s,
+            "hidden_s": parts.hidden_s,
+            "waited_for": parts.last_rank,
+        }
+        for parts in step_parts.parts_of(samples, num_ranks)
+    ]
+    columns = ["step", "rank", "step_s", *step_parts.PARTS, "hidden_s", "waited_for"]
+    return pd.DataFrame(rows, columns=columns)

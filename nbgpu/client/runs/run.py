@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import LeftResult
 from nbgpu.client.ipykernel.notice import Notice
+from nbgpu.client.runs import explaining
 from nbgpu.client.runs.ending import Ending
-from nbgpu.client.runs.metrics_frame import frame_of
+from nbgpu.client.runs.metrics_frame import frame_of, parts_frame
 from nbgpu.client.runs.plan import Plan
 from nbgpu.client.runs.watch import Host, RunWatch
 from nbgpu.config import TrainConfig
 from nbgpu.config.settings import steerable
 from nbgpu.errors import ConfigError, NbgpuError, RankError, RunError
 from nbgpu.machine.signals import uninterrupted
+from nbgpu.performance.bottlenecks import Explanation
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import (
@@ -205,6 +207,23 @@ class Run:
         """Return every number that the ranks recorded: one row for each sample, with rank, step, time_s and
         the series."""
         return frame_of(self.reader)
+
+    def step_parts(self) -> pd.DataFrame:
+        """Return where the time of each step went: one row for each step and rank, in seconds.
+
+        The columns from `data_s` to `other_s` add up to `step_s`. `waiting_s` is the time for which the rank
+        waited until the gradients of `waited_for`, the rank that was last, were ready; `transfer_s` the rest
+        of the exchange that is not hidden, and `hidden_s` what of it happened during the backward pass.
+        """
+        return parts_frame(self.reader, self.info.world_size)
+
+    def explain(self) -> Explanation:
+        """Say in a few sentences what bounds this run, and what to change first. It prints as text.
+
+        Raises:
+            RunError: fewer than five steps were recorded, or the recipe's steps have no parts.
+        """
+        return explaining.explain(self.reader, self.config, self.info.world_size)
 
     def result(self) -> Mapping[str, Any] | None:
         """Return what the recipe says of the trained model, beside its baselines, or None until the run has

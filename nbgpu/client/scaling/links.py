@@ -5,8 +5,8 @@ from __future__ import annotations
 from nbgpu.client.cluster.cluster import Cluster, current
 from nbgpu.client.engines.ranks import reference
 from nbgpu.errors import ConfigError
+from nbgpu.performance.links import Links
 from nbgpu.protocol.calls import Call
-from nbgpu.scaling.links import Links
 
 BUDGET_S = 12.0
 """With its first tries, which show how often each size fits in, a measurement takes less than 20 s."""

@@ -8,13 +8,13 @@ from nbgpu.client.cluster.cluster import Cluster, current
 from nbgpu.client.engines.ranks import reference
 from nbgpu.config import train_config
 from nbgpu.errors import ConfigError
+from nbgpu.performance.steps import StepTimes
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.calls import Call
-from nbgpu.scaling.steps import StepTimes
 
 
 def time_step(recipe: str, num_steps: int = 10, cluster: Cluster | None = None, **settings: Any) -> StepTimes:
-    """Time a step of DDP with and without the exchange of gradients, on generated batches.
+    """Time a step of DDP or FSDP with and without the exchange between the ranks, on generated batches.
 
     Args:
         recipe: the workload.
@@ -41,15 +41,17 @@ def time_step(recipe: str, num_steps: int = 10, cluster: Cluster | None = None, 
     if cluster.world_size == 1:
         raise ConfigError("one rank exchanges nothing. Start a cluster with two ranks at least")
     config = settled(config, cluster.devices)
-    if config.strategy != "ddp":
-        raise ConfigError(f"strategy={config.strategy!r} is not timed, only 'ddp'")
+    if config.strategy not in ("ddp", "fsdp"):
+        raise ConfigError(f"strategy={config.strategy!r} is not timed, only 'ddp' and 'fsdp'")
     measured = cluster.apply(reference(Call.TIME_STEP), config.model_dump(mode="json"), num_steps)
     title = f"{config.recipe}, batch_size={config.batch_size}"
     if config.accumulate > 1:
         title += f", accumulate={config.accumulate}"
+    exchange = f"bucket_mb={config.bucket_mb:g}" if config.strategy == "ddp" else "strategy=fsdp"
     return StepTimes(
-        f"{title}, bucket_mb={config.bucket_mb:g}",
+        f"{title}, {exchange}",
         cluster.chosen_transport.name,
         config.batch_size * config.accumulate,
         list(measured.values()),
+        config.strategy,
     )

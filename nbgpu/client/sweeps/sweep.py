@@ -8,7 +8,6 @@ can continue it.
 from __future__ import annotations
 
 import atexit
-import fcntl
 import logging
 import math
 import os
@@ -24,7 +23,7 @@ from nbgpu.client.runs.ending import Ending
 from nbgpu.client.sweeps.trial import Trial
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError, NbgpuError, RunError
-from nbgpu.machine import devices
+from nbgpu.machine import devices, folder_lock
 from nbgpu.machine.files import write_whole
 from nbgpu.planning import trials
 from nbgpu.protocol.records import Device
@@ -69,7 +68,7 @@ class Sweep:
     def __init__(self, folder: Path, plan: trials.SweepPlan, clusters: Sequence[Cluster]) -> None:
         self.folder = folder
         self.plan = plan
-        self._claim = _claim(folder)
+        self._claim = folder_lock.lock(folder)
         self.trials = [
             Trial(number, settings, plan.settings(number), folder, plan.config.sort_by, plan.config.goal)
             for number, settings in enumerate(plan.trials)
@@ -391,18 +390,3 @@ def places(cluster: ClusterConfig, parallel: int | None) -> list[str]:
 def _require_free(clusters: Sequence[Cluster]) -> None:
     if not clusters[0].config.share_gpus:
         registry.require_free([device for cluster in clusters for device in cluster.devices])
-
-
-def _claim(folder: Path) -> int:
-    """Lock the sweep, so that no other process continues it. The lock ends with this process at the
-    latest."""
-    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.read(fd, 100).decode()
-        os.close(fd)
-        raise RunError(f"{folder.name} goes on in process {owner}. Stop it there first") from None
-    os.ftruncate(fd, 0)
-    os.write(fd, str(os.getpid()).encode())
-    return fd

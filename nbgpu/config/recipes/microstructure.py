@@ -42,6 +42,7 @@ _OF_A_MODEL = {
     "restore_best",
     "histograms_every",
     "profile",
+    "work_out_result",
 }
 """Settings that concern the training of a model on samples."""
 

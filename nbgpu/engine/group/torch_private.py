@@ -7,10 +7,13 @@ that.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -141,3 +144,50 @@ def init_fake_group(rank: int, world_size: int) -> None:
     tests."""
     fake = import_module("torch.testing._internal.distributed.fake_pg")
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=fake.FakeStore())
+
+
+def nccl_model(gpu: str, gpus_per_node: int, has_nvlink: bool) -> Callable[[str, int, int], float] | None:
+    """Return torch's model of NCCL: seconds for an operation, its bytes, and the number of ranks.
+
+    torch asks the machine at hand for its GPUs. The model here is a second instance of torch's module that is
+    told of other ones; the first one stays as it is. None where this version of torch lacks the model (before
+    2.13 it knew one kind of node only).
+
+    Args:
+        gpu: 'V100', 'A100', 'H100' or 'B200'.
+        gpus_per_node: 1 or more.
+        has_nvlink: whether NVLink joins the GPUs of a node, else PCIe.
+    """
+    original = find_spec("torch._inductor.comm_analysis")
+    assert original is not None
+    assert original.origin is not None
+    spec = spec_from_file_location("torch._inductor.comm_analysis_for_nbgpu", original.origin)
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = module_from_spec(spec)
+    # Its dataclasses look their module up.
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[spec.name]
+    names = ("estimate_nccl_collective_runtime_impl", "_has_nvlink", "get_gpu_type", "NVIDIA_GPU_TYPE")
+    if not all(hasattr(module, name) for name in names):
+        return None
+    generations = {"V100": "VOLTA", "A100": "AMPERE", "H100": "HOPPER", "B200": "BLACKWELL"}
+    kind = module.NVIDIA_GPU_TYPE[generations[gpu]]
+    cuda = SimpleNamespace(is_available=lambda: True, device_count=lambda: gpus_per_node)
+    module.torch = SimpleNamespace(cuda=cuda, _inductor=torch._inductor)
+    module.get_gpu_type = lambda: kind
+    module._has_nvlink = lambda: has_nvlink
+    operations = {
+        "all_reduce": module.NCCL_COLL.ALL_REDUCE,
+        "all_gather": module.NCCL_COLL.ALL_GATHER,
+        "reduce_scatter": module.NCCL_COLL.REDUCE_SCATTER,
+    }
+
+    def seconds(operation: str, num_bytes: int, ranks: int) -> float:
+        milliseconds = module.estimate_nccl_collective_runtime_impl(num_bytes, ranks, operations[operation])
+        return float(milliseconds) / 1000
+
+    return seconds

@@ -168,6 +168,12 @@ def note_beginning() -> None:
     _values_at_the_beginning = _read()
 
 
+def note_threads(threads: int) -> None:
+    """Take another number of threads as the one that runs begin with."""
+    global _values_at_the_beginning
+    _values_at_the_beginning = {**_values_at_the_beginning, "threads": threads}
+
+
 @dataclass
 class _FunctionModes:
     """The open TorchFunctionModes of this thread. The default device is one of them."""

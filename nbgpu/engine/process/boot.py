@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbgpu.engine.ipykernel import interrupts, stacks
+from nbgpu.engine.process import resizing
 from nbgpu.machine import descendants, interpreter
 from nbgpu.machine.devices import is_part
 from nbgpu.machine.lifetime import LifetimeWatch
@@ -166,6 +167,8 @@ class Seat:
     """The name of the cluster's transport, as in `nbgpu.machine.transports`."""
     device: str
     """'cuda:N' among the GPUs that the cluster chose, or 'cpu'."""
+    visible_gpus: str
+    """The UUIDs of these GPUs, separated by commas."""
     described: Mapping[str, Any]
     """The fields of the device's `records.Device`."""
     rendezvous: str
@@ -227,12 +230,16 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
     from nbgpu.engine.group import group, simulated_link
     from nbgpu.engine.variables import replicas, user_groups
 
-    taken = _take(Seat(**seat))
+    global _taken
+    new_seat = Seat(**seat)
+    why = "this belonged to the old process group; make it again"
+    if _taken is not None and _taken != new_seat:
+        why = resizing.what_to_do(_taken.world_size, new_seat.world_size)
+        resizing.follow(_taken, new_seat, _shell())
+        _taken = new_seat
+    taken = _take(new_seat)
     variables = _shell().user_ns
-    lost = [
-        f"this belonged to the old process group; make it again: {line}"
-        for line in user_groups.how_to_make_again(variables)
-    ]
+    lost = [f"{why}: {line}" for line in user_groups.how_to_make_again(variables)]
     group.form_again(_membership(taken), Path(taken.rendezvous), generation)
     global _last_cell_failed
     _last_cell_failed = False
@@ -263,8 +270,9 @@ def _settle_variables(seat: Seat) -> None:
     from nbgpu.engine.group import safe_nccl
 
     device = Device(**seat.described)
-    if is_part(device):
-        os.environ["CUDA_VISIBLE_DEVICES"] = device.uuid
+    # The cluster may have got other GPUs, and another number of ranks, since the fork server was started.
+    os.environ["CUDA_VISIBLE_DEVICES"] = device.uuid if is_part(device) else seat.visible_gpus
+    os.environ["OMP_NUM_THREADS"] = str(seat.threads)
     if seat.transport == NCCL_SAFE:
         _settings_of_transport[:] = safe_nccl.apply()
     if seat.transport == SINGLE:

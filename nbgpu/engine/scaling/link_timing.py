@@ -56,11 +56,12 @@ class _Operation:
 
 
 @torch_settings.as_at_the_beginning()
-def measure(budget_s: float) -> list[dict[str, Any]]:
+def measure(budget_s: float, only: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Time all kinds of messages between the ranks. A collective.
 
     Args:
         budget_s: about how long it may take in all.
+        only: the operations to be timed, which share the time; empty for all.
 
     Returns:
         For each kind a dict: `operation`, `ranks` (the two of a pair; empty for all), `sizes_bytes`,
@@ -69,10 +70,10 @@ def measure(budget_s: float) -> list[dict[str, Any]]:
     """
     member = group.membership()
     buffers = _Buffers(member)
-    timings = [
-        _Timing(operation, member, operation.share * budget_s)
-        for operation in [*_collectives(buffers, member.world_size), *_pairs(buffers, member)]
-    ]
+    operations = [*_collectives(buffers, member.world_size), *_pairs(buffers, member)]
+    chosen = [operation for operation in operations if not only or operation.name in only]
+    shares = sum(operation.share for operation in chosen)
+    timings = [_Timing(operation, member, operation.share / shares * budget_s) for operation in chosen]
     # Ones, summed up again and again, would leave the range of float32.
     buffers.clear()
     for _ in range(_NUM_PASSES):

@@ -1,17 +1,17 @@
 """Time the parts of a training step, on generated batches, with and without the exchange of gradients.
 
 Without the exchange one sees when each of DDP's buckets would be ready to travel, and how long a rank
-computes. With it one sees how much of the exchange the computation does not hide.
+computes. With it, by DDP or FSDP, one sees how much of the exchange the computation does not hide.
 """
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from nbgpu.config import TrainConfig, train_config
 from nbgpu.engine.dry_run.steps import import_trainer
@@ -21,6 +21,7 @@ from nbgpu.engine.model import build as models
 from nbgpu.engine.model import optimizers, precision, randomness, strategy
 from nbgpu.engine.model.clipping import clip
 from nbgpu.engine.model.discriminator import Discriminator
+from nbgpu.engine.model.moments import Moment
 from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.recipe import Recipe
 from nbgpu.errors import RunError
@@ -31,16 +32,18 @@ _NUM_WARM_UPS = 3
 
 @torch_settings.as_at_the_beginning()
 def measure(settings: dict[str, Any], num_steps: int) -> dict[str, list[dict[str, Any]]]:
-    """Time steps of DDP. A collective.
+    """Time steps with and without the exchange. A collective.
 
     Args:
-        settings: all fields of a TrainConfig with strategy 'ddp'.
+        settings: all fields of a TrainConfig with strategy 'ddp' or 'fsdp'.
         num_steps: the number of timed steps of each kind.
 
     Returns:
         By kind ('alone', 'together', 'alone again') a dict for each step, in seconds: `forward_s`,
-        `backward_s`, `optimizer_s` (with clipping), `step_s`, and `buckets`: for each bucket the time at
-        which it was ready after the last backward pass began, and its bytes.
+        `backward_s`, `optimizer_s` (with clipping), `step_s`, `last_backward_s` (of the last of
+        `micro_batches`); `buckets`: for each of DDP's buckets the time at which it was ready after the last
+        backward pass began, and its bytes; `blocks`: for each block of the recipe its bytes and its time in
+        one forward pass, 0 for a compiled model; `rest_bytes`, the bytes of weights outside of them.
 
     Raises:
         RunError: the recipe trains a discriminator, whose gradients DDP does not exchange.
@@ -65,12 +68,14 @@ def _steps(config: TrainConfig, device: torch.device, num_steps: int, exchange: 
     if Discriminator.of(config, recipe, device) is not None:
         raise RunError("a step with a discriminator cannot be timed: set adversarial_weight=0")
     model = models.build(config, recipe, device)[0]
+    blocks = list(recipe.blocks(model))
+    alone = config.changed(strategy="ddp", comm_hook="none", cpu_offload=False)
     ready = _ReadyBuckets(device)
     # A lambda, because torch reads annotations, and does not understand those of this module.
     hook = None if exchange else lambda _, bucket: ready.note(bucket)
-    ddp = strategy.spread(config, model, [], device, hook)
+    ddp = strategy.spread(config if exchange else alone, model, blocks, device, hook)
     try:
-        steps = _TimedSteps(config, recipe, ddp, device, ready)
+        steps = _TimedSteps(config, recipe, ddp, device, ready, blocks)
         straggler.begin()  # with the steps, and not with loading packages
         for _ in range(_NUM_WARM_UPS):
             steps.take()
@@ -90,12 +95,12 @@ class _ReadyBuckets:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.buckets: list[tuple[_Moment, int]] = []
+        self.buckets: list[tuple[Moment, int]] = []
         """The moment at which each bucket of the last step was ready, and its bytes."""
 
     def note(self, bucket: Any) -> torch.futures.Future[Tensor]:
         """Send nothing: a hook of DDP."""
-        self.buckets.append((_Moment(self._device), bucket.buffer().nbytes))
+        self.buckets.append((Moment(self._device), bucket.buffer().nbytes))
         kept: torch.futures.Future[Tensor] = torch.futures.Future()
         kept.set_result(bucket.buffer())
         return kept
@@ -111,6 +116,7 @@ class _TimedSteps:
         ddp: strategy.Strategy,
         device: torch.device,
         ready: _ReadyBuckets,
+        blocks: Sequence[nn.Module],
     ) -> None:
         self._config = config
         self._recipe = recipe
@@ -122,22 +128,26 @@ class _TimedSteps:
             name: self._as_in_a_run(value) for name, value in recipe.example(config.batch_size).items()
         }
         self._ready = ready
+        self._blocks = _TimedBlocks(ddp.replica, blocks, device, config.compile)
 
     def take(self) -> dict[str, Any]:
         """Take one step and return the times of its parts."""
         config = self._config
         self._ready.buckets.clear()
+        self._blocks.clear()
         forwards, backwards = [], []
-        begun = _Moment(self._device)
+        begun = Moment(self._device)
         for micro_batch in range(config.accumulate):
             with self._ddp.exchange(micro_batch == config.accumulate - 1):
-                before = _Moment(self._device)
+                before = Moment(self._device)
+                self._blocks.is_forward = True
                 with precision.autocast(config, self._device):
                     loss = self._recipe.loss(self._ddp.replica, self._batch)["loss"]
+                self._blocks.is_forward = False
                 straggler.catch_up()
-                between = _Moment(self._device)
+                between = Moment(self._device)
                 self._scaler.scale(loss / config.accumulate).backward()
-                after = _Moment(self._device)
+                after = Moment(self._device)
             forwards.append((before, between))
             backwards.append((between, after))
         self._scaler.unscale_(self._optimizer)
@@ -146,13 +156,17 @@ class _TimedSteps:
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=not self._ddp.keeps_gradients)
         straggler.catch_up()
-        ended = _Moment(self._device)
+        ended = Moment(self._device)
         ended.wait()
         return {
             "forward_s": sum(start.seconds_until(end) for start, end in forwards),
             "backward_s": sum(start.seconds_until(end) for start, end in backwards),
             "optimizer_s": after.seconds_until(ended),
             "step_s": begun.seconds_until(ended),
+            "last_backward_s": between.seconds_until(after),
+            "micro_batches": config.accumulate,
+            "blocks": self._blocks.found(config.accumulate),
+            "rest_bytes": self._blocks.rest_bytes,
             "buckets": [
                 (between.seconds_until(ready), num_bytes) for ready, num_bytes in self._ready.buckets
             ],
@@ -166,26 +180,52 @@ class _TimedSteps:
         return value
 
 
-class _Moment:
-    """A moment in the device's work: on a GPU that is when the device comes to it, and not the host."""
+class _TimedBlocks:
+    """The forward passes of a model's blocks.
 
-    def __init__(self, device: torch.device) -> None:
-        self._event: torch.cuda.Event | None = None
-        self._time_s = 0.0
-        if device.type == "cuda":
-            self._event = torch.cuda.Event(enable_timing=True)
-            self._event.record()
-        else:
-            self._time_s = time.perf_counter()
+    Args:
+        replica: the whole model.
+        blocks: parts of it, none inside another.
+        device: the rank's device.
+        is_compiled: whether torch.compile has the model, which hooks would break apart. No block is timed
+            then.
+    """
 
-    def wait(self) -> None:
-        """Wait until the device has come to this moment."""
-        if self._event is not None:
-            self._event.synchronize()
+    def __init__(
+        self, replica: nn.Module, blocks: Sequence[nn.Module], device: torch.device, is_compiled: bool
+    ) -> None:
+        self._device = device
+        self._num_bytes = [_bytes_of(block) for block in blocks]
+        self.rest_bytes = _bytes_of(replica) - sum(self._num_bytes)
+        self._passes: list[list[tuple[Moment, Moment]]] = [[] for _ in blocks]
+        self._begun: list[Moment | None] = [None for _ in blocks]
+        self.is_forward = False
+        """Whether this is a forward pass. A block that is recomputed in the backward pass does not count."""
+        for index, block in enumerate(() if is_compiled else blocks):
+            block.register_forward_pre_hook(lambda *_, index=index: self._begin(index))
+            block.register_forward_hook(lambda *_, index=index: self._end(index))
 
-    def seconds_until(self, later: _Moment) -> float:
-        """Return the time between two moments that the device has passed."""
-        if self._event is not None:
-            assert later._event is not None, "both are moments of the same device"
-            return float(self._event.elapsed_time(later._event)) / 1000
-        return later._time_s - self._time_s
+    def _begin(self, index: int) -> None:
+        if self.is_forward:
+            self._begun[index] = Moment(self._device)
+
+    def _end(self, index: int) -> None:
+        begun = self._begun[index]
+        if self.is_forward and begun is not None:
+            self._passes[index].append((begun, Moment(self._device)))
+
+    def clear(self) -> None:
+        """Forget the passes of the last step."""
+        for passes in self._passes:
+            passes.clear()
+
+    def found(self, micro_batches: int) -> list[tuple[int, float]]:
+        """Return the bytes of each block and its seconds in one forward pass of the model."""
+        return [
+            (num_bytes, sum(begun.seconds_until(ended) for begun, ended in passes) / micro_batches)
+            for num_bytes, passes in zip(self._num_bytes, self._passes, strict=True)
+        ]
+
+
+def _bytes_of(module: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in module.parameters())

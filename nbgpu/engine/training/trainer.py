@@ -20,6 +20,7 @@ from nbgpu.engine.group import activity, straggler
 from nbgpu.engine.group.consensus import together
 from nbgpu.engine.logs import run_info
 from nbgpu.engine.logs.profiler import Profiler
+from nbgpu.engine.logs.timeline import Part
 from nbgpu.engine.memory import budget
 from nbgpu.engine.model import randomness
 from nbgpu.engine.model.schedule import LearningRate
@@ -30,6 +31,7 @@ from nbgpu.engine.training.loop import Loop, RunContext
 from nbgpu.engine.training.nonfinite import Guard
 from nbgpu.engine.training.rank_model import RankModel
 from nbgpu.engine.training.smoke import SmokeTest
+from nbgpu.engine.training.step_clock import StepClock, StepClocks
 from nbgpu.engine.training.step_metrics import Readings, StepRecord
 from nbgpu.engine.workload.recipe import Recipe
 from nbgpu.errors import OutOfMemoryError, RunError
@@ -64,6 +66,7 @@ class Trainer(Loop):
         self._rank_model = RankModel(self._guard, self.device)
         self._smoke = SmokeTest(config) if config.smoke_test else None
         self._profiler = Profiler(config.profiled_steps, self.folder, self.rank, self.device, self._event)
+        self._clocks = StepClocks(self.device)
         self._unrecorded: StepRecord | None = None
         """The last step, if it is not yet recorded."""
 
@@ -300,10 +303,16 @@ class Trainer(Loop):
     def _train_step(self) -> None:
         """Do one optimizer step over `accumulate` micro-batches."""
         started_s = time.perf_counter()
-        self._profiler.enter("data")
+        clock = self._clocks.next(self._rank_model.bucket_times)
+
+        def enter(part: Part) -> None:
+            self._profiler.enter(part)
+            clock.enter(part)
+
+        enter("data")
         batches, failure = self._data.take(self.step)
         fetched_s = time.perf_counter()
-        self._profiler.enter("agreement")
+        enter("agreement")
         self._consensus.begin(failure)
         randomness.seed_step(self.config.seed, self.rank, self.step, self.device)
         step = self._rank_model.begin_step(self.config, self.recipe, self.step)
@@ -313,21 +322,23 @@ class Trainer(Loop):
         for index, batch in enumerate(batches):
             # Gradients accumulate on each rank, and are exchanged once, with the last micro-batch.
             with self._spread.exchange(now=index == len(batches) - 1):
-                self._profiler.enter("forward")
+                enter("forward")
                 terms = step.forward(batch)
                 straggler.catch_up()
                 if index == 0:
                     own_s = time.perf_counter() - started_s
                     self._guard.look_at(batch)
-                self._profiler.enter("backward")
+                enter("backward")
                 step.backward(terms["loss"], self._guard.start_of_backward(terms["loss"]))
+                # What a discriminator does then is no part of the backward pass.
+                clock.enter("beside")
             for name, term in {**terms, **step.learn_beside()}.items():
                 sums[name] = sums[name] + term.detach() if name in sums else term.detach()
-        self._profiler.enter("waiting")
+        enter("waiting")
         # The exchange of the gradients has just synchronised all ranks, so no rank waits for the consensus
         # here.
         self._hear()
-        self._profiler.enter("optimizer")
+        enter("optimizer")
         norms = step.gradient_norms()
         if self.log_writer is not None:
             self.log_writer.look_at(self.step + 1, self._model)
@@ -336,7 +347,7 @@ class Trainer(Loop):
             self.step += 1
             self._data.done()
         straggler.catch_up()
-        self._profiler.enter("other")
+        enter("other")
         step_s = time.perf_counter() - started_s
         numbers = {
             "lr": lr,
@@ -349,7 +360,7 @@ class Trainer(Loop):
             # the rest. On a GPU this would only be the time that it takes to queue the work.
             numbers["compute_s"] = own_s
         means = {name: total / self.config.accumulate for name, total in sums.items()}
-        self._record(means | norms, numbers, inputs)
+        self._record(means | norms, numbers, clock, inputs)
 
     def _is_worth_a_checkpoint(self) -> bool:
         epoch, steps_into_epoch = self._data.epoch_at(self.step)
@@ -423,9 +434,10 @@ class Trainer(Loop):
 
     def _tell_the_end(self, failure: RunError | None) -> None:
         # The result is worth having even if the checkpoint could not be written.
-        if self.command != "stop":
+        has_result = self.config.work_out_result and self.command != "stop"
+        if has_result:
             self._enter("working out the result" if self.rank == 0 else "waiting for rank 0")
-        if self.rank == 0 and self.command != "stop":
+        if self.rank == 0 and has_result:
             weights = self._progress.weights_in_words(self.step)
             with activity.during("working out the result"):
                 result = self.recipe.result(self._model, self.device)
@@ -444,11 +456,17 @@ class Trainer(Loop):
         self._note(*smoke.in_words(self.config, self.member.world_size, well))
 
     def _record(
-        self, tensors: dict[str, Tensor], numbers: dict[str, float], inputs: Mapping[str, Tensor]
+        self,
+        tensors: dict[str, Tensor],
+        numbers: dict[str, float],
+        clock: StepClock,
+        inputs: Mapping[str, Tensor],
     ) -> None:
         """Record each step one step late, so that reading a loss never makes the GPU wait for the CPU."""
         self._flush()
-        self._unrecorded = StepRecord(self.step, time.time(), Readings(tensors), numbers, Readings(inputs))
+        self._unrecorded = StepRecord(
+            self.step, time.time(), Readings(tensors), numbers, clock, Readings(inputs)
+        )
         if self.recorder is not None:
             self.recorder.at(self.step)
 
@@ -481,7 +499,8 @@ class Trainer(Loop):
         if last is None or self.recorder is None:
             return
         if last.step % self.config.log_every == 0 or last.step == self.total_steps:
-            self.recorder.sample(last.step, time_s=last.ended_s, **last.readings.values(), **last.numbers)
+            numbers = {**last.numbers, **last.clock.seconds()}
+            self.recorder.sample(last.step, time_s=last.ended_s, **last.readings.values(), **numbers)
 
     def _step_back(self) -> None:
         """Go back to the step that the weights belong to, if the steps after it were left out."""

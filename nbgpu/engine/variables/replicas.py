@@ -27,6 +27,11 @@ _reported: set[tuple[str | int, ...]] = set()
 """Objects that some ranks lack, each reported once: (key, the ranks without it)."""
 
 
+def report_again() -> None:
+    """Report objects that some ranks lack once more: the group has other ranks now."""
+    _reported.clear()
+
+
 @torch_settings.as_at_the_beginning()
 def move(variables: Mapping[str, Any], healthy: Sequence[int]) -> list[str]:
     """Initialise every DDP object again on the group, with the same parameters and optimizer state on all

@@ -183,17 +183,26 @@ class Links:
 
     @property
     def gain_of_two_at_once(self) -> float:
-        """How much faster two large all_reduces are at the same time than one after the other; 1 for no gain.
+        """How much faster the bytes of two large all_reduces travel at once than one by one; 1 for no gain.
+
+        Their latencies pass at the same time anyway, and are not counted.
 
         Raises:
             KeyError: the backend lacks one of them.
         """
         alone = {t.num_bytes: t.median_s for t in self.timed if t.operation == "all_reduce"}
         at_once = {t.num_bytes: t.median_s for t in self.timed if t.operation == "two all_reduce at once"}
-        sizes = [size for size in alone.keys() & at_once.keys() if size >= _LARGE_BYTES]
+        sizes = sorted(alone.keys() & at_once.keys())
         if not sizes:
             raise KeyError("two all_reduce at once")
-        return median(2 * alone[size] / at_once[size] for size in sizes)
+        # Over a slow link there may be no large ones.
+        large = [size for size in sizes if size >= _LARGE_BYTES] or sizes[-1:]
+        latency_s = self.of("all_reduce").latency_s
+        gains = [
+            2 * max(0.0, alone[size] - latency_s) / max(at_once[size] - latency_s, alone[size] / 2)
+            for size in large
+        ]
+        return min(2.0, max(0.5, median(gains)))
 
     def frame(self) -> pd.DataFrame:
         """One row for each operation, pair and size, with the columns of nccl-tests in seconds and bytes."""

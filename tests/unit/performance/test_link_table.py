@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nbgpu.scaling.links import Links, bus_factor, fit
+from nbgpu.performance.links import Links, bus_factor, fit
 
 SIZES = [1024 * 4**power for power in range(8)]
 LATENCY_S, BYTES_PER_S = 50e-6, 2e9

@@ -1,0 +1,164 @@
+"""Changes the number of ranks of a running cluster: what is refused, and what is done if it fails."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import psutil
+
+from nbgpu.client.engines.results import sentence
+from nbgpu.client.host import host_checks
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import ClusterError, ConfigError, NbgpuError
+from nbgpu.machine import devices, transports
+from nbgpu.machine.signals import take_interrupt
+from nbgpu.machine.transports import SINGLE, Transport
+from nbgpu.protocol.records import Device
+from nbgpu.text.ranks import rank_ranges
+from nbgpu.text.sizes import in_words
+
+if TYPE_CHECKING:
+    from nbgpu.client.cluster.cluster import Cluster
+
+_IDLE_PATIENCE_S = 1.0
+_LOOK_PERIOD_S = 0.02
+
+
+def resize(cluster: Cluster, num_ranks: int) -> str:
+    """Give a cluster that is ready for work another number of ranks; return what happened, in words.
+
+    Raises:
+        ConfigError: there cannot be so many ranks; nothing has happened.
+        ClusterError: a rank is still in a cell and nothing has happened, or the change failed and the cluster
+            has as many ranks as before.
+    """
+    num_before = cluster.world_size
+    config = ClusterConfig.checked(**{**cluster.config.model_dump(), "ranks": num_ranks})
+    if num_ranks == num_before:
+        return f"there are {_ranks(num_before)} already: nothing was changed"
+    chosen = _devices(cluster, config, num_ranks)
+    transport = _transport(cluster, config, chosen)
+    _require_memory(cluster, config, chosen)
+    _require_idle(cluster)
+    if num_ranks > num_before:
+        host_checks.require_startable(os.environ, [transport.backend], num_ranks + config.spare)
+    try:
+        lines = cluster.take_size(config, chosen, transport)
+    except KeyboardInterrupt:
+        _mend(cluster)
+        raise
+    except NbgpuError as error:
+        raise ClusterError(
+            f"{sentence(str(error))} The cluster has {_ranks(num_before)}, as before. {_mend(cluster)} To try again: "
+            f"%nbgpu resize {num_ranks}"
+        ) from error
+    cluster.ranks.end_leaving()
+    cluster.ranks.add_spares(config.spare)
+    return "\n".join([_happened(num_before, num_ranks), cluster.describe(), *lines])
+
+
+def _devices(cluster: Cluster, config: ClusterConfig, num_ranks: int) -> tuple[Device, ...]:
+    """The device of each rank; those of the ranks that stay do not change."""
+    now = cluster.devices
+    if num_ranks < len(now):
+        return now[:num_ranks]
+    if now[0].kind == "cpu":
+        return (*now, *map(devices.cpu, range(len(now), num_ranks)))
+    chosen = devices.choose(config.gpus, num_ranks)
+    if chosen[: len(now)] != now:
+        raise ConfigError(
+            f"ranks = {num_ranks}: the GPUs that gpus = {config.gpus!r} names are not those that the ranks have, "
+            f"{', '.join(d.label() for d in now)}. %nbgpu stop, then %nbgpu start --ranks {num_ranks}"
+        )
+    return chosen
+
+
+def _transport(cluster: Cluster, config: ClusterConfig, chosen: tuple[Device, ...]) -> Transport:
+    """The transport for ranks on these devices: the present one where it can be used, because it is known to
+    work.
+
+    Another one that failed would leave the ranks' processes in a state that cannot be repaired.
+    """
+    possible = transports.candidates(config, chosen)
+    failed = cluster.chosen_transport.failed
+    if cluster.transport.name == SINGLE:
+        why = "\n".join(f"{name} failed: {error}" for name, error in failed.items())
+        raise ConfigError(
+            f"ranks = {len(chosen)}: there is one rank, alone, because ranks cannot talk to each other here. nbgpu "
+            f"doctor says more\n{why}"
+        )
+    if cluster.transport in possible:
+        return cluster.transport
+    return next(transport for transport in possible if transport.name not in failed)
+
+
+def _require_memory(cluster: Cluster, config: ClusterConfig, chosen: tuple[Device, ...]) -> None:
+    """Raise ConfigError if a CPU rank that stays has more memory than its share would be."""
+    limit_bytes = devices.memory_limit_bytes(config, chosen[0], chosen)
+    if limit_bytes is None or chosen[0].kind != "cpu":
+        return
+    used_bytes = {
+        rank: psutil.Process(pid).memory_info().rss
+        for rank, pid in cluster.pids.items()
+        if rank < len(chosen)
+    }
+    wrong = [f"rank {rank} has {in_words(used)}" for rank, used in used_bytes.items() if used >= limit_bytes]
+    if wrong:
+        raise ConfigError(
+            f"ranks = {len(chosen)}: with memory_limit = {config.memory_limit!r} each rank could have "
+            f"{in_words(limit_bytes)}, but {', '.join(wrong)}. Free memory there with: %distributed del NAME"
+        )
+
+
+def _require_idle(cluster: Cluster) -> None:
+    """Raise ClusterError if a rank is still at work, or does not say."""
+    give_up_s = time.monotonic() + _IDLE_PATIENCE_S
+    with closing(cluster.lookout()) as lookout:
+        while True:
+            lookout.seen.clear()
+            lookout.ask()
+            lookout.collect(max(0.0, give_up_s - time.monotonic()))
+            busy = [
+                rank
+                for rank in range(cluster.world_size)
+                if rank not in lookout.seen or lookout.seen[rank].where.doing != "idle"
+            ]
+            if not busy:
+                return
+            if time.monotonic() > give_up_s:
+                break
+            time.sleep(_LOOK_PERIOD_S)
+            take_interrupt()
+    standing = "".join(f" Rank {rank}: {why}." for rank, why in cluster.ranks.standstills(busy).items())
+    raise ClusterError(
+        f"rank {rank_ranges(busy)} is still at work, and the number of ranks can only change between two cells."
+        f"{standing} Wait for it, or stop it with the notebook's stop button; %nbgpu status shows its line"
+    )
+
+
+def _mend(cluster: Cluster) -> str:
+    """Form the group of the ranks from before again, and replace those whose processes have ended; return
+    what happened, in words. What cannot be done now is done before the next cell."""
+    try:
+        if cluster.ranks.gone():
+            return cluster.recovery.replace_all_gone()
+        if not cluster.ranks.group_is_whole:
+            cluster.news += cluster.ranks.regroup()
+    except NbgpuError as error:
+        return f"Their process group could not be formed again, and the next cell tries: {error}"
+    return "They kept all variables."
+
+
+def _happened(num_before: int, num_now: int) -> str:
+    if num_now < num_before:
+        left = rank_ranges(range(num_now, num_before))
+        return f"rank {left} left, and what it held is gone; rank {rank_ranges(range(num_now))} kept all variables"
+    came = rank_ranges(range(num_before, num_now))
+    return f"rank {came} is new and empty; rank {rank_ranges(range(num_before))} kept all variables"
+
+
+def _ranks(number: int) -> str:
+    return f"{number} {'rank' if number == 1 else 'ranks'}"

@@ -1,0 +1,120 @@
+"""A study of a person's own loop: the function `step` of a cell, timed on a growing group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from nbgpu.client.cluster.cluster import Cluster
+from nbgpu.client.engines.ranks import reference
+from nbgpu.client.scaling import study_table
+from nbgpu.errors import ConfigError, RankError
+from nbgpu.performance.study_results import Gap, Measured, PointSummary, summarise
+from nbgpu.planning import studies
+from nbgpu.planning.studies import RANKS, Mode, StudyConfig, StudyPlan
+from nbgpu.protocol.calls import Call
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class CellStudy:
+    """The times of a cell's `step()` by number of ranks. Prints as a table.
+
+    Args:
+        plan: the numbers of ranks, the repeats and the mode.
+    """
+
+    def __init__(self, plan: StudyPlan) -> None:
+        self.plan = plan
+        self._measured: list[Measured] = []
+        self._samples: dict[int, float] = {}
+        """What all ranks worked on in one step, by number of ranks."""
+        self.now = ""
+        """What is measured at this moment; empty at the end."""
+
+    def __str__(self) -> str:
+        return "\n".join([self.describe(), *study_table.lines(self.plan, self.summary())])
+
+    __repr__ = __str__
+
+    def describe(self) -> str:
+        """One line about the progress."""
+        num_all = len(self.plan.values) * self.plan.config.repeats
+        return f"{len(self._measured)} of {num_all} repeats done" + (f"; now {self.now}" if self.now else "")
+
+    def summary(self) -> list[PointSummary | Gap]:
+        """The numbers of ranks with medians and intervals, in order."""
+        points = [(ranks, ranks, self._samples.get(ranks, ranks)) for ranks in self.plan.values]
+        return summarise(points, self._measured)
+
+    def frame(self) -> pd.DataFrame:
+        """One row for each number of ranks."""
+        return study_table.frame(self.plan, self.summary())
+
+    def measure(self, cluster: Cluster, code: str, show: Callable[[], None]) -> None:
+        """Run the cell and time its `step()` for each number of ranks, in turns; then give the cluster its
+        number of ranks back.
+
+        A cell or step that fails leaves a gap. The cluster then goes on with the next number of ranks.
+
+        Args:
+            cluster: a cluster that runs.
+            code: the cell, which defines `step`.
+            show: called when there is something new to show.
+
+        Raises:
+            KeyboardInterrupt: a Stop; what was measured stays.
+        """
+        before = cluster.world_size
+        failed: dict[int, str] = {}
+        try:
+            for repeat, point in studies.order(len(self.plan.values), self.plan.config.repeats):
+                ranks = self.plan.values[point]
+                self.now = f"ranks = {ranks}, repeat {repeat + 1} of {self.plan.config.repeats}"
+                show()
+                if point not in failed:
+                    cluster.resize(ranks)
+                    try:
+                        self._measured.append(self._once(cluster, code, repeat, point))
+                        continue
+                    except RankError as error:
+                        failed[point] = f"{type(error).__name__}: {error}"
+                self._measured.append(Measured(point, repeat, (), why_failed=failed[point]))
+        finally:
+            self.now = ""
+            cluster.resize(before)
+            show()
+
+    def _once(self, cluster: Cluster, code: str, repeat: int, point: int) -> Measured:
+        config = self.plan.config
+        cluster.execute(code)
+        found = cluster.apply(reference(Call.TIME_CELL), config.warm_up_steps, config.measured_steps)
+        of_ranks = [found[rank] for rank in sorted(found)]
+        samples = [each["samples"] for each in of_ranks]
+        num_ranks = len(of_ranks)
+        if None not in samples:
+            self._samples[num_ranks] = sum(samples)
+        else:
+            # A step of a rank is one piece of work, or a share of one that all ranks do together.
+            self._samples[num_ranks] = num_ranks if config.mode == "weak" else 1
+        step_s = [max(times) for times in zip(*(each["step_s"] for each in of_ranks), strict=True)]
+        return Measured(point, repeat, tuple(step_s))
+
+
+def cell_study(
+    cluster: Cluster, ranks: Sequence[int], mode: Mode, repeats: int, num_steps: int, num_warm_ups: int
+) -> CellStudy:
+    """Check what is asked for, and make a study that has measured nothing yet.
+
+    Raises:
+        ConfigError: a number of ranks, of repeats or of steps is not valid.
+    """
+    config = StudyConfig.checked(
+        mode=mode, repeats=repeats, measured_steps=num_steps, warm_up_steps=num_warm_ups
+    )
+    if not ranks or len(set(ranks)) < len(ranks):
+        raise ConfigError(f"ranks = {list(ranks)} must be different numbers, such as 1,2")
+    for each in ranks:
+        cluster.config.changed(ranks=each)
+    return CellStudy(StudyPlan("step() of the cell", config, cluster.config, RANKS, list(ranks), {}))

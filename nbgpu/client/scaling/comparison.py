@@ -1,0 +1,146 @@
+"""Two studies side by side: their points, and what differs in how they were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nbgpu.errors import ConfigError
+from nbgpu.performance.study_results import Gap, Interval, PointSummary
+from nbgpu.planning.studies import StudyPlan
+from nbgpu.text.tables import aligned
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_VARIES_ALWAYS = ("load",)
+"""What of the environment differs between any two studies and says nothing by itself."""
+
+
+@dataclass(frozen=True)
+class ComparedPoint:
+    """One point of both studies."""
+
+    value: Any
+    ranks: int
+    step_s: float
+    other_step_s: float
+    between: Interval
+    """The least and the largest ratio that the intervals of both allow."""
+
+    @property
+    def ratio(self) -> float:
+        """The first study's step by that of the other: above 1 the other one is faster."""
+        return self.step_s / self.other_step_s
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the intervals do not overlap."""
+        return not self.between[0] <= 1 <= self.between[1]
+
+
+class Comparison:
+    """Two studies side by side. Prints as a table.
+
+    Args:
+        name: of the first study.
+        other_name: of the other one.
+
+    Raises:
+        ConfigError: the studies have no point in common.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        other_name: str,
+        plan: StudyPlan,
+        other_plan: StudyPlan,
+        environment: Mapping[str, Any],
+        other_environment: Mapping[str, Any],
+        summary: Sequence[PointSummary | Gap],
+        other_summary: Sequence[PointSummary | Gap],
+    ) -> None:
+        if plan.vary != other_plan.vary:
+            raise ConfigError(
+                f"{name} varies {plan.vary}, and {other_name} varies {other_plan.vary}: they have no point in common"
+            )
+        self.name, self.other_name, self._vary = name, other_name, plan.vary
+        self.differences: list[str] = [
+            *_differences(_settings(plan), _settings(other_plan)),
+            *_differences(environment, other_environment, _VARIES_ALWAYS),
+        ]
+        """What differs in the settings and in what the studies were measured on, one sentence each. With
+        nothing in it the ratios are of the code or of the day."""
+        others = {repr(found.value): found for found in other_summary if isinstance(found, PointSummary)}
+        self.points = [
+            ComparedPoint(
+                found.value,
+                found.ranks,
+                found.step_s,
+                others[repr(found.value)].step_s,
+                (
+                    found.step_between_s[0] / others[repr(found.value)].step_between_s[1],
+                    found.step_between_s[1] / others[repr(found.value)].step_between_s[0],
+                ),
+            )
+            for found in summary
+            if isinstance(found, PointSummary) and repr(found.value) in others
+        ]
+        if not self.points:
+            raise ConfigError(f"{name} and {other_name} have no measured point in common")
+
+    def frame(self) -> pd.DataFrame:
+        """One row for each point that both have."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {
+                self._vary: point.value,
+                "ranks": point.ranks,
+                "step_s": point.step_s,
+                "other_step_s": point.other_step_s,
+                "ratio": point.ratio,
+                "from": point.between[0],
+                "to": point.between[1],
+                "is_clear": point.is_clear,
+            }
+            for point in self.points
+        )
+
+    def __str__(self) -> str:
+        rows = [(self._vary, "a step, ms", "of the other, ms", "ratio", "from", "to", "")]
+        rows += [
+            (
+                str(point.value),
+                f"{1e3 * point.step_s:.2f}",
+                f"{1e3 * point.other_step_s:.2f}",
+                f"{point.ratio:.2f}",
+                f"{point.between[0]:.2f}",
+                f"{point.between[1]:.2f}",
+                "" if point.is_clear else "within the intervals",
+            )
+            for point in self.points
+        ]
+        told = [f"{self.name} against {self.other_name}", *aligned(rows, right=range(6))]
+        if self.differences:
+            told += ["they do not measure the same:", *(f"  {line}" for line in self.differences)]
+        return "\n".join(told)
+
+    __repr__ = __str__
+
+
+def _settings(plan: StudyPlan) -> dict[str, Any]:
+    study = plan.config.model_dump(exclude={"studies_dir"})
+    cluster = plan.cluster.model_dump()
+    return {"recipe": plan.recipe, **study, **cluster, **plan.train}
+
+
+def _differences(own: Mapping[str, Any], other: Mapping[str, Any], left_out: Sequence[str] = ()) -> list[str]:
+    names = [name for name in dict.fromkeys([*own, *other]) if name not in left_out]
+    return [
+        f"{name}: {own.get(name)} against {other.get(name)}"
+        for name in names
+        if own.get(name) != other.get(name)
+    ]

@@ -1,0 +1,148 @@
+"""The runs of a study: where they are, what is read of them, and on what they were measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nbgpu.client.runs import explaining
+from nbgpu.errors import RunError
+from nbgpu.machine.files import write_whole
+from nbgpu.performance import step_parts
+from nbgpu.performance.bottlenecks import Explanation
+from nbgpu.performance.study_results import Measured
+from nbgpu.planning.studies import StudyConfig, StudyPoint
+from nbgpu.protocol.records import Device, Sample
+from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder import lines, names
+from nbgpu.run_folder.reader import Reader
+
+_NOTE = "repeat.json"
+"""What stands in the folder of a repeat that was measured or has failed."""
+
+
+def folder_of(study: Path, repeat: int, point: int) -> Path:
+    """Return the folder that gets the run of one repeat of one point."""
+    return study / f"point-{point:02d}-repeat-{repeat:02d}"
+
+
+def note(study: Path, found: Measured) -> None:
+    """Note in the folder of a repeat that it was measured, or why it failed."""
+    folder = folder_of(study, found.repeat, found.point)
+    folder.mkdir(parents=True, exist_ok=True)
+    noted = {"seconds": found.seconds, "why_failed": found.why_failed, "load": os.getloadavg()[0]}
+    write_whole(folder / _NOTE, json.dumps(noted) + "\n")
+
+
+def look_back(
+    study: Path, points: Sequence[StudyPoint], config: StudyConfig
+) -> dict[tuple[int, int], Measured]:
+    """Read the repeats that were measured or have failed, by repeat and point."""
+    found = {}
+    for repeat in range(config.repeats):
+        for point in points:
+            folder = folder_of(study, repeat, point.number)
+            if (folder / _NOTE).exists():
+                found[repeat, point.number] = _look_back(folder, repeat, point, config)
+    return found
+
+
+def _look_back(folder: Path, repeat: int, point: StudyPoint, config: StudyConfig) -> Measured:
+    noted = lines.load(folder / _NOTE)
+    try:
+        seconds, why_failed = float(noted["seconds"]), str(noted["why_failed"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(
+            f"{folder / _NOTE} is not what nbgpu writes: {error!r}. Take the folder {folder.name} away, and "
+            "study.resume() measures the repeat again"
+        ) from None
+    if why_failed:
+        return Measured(point.number, repeat, (), seconds=seconds, why_failed=why_failed)
+    return read(_reader_of(folder), repeat, point, config, seconds)
+
+
+def _reader_of(folder: Path) -> Reader:
+    # A repeat that was cut off and measured again has two runs; the last one is whole.
+    last = max(folder.glob(f"*/{names.INFO}"), key=lambda path: path.stat().st_mtime_ns, default=None)
+    if last is None:
+        raise RunError(
+            f"{folder} has no run any more. Take the folder away, and study.resume() measures the repeat again"
+        )
+    return Reader(last.parent, runs.read_info(last.parent).world_size, live=False)
+
+
+def explain(study: Path, point: StudyPoint, config: StudyConfig) -> Explanation:
+    """Say what bounds the last repeat of a point that was measured.
+
+    Raises:
+        RunError: too few steps were recorded.
+    """
+    repeats = reversed(range(config.repeats))
+    folder = next(
+        folder
+        for folder in (folder_of(study, repeat, point.number) for repeat in repeats)
+        if (folder / _NOTE).exists() and not lines.load(folder / _NOTE)["why_failed"]
+    )
+    return explaining.explain(_reader_of(folder), point.config, point.ranks)
+
+
+def read(
+    reader: Reader, repeat: int, point: StudyPoint, config: StudyConfig, seconds: float = 0.0
+) -> Measured:
+    """Read what a run has recorded of the steps that count.
+
+    Raises:
+        RunError: a rank has not recorded the steps.
+    """
+    samples = [record for record in reader.records() if isinstance(record, Sample)]
+    steps = step_parts.parts_of(samples, point.ranks)
+    counting = [parts for parts in steps if parts.step > config.warm_up_steps]
+    step_s: dict[int, float] = {}
+    for parts in counting:
+        step_s[parts.step] = max(parts.step_s, step_s.get(parts.step, 0.0))
+    if len(step_s) < config.measured_steps:
+        raise RunError(
+            f"of {config.measured_steps} steps to be measured all ranks have recorded {len(step_s)}: a rank was replaced, or "
+            "a file could not be written"
+        )
+    return Measured(
+        point=point.number,
+        repeat=repeat,
+        step_s=tuple(step_s.values()),
+        parts_s=step_parts.middle_half(counting),
+        slowest=step_parts.slowest_rank(counting),
+        losses=_losses(samples, point.ranks),
+        seconds=seconds,
+    )
+
+
+def _losses(samples: Sequence[Sample], num_ranks: int) -> tuple[tuple[int, float], ...]:
+    by_step: dict[int, dict[int, float]] = {}
+    for sample in samples:
+        if "step_s" in sample.values and "loss" in sample.values:
+            by_step.setdefault(sample.step, {})[sample.rank] = sample.values["loss"]
+    return tuple(
+        (step, sum(of_ranks.values()) / num_ranks)
+        for step, of_ranks in sorted(by_step.items())
+        if len(of_ranks) == num_ranks
+    )
+
+
+def environment(devices: Sequence[Device], transport: str) -> dict[str, Any]:
+    """Return what a study is measured on: host, devices, transport, versions and the load at the start."""
+    described = runs.environment()
+    return {
+        "host": platform.node(),
+        "devices": list(dict.fromkeys(device.name for device in devices)),
+        "cores": len(os.sched_getaffinity(0)),
+        "transport": transport,
+        "load": round(os.getloadavg()[0], 2),
+        "python": described["python"],
+        "platform": described["platform"],
+        "git": described["git"] or "",
+        **described["packages"],
+    }

@@ -1,0 +1,485 @@
+"""A study: runs that differ in the number of ranks or in one setting, measured in turns.
+
+A study has a cluster of its own, beside that of the notebook, whose number of ranks it changes from point to
+point. Its state is in its folder: what was measured is read from the folders of its runs, so that another
+process can go on with it, and later compare it with others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from nbgpu.client.cluster.cluster import Cluster
+from nbgpu.client.host import registry
+from nbgpu.client.runs.ending import Ending
+from nbgpu.client.runs.run import Run
+from nbgpu.client.scaling import measured_runs, study_table
+from nbgpu.client.scaling.comparison import Comparison
+from nbgpu.errors import ClusterError, ConfigError, NbgpuError, RunError
+from nbgpu.machine import folder_lock
+from nbgpu.machine.files import write_whole
+from nbgpu.performance.bottlenecks import Explanation
+from nbgpu.performance.study_results import Gap, Measured, PointSummary, summarise
+from nbgpu.planning import studies
+from nbgpu.planning.studies import StudyPlan, StudyPoint
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_log = logging.getLogger("nbgpu.study")
+_STOP_PATIENCE_S = 30.0
+TABLE = "repeats.csv"
+
+StudyState = Literal["measuring", "stopping", "finished", "stopped", "failed"]
+"""'finished' if every repeat was measured or has failed; 'failed' if repeats are left and no engines could be
+started for them."""
+
+
+class Presenter(Protocol):
+    """Shows studies to the person. It is set in the same way as for runs."""
+
+    def show_study(self, study: Study) -> None:
+        """Display the live panel of a study."""
+        ...
+
+    def report_study(self, study: Study) -> None:
+        """Write `report.html` into the folder of a study that is over."""
+        ...
+
+    def figure_of_study(self, study: Study) -> Any:
+        """Return the study's charts as a Plotly figure."""
+        ...
+
+
+presenter: Presenter | None = None
+
+
+class Study:
+    """A study that goes on or is over. `nbgpu.scaling` and `nbgpu.study` make one.
+
+    Args:
+        folder: the study's folder, with study.toml, a folder for each repeat of each point, and at the end
+            repeats.csv and report.html. What is in it counts as measured.
+
+    Raises:
+        ConfigError: the folder is not the folder of a study, or its file cannot be used.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder).absolute()
+        plan, environment = StudyPlan.read(self.folder)
+        self.plan: StudyPlan = plan
+        self.environment: Mapping[str, Any] = environment
+        """What the study was first measured on."""
+        self.points: Sequence[StudyPoint] = plan.points()
+        self._lock = threading.Lock()
+        self._measured: dict[tuple[int, int], Measured] = measured_runs.look_back(
+            self.folder, self.points, plan.config
+        )
+        """By repeat and point."""
+        self._run: Run | None = None
+        self._now: tuple[int, StudyPoint] | None = None
+        """The repeat and the point that is measured now."""
+        self._now_begun_s = 0.0
+        self._cluster: Cluster | None = None
+        self._stopping = threading.Event()
+        self._ending: Ending[StudyState] = Ending(self.folder.name, _log)
+        self._lost: NbgpuError | None = None
+        """Why no engines could be started."""
+        if not self._left():
+            self._ending.come("finished", lambda: None)
+        else:
+            self._ending.come("stopped", lambda: None)
+
+    def __repr__(self) -> str:
+        return f"<Study {self.folder.name}: {self.describe()}>"
+
+    def __str__(self) -> str:
+        return "\n".join([self.describe(), *study_table.lines(self.plan, self.summary()), str(self.folder)])
+
+    def _ipython_display_(self) -> None:
+        if presenter is None:
+            print(self)  # noqa: T201 - what stands for the panel
+        else:
+            presenter.show_study(self)
+
+    @property
+    def over(self) -> bool:
+        return self._ending.over
+
+    @property
+    def status(self) -> StudyState:
+        if self._ending.state is not None:
+            return self._ending.state
+        return "stopping" if self._stopping.is_set() else "measuring"
+
+    @property
+    def error(self) -> NbgpuError | None:
+        """Why the study could not go on; None where it could."""
+        return self._lost
+
+    def describe(self) -> str:
+        """One line about the progress, such as 'measuring ranks = 2, repeat 1 of 3; 4 of 9 done, about 2 min
+        left'."""
+        num_all = len(self.points) * self.plan.config.repeats
+        with self._lock:
+            num_done = len(self._measured)
+            now, run = self._now, self._run
+        failed = sum(bool(each.why_failed) for each in list(self._measured.values()))
+        text = f"{self.status}: {num_done} of {num_all} repeats done"
+        if failed:
+            text += f", {failed} failed"
+        if now is not None:
+            repeat, point = now
+            step = max((status.step for status in run.statuses()), default=0) if run is not None else 0
+            text += (
+                f"; now {self.plan.vary} = {point.value}, repeat {repeat + 1} of {self.plan.config.repeats}, "
+                f"step {step} of {point.config.steps}"
+            )
+        left_s = self.seconds_left()
+        return text if left_s is None else f"{text}; about {_in_words(left_s)} left"
+
+    def seconds_left(self) -> float | None:
+        """The time that the study still needs, by what its repeats took so far; None where none was measured
+        yet, and when it is over."""
+        with self._lock:
+            taken = list(self._measured.values())
+            now, now_begun_s = self._now, self._now_begun_s
+        if self._ending.state is not None or not taken:
+            return None
+        typical_s = sum(each.seconds for each in taken) / len(taken)
+        by_point: dict[int, list[float]] = {}
+        for each in taken:
+            by_point.setdefault(each.point, []).append(each.seconds)
+        left_s = 0.0
+        for _, point in self._left():
+            of_point = by_point.get(point.number)
+            left_s += sum(of_point) / len(of_point) if of_point else typical_s
+        # The repeat that is measured now is among those that are left.
+        return max(0.0, left_s - (time.monotonic() - now_begun_s if now is not None else 0.0))
+
+    def measured(self) -> list[Measured]:
+        """The repeats that were measured or have failed so far, in order of repeat and point."""
+        with self._lock:
+            return [each for _, each in sorted(self._measured.items())]
+
+    def summary(self) -> list[PointSummary | Gap]:
+        """The points with medians and intervals, in order; gaps for those of which nothing was measured."""
+        points = [(point.value, point.ranks, point.samples_per_step) for point in self.points]
+        return summarise(points, self.measured())
+
+    def frame(self) -> pd.DataFrame:
+        """One row for each point: medians, intervals, speed-up, efficiency and the parts of a step."""
+        return study_table.frame(self.plan, self.summary())
+
+    def repeats(self) -> pd.DataFrame:
+        """One row for each repeat of each point."""
+        return study_table.repeats(self.plan, self.points, self.measured())
+
+    def losses(self) -> pd.DataFrame:
+        """One row for each step of each repeat: the mean of the ranks' losses, the samples seen, and the
+        seconds of training up to it."""
+        return study_table.losses(self.plan, self.points, self.measured())
+
+    def figure(self) -> Any:
+        """The charts as a Plotly figure: speed-up or samples per second, and the parts of a step."""
+        if presenter is None:
+            raise RunError("nothing is connected that draws. Use the study through `import nbgpu`")
+        return presenter.figure_of_study(self)
+
+    def explain(self, value: Any = None) -> Explanation:
+        """Say in a few sentences what bounds the runs of a point, and what to change first.
+
+        Args:
+            value: of what is varied; None for the last point that was measured.
+
+        Raises:
+            ConfigError: the study has no such point.
+            RunError: the point was not measured.
+        """
+        found = [point for point in self.points if value is None or point.value == value]
+        if not found:
+            raise ConfigError(f"{self.plan.vary} = {value} is not a point. Points: {list(self.plan.values)}")
+        measured = {each.point for each in self.measured() if each.step_s}
+        point = next((point for point in reversed(found) if point.number in measured), None)
+        if point is None:
+            raise RunError(f"{self.plan.vary} = {found[-1].value} was not measured yet")
+        explanation = measured_runs.explain(self.folder, point, self.plan.config)
+        return replace(explanation, sentences=[*self._efficiency(point), *explanation.sentences])
+
+    def _efficiency(self, point: StudyPoint) -> list[str]:
+        summary = self.summary()[point.number]
+        if self.plan.vary != studies.RANKS or not isinstance(summary, PointSummary) or summary.ideal == 1:
+            return []
+        low, high = summary.relative_between
+        return [
+            f"{point.ranks} ranks train {summary.relative:.2f} times as many samples per second as "
+            f"{point.ranks / summary.ideal:.0f} ({low:.2f} to {high:.2f}), an efficiency of {summary.efficiency:.0%}."
+        ]
+
+    def compare(self, other: Study) -> Comparison:
+        """Compare each point with that of another study, measured on another day or machine.
+
+        Raises:
+            ConfigError: the studies have no point in common.
+        """
+        return Comparison(
+            self.folder.name,
+            other.folder.name,
+            self.plan,
+            other.plan,
+            self.environment,
+            other.environment,
+            self.summary(),
+            other.summary(),
+        )
+
+    def panel(self) -> None:
+        """Display the live panel: progress, charts and a table."""
+        if presenter is None:
+            raise RunError(
+                "nothing is connected that could display a panel. Use the study through `import nbgpu`"
+            )
+        presenter.show_study(self)
+
+    def stop(self) -> None:
+        """End after the present step. What was measured stays, and `resume` goes on."""
+        self._stopping.set()
+        run = self._run
+        with suppress(RunError):  # the run may end at this very moment, which is just as good
+            if run is not None:
+                run.stop()
+
+    def wait(self, timeout_s: float | None = None) -> Study:
+        """Wait for the end. An interrupt of the kernel stops the study, and is then raised. A point that
+        fails raises nothing here: its reason stands in the table.
+
+        Raises:
+            ClusterError: repeats are left, and no engines could be started for them.
+            TimeoutError: the study goes on after `timeout_s` seconds.
+        """
+        self._ending.wait(timeout_s, self.describe, self.stop, _STOP_PATIENCE_S)
+        if self.status == "failed" and self._lost is not None:
+            raise self._lost
+        return self
+
+    def on_end(self, callback: Callable[[Study], None]) -> None:
+        """Call back once when the study is over, before `wait` returns; at once where it is over already."""
+        self._ending.call(lambda: callback(self))
+
+    def resume(self) -> Study:
+        """Measure what is missing: repeats that were not come to, and those that failed. Returns at once.
+
+        Raises:
+            ClusterError: a GPU is in use by a cluster.
+            RunError: the study goes on already, here or in another process.
+        """
+        if not self._ending.over:
+            raise RunError(f"{self.folder.name} goes on already")
+        ranks = max(point.ranks for point in self.points)
+        cluster = Cluster.with_config(self.plan.point_cluster(ranks))
+        if not cluster.config.share_gpus:
+            registry.require_free(cluster.devices)
+        claim = folder_lock.lock(self.folder)
+        with self._lock:
+            self._measured = {place: each for place, each in self._measured.items() if not each.why_failed}
+        self._stopping.clear()
+        self._lost = None
+        self._ending = Ending(self.folder.name, _log)
+        atexit.register(self._abandon)
+        threading.Thread(target=self._go_through, args=(claim,), name="nbgpu-study", daemon=True).start()
+        return self
+
+    def _left(self) -> list[tuple[int, StudyPoint]]:
+        """The repeats that are neither measured nor have failed, in the order in which they are measured."""
+        with self._lock:
+            done = set(self._measured)
+        pairs = studies.order(len(self.points), self.plan.config.repeats)
+        return [(repeat, self.points[number]) for repeat, number in pairs if (repeat, number) not in done]
+
+    # The methods below run in the study's thread.
+
+    def _go_through(self, claim: int) -> None:
+        left = deque(self._left())
+        failed: dict[int, str] = {}
+        try:
+            while left and not self._stopping.is_set():
+                repeat, point = left.popleft()
+                if why := failed.get(point.number):
+                    # It would take long to fail in the same way again.
+                    self._take(Measured(point.number, repeat, (), why_failed=why))
+                    continue
+                found = self._measure(repeat, point)
+                if found is None:
+                    break
+                if found.why_failed:
+                    failed[point.number] = found.why_failed
+                self._take(found)
+        except Exception as error:  # noqa: BLE001
+            # `wait` raises the error.
+            _log.exception("%s failed", self.folder.name)
+            self._lost = (
+                error if isinstance(error, NbgpuError) else ClusterError(f"the study failed: {error!r}")
+            )
+        finally:
+            if self._cluster is not None:
+                self._cluster.stop()
+                self._cluster = None
+            with self._lock:
+                self._now = self._run = None
+        atexit.unregister(self._abandon)
+        self._leave_table()
+        os.close(claim)
+        self._ending.come(self._how_it_ended(), self._report)
+
+    def _how_it_ended(self) -> StudyState:
+        if self._lost is not None and not self._stopping.is_set():
+            return "failed"
+        return "stopped" if self._left() else "finished"
+
+    def _measure(self, repeat: int, point: StudyPoint) -> Measured | None:
+        """Measure one repeat; None where the study was stopped meanwhile."""
+        with self._lock:
+            self._now, self._now_begun_s = (repeat, point), time.monotonic()
+        folder = measured_runs.folder_of(self.folder, repeat, point.number)
+        run: Run | None = None
+        try:
+            cluster = self._cluster_of(point.ranks)
+            # The first start of the engines takes much longer than what follows.
+            self._now_begun_s = time.monotonic()
+            run = cluster.train_with(point.config.changed(runs_dir=str(folder)))
+            with self._lock:
+                self._run = run
+            if self._stopping.is_set():
+                self.stop()
+            run.wait()
+            if run.status == "stopped":
+                return None
+            found = measured_runs.read(run.reader, repeat, point, self.plan.config)
+        except NbgpuError as error:
+            if self._stopping.is_set() and run is None:
+                return None
+            found = Measured(point.number, repeat, (), why_failed=f"{type(error).__name__}: {error}")
+            # After the error a GPU may be unusable, or memory still be taken, so the next point gets new
+            # engines.
+            if self._cluster is not None:
+                self._cluster.stop()
+                self._cluster = None
+        finally:
+            with self._lock:
+                self._now = self._run = None
+        return replace(found, seconds=time.monotonic() - self._now_begun_s)
+
+    def _cluster_of(self, ranks: int) -> Cluster:
+        """The study's cluster with this number of ranks."""
+        if self._cluster is not None and not self._cluster.running:
+            self._cluster = None
+        if self._cluster is None:
+            self._cluster = Cluster.with_config(self.plan.point_cluster(ranks))
+            self._cluster.start_beside()
+        if self._cluster.world_size != ranks:
+            self._cluster.resize(ranks)
+        return self._cluster
+
+    def _take(self, found: Measured) -> None:
+        with self._lock:
+            self._measured[found.repeat, found.point] = found
+        measured_runs.note(self.folder, found)
+        self._leave_table()
+
+    def _leave_table(self) -> None:
+        """Write the present table for other programs, so that it exists whatever happens next."""
+        try:
+            write_whole(self.folder / TABLE, self.repeats().to_csv(index=False))
+        except OSError as error:
+            # What was measured matters more than a table of it, which can be made at any time.
+            _log.warning("the table of %s could not be written: %s", self.folder.name, error)
+
+    def _report(self) -> None:
+        if presenter is not None:
+            presenter.report_study(self)
+
+    def _abandon(self) -> None:
+        """Stop the engines when the interpreter exits. `resume` measures the present repeat again."""
+        self._stopping.set()
+        if self._cluster is not None:
+            self._cluster.stop()
+
+
+def scaling(
+    recipe: str,
+    ranks: Sequence[int] = (1, 2),
+    mode: Literal["strong", "weak"] = "weak",
+    repeats: int = 3,
+    **settings: Any,
+) -> Study:
+    """Measure how a recipe's training becomes faster with more ranks. Returns at once.
+
+    nbgpu.scaling("autoencoder", ranks=[1, 2, 4])                      # the same batch on each rank
+    nbgpu.scaling("autoencoder", ranks=[1, 2, 4], mode="strong", global_batch_size=8)
+
+    Args:
+        recipe: what is trained.
+        ranks: the numbers of ranks.
+        mode: 'weak' keeps the batch of each rank, 'strong' the samples of a step over all ranks.
+        repeats: how often each number of ranks is measured, in turns.
+        settings: `measured_steps`, `warm_up_steps`, `studies_dir`, and fields of the cluster's and the
+            recipe's settings.
+
+    Raises:
+        ConfigError: something is not valid, or a number of ranks cannot be measured; nothing was started.
+        ClusterError: a GPU is in use by a cluster.
+    """
+    return begin(recipe, studies.RANKS, ranks, {"mode": mode, "repeats": repeats, **settings})
+
+
+def study(recipe: str, **settings: Any) -> Study:
+    """Measure what one setting does to the time of a step. Returns at once.
+
+    nbgpu.study("autoencoder", bucket_mb=[0.5, 1, 5, 25])
+    nbgpu.study("autoencoder", amp=["off", "bf16"], ranks=1)
+
+    Args:
+        recipe: what is trained.
+        settings: as for `scaling`, and the number of `ranks`. The one setting with a list of values is
+            varied.
+
+    Raises:
+        ConfigError: something is not valid, or not exactly one setting has several values; nothing was
+            started.
+        ClusterError: a GPU is in use by a cluster.
+    """
+    varied = {name: values for name, values in settings.items() if isinstance(values, list | range)}
+    if len(varied) != 1:
+        named = f", and these have: {', '.join(varied)}" if varied else ""
+        raise ConfigError(
+            f"a study varies one setting, which gets a list of values, such as bucket_mb=[1, 5, 25]{named}. To try "
+            "combinations, take nbgpu.sweep"
+        )
+    ((vary, values),) = varied.items()
+    return begin(recipe, vary, values, {n: v for n, v in settings.items() if n != vary})
+
+
+def begin(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, Any]) -> Study:
+    """Start a new study, as `scaling` does."""
+    plan = studies.plan(recipe, vary, values, settings)
+    largest = max(plan.points(), key=lambda point: point.ranks)
+    cluster = Cluster.with_config(plan.point_cluster(largest.ranks))
+    if not cluster.config.share_gpus:
+        registry.require_free(cluster.devices)
+    environment = measured_runs.environment(cluster.devices, cluster.chosen_transport.describe())
+    return Study(studies.create_folder(plan, environment)).resume()
+
+
+def _in_words(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

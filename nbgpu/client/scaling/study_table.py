@@ -1,0 +1,185 @@
+"""A study as tables: for people, and as data frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from nbgpu.performance.step_parts import HIDDEN
+from nbgpu.performance.study_results import Gap, Measured, PointSummary
+from nbgpu.planning.studies import RANKS, StudyPlan, StudyPoint
+from nbgpu.text.tables import aligned
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PARTS = {
+    "data_s": "data",
+    "forward_s": "forward",
+    "backward_s": "backward",
+    "waiting_s": "waiting for the slowest rank",
+    "transfer_s": "exchange, exposed",
+    "optimizer_s": "optimizer",
+    "other_s": "other",
+}
+"""The parts of a step that add up to it (`performance.step_parts`), in words."""
+
+
+def heading(plan: StudyPlan) -> str:
+    """What the study shows, in one line."""
+    if plan.vary == RANKS:
+        what = {
+            "strong": "strong scaling: the same samples for each step, shared out over the ranks",
+            "weak": "weak scaling: the same batch for each rank",
+        }[plan.config.mode]
+        return f"{plan.recipe}, {what}"
+    return f"{plan.recipe}: what {plan.vary} does to the time of a step"
+
+
+def header(plan: StudyPlan) -> list[str]:
+    """The headings of the table."""
+    columns = [plan.vary]
+    if plan.vary != RANKS:
+        columns.append("ranks")
+    columns += ["samples/step", "a step, ms", "95 % interval", "samples/s"]
+    columns += (
+        ["speed-up", "95 % interval", "efficiency"] if plan.vary == RANKS else ["relative", "95 % interval"]
+    )
+    return [*columns, "remarks"]
+
+
+def row(plan: StudyPlan, found: PointSummary | Gap) -> list[str]:
+    """The cells of one point."""
+    cells = [str(found.value)]
+    if plan.vary != RANKS:
+        cells.append(str(found.ranks))
+    if isinstance(found, Gap):
+        empty = len(header(plan)) - len(cells) - 1
+        return [*cells, *[""] * empty, f"not measured: {found.why}" if found.why else "not measured yet"]
+    cells += [
+        str(found.samples_per_step),
+        f"{1e3 * found.step_s:.2f}",
+        f"{1e3 * found.step_between_s[0]:.2f} to {1e3 * found.step_between_s[1]:.2f}",
+        f"{found.samples_per_s:.2f}",
+        f"{found.relative:.2f}",
+        f"{found.relative_between[0]:.2f} to {found.relative_between[1]:.2f}",
+    ]
+    if plan.vary == RANKS:
+        cells.append(f"{found.efficiency:.0%}")
+    return [*cells, remarks(plan, found)]
+
+
+def remarks(plan: StudyPlan, found: PointSummary) -> str:
+    """What a reader of the point's numbers has to know."""
+    said = []
+    if found.num_repeats < plan.config.repeats:
+        said.append(f"{found.num_repeats} of {plan.config.repeats} repeats")
+    if found.is_unsteady:
+        said.append(
+            f"the repeats differ by {found.unsteadiness - 1:.0%}: something else took part of the machine"
+        )
+    if found.slowest is not None:
+        rank, share = found.slowest
+        said.append(f"the others waited for rank {rank} in {share:.0%} of the steps")
+    if found.why_failed:
+        said.append(f"a repeat failed: {found.why_failed}")
+    return "; ".join(said)
+
+
+def lines(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> list[str]:
+    """The table as text, and the parts of a step below it."""
+    numbers = range(len(header(plan)) - 1)
+    shown = [heading(plan), *aligned([header(plan), *(row(plan, found) for found in summary)], right=numbers)]
+    measured = [found for found in summary if isinstance(found, PointSummary) and found.parts_s]
+    if measured:
+        names = [name for name in (*PARTS, HIDDEN) if any(name in found.parts_s for found in measured)]
+        titles = [*(PARTS.get(name, "exchange, hidden in backward") for name in names)]
+        rows = [[plan.vary, *titles]]
+        rows += [[str(found.value), *(_ms(found.parts_s.get(name)) for name in names)] for found in measured]
+        shown += ["mean parts of a step, in ms", *aligned(rows, right=range(len(titles) + 1))]
+    return shown
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1e3 * seconds:.2f}"
+
+
+def frame(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> pd.DataFrame:
+    """One row for each point."""
+    import pandas as pd
+
+    rows: list[dict[str, Any]] = []
+    for found in summary:
+        cells: dict[str, Any] = {plan.vary: found.value, RANKS: found.ranks}
+        if isinstance(found, Gap):
+            rows.append({**cells, "repeats": 0, "remarks": found.why or "not measured yet"})
+            continue
+        cells |= {
+            "samples_per_step": found.samples_per_step,
+            "repeats": found.num_repeats,
+            "step_s": found.step_s,
+            "step_from_s": found.step_between_s[0],
+            "step_to_s": found.step_between_s[1],
+            "samples_per_s": found.samples_per_s,
+            "relative": found.relative,
+            "relative_from": found.relative_between[0],
+            "relative_to": found.relative_between[1],
+            "ideal": found.ideal,
+            "efficiency": found.efficiency,
+            **found.parts_s,
+        }
+        if found.slowest is not None:
+            cells |= {"slowest_rank": found.slowest[0], "share_of_slowest": found.slowest[1]}
+        rows.append({**cells, "remarks": remarks(plan, found)})
+    return pd.DataFrame(rows)
+
+
+def repeats(plan: StudyPlan, points: Sequence[StudyPoint], measured: Sequence[Measured]) -> pd.DataFrame:
+    """One row for each repeat of each point."""
+    import pandas as pd
+
+    rows: list[dict[str, Any]] = []
+    for found in measured:
+        point = points[found.point]
+        steps = pd.Series(found.step_s, dtype=float)
+        rows.append(
+            {
+                plan.vary: point.value,
+                RANKS: point.ranks,
+                "repeat": found.repeat,
+                "samples_per_step": point.samples_per_step,
+                "steps": len(steps),
+                "step_s": steps.median(),
+                "least_step_s": steps.min(),
+                "samples_per_s": point.samples_per_step / steps.median(),
+                **found.parts_s,
+                "seconds": found.seconds,
+                "why_failed": found.why_failed,
+            }
+        )
+    columns = [plan.vary, RANKS, "repeat", "samples_per_step", "steps", "step_s"]
+    return pd.DataFrame(rows, columns=None if rows else list(dict.fromkeys(columns)))
+
+
+def losses(plan: StudyPlan, points: Sequence[StudyPoint], measured: Sequence[Measured]) -> pd.DataFrame:
+    """One row for each step of each repeat that was measured."""
+    import pandas as pd
+
+    rows: list[dict[str, Any]] = []
+    for found in measured:
+        point = points[found.point]
+        step_s = pd.Series(found.step_s, dtype=float).median()
+        rows += [
+            {
+                plan.vary: point.value,
+                RANKS: point.ranks,
+                "repeat": found.repeat,
+                "step": step,
+                "loss": loss,
+                "samples": step * point.samples_per_step,
+                # By the median, because the first steps take longer and are no property of the point.
+                "seconds": step * step_s,
+            }
+            for step, loss in found.losses
+        ]
+    return pd.DataFrame(rows)

@@ -1,0 +1,52 @@
+"""The part of a rank that stays when the number of ranks changes."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from nbgpu.engine.process.boot import Seat
+
+
+def what_to_do(num_before: int, num_now: int) -> str:
+    """Say what a variable that belonged to the old group needs; the line that made it for the old number of
+    ranks follows."""
+    gone = ""
+    if num_now < num_before:
+        last = f" to {num_before - 1}" if num_before - num_now > 1 else ""
+        gone = f", without what rank {num_now}{last} held of it"
+    return (
+        f"this belonged to the process group of {num_before} rank{'s'[: num_before > 1]}; make it again for "
+        f"{num_now}{gone}. It was"
+    )
+
+
+def follow(before: Seat, seat: Seat, shell: InteractiveShell) -> None:
+    """Give this process what differs in its seat: the name `world_size`, its threads and its memory limit.
+
+    What the person has set to another value stays.
+
+    Raises:
+        ConfigError: the rank has more memory than the new limit allows.
+    """
+    import torch
+
+    from nbgpu.engine.group import torch_settings
+    from nbgpu.engine.memory import limit as memory_limit
+    from nbgpu.engine.variables import replicas
+
+    assert (seat.rank, seat.described) == (before.rank, before.described), f"this is rank {before.rank}"
+    if seat.memory_limit_bytes is not None and seat.memory_limit_bytes != before.memory_limit_bytes:
+        memory_limit.enforce(seat.memory_limit_bytes, torch.device(seat.device))
+    if torch.get_num_threads() == before.threads:
+        torch.set_num_threads(seat.threads)
+    torch_settings.note_threads(seat.threads)
+    if os.environ.get("OMP_NUM_THREADS") == str(before.threads):
+        os.environ["OMP_NUM_THREADS"] = str(seat.threads)
+    given = shell.user_ns.get("world_size")
+    if type(given) is int and given == before.world_size:
+        shell.push({"world_size": seat.world_size}, interactive=False)
+    replicas.report_again()

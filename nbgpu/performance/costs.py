@@ -1,0 +1,182 @@
+"""What collectives cost: as they were measured, over links that were only described, and over several nodes.
+
+Beyond what was measured all follow the formulas of a ring, as gloo and NCCL use it for large tensors: an
+all_reduce of n ranks takes 2(n-1) steps, in which each rank sends 2(n-1)/n times the tensor; an all_gather
+and a reduce_scatter take n-1 steps, in which each rank sends (n-1)/n times the tensor (Patarasuk and Yuan
+2009, doi:10.1016/j.jpdc.2008.09.002). The favourable end of an interval has the steps of a tree instead,
+which are as many as there are doublings of the ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from nbgpu.errors import ConfigError
+from nbgpu.machine.links import Link
+from nbgpu.performance.links import Links, Timed, bus_factor
+from nbgpu.performance.schedule import Timing
+
+End = Literal["least", "expected", "most"]
+"""Which end of the interval of a cost, or its middle."""
+
+_LIKE_ALL_REDUCE = ("all_reduce", "two all_reduce at once")
+
+
+class Costs(Protocol):
+    """The time of a collective for any number of ranks and bytes."""
+
+    measured_ranks: int
+    """Up to how many ranks the times were measured; 0 for none."""
+    at_once: int
+    """How many collectives go on at the same time."""
+    gain: float
+    """By what factor the bytes of several at once travel faster in all than those of one."""
+
+    def timing(self, operation: str, ranks: int, end: End = "expected") -> Timing:
+        """Return the times of 'all_reduce', 'all_gather' or 'reduce_scatter' of two ranks or more.
+
+        Raises:
+            KeyError: the operation was not measured.
+        """
+        ...
+
+    def __str__(self) -> str: ...
+
+
+class MeasuredCosts:
+    """Collectives as `measure_links` found them: between two measured sizes on a straight line.
+
+    Args:
+        links: what was measured.
+    """
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self.measured_ranks = len(links.devices)
+        # ProcessGroupGloo has two worker threads for each group, each of which carries one bucket. A
+        # simulated link has one queue.
+        is_simulated = "simulated link" in links.backend
+        self.at_once = 2 if links.backend.startswith("gloo") and not is_simulated else 1
+        self.gain = links.gain_of_two_at_once if self.at_once > 1 else 1.0
+
+    def timing(self, operation: str, ranks: int, end: End = "expected") -> Timing:
+        line = self._links.of(operation)
+        latency_s = {
+            "least": line.latency_between_s[0],
+            "expected": line.latency_s,
+            "most": line.latency_between_s[1],
+        }[end]
+        here = len(line.ranks)
+        more_steps = _steps(ranks, end) / _steps(here, end) if ranks > here else (ranks - 1) / (here - 1)
+        more_bytes = bus_factor(operation, ranks) / bus_factor(operation, here)
+        times = [timed for timed in self._links.timed if timed.operation == operation]
+        sizes = [timed.num_bytes for timed in times]
+        seconds = [_at_end(timed, end) for timed in times]
+
+        def cost(num_bytes: float) -> tuple[float, float]:
+            taken_s = interpolated(sizes, seconds, num_bytes)
+            return latency_s * more_steps, max(0.0, taken_s - latency_s) * more_bytes
+
+        return cost
+
+    def __str__(self) -> str:
+        line = self._links.of("all_reduce")
+        return (
+            f"links: all_reduce of {len(line.ranks)} ranks as measured, about {1e6 * line.latency_s:.0f} us + bytes / "
+            f"{line.bytes_per_s / 1e9:.2f} GB/s, and a ring beyond"
+        )
+
+
+class RingCosts:
+    """Collectives over links of which only latency and rate are known.
+
+    Args:
+        link: the link from each rank to the next.
+        at_once: how many collectives go on at the same time.
+    """
+
+    measured_ranks = 0
+    gain = 1.0
+
+    def __init__(self, link: Link, at_once: int = 1) -> None:
+        self.link = link
+        self.at_once = at_once
+
+    def timing(self, operation: str, ranks: int, end: End = "expected") -> Timing:
+        passes = 2 if operation in _LIKE_ALL_REDUCE else 1
+        latency_s = passes * _steps(ranks, end) * self.link.latency_s
+        bytes_per_s = self.link.bytes_per_s / bus_factor(operation, ranks)
+        return lambda num_bytes: (latency_s, num_bytes / bytes_per_s)
+
+    def __str__(self) -> str:
+        return f"links: a ring over {self.link}, {self.link.source}"
+
+
+class NodesCosts:
+    """Collectives of ranks on several nodes, each of which has one link that its ranks share.
+
+    An all_reduce is a reduce_scatter on each node, an all_reduce of every part between the nodes, and an
+    all_gather on each node.
+
+    Args:
+        inside: the collectives of one node.
+        ranks_per_node: 1 or more.
+        between: the link of a node to the next.
+    """
+
+    def __init__(self, inside: Costs, ranks_per_node: int, between: Link) -> None:
+        self._inside = inside
+        self._ranks_per_node = ranks_per_node
+        self._between = RingCosts(between)
+        self.measured_ranks = min(inside.measured_ranks, ranks_per_node)
+        self.at_once = inside.at_once
+        self.gain = inside.gain
+
+    def timing(self, operation: str, ranks: int, end: End = "expected") -> Timing:
+        nodes, rest = divmod(ranks, self._ranks_per_node)
+        if nodes == 0 or (nodes == 1 and rest == 0):
+            return self._inside.timing(operation, ranks, end)
+        if rest:
+            raise ConfigError(f"{ranks} ranks do not fill nodes of {self._ranks_per_node}")
+        parts = [self._between.timing(operation, nodes, end)]
+        if self._ranks_per_node > 1:
+            on_node = ("reduce_scatter", "all_gather") if operation in _LIKE_ALL_REDUCE else (operation,)
+            parts += [self._inside.timing(each, self._ranks_per_node, end) for each in on_node]
+
+        def cost(num_bytes: float) -> tuple[float, float]:
+            costs = [part(num_bytes) for part in parts]
+            return sum(latency_s for latency_s, _ in costs), sum(transfer_s for _, transfer_s in costs)
+
+        return cost
+
+    def __str__(self) -> str:
+        return (
+            f"{self._inside}; {self._ranks_per_node} rank{'s' if self._ranks_per_node > 1 else ''} on a node, and "
+            f"between the nodes a ring over {self._between.link}, {self._between.link.source}"
+        )
+
+
+def interpolated(sizes: Sequence[float], seconds: Sequence[float], num_bytes: float) -> float:
+    """Return the time for a size between measured ones; outside of them along the line to the nearest two.
+
+    Args:
+        sizes: measured sizes in rising order, two at least.
+        seconds: the time of each.
+        num_bytes: the size in question.
+    """
+    upper = min(max(bisect_left(sizes, num_bytes), 1), len(sizes) - 1)
+    (size_0, size_1), (time_0, time_1) = sizes[upper - 1 : upper + 1], seconds[upper - 1 : upper + 1]
+    # Noise may let a larger tensor take less time, which is not to be continued beyond.
+    slope = max(0.0, (time_1 - time_0) / (size_1 - size_0))
+    return time_1 + slope * (num_bytes - size_1)
+
+
+def _steps(ranks: int, end: End) -> float:
+    return math.log2(ranks) if end == "least" else ranks - 1
+
+
+def _at_end(timed: Timed, end: End) -> float:
+    return {"least": timed.between_s[0], "expected": timed.median_s, "most": timed.between_s[1]}[end]

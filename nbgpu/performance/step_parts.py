@@ -1,0 +1,116 @@
+"""Where the time of training steps went on each rank, and which rank the others waited for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import quantiles
+
+from nbgpu.protocol.records import Sample
+
+_OWN = ("data_s", "forward_s", "backward_s", "optimizer_s")
+PARTS = (*_OWN[:3], "waiting_s", "transfer_s", _OWN[3], "other_s")
+"""The parts that add up to a step, in their order. `waiting_s` and `transfer_s` are the exchange of gradients
+that the backward pass does not hide: until the slowest rank has its gradients, and from then on. They are
+known only where DDP sends buckets."""
+HIDDEN = "hidden_s"
+"""The part of the exchange that happens during the backward pass."""
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """One step of one rank, in seconds."""
+
+    step: int
+    rank: int
+    step_s: float
+    begun_at_s: float
+    """When the step began, on the host's monotonic clock."""
+    parts_s: Mapping[str, float]
+    """By part; they add up to `step_s`."""
+    hidden_s: float | None
+    """None where no buckets were sent."""
+    last_rank: int | None
+    """The rank whose gradients were ready last, for which the others waited; None where no buckets were
+    sent."""
+
+
+def parts_of(samples: Iterable[Sample], num_ranks: int) -> list[StepParts]:
+    """Return the parts of each step that all ranks have recorded, in order of steps and ranks.
+
+    A step that was repeated counts as it was done last.
+
+    Args:
+        samples: the records of a run, those of each rank in order.
+        num_ranks: the number of ranks.
+    """
+    by_step: dict[int, dict[int, Mapping[str, float]]] = {}
+    for sample in samples:
+        if "step_s" in sample.values and "forward_s" in sample.values:
+            by_step.setdefault(sample.step, {})[sample.rank] = sample.values
+    return [
+        parts
+        for step, of_ranks in sorted(by_step.items())
+        if len(of_ranks) == num_ranks
+        for parts in _of_step(step, of_ranks)
+    ]
+
+
+def _of_step(step: int, of_ranks: Mapping[int, Mapping[str, float]]) -> list[StepParts]:
+    ready_at_s = {rank: values["ready_at_s"] for rank, values in of_ranks.items() if "ready_at_s" in values}
+    last_rank = (
+        max(ready_at_s, key=lambda rank: ready_at_s[rank]) if len(ready_at_s) == len(of_ranks) else None
+    )
+    found = []
+    for rank, values in sorted(of_ranks.items()):
+        parts_s = {name: values[name] for name in _OWN}
+        if last_rank is not None:
+            waiting_s = min(ready_at_s[last_rank] - ready_at_s[rank], values["exposed_s"])
+            parts_s |= {"waiting_s": waiting_s, "transfer_s": values["exposed_s"] - waiting_s}
+        # On a GPU the host may be ahead of the device, so that a single step does not add up.
+        parts_s["other_s"] = max(0.0, values["step_s"] - sum(parts_s.values()))
+        found.append(
+            StepParts(
+                step,
+                rank,
+                values["step_s"],
+                values["begun_at_s"],
+                {name: parts_s[name] for name in PARTS if name in parts_s},
+                values.get("hidden_s") if last_rank is not None else None,
+                last_rank,
+            )
+        )
+    return found
+
+
+def middle_half(steps: Sequence[StepParts]) -> dict[str, float]:
+    """Return the mean parts of the steps whose time is neither among the shortest nor the longest quarter.
+
+    Means add up to the mean step, as medians do not; and a step in which the machine did something else does
+    not count. Beside the parts there is `hidden_s` where it is known.
+    """
+    slowest_s: dict[int, float] = {}
+    for parts in steps:
+        slowest_s[parts.step] = max(parts.step_s, slowest_s.get(parts.step, 0.0))
+    chosen = set(slowest_s)
+    if len(chosen) > 1:
+        low, _, high = quantiles(slowest_s.values(), n=4)
+        chosen = {step for step, seconds in slowest_s.items() if low <= seconds <= high} or chosen
+    counting = [parts for parts in steps if parts.step in chosen]
+    if not counting:
+        return {}
+    names = [name for name in PARTS if all(name in parts.parts_s for parts in counting)]
+    means = {name: sum(parts.parts_s[name] for parts in counting) / len(counting) for name in names}
+    hidden = [parts.hidden_s for parts in counting if parts.hidden_s is not None]
+    return means | ({HIDDEN: sum(hidden) / len(hidden)} if hidden else {})
+
+
+def slowest_rank(steps: Sequence[StepParts]) -> tuple[int, float] | None:
+    """Return the rank that was last most often, and the share of the steps in which it was; None where no
+    buckets were sent."""
+    by_step = {parts.step: parts.last_rank for parts in steps if parts.last_rank is not None}
+    if not by_step:
+        return None
+    ((rank, count),) = Counter(by_step.values()).most_common(1)
+    return rank, count / len(by_step)

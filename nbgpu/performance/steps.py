@@ -1,0 +1,249 @@
+"""What a training step takes: measured on the ranks at hand, and modelled for other ranks and links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from nbgpu.errors import ConfigError
+from nbgpu.machine.links import Link, parse_link
+from nbgpu.performance.costs import Costs, MeasuredCosts, NodesCosts, RingCosts
+from nbgpu.performance.links import Links
+from nbgpu.performance.modelled import MAX_RANKS, Modelled, StepModel
+from nbgpu.performance.nccl import NcclTimes
+from nbgpu.performance.schedule import Bucket
+from nbgpu.performance.sharded import Block
+from nbgpu.text.sizes import in_words
+from nbgpu.text.tables import aligned
+
+_DRIFT = 1.1
+_STRAGGLES = 0.9
+"""A rank that is the slowest in so many steps is slower, and not just unlucky."""
+_AT_ONCE = {"gloo": 2}
+"""By backend, how many collectives go on at the same time, where it is not one."""
+_STRATEGIES = ("ddp", "fsdp")
+
+
+class StepTimes:
+    """The parts of a step, measured with and without the exchange of gradients. Prints as a table.
+
+    The parts without the exchange are those of the rank that took longest in each step, because the others
+    wait for it. All times are medians over the steps.
+
+    Args:
+        title: the recipe and what matters of its settings.
+        backend: of torch.distributed, and what is simulated on it.
+        samples: the samples of one rank's step.
+        measured: what each rank returned (`nbgpu.engine.scaling.step_timing`).
+        strategy: with which the exchange was measured.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        backend: str,
+        samples: int,
+        measured: Sequence[Mapping[str, Sequence[Mapping[str, Any]]]],
+        strategy: str = "ddp",
+    ) -> None:
+        self.title = title
+        self.strategy = strategy
+        self.backend = backend
+        self.world_size = len(measured)
+        self._samples = samples
+        alone = _slowest(measured, "alone")
+        ranks = [rank for rank, _ in alone]
+        self.slowest_rank = max(set(ranks), key=ranks.count)
+        """The rank that most often computed longest, so that the others waited for it."""
+        self.share_of_slowest = ranks.count(self.slowest_rank) / len(ranks)
+        """The share of the steps in which it was the slowest."""
+        steps = [step for _, step in alone]
+        self.forward_s, self.backward_s, self.optimizer_s, self.computing_s = (
+            _median(steps, part) for part in ("forward_s", "backward_s", "optimizer_s", "step_s")
+        )
+        self.last_backward_s = _median(steps, "last_backward_s")
+        """The backward pass of the last micro-batch, in which DDP exchanges gradients."""
+        self.step_s = _median([step for _, step in _slowest(measured, "together")], "step_s")
+        """A step with the exchange."""
+        again_s = _median([step for _, step in _slowest(measured, "alone again")], "step_s")
+        self.drift = again_s / self.computing_s
+        """A step without the exchange after the measurement by one before it."""
+        self.buckets = [
+            Bucket(median(step["buckets"][index][0] for step in steps), num_bytes)
+            for index, (_, num_bytes) in enumerate(steps[0]["buckets"])
+        ]
+        self.micro_batches = int(steps[0]["micro_batches"])
+        self.blocks = _blocks(steps, self.forward_s / self.micro_batches)
+        """The parts of the model that FSDP gathers one at a time, with their time in one forward pass."""
+        self.rest_bytes = float(steps[0]["rest_bytes"])
+        """The weights outside of all blocks."""
+
+    @property
+    def exposed_s(self) -> float:
+        """The part of a step that the exchange adds to the computation, measured."""
+        return self.step_s - self.computing_s
+
+    @property
+    def num_bytes(self) -> float:
+        """The gradients that each step exchanges."""
+        return sum(bucket.num_bytes for bucket in self.buckets)
+
+    def predict(
+        self,
+        links: Links | None = None,
+        ranks: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
+        *,
+        link: Link | NcclTimes | str | None = None,
+        ranks_per_node: int | None = None,
+        between: Link | str | None = None,
+        strategy: str | None = None,
+    ) -> Modelled:
+        """Model the step for other numbers of ranks, other links, several nodes, or FSDP.
+
+        Every rank has the same batch as now, so that the global batch grows with the ranks (weak scaling).
+        Buckets become ready as they were measured. The model knows nothing of ranks that share cores, or of a
+        slower rank among those that are added.
+
+        Args:
+            links: the result of `measure_links`, which need not have as many ranks.
+            ranks: up to 1024 each.
+            link: in place of `links`, a link from each rank to the next: a name such as '10GbE', a rate and a
+                latency one way such as '1Gbit/s,0.2ms', or NCCL's times (`nbgpu.nccl_times`).
+            ranks_per_node: where there are several nodes. Not for NCCL's times, which have it.
+            between: the link of a node to the next, which its ranks share. Goes with `ranks_per_node`.
+            strategy: 'ddp' or 'fsdp'; None for the one that was measured.
+
+        Raises:
+            ConfigError: an argument is not valid; the message names all that are not.
+            KeyError: the collectives of the strategy were not measured.
+        """
+        strategy = self.strategy if strategy is None else strategy
+        wrong = []
+        if bad := [n for n in ranks if not 1 <= n <= MAX_RANKS]:
+            wrong.append(f"ranks = {bad} is not valid: 1 to {MAX_RANKS}")
+        if not ranks:
+            wrong.append("ranks is empty")
+        if (links is None) == (link is None):
+            wrong.append("give either links=, from measure_links(), or link=, such as '10GbE'")
+        if strategy not in _STRATEGIES:
+            wrong.append(
+                f"strategy={strategy!r} is not modelled, only {' and '.join(map(repr, _STRATEGIES))}"
+            )
+        if (ranks_per_node is None) != (between is None):
+            wrong.append("ranks_per_node= and between= go together")
+        if ranks_per_node is not None and isinstance(link, NcclTimes):
+            wrong.append("NCCL's times have their nodes already: leave ranks_per_node= and between= out")
+        if ranks_per_node is not None and ranks_per_node < 1:
+            wrong.append(f"ranks_per_node = {ranks_per_node} is not valid: at least 1")
+        elif ranks_per_node and (uneven := [n for n in ranks if n > ranks_per_node and n % ranks_per_node]):
+            wrong.append(f"ranks = {uneven} do not fill nodes of {ranks_per_node}")
+        if wrong:
+            raise ConfigError("\n".join(wrong))
+        model = StepModel(
+            title=self.title,
+            samples=self._samples,
+            computing_s=self.computing_s,
+            forward_s=self.forward_s,
+            backward_s=self.backward_s,
+            optimizer_s=self.optimizer_s,
+            last_backward_s=self.last_backward_s,
+            micro_batches=self.micro_batches,
+            buckets=tuple(self.buckets),
+            blocks=tuple(self.blocks),
+            rest_bytes=self.rest_bytes,
+            costs=self._costs(links, link, ranks_per_node, between),
+            is_sharded=strategy == "fsdp",
+            # On CPU ranks FSDP waits for each of its collectives.
+            overlaps=not self.backend.startswith("gloo") or isinstance(link, NcclTimes),
+        )
+        # A step that was measured is no test of a model of another strategy.
+        measured_ranks = self.world_size if strategy == self.strategy else 0
+        return Modelled(model, ranks, measured_ranks, self.step_s)
+
+    def _costs(
+        self,
+        links: Links | None,
+        link: Link | NcclTimes | str | None,
+        ranks_per_node: int | None,
+        between: Link | str | None,
+    ) -> Costs:
+        inside: Costs
+        if isinstance(link, NcclTimes):
+            inside = link
+        elif link is not None:
+            inside = RingCosts(_link(link), _AT_ONCE.get(self.backend, 1))
+        else:
+            assert links is not None, "one of both was given"
+            inside = MeasuredCosts(links)
+        if ranks_per_node is None or between is None:
+            return inside
+        return NodesCosts(inside, ranks_per_node, _link(between))
+
+    def __str__(self) -> str:
+        return "\n".join(self._in_lines())
+
+    __repr__ = __str__
+
+    def _in_lines(self) -> Iterator[str]:
+        yield f"{self.title}; {self.world_size} ranks over {self.backend}"
+        parts = {
+            "forward": self.forward_s,
+            "backward": self.backward_s,
+            "optimizer, with clipping": self.optimizer_s,
+            "exchange that is not hidden": self.exposed_s,
+        }
+        rows = [("", "ms", "of a step")]
+        rows += [(name, f"{1e3 * s:.2f}", f"{s / self.step_s:.0%}") for name, s in parts.items()]
+        rows.append(("a step", f"{1e3 * self.step_s:.2f}", ""))
+        yield from aligned(rows, right=(1, 2))
+        if self.strategy == "fsdp":
+            blocks = f"{len(self.blocks)} block" + ("s" if len(self.blocks) != 1 else "")
+            rest = f" and {in_words(self.rest_bytes)} outside of them" if self.rest_bytes else ""
+            yield f"{in_words(self.num_bytes - self.rest_bytes)} of weights in {blocks}{rest}"
+        else:
+            ready = ", ".join(f"{1e3 * bucket.ready_s:.1f}" for bucket in self.buckets)
+            count = f"{len(self.buckets)} bucket" + ("s" if len(self.buckets) > 1 else "")
+            yield (
+                f"{in_words(self.num_bytes)} of gradients in {count}, ready {ready} ms after the backward pass has "
+                "begun"
+            )
+        if self.share_of_slowest >= _STRAGGLES:
+            yield f"the others waited for rank {self.slowest_rank} in {self.share_of_slowest:.0%} of the steps"
+        if not 1 / _DRIFT <= self.drift <= _DRIFT:
+            yield (
+                f"other work disturbed the measurement: without the exchange a step took {self.drift:.2f} times as "
+                "long afterwards. Measure again"
+            )
+
+
+def _slowest(
+    measured: Sequence[Mapping[str, Sequence[Mapping[str, Any]]]], kind: str
+) -> list[tuple[int, Mapping[str, Any]]]:
+    """For each step of a kind, the rank that took longest and its times. All ranks begin a step together."""
+    return [
+        max(enumerate(of_ranks), key=lambda found: float(found[1]["step_s"]))
+        for of_ranks in zip(*(found[kind] for found in measured), strict=True)
+    ]
+
+
+def _median(steps: Sequence[Mapping[str, Any]], part: str) -> float:
+    return median(float(step[part]) for step in steps)
+
+
+def _blocks(steps: Sequence[Mapping[str, Any]], forward_s: float) -> list[Block]:
+    """The blocks with the medians of their times; where they could not be timed, shared by their bytes."""
+    found = [
+        Block(num_bytes, median(step["blocks"][index][1] for step in steps))
+        for index, (num_bytes, _) in enumerate(steps[0]["blocks"])
+    ]
+    if any(block.forward_s for block in found):
+        # Medians of parts may exceed the median of the whole by little.
+        scale = min(1.0, forward_s / sum(block.forward_s for block in found))
+        return [Block(block.num_bytes, scale * block.forward_s) for block in found]
+    total = sum(block.num_bytes for block in found)
+    return [Block(block.num_bytes, forward_s * block.num_bytes / total) for block in found]
+
+
+def _link(link: Link | str) -> Link:
+    return parse_link(link) if isinstance(link, str) else link

@@ -1,0 +1,186 @@
+"""What a study has measured: each repeat of each point, and the medians of points with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+_NUM_RESAMPLES = 500
+_SEED = 0
+_PERCENTILES = (2.5, 97.5)
+_UNSTEADY = 1.1
+
+Interval = tuple[float, float]
+"""95 % of the resampled values lie between the two."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One repeat of one point: a run whose first steps are left out."""
+
+    point: int
+    repeat: int
+    step_s: tuple[float, ...]
+    """For each step the time until the last rank was through; empty where the run failed."""
+    parts_s: Mapping[str, float] = field(default_factory=dict)
+    """The mean time of each part of a step over the ranks and over the middle half of the steps."""
+    slowest: tuple[int, float] | None = None
+    """The rank for which the others waited most often, and the share of the steps in which they did."""
+    losses: tuple[tuple[int, float], ...] = ()
+    """(step, mean of the ranks' losses) for every step of the run, also those that are left out above."""
+    seconds: float = 0.0
+    """What the repeat took, with all that comes before and after the steps."""
+    why_failed: str = ""
+
+
+@dataclass(frozen=True)
+class PointSummary:
+    """The repeats of one point taken together."""
+
+    value: Any
+    ranks: int
+    samples_per_step: int
+    num_repeats: int
+    """The repeats that were measured."""
+    step_s: float
+    """The median over all steps of all repeats."""
+    step_between_s: Interval
+    relative: float
+    """Samples per second by those of the first point."""
+    relative_between: Interval
+    ideal: float
+    """What `relative` would be if every rank were as fast as those of the first point."""
+    parts_s: Mapping[str, float]
+    slowest: tuple[int, float] | None
+    unsteadiness: float
+    """The largest median of a repeat by the smallest."""
+    why_failed: str
+    """Why a repeat failed; empty where none did."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples of all ranks."""
+        return self.samples_per_step / self.step_s
+
+    @property
+    def samples_between(self) -> Interval:
+        """The interval of the samples per second."""
+        return self.samples_per_step / self.step_between_s[1], self.samples_per_step / self.step_between_s[0]
+
+    @property
+    def efficiency(self) -> float:
+        """Samples per second of each rank by those of a rank of the first point."""
+        return self.relative / self.ideal
+
+    @property
+    def is_unsteady(self) -> bool:
+        """Whether the repeats differ so much that something else took part of the machine."""
+        return self.unsteadiness > _UNSTEADY
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A point of which nothing could be measured."""
+
+    value: Any
+    ranks: int
+    why: str
+    """Why it failed; empty where it was not tried yet."""
+
+
+def summarise(
+    points: Sequence[tuple[Any, int, int]], measured: Sequence[Measured]
+) -> list[PointSummary | Gap]:
+    """Take the repeats of each point together.
+
+    Intervals are those of resampling: repeats are drawn with replacement, and steps within each of them, so
+    that repeats that differ widen the interval.
+
+    Args:
+        points: the value, the ranks and the samples of a step of each point, in order of their numbers.
+        measured: the repeats, in any order. All of the first point that was measured are the reference.
+    """
+    by_point: dict[int, list[Measured]] = {number: [] for number in range(len(points))}
+    for each in measured:
+        by_point[each.point].append(each)
+    resampled = {
+        number: _resampled_medians([each.step_s for each in found if each.step_s])
+        for number, found in by_point.items()
+        if any(each.step_s for each in found)
+    }
+    if not resampled:
+        return [_gap(points[number], found) for number, found in by_point.items()]
+    first = min(resampled, key=lambda number: points[number][1])
+    first_s = _median_of(by_point[first])
+    summaries: list[PointSummary | Gap] = []
+    for number, found in by_point.items():
+        if number not in resampled:
+            summaries.append(_gap(points[number], found))
+            continue
+        value, ranks, samples = points[number]
+        share = samples / points[first][2]
+        step_s = _median_of(found)
+        drawn = [1.0] if number == first else resampled[first] / resampled[number] * share
+        medians = [median(each.step_s) for each in found if each.step_s]
+        summaries.append(
+            PointSummary(
+                value=value,
+                ranks=ranks,
+                samples_per_step=samples,
+                num_repeats=len(medians),
+                step_s=step_s,
+                step_between_s=_between(resampled[number]),
+                relative=first_s / step_s * share,
+                relative_between=_between(drawn),
+                ideal=ranks / points[first][1],
+                parts_s=_mean_parts(found),
+                slowest=_slowest(found),
+                unsteadiness=max(medians) / min(medians),
+                why_failed=next((each.why_failed for each in found if each.why_failed), ""),
+            )
+        )
+    return summaries
+
+
+def _gap(point: tuple[Any, int, int], found: Sequence[Measured]) -> Gap:
+    return Gap(point[0], point[1], next((each.why_failed for each in found if each.why_failed), ""))
+
+
+def _median_of(found: Sequence[Measured]) -> float:
+    return median(seconds for each in found for seconds in each.step_s)
+
+
+def _resampled_medians(repeats: Sequence[Sequence[float]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Medians of all steps, with repeats and steps drawn with replacement."""
+    drawing = np.random.default_rng(_SEED)
+    steps = [np.asarray(repeat) for repeat in repeats]
+    medians = []
+    for _ in range(_NUM_RESAMPLES):
+        chosen = [steps[i] for i in drawing.integers(len(steps), size=len(steps))]
+        drawn = [repeat[drawing.integers(len(repeat), size=len(repeat))] for repeat in chosen]
+        medians.append(np.median(np.concatenate(drawn)))
+    return np.asarray(medians)
+
+
+def _between(values: Any) -> Interval:
+    low, high = np.percentile(values, _PERCENTILES)
+    return float(low), float(high)
+
+
+def _mean_parts(found: Sequence[Measured]) -> dict[str, float]:
+    known = [each.parts_s for each in found if each.parts_s]
+    names = dict.fromkeys(name for parts in known for name in parts)
+    return {name: sum(parts.get(name, 0.0) for parts in known) / len(known) for name in names}
+
+
+def _slowest(found: Sequence[Measured]) -> tuple[int, float] | None:
+    """The rank that was the slowest in the most steps of all repeats, and the mean share of the steps."""
+    shares: dict[int, float] = {}
+    known = [each.slowest for each in found if each.slowest is not None]
+    for rank, share in known:
+        shares[rank] = shares.get(rank, 0.0) + share / len(known)
+    return max(shares.items(), key=lambda item: item[1]) if shares else None

@@ -1,0 +1,290 @@
+"""The points of a scaling study: what is varied, the check of every point, and study.toml."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import Field
+
+from nbgpu.config import ClusterConfig, TrainConfig, read_tables, settings_of, train_config
+from nbgpu.config.settings import Settings
+from nbgpu.errors import ConfigError
+from nbgpu.machine import devices, extras
+from nbgpu.machine.files import write_whole
+from nbgpu.planning.suitability import settled
+from nbgpu.protocol.records import Device
+
+FILE = "study.toml"
+RANKS = "ranks"
+"""What is varied in a study of scaling, in place of a setting."""
+
+Mode = Literal["strong", "weak"]
+
+_MAX_POINTS = 64
+DECIDED = {
+    "steps": "measured_steps and warm_up_steps say how many steps a point has",
+    "epochs": "measured_steps and warm_up_steps say how many steps a point has",
+    "smoke_test": "a smoke test is too short to be measured",
+    "resume": "every point begins with the first step",
+    "runs_dir": "the runs are in the study's folder; studies_dir names another place",
+    "telemetry": "the study reads what the ranks record",
+    "log_every": "the study reads every step",
+    "early_stop_patience": "every point has the same number of steps",
+}
+"""Settings of a run that a study decides, each with the reason why it cannot be given."""
+
+
+class StudyConfig(Settings):
+    """How a study measures its points."""
+
+    mode: Mode = Field(
+        "weak",
+        description="what stays the same with more ranks: 'weak' keeps the batch of each rank, 'strong' the samples of a "
+        "step over all ranks: batch_size x accumulate, or global_batch_size",
+    )
+    repeats: int = Field(
+        3, ge=1, le=100, description="how often each point is measured, in turns with the others"
+    )
+    measured_steps: int = Field(20, ge=3, le=100_000, description="steps of each repeat that are measured")
+    warm_up_steps: int = Field(
+        5,
+        ge=0,
+        le=100_000,
+        description="steps before them that are not, such as those in which memory is taken",
+    )
+    studies_dir: str = Field("nbgpu_runs", description="folder that gets one folder for each study")
+
+
+@dataclass(frozen=True)
+class StudyPoint:
+    """One value of what is varied."""
+
+    number: int
+    value: Any
+    ranks: int
+    config: TrainConfig
+    """The settings of its runs, but for the folder; settled for these ranks."""
+
+    @property
+    def samples_per_step(self) -> int:
+        """The samples of one step over all ranks."""
+        return self.config.samples_per_step(self.ranks)
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """A whole study, as `study.toml` describes it."""
+
+    recipe: str
+    config: StudyConfig
+    cluster: ClusterConfig
+    """The settings of the cluster. `ranks` counts only where something else is varied."""
+    vary: str
+    """'ranks', or a field of the recipe's settings."""
+    values: Sequence[Any]
+    train: Mapping[str, Any]
+    """The settings that the person gave, which all points have in common."""
+
+    @property
+    def title(self) -> str:
+        """The recipe and what is varied, as people and folders use it."""
+        return f"{train_config(self.recipe).title}-{self.vary}"
+
+    def point_cluster(self, ranks: int) -> ClusterConfig:
+        """The settings of a cluster with the ranks of a point."""
+        return self.cluster.changed(ranks=ranks)
+
+    def points(self) -> list[StudyPoint]:
+        """The checked points.
+
+        Raises:
+            ConfigError: points cannot be measured; the message has one line for each reason.
+        """
+        points = []
+        wrong: dict[str, list[Any]] = {}
+        for number, value in enumerate(self.values):
+            try:
+                points.append(self._point(number, value))
+            except ConfigError as error:
+                for line in str(error).splitlines():
+                    wrong.setdefault(line, []).append(value)
+        if wrong:
+            named = [f"{self.vary} = {', '.join(map(str, v))}: {line}" for line, v in wrong.items()]
+            num_bad = len(set(map(repr, itertools.chain(*wrong.values()))))
+            raise ConfigError(
+                f"{num_bad} of {len(self.values)} points cannot be measured, and nothing was started:\n"
+                + "\n".join(named)
+            )
+        return points
+
+    def _point(self, number: int, value: Any) -> StudyPoint:
+        is_ranks = self.vary == RANKS
+        cluster = self.point_cluster(value) if is_ranks else self.cluster
+        ranks: Sequence[Device] = devices.choose(cluster.gpus, cluster.ranks)
+        settings = dict(self.train) if is_ranks else {**self.train, self.vary: value}
+        num_steps = self.config.warm_up_steps + self.config.measured_steps
+        model = settings_of(self.recipe)
+        defaults = {"val_every": 0, "warmup_steps": 0, "work_out_result": False}
+        settings = {n: v for n, v in defaults.items() if n not in model.UNUSED} | settings
+        config = train_config(self.recipe, **settings, steps=num_steps)
+        if "batch_size" in config.UNUSED:
+            raise ConfigError(
+                f"the recipe {config.recipe!r} has no batches, and its steps are not those of training"
+            )
+        if is_ranks and self.config.mode == "strong" and config.global_batch_size is None:
+            config = config.changed(global_batch_size=config.batch_size * config.accumulate)
+        if is_ranks and self.config.mode == "strong":
+            config = _shared_out(config, len(ranks))
+        extras.require(config)
+        # As the settings have it: on the command line every value is text.
+        value = value if is_ranks else getattr(config, self.vary)
+        return StudyPoint(number, value, len(ranks), settled(config, ranks))
+
+    def write(self, folder: Path, environment: Mapping[str, Any]) -> None:
+        """Write study.toml, with the environment of the first start."""
+        tables = {
+            "study": {
+                "recipe": self.recipe,
+                "vary": self.vary,
+                "values": [_as_toml(value) for value in self.values],
+                **self.config.model_dump(mode="json", exclude_none=True),
+            },
+            "cluster": self.cluster.model_dump(mode="json", exclude_none=True),
+            "train": {name: _as_toml(value) for name, value in self.train.items() if value is not None},
+            "environment": dict(environment),
+        }
+        write_whole(folder / FILE, tomli_w.dumps(tables))
+
+    @classmethod
+    def read(cls, folder: Path) -> tuple[StudyPlan, Mapping[str, Any]]:
+        """Return a plan that `write` has written, and the environment.
+
+        Raises:
+            ConfigError: the folder is not the folder of a study, or its file cannot be used.
+        """
+        path = folder / FILE
+        if not path.exists():
+            raise ConfigError(f"{folder} is not the folder of a study: it has no {FILE}")
+        tables = read_tables(path)
+        try:
+            table = dict(tables["study"])
+            recipe, vary, values = str(table.pop("recipe")), str(table.pop("vary")), list(table.pop("values"))
+            train = {name: _from_toml(value) for name, value in tables["train"].items()}
+            plan = cls(
+                recipe,
+                StudyConfig.checked(**table),
+                ClusterConfig.checked(**tables["cluster"]),
+                vary,
+                [_from_toml(value) for value in values],
+                train,
+            )
+            return plan, dict(tables["environment"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path} is not what nbgpu writes: {error!r}") from None
+
+
+def plan(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, Any]) -> StudyPlan:
+    """Plan the study that the person asks for.
+
+    Args:
+        recipe: what is trained.
+        vary: 'ranks', or a field of the recipe's settings.
+        values: the values of that.
+        settings: fields of StudyConfig, ClusterConfig and the recipe's settings.
+
+    Raises:
+        ConfigError: something is not valid; the message has all known problems. Nothing was started.
+    """
+    fields = settings_of(recipe).model_fields
+    homes = (StudyConfig.model_fields, ClusterConfig.model_fields, fields)
+    if unknown := [name for name in settings if not any(name in home for home in homes)]:
+        known = ", ".join(itertools.chain(*homes))
+        raise ConfigError(
+            "\n".join(
+                f"{name} is not a setting of a study of {recipe}. Settings: {known}" for name in unknown
+            )
+        )
+    of_study, of_cluster, of_run = (
+        {name: value for name, value in settings.items() if name in home} for home in homes
+    )
+    made = StudyPlan(
+        recipe,
+        StudyConfig.checked(**of_study),
+        ClusterConfig.checked(**of_cluster),
+        vary,
+        [tuple(value) if isinstance(value, list) else value for value in values],
+        of_run,
+    )
+    if problems := list(_problems(made, fields)):
+        raise ConfigError("\n".join(problems))
+    return replace(made, values=[point.value for point in made.points()])
+
+
+def create_folder(made: StudyPlan, environment: Mapping[str, Any]) -> Path:
+    """Make the folder of a new study, with access for the user only, and write study.toml into it."""
+    started = time.strftime("%Y%m%d-%H%M%S")
+    inside = Path(made.config.studies_dir).absolute()
+    folder = inside / f"{started}-study-{made.title}-{secrets.token_hex(2)}"
+    folder.mkdir(parents=True, mode=0o700)
+    made.write(folder, environment)
+    return folder
+
+
+def order(num_points: int, repeats: int) -> list[tuple[int, int]]:
+    """The (repeat, point) pairs in the order in which they are measured.
+
+    The points take turns, so that a machine that becomes warm or busy slows no single point. Every other turn
+    goes backwards, so that neighbours in time are neighbours in size, and a cluster changes its size by as
+    little as possible.
+    """
+    turns = [range(num_points) if turn % 2 == 0 else range(num_points - 1, -1, -1) for turn in range(repeats)]
+    return [(turn, point) for turn, points in enumerate(turns) for point in points]
+
+
+def _problems(made: StudyPlan, fields: Mapping[str, Any]) -> Iterator[str]:
+    """The problems of the study as a whole."""
+    if made.vary != RANKS and made.vary not in fields:
+        yield f"{made.vary} is not a setting of {made.recipe}. Settings: {', '.join(fields)}"
+    for name in (*made.train, made.vary):
+        if name in DECIDED:
+            yield f"{name} cannot be given: {DECIDED[name]}"
+    if not made.values:
+        yield f"{made.vary} has no values. Give a list, such as {made.vary}=[1, 2]"
+    elif len(made.values) > _MAX_POINTS:
+        yield f"{made.vary} has {len(made.values)} values, at most {_MAX_POINTS} go"
+    elif len(set(map(repr, made.values))) < len(made.values):
+        yield f"{made.vary} = {list(made.values)} has a value twice"
+    if made.cluster.keep:
+        yield "keep does not go with a study: it ends with its process, and goes on with study.resume()"
+    if made.vary == RANKS and made.config.mode == "weak" and made.train.get("global_batch_size") is not None:
+        yield (
+            "global_batch_size does not go with mode='weak', which keeps the batch of each rank. Give batch_size, or "
+            "mode='strong'"
+        )
+
+
+def _shared_out(config: TrainConfig, num_ranks: int) -> TrainConfig:
+    """The settings with a batch for each rank, as a fixed global batch gives it."""
+    assert config.global_batch_size is not None, "the caller has set it"
+    if config.global_batch_size % (num_ranks * config.accumulate):
+        raise ConfigError(
+            f"a step of {config.global_batch_size} samples cannot be shared out over {num_ranks} ranks and "
+            f"accumulate={config.accumulate}. Give a global_batch_size that all numbers of ranks divide"
+        )
+    return config
+
+
+def _as_toml(value: Any) -> Any:
+    """A value in a form that TOML can hold; `_from_toml` reads it back."""
+    return "none" if value is None else list(value) if isinstance(value, tuple) else value
+
+
+def _from_toml(value: Any) -> Any:
+    return None if value == "none" else tuple(value) if isinstance(value, list) else value

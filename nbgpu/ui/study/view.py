@@ -1,0 +1,259 @@
+"""The view of a study: speed-up or samples per second by point, and where the time of a step goes."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.figure import Figure
+
+from nbgpu.client.scaling import study_table
+from nbgpu.client.scaling.study_table import PARTS
+from nbgpu.performance.study_results import Gap, PointSummary
+from nbgpu.planning.studies import RANKS
+from nbgpu.text.palette import RANK_COLORS
+from nbgpu.ui.run.charts import GRID_COLOR, TEXT_COLOR, render_svg, style_axes
+
+if TYPE_CHECKING:
+    from nbgpu.client.scaling.study import Study
+
+_COLORS = dict(zip(PARTS, RANK_COLORS, strict=False))
+_MEASURED = RANK_COLORS[0]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What the charts of a study show."""
+
+    title: str
+    parts_title: str
+    x_title: str
+    y_title: str
+    x: Sequence[Any]
+    """The values of the points that were measured: numbers, or their names."""
+    y: Sequence[float]
+    between: Sequence[tuple[float, float]]
+    ideal: Sequence[float]
+    """By point; empty where nothing is ideal."""
+    gaps: Sequence[str]
+    """The values of the points that failed."""
+    parts_ms: dict[str, list[float]]
+    """By part of a step, for each point in `x`."""
+
+
+def chart(study: Study) -> Chart:
+    """Return what the charts show at this moment."""
+    plan, summary = study.plan, study.summary()
+    found = [each for each in summary if isinstance(each, PointSummary)]
+    is_ranks = plan.vary == RANKS
+    are_numbers = all(
+        isinstance(each.value, int | float) and not isinstance(each.value, bool) for each in summary
+    )
+    names = [name for name in PARTS if any(name in each.parts_s for each in found)]
+    subject = f"{plan.recipe}{'' if is_ranks else f', {study.points[0].ranks} ranks'}"
+    return Chart(
+        title=f"Speed-up by ranks ({plan.config.mode} scaling), measured: {subject}"
+        if is_ranks
+        else f"Samples per second by {plan.vary}, measured: {subject}",
+        parts_title=f"Parts of a step by {plan.vary}, measured",
+        x_title=plan.vary,
+        y_title="speed-up" if is_ranks else "samples/s",
+        x=[each.value if are_numbers else str(each.value) for each in found],
+        y=[each.relative if is_ranks else each.samples_per_s for each in found],
+        between=[each.relative_between if is_ranks else each.samples_between for each in found],
+        ideal=[each.ideal for each in found] if is_ranks else [],
+        gaps=[str(each.value) for each in summary if isinstance(each, Gap) and each.why],
+        parts_ms={name: [1e3 * each.parts_s.get(name, 0.0) for each in found] for name in names},
+    )
+
+
+def svg(study: Study) -> str:
+    """The charts as an element of a page; empty where there is nothing to draw."""
+    drawn = chart(study)
+    if not drawn.x:
+        return ""
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    figure.patch.set_alpha(0)
+    left, right = figure.subplots(1, 2)
+    if drawn.ideal:
+        left.plot(drawn.x, drawn.ideal, ":", color=TEXT_COLOR, linewidth=1.2, label="ideal")
+    below = [max(0.0, y - low) for y, (low, _) in zip(drawn.y, drawn.between, strict=True)]
+    above = [max(0.0, high - y) for y, (_, high) in zip(drawn.y, drawn.between, strict=True)]
+    left.errorbar(
+        drawn.x, drawn.y, yerr=[below, above], color=_MEASURED, marker="o", capsize=3, label="measured, 95 %"
+    )
+    _style(left, drawn.title, drawn.x_title, drawn.y_title)
+    left.set_ylim(bottom=0)
+    if drawn.ideal:
+        left.set_xticks(list(drawn.x))
+    places = list(range(len(drawn.x)))
+    reached = [0.0] * len(places)
+    for name, milliseconds in drawn.parts_ms.items():
+        right.bar(places, milliseconds, bottom=reached, color=_COLORS[name], label=PARTS[name], width=0.6)
+        reached = [bottom + more for bottom, more in zip(reached, milliseconds, strict=True)]
+    right.set_xticks(places, [str(value) for value in drawn.x])
+    _style(right, drawn.parts_title, drawn.x_title, "ms")
+    picture = render_svg(figure, title=f"{study.folder.name}: {drawn.title}")
+    # The text before the element is needed only in a separate SVG file.
+    picture = picture[picture.index("<svg") :]
+    return re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', r'<svg \1width="100%"', picture, count=1)
+
+
+def _style(axes: Any, title: str, x_title: str, y_title: str) -> None:
+    style_axes(axes, title)
+    axes.title.set_fontsize(8)
+    axes.set_xlabel(x_title, color=TEXT_COLOR, fontsize=8)
+    axes.set_ylabel(y_title, color=TEXT_COLOR, fontsize=8)
+    legend = axes.legend(frameon=False, fontsize=7)
+    for text in legend.get_texts():
+        text.set_color(TEXT_COLOR)
+
+
+def plotly_figure(study: Study) -> dict[str, Any]:
+    """The charts as Plotly draws them."""
+    drawn = chart(study)
+    data: list[dict[str, Any]] = []
+    if drawn.ideal:
+        ideal = {"mode": "lines", "line": {"color": TEXT_COLOR, "dash": "dot"}, "name": "ideal"}
+        data.append({"type": "scatter", "x": list(drawn.x), "y": list(drawn.ideal), **ideal})
+    data.append(
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": "measured, with 95 % intervals",
+            "x": list(drawn.x),
+            "y": list(drawn.y),
+            "error_y": {
+                "type": "data",
+                "symmetric": False,
+                "array": [max(0.0, high - y) for y, (_, high) in zip(drawn.y, drawn.between, strict=True)],
+                "arrayminus": [max(0.0, y - low) for y, (low, _) in zip(drawn.y, drawn.between, strict=True)],
+            },
+            "line": {"color": _MEASURED},
+        }
+    )
+    data += [
+        {
+            "type": "bar",
+            "name": PARTS[name],
+            "x": [str(value) for value in drawn.x],
+            "y": milliseconds,
+            "marker": {"color": _COLORS[name]},
+            "xaxis": "x2",
+            "yaxis": "y2",
+        }
+        for name, milliseconds in drawn.parts_ms.items()
+    ]
+    axis = {"gridcolor": GRID_COLOR, "zeroline": False, "linecolor": GRID_COLOR, "automargin": True}
+    titles = [(0.0, drawn.title), (0.56, drawn.parts_title)]
+    return {
+        "data": data,
+        "layout": {
+            "height": 460,
+            "autosize": True,
+            "barmode": "stack",
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"color": TEXT_COLOR, "size": 12},
+            "margin": {"l": 60, "r": 20, "t": 60, "b": 45},
+            "annotations": [
+                {
+                    "text": text,
+                    "x": x,
+                    "y": 1.06,
+                    "xref": "paper",
+                    "yref": "paper",
+                    "showarrow": False,
+                    "xanchor": "left",
+                }
+                for x, text in titles
+            ],
+            "xaxis": {**axis, "domain": [0, 0.48], "title": {"text": drawn.x_title}},
+            "yaxis": {**axis, "title": {"text": drawn.y_title}, "rangemode": "tozero"},
+            "xaxis2": {
+                **axis,
+                "domain": [0.56, 1],
+                "anchor": "y2",
+                "type": "category",
+                "title": {"text": drawn.x_title},
+            },
+            "yaxis2": {**axis, "anchor": "x2", "title": {"text": "ms"}},
+            "legend": {"orientation": "h", "y": -0.2},
+        },
+        "config": {"responsive": True, "displaylogo": False},
+    }
+
+
+def page(study: Study, picture: str) -> str:
+    """The whole view as HTML: a line about the progress, the charts and the table.
+
+    Args:
+        study: the study to show.
+        picture: the charts, as returned by `svg`.
+    """
+    drawn = f'<div role="img" aria-label="Charts of the study">{picture}</div>' if picture else ""
+    return (
+        f'<div class="nbgpu-study"><style>{_CSS}</style><p class="nbgpu-study-line">{html.escape(study.describe())}</p>'
+        f'{drawn}<div class="nbgpu-study-rows">{table_html(study)}</div>'
+        f'<p class="nbgpu-study-place">{html.escape(str(study.folder))}</p></div>'
+    )
+
+
+def table_html(study: Study) -> str:
+    """The table of the points."""
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in study_table.header(study.plan))
+    body = []
+    for found in study.summary():
+        first, *others = (html.escape(cell) for cell in study_table.row(study.plan, found))
+        failed = isinstance(found, Gap) and found.why
+        cells = "".join(f"<td>{cell}</td>" for cell in others)
+        marked = ' class="nbgpu-study-gap"' if failed else ""
+        body.append(f'<tr{marked}><th scope="row">{first}</th>{cells}</tr>')
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+class StudyView:
+    """What the panel shows of a study."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+
+    @property
+    def over(self) -> bool:
+        return self._study.over
+
+    def describe(self) -> str:
+        return self._study.describe()
+
+    def drawn(self) -> Any:
+        return chart(self._study)
+
+    def svg(self) -> str:
+        return svg(self._study)
+
+    def page(self, picture: str) -> str:
+        return page(self._study, picture)
+
+    def text(self) -> str:
+        return str(self._study)
+
+    def stop(self) -> None:
+        self._study.stop()
+
+    def on_end(self, callback: Callable[[Any], None]) -> None:
+        self._study.on_end(callback)
+
+
+_CSS = """
+.nbgpu-study { font-size: 13px; }
+.nbgpu-study .nbgpu-study-line { font-weight: 600; margin: 0 0 6px; }
+.nbgpu-study .nbgpu-study-rows { max-height: 420px; overflow: auto; }
+.nbgpu-study table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+.nbgpu-study th, .nbgpu-study td { text-align: left; padding: 3px 14px 3px 0; border-bottom: 1px solid rgba(128,128,128,.3); }
+.nbgpu-study tbody th { font-weight: normal; }
+.nbgpu-study .nbgpu-study-gap { background: rgba(255,0,0,.13); }
+.nbgpu-study .nbgpu-study-place { color: #7b7b7b; margin: 6px 0 0; }
+""".strip()
