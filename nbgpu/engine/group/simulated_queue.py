@@ -30,6 +30,7 @@ _NUM_SLOTS = 1024
 """How many collectives a rank may be ahead of another whose arrivals it reads."""
 _SLOT = struct.Struct("qd")
 """The number of a collective, and the time at which a rank came to it."""
+_LOOK_PERIOD_S = 0.0005
 _PR_SET_TIMERSLACK = 29
 _SLACK_NS = 1000
 """The kernel's 50 us are as much as the latency of a link."""
@@ -109,10 +110,12 @@ class HeldWork(dist.Work):
         return True
 
     def _wait_at_most(self, timeout: timedelta) -> None:
-        is_done = threading.Event()
-        self.done.add_done_callback(lambda _: is_done.set())
-        if not is_done.wait(timeout.total_seconds()):
-            raise dist.DistBackendError(f"a collective timed out after {timeout.total_seconds():g} s")
+        # No lock of Python's, which an interrupt could leave taken.
+        until_s = time.monotonic() + timeout.total_seconds()
+        while not self.done.done():
+            if time.monotonic() > until_s:
+                raise dist.DistBackendError(f"a collective timed out after {timeout.total_seconds():g} s")
+            time.sleep(_LOOK_PERIOD_S)
 
     def is_completed(self) -> bool:
         return self.done.done()
