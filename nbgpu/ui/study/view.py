@@ -101,7 +101,7 @@ def svg(study: Studied) -> str:
         return ""
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     figure.patch.set_alpha(0)
-    left, right = figure.subplots(1, 2)
+    left, right = figure.subplots(1, 2) if drawn.parts_ms else (figure.subplots(), None)
     if drawn.ideal:
         left.plot(drawn.x, drawn.ideal, ":", color=TEXT_COLOR, linewidth=1.2, label="ideal")
     below = [max(0.0, y - low) for y, (low, _) in zip(drawn.y, drawn.between, strict=True)]
@@ -113,13 +113,14 @@ def svg(study: Studied) -> str:
     left.set_ylim(bottom=0)
     if drawn.ideal:
         left.set_xticks(list(drawn.x))
-    places = list(range(len(drawn.x)))
-    reached = [0.0] * len(places)
-    for name, milliseconds in drawn.parts_ms.items():
-        right.bar(places, milliseconds, bottom=reached, color=_COLORS[name], label=PARTS[name], width=0.6)
-        reached = [bottom + more for bottom, more in zip(reached, milliseconds, strict=True)]
-    right.set_xticks(places, [str(value) for value in drawn.x])
-    _style(right, drawn.parts_title, drawn.x_title, "ms")
+    if right is not None:
+        places = list(range(len(drawn.x)))
+        reached = [0.0] * len(places)
+        for name, milliseconds in drawn.parts_ms.items():
+            right.bar(places, milliseconds, bottom=reached, color=_COLORS[name], label=PARTS[name], width=0.6)
+            reached = [bottom + more for bottom, more in zip(reached, milliseconds, strict=True)]
+        right.set_xticks(places, [str(value) for value in drawn.x])
+        _style(right, drawn.parts_title, drawn.x_title, "ms")
     picture = render_svg(figure, title=drawn.title)
     # The text before the element is needed only in a separate SVG file.
     picture = picture[picture.index("<svg") :]
@@ -131,9 +132,9 @@ def _style(axes: Any, title: str, x_title: str, y_title: str) -> None:
     axes.title.set_fontsize(8)
     axes.set_xlabel(x_title, color=TEXT_COLOR, fontsize=8)
     axes.set_ylabel(y_title, color=TEXT_COLOR, fontsize=8)
-    legend = axes.legend(frameon=False, fontsize=7)
-    for text in legend.get_texts():
-        text.set_color(TEXT_COLOR)
+    if axes.get_legend_handles_labels()[0]:
+        for text in axes.legend(frameon=False, fontsize=7).get_texts():
+            text.set_color(TEXT_COLOR)
 
 
 def plotly_figure(study: Studied) -> dict[str, Any]:
