@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from nbgpu.performance.step_parts import StepParts, middle_half, slowest_rank
+from nbgpu.performance.step_parts import MOSTLY, StepParts, middle_half, slowest_rank
 from nbgpu.text.ranks import named_ranks
 
 Bound = Literal["data", "computation", "communication", "imbalance", "validation", "checkpoints", "other"]
@@ -20,8 +20,6 @@ _WORTH_NAMING = 0.1
 """The share of the time from which on something is worth changing."""
 _WORTH_SAYING = 0.02
 """The share of the time from which on something is named."""
-_MOSTLY = 0.7
-"""The share of the steps from which on a rank that is last is slower, and not just unlucky."""
 _ENOUGH = 0.1
 """The share of the time that validations or checkpoints should take at most."""
 
@@ -240,7 +238,7 @@ def _imbalance_s(steps: Sequence[StepParts], num_ranks: int) -> float:
     if found is None or num_ranks < 2:
         return 0.0
     rank, share = found
-    if share < _MOSTLY:
+    if share < MOSTLY:
         return 0.0
     waited = [step.parts_s["waiting_s"] for step in steps if step.last_rank == rank and step.rank != rank]
     return median(waited) * share if waited else 0.0

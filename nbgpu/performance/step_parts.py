@@ -14,6 +14,8 @@ PARTS = (*_OWN[:3], "waiting_s", "transfer_s", _OWN[3], "other_s")
 """The parts that add up to a step, in their order. `waiting_s` and `transfer_s` are the exchange of gradients
 that the backward pass does not hide: until the slowest rank has its gradients, and from then on. They are
 known only where DDP sends buckets."""
+MOSTLY = 0.7
+"""The share of the steps from which on a rank that is last is slower, and not just unlucky."""
 HIDDEN = "hidden_s"
 """The part of the exchange that happens during the backward pass."""
 

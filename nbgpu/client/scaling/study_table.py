@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from nbgpu.performance import laws
-from nbgpu.performance.step_parts import HIDDEN
+from nbgpu.performance.step_parts import HIDDEN, MOSTLY
 from nbgpu.performance.study_results import Gap, Measured, PointSummary
 from nbgpu.planning.studies import RANKS, StudyPlan, StudyPoint
 from nbgpu.text.tables import aligned
@@ -81,8 +81,8 @@ def row(plan: StudyPlan, found: PointSummary | Gap) -> list[str]:
     if plan.vary != RANKS:
         cells.append(str(found.ranks))
     if isinstance(found, Gap):
-        empty = len(header(plan)) - len(cells) - 1
-        return [*cells, *[""] * empty, f"not measured: {found.why}" if found.why else "not measured yet"]
+        empty = len(header(plan)) - len(cells) - 2
+        return [*cells, "", "failed" if found.why else "not yet", *[""] * empty]
     cells += [
         str(found.samples_per_step),
         f"{1e3 * found.step_s:.2f}",
@@ -93,11 +93,19 @@ def row(plan: StudyPlan, found: PointSummary | Gap) -> list[str]:
     ]
     if plan.vary == RANKS:
         cells.append(f"{found.efficiency:.0%}")
-    return [*cells, remarks(plan, found)]
+    return cells
 
 
-def remarks(plan: StudyPlan, found: PointSummary) -> str:
+def notes(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> list[str]:
+    """What a reader of the table has to know, in a line for each point of which there is something to say."""
+    said = [(found.value, remarks(plan, found)) for found in summary]
+    return [f"{plan.vary} = {value}: {text}" for value, text in said if text]
+
+
+def remarks(plan: StudyPlan, found: PointSummary | Gap) -> str:
     """What a reader of the point's numbers has to know."""
+    if isinstance(found, Gap):
+        return f"not measured: {found.why}" if found.why else ""
     said = []
     if found.num_repeats < plan.config.repeats:
         said.append(f"{found.num_repeats} of {plan.config.repeats} repeats")
@@ -105,7 +113,7 @@ def remarks(plan: StudyPlan, found: PointSummary) -> str:
         said.append(
             f"the repeats differ by {found.unsteadiness - 1:.0%}: something else took part of the machine"
         )
-    if found.slowest is not None:
+    if found.slowest is not None and found.slowest[1] >= MOSTLY:
         rank, share = found.slowest
         said.append(f"the others waited for rank {rank} in {share:.0%} of the steps")
     if found.why_failed:
@@ -115,8 +123,8 @@ def remarks(plan: StudyPlan, found: PointSummary) -> str:
 
 def lines(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> list[str]:
     """The table as text, and the parts of a step below it."""
-    numbers = range(len(header(plan)) - 1)
-    shown = [heading(plan), *aligned([header(plan), *(row(plan, found) for found in summary)], right=numbers)]
+    rows = [header(plan), *(row(plan, found) for found in summary)]
+    shown = [heading(plan), *aligned(rows, right=range(len(rows[0]))), *notes(plan, summary)]
     measured = [found for found in summary if isinstance(found, PointSummary) and found.parts_s]
     if measured:
         names = [name for name in (*PARTS, HIDDEN) if any(name in found.parts_s for found in measured)]
@@ -139,7 +147,7 @@ def frame(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> pd.DataFram
     for found in summary:
         cells: dict[str, Any] = {plan.vary: found.value, RANKS: found.ranks}
         if isinstance(found, Gap):
-            rows.append({**cells, "repeats": 0, "remarks": found.why or "not measured yet"})
+            rows.append({**cells, "repeats": 0, "remarks": remarks(plan, found) or "not measured yet"})
             continue
         cells |= {
             "samples_per_step": found.samples_per_step,

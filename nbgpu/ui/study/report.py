@@ -11,7 +11,7 @@ from nbgpu.client.scaling import study_table
 from nbgpu.machine.files import write_whole
 from nbgpu.run_folder import names
 from nbgpu.ui.run.snapshot import page
-from nbgpu.ui.study.view import plotly_figure, table_html
+from nbgpu.ui.study.view import notes_html, plotly_figure, table_html
 
 if TYPE_CHECKING:
     from nbgpu.client.scaling.study import Study
@@ -29,7 +29,7 @@ def report_html(study: Study) -> str:
     plan = study.plan
     asked = {"recipe": plan.recipe, "vary": plan.vary, **plan.config.model_dump(), **plan.train}
     body = [
-        f"<section><h2>{html.escape(study_table.heading(plan))}</h2>{table_html(study)}</section>",
+        f"<section><h2>{html.escape(study_table.heading(plan))}</h2>{table_html(study)}{notes_html(study)}</section>",
         f'<section><h2>Charts</h2><div id="charts" role="img" aria-label="{html.escape(study.describe())}"></div></section>',
         f"<section><h2>Parts of a step</h2><pre>{html.escape(str(study))}</pre></section>",
         f"<section><h2>What was asked for</h2>{_rows(asked)}</section>",

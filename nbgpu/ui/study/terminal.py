@@ -63,4 +63,5 @@ def _view(study: Study) -> Group:
     for found in study.summary():
         style = "red" if isinstance(found, Gap) and found.why else None
         table.add_row(*map(escape, study_table.row(study.plan, found)), style=style)
-    return Group(table, Text(study.describe()))
+    notes = study_table.notes(study.plan, study.summary())
+    return Group(table, *map(Text, notes), Text(study.describe()))

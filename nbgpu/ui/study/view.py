@@ -223,7 +223,7 @@ def page(study: Studied, picture: str) -> str:
     place = f'<p class="nbgpu-study-place">{html.escape(str(study.folder))}</p>' if study.folder else ""
     return (
         f'<div class="nbgpu-study"><style>{_CSS}</style><p class="nbgpu-study-line">{html.escape(study.describe())}</p>'
-        f'{drawn}<div class="nbgpu-study-rows">{table_html(study)}</div>'
+        f'{drawn}<div class="nbgpu-study-rows">{table_html(study)}</div>{notes_html(study)}'
         f"{place}</div>"
     )
 
@@ -239,6 +239,13 @@ def table_html(study: Studied) -> str:
         marked = ' class="nbgpu-study-gap"' if failed else ""
         body.append(f'<tr{marked}><th scope="row">{first}</th>{cells}</tr>')
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def notes_html(study: Studied) -> str:
+    """What a reader of the table has to know; empty for nothing."""
+    notes = study_table.notes(study.plan, study.summary())
+    items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    return f"<ul>{items}</ul>" if items else ""
 
 
 class StudyView:
