@@ -69,10 +69,8 @@ def header(plan: StudyPlan) -> list[str]:
     if plan.vary != RANKS:
         columns.append("ranks")
     columns += ["samples/step", "a step, ms", "95 % interval", "samples/s"]
-    columns += (
-        ["speed-up", "95 % interval", "efficiency"] if plan.vary == RANKS else ["relative", "95 % interval"]
-    )
-    return [*columns, "remarks"]
+    columns += ["speed-up" if plan.vary == RANKS else "relative", "95 % interval"]
+    return [*columns, "efficiency"] if plan.vary == RANKS else columns
 
 
 def row(plan: StudyPlan, found: PointSummary | Gap) -> list[str]:
