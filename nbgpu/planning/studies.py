@@ -128,6 +128,7 @@ class StudyPlan:
         is_ranks = self.vary == RANKS
         cluster = self.point_cluster(value) if is_ranks else self.cluster
         ranks: Sequence[Device] = devices.choose(cluster.gpus, cluster.ranks)
+        devices.require_simulable(cluster, ranks)
         settings = dict(self.train) if is_ranks else {**self.train, self.vary: value}
         num_steps = self.config.warm_up_steps + self.config.measured_steps
         model = settings_of(self.recipe)

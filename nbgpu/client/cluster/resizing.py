@@ -41,6 +41,7 @@ def resize(cluster: Cluster, num_ranks: int) -> str:
     if num_ranks == num_before:
         return f"there are {_ranks(num_before)} already: nothing was changed"
     chosen = _devices(cluster, config, num_ranks)
+    devices.require_simulable(config, chosen)
     transport = _transport(cluster, config, chosen)
     _require_memory(cluster, config, chosen)
     _require_idle(cluster)

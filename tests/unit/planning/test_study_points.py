@@ -61,6 +61,8 @@ def test_a_run_of_a_study_is_as_long_as_its_steps_and_says_nothing_at_its_end() 
         ({"buckets": 3}, "buckets is not a setting of a study"),
         ({"repeats": 0}, "repeats = 0 is not valid"),
         ({"keep": True}, "keep does not go with a study"),
+        ({"slow_rank": "1=2x"}, "ranks = 1: slow_rank='1=2x' names rank 1, and there are 1 rank"),
+        ({"link": "fast"}, "link = 'fast' is not valid|link='fast'"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_starts(
