@@ -10,6 +10,8 @@ from statistics import quantiles
 from nbgpu.protocol.records import Sample
 
 _OWN = ("data_s", "forward_s", "backward_s", "optimizer_s")
+_NEEDED = {"step_s", "begun_at_s", *_OWN}
+_OF_AN_EXCHANGE = {"ready_at_s", "exposed_s"}
 PARTS = (*_OWN[:3], "waiting_s", "transfer_s", _OWN[3], "other_s")
 """The parts that add up to a step, in their order. `waiting_s` and `transfer_s` are the exchange of gradients
 that the backward pass does not hide: until the slowest rank has its gradients, and from then on. They are
@@ -49,7 +51,7 @@ def parts_of(samples: Iterable[Sample], num_ranks: int) -> list[StepParts]:
     """
     by_step: dict[int, dict[int, Mapping[str, float]]] = {}
     for sample in samples:
-        if "step_s" in sample.values and "forward_s" in sample.values:
+        if _NEEDED <= sample.values.keys():
             by_step.setdefault(sample.step, {})[sample.rank] = sample.values
     return [
         parts
@@ -60,7 +62,9 @@ def parts_of(samples: Iterable[Sample], num_ranks: int) -> list[StepParts]:
 
 
 def _of_step(step: int, of_ranks: Mapping[int, Mapping[str, float]]) -> list[StepParts]:
-    ready_at_s = {rank: values["ready_at_s"] for rank, values in of_ranks.items() if "ready_at_s" in values}
+    ready_at_s = {
+        rank: values["ready_at_s"] for rank, values in of_ranks.items() if _OF_AN_EXCHANGE <= values.keys()
+    }
     last_rank = (
         max(ready_at_s, key=lambda rank: ready_at_s[rank]) if len(ready_at_s) == len(of_ranks) else None
     )

@@ -51,6 +51,13 @@ PROFILE_PARTS = ("data", "forward", "backward", "communication", "optimizer", "o
 """The parts into which a 'profile' event divides the time of a step. Its detail has each in seconds, such as
 `data_s`."""
 
+STEP_PARTS = ("forward_s", "backward_s", "optimizer_s", "exchange_s", "hidden_s", "exposed_s")
+"""Where the time of a step went on a rank, beside `data_s` (`engine/training/step_clock.py`)."""
+
+STEP_MOMENTS = ("begun_at_s", "ready_at_s")
+"""When a rank began the step and when it had its last gradient, on its host's monotonic clock. Only their
+differences mean something."""
+
 Command = Literal["pause", "resume", "stop"]
 """What the user can ask of a run while it goes on."""
 

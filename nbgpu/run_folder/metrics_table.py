@@ -13,29 +13,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nbgpu.protocol.records import FINAL_STATES, STATES_OF_NO_STEP, EpochSpan, Event, RunInfo, Sample
+from nbgpu.protocol.records import (
+    FINAL_STATES,
+    STATES_OF_NO_STEP,
+    STEP_MOMENTS,
+    STEP_PARTS,
+    EpochSpan,
+    Event,
+    RunInfo,
+    Sample,
+)
 
 STEP_SERIES = "step_s"
 """A series that only the samples of the steps themselves contain."""
-_ON_THE_CLOCK = frozenset({"begun_at_s", "ready_at_s"})
-"""Times on the host's monotonic clock, which mean something only where ranks are compared."""
+_MOMENTS = frozenset(STEP_MOMENTS)
 VALIDATION = "val_"
 """The prefix of the names of validation values."""
 
-_OF_RANK = frozenset(
-    {
-        "step_s",
-        "data_s",
-        "compute_s",
-        "samples_per_s",
-        "forward_s",
-        "backward_s",
-        "optimizer_s",
-        "exchange_s",
-        "hidden_s",
-        "exposed_s",
-    }
-)
+_OF_RANK = frozenset({"step_s", "data_s", "compute_s", "samples_per_s", *STEP_PARTS})
 """The series that are measured for each step on each rank."""
 
 
@@ -110,7 +105,7 @@ class MetricsTable:
     def _take(self, sample: Sample) -> None:
         if STEP_SERIES in sample.values:
             if sample.step > self._closed_step:
-                own = {name: v for name, v in sample.values.items() if name not in _ON_THE_CLOCK}
+                own = {name: v for name, v in sample.values.items() if name not in _MOMENTS}
                 values = {**own, **self._measured[sample.rank]}
                 row = MetricsRow(sample.step, sample.rank, sample.time_s, values)
                 self._open.setdefault(sample.step, {})[sample.rank] = row
