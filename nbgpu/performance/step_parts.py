@@ -51,7 +51,7 @@ def parts_of(samples: Iterable[Sample], num_ranks: int) -> list[StepParts]:
     """
     by_step: dict[int, dict[int, Mapping[str, float]]] = {}
     for sample in samples:
-        if _NEEDED <= sample.values.keys():
+        if sample.values.keys() >= _NEEDED:
             by_step.setdefault(sample.step, {})[sample.rank] = sample.values
     return [
         parts
@@ -63,7 +63,7 @@ def parts_of(samples: Iterable[Sample], num_ranks: int) -> list[StepParts]:
 
 def _of_step(step: int, of_ranks: Mapping[int, Mapping[str, float]]) -> list[StepParts]:
     ready_at_s = {
-        rank: values["ready_at_s"] for rank, values in of_ranks.items() if _OF_AN_EXCHANGE <= values.keys()
+        rank: values["ready_at_s"] for rank, values in of_ranks.items() if values.keys() >= _OF_AN_EXCHANGE
     }
     last_rank = (
         max(ready_at_s, key=lambda rank: ready_at_s[rank]) if len(ready_at_s) == len(of_ranks) else None
