@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from notebook_run import executed
 import pytest
+from notebook_run import executed
 
 
 @pytest.mark.long

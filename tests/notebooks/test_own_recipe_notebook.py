@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from notebook_run import executed
 import pytest
+from notebook_run import executed
 
 
 @pytest.mark.long
