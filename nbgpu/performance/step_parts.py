@@ -15,7 +15,7 @@ _OF_AN_EXCHANGE = {"ready_at_s", "exposed_s"}
 PARTS = (*_OWN[:3], "waiting_s", "transfer_s", _OWN[3], "other_s")
 """The parts that add up to a step, in their order. `waiting_s` and `transfer_s` are the exchange of gradients
 that the backward pass does not hide: until the slowest rank has its gradients, and from then on. They are
-known only where DDP sends buckets."""
+known only where DDP sends buckets. On several hosts, whose clocks differ, `transfer_s` has both."""
 MOSTLY = 0.7
 """The share of the steps from which on a rank that is last is slower, and not just unlucky."""
 HIDDEN = "hidden_s"
@@ -37,7 +37,7 @@ class StepParts:
     """None where no buckets were sent."""
     last_rank: int | None
     """The rank whose gradients were ready last, for which the others waited; None where no buckets were
-    sent."""
+    sent, and on several hosts."""
 
 
 def parts_of(samples: Iterable[Sample], num_ranks: int) -> list[StepParts]:
@@ -74,6 +74,8 @@ def _of_step(step: int, of_ranks: Mapping[int, Mapping[str, float]]) -> list[Ste
         if last_rank is not None:
             waiting_s = min(ready_at_s[last_rank] - ready_at_s[rank], values["exposed_s"])
             parts_s |= {"waiting_s": waiting_s, "transfer_s": values["exposed_s"] - waiting_s}
+        elif "exposed_s" in values:
+            parts_s["transfer_s"] = values["exposed_s"]
         # On a GPU the host may be ahead of the device, so that a single step does not add up.
         parts_s["other_s"] = max(0.0, values["step_s"] - sum(parts_s.values()))
         found.append(
@@ -83,7 +85,7 @@ def _of_step(step: int, of_ranks: Mapping[int, Mapping[str, float]]) -> list[Ste
                 values["step_s"],
                 values["begun_at_s"],
                 {name: parts_s[name] for name in PARTS if name in parts_s},
-                values.get("hidden_s") if last_rank is not None else None,
+                values.get("hidden_s"),
                 last_rank,
             )
         )

@@ -34,11 +34,15 @@ class StepClock:
         buckets: notes the moments of DDP's buckets; None where gradients travel in another way, or not at
             all.
         anchor: an earlier moment of the device.
+        is_on_one_host: whether all ranks share this host's clock.
     """
 
-    def __init__(self, device: torch.device, buckets: BucketTimes | None, anchor: Anchor) -> None:
+    def __init__(
+        self, device: torch.device, buckets: BucketTimes | None, anchor: Anchor, is_on_one_host: bool
+    ) -> None:
         self._device = device
         self._anchor = anchor
+        self._is_on_one_host = is_on_one_host
         self._marks: list[tuple[str, Moment]] = []
         self._ready: Sequence[Moment] = ()
         self._arrived: Sequence[Moment] = ()
@@ -58,8 +62,8 @@ class StepClock:
             `begun_at_s`. Where DDP sends buckets also `exchange_s`, the time in which at least one bucket was
             ready and had not arrived; `hidden_s`, the part of it before this rank's last gradients were
             ready; `exposed_s`, from then until the averages of all ranks were there, which the backward pass
-            does not contain; and `ready_at_s`, when this rank's last gradients were ready. Times with `_at_`
-            are those of the host's monotonic clock.
+            does not contain; and, if all ranks are on one host, `ready_at_s`, when this rank's last gradients
+            were ready. Times with `_at_` are those of the host's monotonic clock.
         """
         self._marks[-1][1].wait()
         seconds = {f"{part}_s": 0.0 for part in _PARTS}
@@ -78,13 +82,15 @@ class StepClock:
         exposed_s = max(0.0, begin.seconds_until(end) - ready_s[-1])
         # Buckets arrive in the order in which they were sent, but for small differences between threads.
         travels = list(zip(sorted(ready_s), arrived_s, strict=True))
+        if self._is_on_one_host:
+            # The clocks of two hosts have nothing to do with each other.
+            found["ready_at_s"] = self._at(self._ready[-1])
         return {
             **found,
             "backward_s": seconds["backward_s"] - exposed_s,
             "exchange_s": _covered_s(travels),
             "hidden_s": _covered_s([(since, min(until, ready_s[-1])) for since, until in travels]),
             "exposed_s": exposed_s,
-            "ready_at_s": self._at(self._ready[-1]),
         }
 
     def _at(self, moment: Moment) -> float:
@@ -97,10 +103,12 @@ class StepClocks:
 
     Args:
         device: the rank's device.
+        is_on_one_host: whether all ranks share this host's clock.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, is_on_one_host: bool) -> None:
         self._device = device
+        self._is_on_one_host = is_on_one_host
         self._anchor: Anchor | None = None
         self._num_since_anchor = 0
 
@@ -109,7 +117,7 @@ class StepClocks:
         if self._anchor is None or self._num_since_anchor == _STEPS_BETWEEN_ANCHORS:
             self._anchor, self._num_since_anchor = Anchor(self._device), 0
         self._num_since_anchor += 1
-        return StepClock(self._device, buckets, self._anchor)
+        return StepClock(self._device, buckets, self._anchor, self._is_on_one_host)
 
 
 def _covered_s(intervals: Sequence[tuple[float, float]]) -> float:

@@ -36,6 +36,7 @@ from nbgpu.engine.training.step_metrics import Readings, StepRecord
 from nbgpu.engine.workload.recipe import Recipe
 from nbgpu.errors import OutOfMemoryError, RunError
 from nbgpu.machine.signals import uninterrupted
+from nbgpu.planning import workers
 from nbgpu.run_folder import checkpoint_files
 
 
@@ -66,7 +67,8 @@ class Trainer(Loop):
         self._rank_model = RankModel(self._guard, self.device)
         self._smoke = SmokeTest(config) if config.smoke_test else None
         self._profiler = Profiler(config.profiled_steps, self.folder, self.rank, self.device, self._event)
-        self._clocks = StepClocks(self.device)
+        world_size = context.member.world_size
+        self._clocks = StepClocks(self.device, workers.this_host(world_size).num_ranks == world_size)
         self._unrecorded: StepRecord | None = None
         """The last step, if it is not yet recorded."""
 

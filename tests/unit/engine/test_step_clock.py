@@ -23,7 +23,7 @@ class Play:
 
     def __init__(self) -> None:
         self.buckets = BucketTimes(CPU)
-        self.clock = StepClocks(CPU).next(self.buckets)
+        self.clock = StepClocks(CPU, is_on_one_host=True).next(self.buckets)
 
     def mark(self, part: str, time_s: float) -> None:
         self.clock.enter(part)  # type: ignore[arg-type]
@@ -81,10 +81,23 @@ def test_without_buckets_nothing_is_said_of_an_exchange() -> None:
 
 def test_a_step_that_was_cut_off_leaves_nothing_to_the_next() -> None:
     buckets = BucketTimes(CPU)
-    clocks = StepClocks(CPU)
+    clocks = StepClocks(CPU, is_on_one_host=True)
     clocks.next(buckets)
     buckets.ready.append(at(1))
     play = clocks.next(buckets)
     for part in ("forward", "backward", "other"):
         play.enter(part)
     assert "exchange_s" not in play.seconds()
+
+
+def test_ranks_of_several_hosts_have_no_clock_in_common() -> None:
+    buckets = BucketTimes(CPU)
+    clock = StepClocks(CPU, is_on_one_host=False).next(buckets)
+    for part in ("forward", "backward"):
+        clock.enter(part)
+    buckets.ready.append(Moment(CPU))
+    buckets.arrived.append(Moment(CPU))
+    clock.enter("other")
+    found = clock.seconds()
+    assert found["exposed_s"] > 0
+    assert "ready_at_s" not in found

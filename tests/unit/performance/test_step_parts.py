@@ -52,6 +52,17 @@ def test_without_buckets_there_is_no_exchange_to_speak_of() -> None:
     assert slowest_rank([alone]) is None
 
 
+def test_on_several_hosts_the_wait_is_part_of_the_transfer() -> None:
+    samples = [sample(rank, exposed_s=0.2) for rank in range(2)]
+    for each in samples:
+        del each.values["ready_at_s"]
+    first, _ = parts_of(samples, 2)
+    assert first.last_rank is None
+    assert first.parts_s["transfer_s"] == pytest.approx(0.2)
+    assert "waiting_s" not in first.parts_s
+    assert sum(first.parts_s.values()) == pytest.approx(first.step_s)
+
+
 def test_a_step_that_a_rank_has_not_recorded_does_not_count() -> None:
     assert parts_of([sample(0), sample(1), sample(0, step=2)], 2)[-1].step == 1
 
