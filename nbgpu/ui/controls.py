@@ -110,6 +110,8 @@ class _Devices:
         self.gpus.observe(self._follow_choice, "value")
         self.memory_limit = Field(ClusterConfig, "memory_limit")
         self.release_after_s = Field(ClusterConfig, "release_after_s")
+        self.link = Field(ClusterConfig, "link")
+        self.slow_rank = Field(ClusterConfig, "slow_rank")
         made = {"gpus": self.gpus, **self.fields}
         # A field of another group would be missing here, and a KeyError says which.
         ((heading, members),) = _grouped(ClusterConfig, made).items()
@@ -129,6 +131,8 @@ class _Devices:
             "ranks": self.ranks,
             "memory_limit": self.memory_limit,
             "release_after_s": self.release_after_s,
+            "link": self.link,
+            "slow_rank": self.slow_rank,
         }
 
     def inputs(self) -> list[w.Widget]:

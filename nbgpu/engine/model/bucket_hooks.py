@@ -42,7 +42,18 @@ def of(config: TrainConfig) -> BucketHook:
                 start_powerSGD_iter=max(10, config.num_warmup_steps(config.steps)),
                 random_seed=config.seed,
             )
-            return lambda _, bucket: powerSGD_hook.powerSGD_hook(state, bucket)
+            return lambda _, bucket: _compressed(state, bucket)
+
+
+def _compressed(state: Any, bucket: Any) -> Sent:
+    """Send the main directions of a bucket's gradients."""
+    sent: Sent = powerSGD_hook.powerSGD_hook(state, bucket)
+    if not bucket.buffer().is_cuda:
+        # PowerSGD begins its second exchange when the first one has ended, which over gloo happens on another
+        # thread. Beside it the backward pass would begin that of the next bucket, and ranks that disagree on
+        # which came first wait for each other for ever.
+        sent.wait()
+    return sent
 
 
 def _average(bucket: Any) -> Sent:

@@ -161,7 +161,7 @@ def test_every_marked_field_is_in_the_panel(recipe: str) -> None:
     panel = _Controls(recipe, cluster=None)
     names = [name for _, name, _ in control_fields(TRAIN_CONFIGS[recipe])]
     assert list(panel._fields) == names
-    devices = ["gpus", "ranks", "memory_limit", "release_after_s"]
+    devices = ["gpus", "ranks", "memory_limit", "release_after_s", "link", "slow_rank"]
     assert [name for _, name, _ in control_fields(ClusterConfig)] == devices
 
 
