@@ -51,6 +51,15 @@ PROFILE_PARTS = ("data", "forward", "backward", "communication", "optimizer", "o
 """The parts into which a 'profile' event divides the time of a step. Its detail has each in seconds, such as
 `data_s`."""
 
+STEP_PARTS = ("data_s", "forward_s", "backward_s", "exposed_s", "optimizer_s")
+"""The parts into which the record of a step divides `step_s`, as far as they were measured: exposed is the
+exchange of gradients that the rank waits for. What they leave is other work."""
+EXCHANGE_PARTS = ("exchange_s", "hidden_s")
+"""The time in which gradients travelled, and its part that is hidden behind the rank's own computation."""
+STEP_MOMENTS = ("begun_at_s", "ready_at_s")
+"""When a rank began the step and when it had its last gradient, by its host's monotonic clock. They are no
+measurements of the rank: only their differences between ranks mean something."""
+
 Command = Literal["pause", "resume", "stop"]
 """What the user can ask of a run while it goes on."""
 

@@ -13,14 +13,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nbgpu.protocol.records import FINAL_STATES, STATES_OF_NO_STEP, EpochSpan, Event, RunInfo, Sample
+from nbgpu.protocol.records import (
+    EXCHANGE_PARTS,
+    FINAL_STATES,
+    STATES_OF_NO_STEP,
+    STEP_MOMENTS,
+    STEP_PARTS,
+    EpochSpan,
+    Event,
+    RunInfo,
+    Sample,
+)
 
 STEP_SERIES = "step_s"
 """A series that only the samples of the steps themselves contain."""
 VALIDATION = "val_"
 """The prefix of the names of validation values."""
 
-_OF_RANK = frozenset({"step_s", "data_s", "compute_s", "samples_per_s"})
+_OF_RANK = frozenset({"step_s", "compute_s", "samples_per_s", *STEP_PARTS, *EXCHANGE_PARTS})
 """The series that are measured for each step on each rank."""
 
 
@@ -38,7 +48,8 @@ class MetricsRow:
     time_s: float
     """The time at which the step ended."""
     values: dict[str, float]
-    """The values by series. Memory and utilization are the latest measured ones."""
+    """The values by series, without the moments of the step. Memory and utilization are the latest measured
+    ones."""
 
 
 class MetricsTable:
@@ -96,6 +107,8 @@ class MetricsTable:
         if STEP_SERIES in sample.values:
             if sample.step > self._closed_step:
                 values = {**sample.values, **self._measured[sample.rank]}
+                for moment in STEP_MOMENTS:
+                    values.pop(moment, None)
                 row = MetricsRow(sample.step, sample.rank, sample.time_s, values)
                 self._open.setdefault(sample.step, {})[sample.rank] = row
             self._reached[sample.rank] = sample.step

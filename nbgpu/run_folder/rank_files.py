@@ -61,12 +61,20 @@ def _are_numbers(values: object) -> bool:
         return True
     known: dict[str, float] = values
     get = known.get
-    # Four comparisons, because a loop over the names takes longer than all of the rest.
+    # Comparisons, because a loop over the names takes longer than all of the rest.
     return (
         0 <= known[STEP_SERIES] <= MAX_NUMBER
         and 0 <= get("samples_per_s", -1) <= MAX_NUMBER
         and 0 <= get("compute_s", 0) <= MAX_NUMBER
         and 0 <= get("data_s", 0) <= MAX_NUMBER
+        and 0 <= get("forward_s", 0) <= MAX_NUMBER
+        and 0 <= get("backward_s", 0) <= MAX_NUMBER
+        and 0 <= get("optimizer_s", 0) <= MAX_NUMBER
+        and 0 <= get("exchange_s", 0) <= MAX_NUMBER
+        and 0 <= get("hidden_s", 0) <= MAX_NUMBER
+        and 0 <= get("exposed_s", 0) <= MAX_NUMBER
+        and 0 <= get("begun_at_s", 0) <= MAX_NUMBER
+        and 0 <= get("ready_at_s", 0) <= MAX_NUMBER
     )
 
 

@@ -36,6 +36,7 @@ from nbgpu.run_folder import checkpoint_files, metrics_files, names, resume
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.commands import send_command, send_settings
 from nbgpu.run_folder.reader import Reader
+from nbgpu.scaling.step_parts import StepParts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -205,6 +206,17 @@ class Run:
         """Return every number that the ranks recorded: one row for each sample, with rank, step, time_s and
         the series."""
         return frame_of(self.reader)
+
+    def step_parts(self) -> pd.DataFrame:
+        """Return where the time of each step went: one row for each step and rank, in seconds.
+
+        The columns `data_s`, `forward_s`, `backward_s`, `exposed_s`, `optimizer_s` and `other_s` add up to
+        `step_s`. `exchange_s` is the time in which gradients travelled; its part `hidden_s` overlapped with
+        the rank's own computation, and `exposed_s` did not. `exposed_s` is `waiting_s`, until the rank
+        `waited_for` had its gradients, and `transfer_s`. Columns are missing where nothing could be measured:
+        with one rank or fsdp those of the exchange. docs/scaling.md describes them.
+        """
+        return StepParts(self.reader.records(), self.info.world_size).frame()
 
     def result(self) -> Mapping[str, Any] | None:
         """Return what the recipe says of the trained model, beside its baselines, or None until the run has

@@ -6,7 +6,6 @@ computes. With it one sees how much of the exchange the computation does not hid
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from nbgpu.engine.model import build as models
 from nbgpu.engine.model import optimizers, precision, randomness, strategy
 from nbgpu.engine.model.clipping import clip
 from nbgpu.engine.model.discriminator import Discriminator
+from nbgpu.engine.model.moments import Moment
 from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.recipe import Recipe
 from nbgpu.errors import RunError
@@ -89,12 +89,12 @@ class _ReadyBuckets:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.buckets: list[tuple[_Moment, int]] = []
+        self.buckets: list[tuple[Moment, int]] = []
         """The moment at which each bucket of the last step was ready, and its bytes."""
 
     def note(self, bucket: Any) -> torch.futures.Future[Tensor]:
         """Send nothing: a hook of DDP."""
-        self.buckets.append((_Moment(self._device), bucket.buffer().nbytes))
+        self.buckets.append((Moment(self._device), bucket.buffer().nbytes))
         kept: torch.futures.Future[Tensor] = torch.futures.Future()
         kept.set_result(bucket.buffer())
         return kept
@@ -127,15 +127,15 @@ class _TimedSteps:
         config = self._config
         self._ready.buckets.clear()
         forwards, backwards = [], []
-        begun = _Moment(self._device)
+        begun = Moment(self._device)
         for micro_batch in range(config.accumulate):
             with self._ddp.exchange(micro_batch == config.accumulate - 1):
-                before = _Moment(self._device)
+                before = Moment(self._device)
                 with precision.autocast(config, self._device):
                     loss = self._recipe.loss(self._ddp.replica, self._batch)["loss"]
-                between = _Moment(self._device)
+                between = Moment(self._device)
                 self._scaler.scale(loss / config.accumulate).backward()
-                after = _Moment(self._device)
+                after = Moment(self._device)
             forwards.append((before, between))
             backwards.append((between, after))
         self._scaler.unscale_(self._optimizer)
@@ -143,7 +143,7 @@ class _TimedSteps:
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=not self._ddp.keeps_gradients)
-        ended = _Moment(self._device)
+        ended = Moment(self._device)
         ended.wait()
         return {
             "forward_s": sum(start.seconds_until(end) for start, end in forwards),
@@ -161,28 +161,3 @@ class _TimedSteps:
         if self._config.channels_last and value.dim() == 5:
             value = value.to(memory_format=torch.channels_last_3d)
         return value
-
-
-class _Moment:
-    """A moment in the device's work: on a GPU that is when the device comes to it, and not the host."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._event: torch.cuda.Event | None = None
-        self._time_s = 0.0
-        if device.type == "cuda":
-            self._event = torch.cuda.Event(enable_timing=True)
-            self._event.record()
-        else:
-            self._time_s = time.perf_counter()
-
-    def wait(self) -> None:
-        """Wait until the device has come to this moment."""
-        if self._event is not None:
-            self._event.synchronize()
-
-    def seconds_until(self, later: _Moment) -> float:
-        """Return the time between two moments that the device has passed."""
-        if self._event is not None:
-            assert later._event is not None, "both are moments of the same device"
-            return float(self._event.elapsed_time(later._event)) / 1000
-        return later._time_s - self._time_s

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nbgpu.engine.training.step_clock import StepClock
+
 
 class Readings:
     """Copies scalars to the host without waiting for them.
@@ -49,5 +51,7 @@ class StepRecord:
     """The numbers computed on the device."""
     numbers: Mapping[str, float]
     """The numbers known to the host."""
+    clock: StepClock
+    """The parts of the step's time."""
     inputs: Readings
     """The guard's findings about the step's batches, by the names of their tensors."""

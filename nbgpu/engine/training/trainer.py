@@ -22,6 +22,7 @@ from nbgpu.engine.logs import run_info
 from nbgpu.engine.logs.profiler import Profiler
 from nbgpu.engine.memory import budget
 from nbgpu.engine.model import randomness
+from nbgpu.engine.model.moments import Anchors
 from nbgpu.engine.model.schedule import LearningRate
 from nbgpu.engine.model.state import State
 from nbgpu.engine.model.strategy import Strategy
@@ -30,6 +31,7 @@ from nbgpu.engine.training.loop import Loop, RunContext
 from nbgpu.engine.training.nonfinite import Guard
 from nbgpu.engine.training.rank_model import RankModel
 from nbgpu.engine.training.smoke import SmokeTest
+from nbgpu.engine.training.step_clock import StepClock
 from nbgpu.engine.training.step_metrics import Readings, StepRecord
 from nbgpu.engine.workload.recipe import Recipe
 from nbgpu.errors import OutOfMemoryError, RunError
@@ -63,6 +65,7 @@ class Trainer(Loop):
         self._guard = Guard(config, self.device)
         self._rank_model = RankModel(self._guard, self.device)
         self._smoke = SmokeTest(config) if config.smoke_test else None
+        self._anchors = Anchors(self.device)
         self._profiler = Profiler(config.profiled_steps, self.folder, self.rank, self.device, self._event)
         self._unrecorded: StepRecord | None = None
         """The last step, if it is not yet recorded."""
@@ -300,10 +303,12 @@ class Trainer(Loop):
     def _train_step(self) -> None:
         """Do one optimizer step over `accumulate` micro-batches."""
         started_s = time.perf_counter()
-        self._profiler.enter("data")
+        is_recorded = self.recorder is not None and self._is_recorded(self.step + 1)
+        clock = StepClock(self._profiler, self._anchors if is_recorded else None, self._spread.transfers)
+        clock.enter("data")
         batches, failure = self._data.take(self.step)
         fetched_s = time.perf_counter()
-        self._profiler.enter("agreement")
+        clock.enter("agreement")
         self._consensus.begin(failure)
         randomness.seed_step(self.config.seed, self.rank, self.step, self.device)
         step = self._rank_model.begin_step(self.config, self.recipe, self.step)
@@ -313,20 +318,21 @@ class Trainer(Loop):
         for index, batch in enumerate(batches):
             # Gradients accumulate on each rank, and are exchanged once, with the last micro-batch.
             with self._spread.exchange(now=index == len(batches) - 1):
-                self._profiler.enter("forward")
+                clock.enter("forward")
                 terms = step.forward(batch)
                 if index == 0:
                     own_s = time.perf_counter() - started_s
                     self._guard.look_at(batch)
-                self._profiler.enter("backward")
+                clock.enter("backward")
                 step.backward(terms["loss"], self._guard.start_of_backward(terms["loss"]))
+            clock.enter("beside")
             for name, term in {**terms, **step.learn_beside()}.items():
                 sums[name] = sums[name] + term.detach() if name in sums else term.detach()
-        self._profiler.enter("waiting")
+        clock.enter("waiting")
         # The exchange of the gradients has just synchronised all ranks, so no rank waits for the consensus
         # here.
         self._hear()
-        self._profiler.enter("optimizer")
+        clock.enter("optimizer")
         norms = step.gradient_norms()
         if self.log_writer is not None:
             self.log_writer.look_at(self.step + 1, self._model)
@@ -334,7 +340,7 @@ class Trainer(Loop):
             inputs = self._rank_model.end_step(step, self.step, lr, norms["grad_norm"])
             self.step += 1
             self._data.done()
-        self._profiler.enter("other")
+        clock.end()
         step_s = time.perf_counter() - started_s
         numbers = {
             "lr": lr,
@@ -347,7 +353,7 @@ class Trainer(Loop):
             # the rest. On a GPU this would only be the time that it takes to queue the work.
             numbers["compute_s"] = own_s
         means = {name: total / self.config.accumulate for name, total in sums.items()}
-        self._record(means | norms, numbers, inputs)
+        self._record(means | norms, numbers, clock, inputs)
 
     def _is_worth_a_checkpoint(self) -> bool:
         epoch, steps_into_epoch = self._data.epoch_at(self.step)
@@ -442,11 +448,17 @@ class Trainer(Loop):
         self._note(*smoke.in_words(self.config, self.member.world_size, well))
 
     def _record(
-        self, tensors: dict[str, Tensor], numbers: dict[str, float], inputs: Mapping[str, Tensor]
+        self,
+        tensors: dict[str, Tensor],
+        numbers: dict[str, float],
+        clock: StepClock,
+        inputs: Mapping[str, Tensor],
     ) -> None:
         """Record each step one step late, so that reading a loss never makes the GPU wait for the CPU."""
         self._flush()
-        self._unrecorded = StepRecord(self.step, time.time(), Readings(tensors), numbers, Readings(inputs))
+        self._unrecorded = StepRecord(
+            self.step, time.time(), Readings(tensors), numbers, clock, Readings(inputs)
+        )
         if self.recorder is not None:
             self.recorder.at(self.step)
 
@@ -478,8 +490,13 @@ class Trainer(Loop):
         last = self._unrecorded
         if last is None or self.recorder is None:
             return
-        if last.step % self.config.log_every == 0 or last.step == self.total_steps:
-            self.recorder.sample(last.step, time_s=last.ended_s, **last.readings.values(), **last.numbers)
+        if self._is_recorded(last.step):
+            # The device has passed the end of the step once its numbers can be read.
+            values = {**last.readings.values(), **last.numbers}
+            self.recorder.sample(last.step, time_s=last.ended_s, **values, **last.clock.seconds())
+
+    def _is_recorded(self, step: int) -> bool:
+        return step % self.config.log_every == 0 or step == self.total_steps
 
     def _step_back(self) -> None:
         """Go back to the step that the weights belong to, if the steps after it were left out."""

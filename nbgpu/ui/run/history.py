@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from nbgpu.protocol.records import DAMAGE, Event, Sample
+from nbgpu.protocol.records import DAMAGE, EXCHANGE_PARTS, STEP_MOMENTS, STEP_PARTS, Event, Sample
 
 CAPACITY = 8192
 """The number of points that a series holds before half of them are dropped."""
@@ -25,6 +25,8 @@ _MIN_POINTS_OVER_BOTH = 100
 
 SERIES_ALIKE_ON_ALL_RANKS = frozenset({"lr"})
 """Series that are the same on every rank by construction, so that rank 0's is enough."""
+
+_SERIES_OF_NO_CHART = frozenset({*STEP_PARTS, *EXCHANGE_PARTS, *STEP_MOMENTS}) - {"data_s"}
 
 _MARKED_STATES = frozenset({"paused", "failed"})
 
@@ -118,13 +120,13 @@ class Series:
 
 
 def collect(records: Iterable[Sample | Event]) -> dict[SeriesKey, Series]:
-    """The numbers in the samples as series by rank and name."""
+    """The numbers in the samples as series by rank and name, those that a chart shows."""
     series: dict[SeriesKey, Series] = {}
     for record in records:
         if not isinstance(record, Sample):
             continue
         for name, value in record.values.items():
-            if record.rank > 0 and name in SERIES_ALIKE_ON_ALL_RANKS:
+            if name in _SERIES_OF_NO_CHART or (record.rank > 0 and name in SERIES_ALIKE_ON_ALL_RANKS):
                 continue
             series.setdefault((record.rank, name), Series()).append(record.time_s, record.step, value)
     return series
