@@ -60,6 +60,13 @@ STEP_MOMENTS = ("begun_at_s", "ready_at_s")
 """When a rank began the step and when it had its last gradient, by its host's monotonic clock. They are no
 measurements of the rank: only their differences between ranks mean something."""
 
+TIMELINE = "timeline"
+"""The kind of an event with every moment of one step of a rank, by its host's monotonic clock: `marks`, each
+part of the step with the time at which it began, and `sent`, for each transfer of gradients when it was
+ready, when it had arrived, and its bytes."""
+CLOCKS = "clocks"
+"""The kind of an event in which rank 0 compares the ranks' clocks: `offsets_s`, `errors_s` and `at_s`."""
+
 Command = Literal["pause", "resume", "stop"]
 """What the user can ask of a run while it goes on."""
 
@@ -141,7 +148,8 @@ class Event:
     step: int
     kind: str
     """'state' (the text is the RunState), 'checkpoint', 'note', 'result', 'profile' (where the steps' time
-    went), 'setting' (the detail has the new values), 'nonfinite' (a step was skipped) or 'failure'."""
+    went), 'setting' (the detail has the new values), 'nonfinite' (a step was skipped), 'failure', TIMELINE or
+    CLOCKS."""
     text: str
     detail: dict[str, Any] = field(default_factory=dict)
 

@@ -8,12 +8,13 @@ itself. The ranks' moments tell them apart.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from nbgpu.protocol.records import EXCHANGE_PARTS, STEP_PARTS, Event, Sample
+from nbgpu.protocol.records import CLOCKS, EXCHANGE_PARTS, STEP_PARTS, Event, Sample
+from nbgpu.scaling.clocks import Clocks
 from nbgpu.text.tables import aligned
 
 if TYPE_CHECKING:
@@ -57,19 +58,18 @@ class StepParts:
     Args:
         records: of all ranks, in order for each rank. A step that was repeated counts as it was done last.
         world_size: the number of ranks.
-        offsets_s: what has to be added to the clock of each rank's host to get that of rank 0; empty for
-            ranks on one host.
     """
 
-    def __init__(
-        self, records: Iterable[Sample | Event], world_size: int, offsets_s: Sequence[float] = ()
-    ) -> None:
+    def __init__(self, records: Iterable[Sample | Event], world_size: int) -> None:
         by_step: dict[int, dict[int, Mapping[str, float]]] = {}
+        compared = []
         for record in records:
-            if isinstance(record, Sample) and "forward_s" in record.values:
+            if isinstance(record, Event):
+                compared += [record] if record.kind == CLOCKS else []
+            elif "forward_s" in record.values:
                 by_step.setdefault(record.step, {})[record.rank] = record.values
         self.world_size = world_size
-        self._offsets_s = offsets_s or [0.0] * world_size
+        self.clocks = Clocks.of(compared, world_size)
         self.rows: list[RankStep] = [
             row for step, by_rank in sorted(by_step.items()) for row in self._of_step(step, by_rank)
         ]
@@ -77,7 +77,7 @@ class StepParts:
 
     def _of_step(self, step: int, by_rank: Mapping[int, Mapping[str, float]]) -> Iterator[RankStep]:
         ready_s = {
-            rank: values["ready_at_s"] + self._offsets_s[rank]
+            rank: self.clocks.of_rank_0(rank, values["ready_at_s"])
             for rank, values in by_rank.items()
             if "ready_at_s" in values
         }

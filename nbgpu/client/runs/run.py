@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.commands import send_command, send_settings
 from nbgpu.run_folder.reader import Reader
 from nbgpu.scaling.step_parts import StepParts
+from nbgpu.scaling.timeline import Timeline, of_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -217,6 +218,30 @@ class Run:
         with one rank or fsdp those of the exchange. docs/scaling.md describes them.
         """
         return StepParts(self.reader.records(), self.info.world_size).frame()
+
+    def timeline(self, steps: int | Iterable[int] | None = None) -> Timeline:
+        """Return what every rank did in some steps, moment by moment: a figure in a notebook, a table in
+        text, and with `chrome_trace` a file.
+
+        Every moment is recorded of the steps 3 to 5, 10 to 12, 30 to 32, 100 to 102 and so on, and of those
+        that `profile` names. Of other steps the parts are known, but not when each bucket of gradients
+        travelled.
+
+        Args:
+            steps: their numbers, counted from 1; None for the newest ones of which every moment was recorded.
+
+        Raises:
+            ConfigError: a step was not recorded by all ranks, or there are more than 50.
+        """
+        info = self.info
+        profiles = {
+            rank: path
+            for rank in range(info.world_size)
+            if (path := self.folder / names.PROFILES / names.profile(rank)).exists()
+        }
+        title = f"{info.recipe} on {info.world_size} rank{'s' if info.world_size > 1 else ''}"
+        events, records = self.reader.events(), self.reader.records
+        return of_run(title, info.world_size, events, records, profiles, steps)
 
     def result(self) -> Mapping[str, Any] | None:
         """Return what the recipe says of the trained model, beside its baselines, or None until the run has

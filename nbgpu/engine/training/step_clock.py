@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -75,13 +75,30 @@ class StepClock:
         """
         if not self._marks:
             return {}
+        marks, sent = self._moments()
+        return parts_of(marks, [(ready_s, arrived_s) for ready_s, arrived_s, _ in sent])
+
+    def detail(self) -> dict[str, Any]:
+        """Return every moment of the step, for an event of the kind TIMELINE; the device has passed its
+        end."""
+        marks, sent = self._moments()
+        return {"marks": marks, "sent": sent}
+
+    def _moments(self) -> tuple[list[tuple[Part, float]], list[tuple[float, float, int]]]:
         marks = [(part, moment.at_s(self._anchor)) for part, moment in self._marks]
         sent = [
-            (t.ready.at_s(self._anchor), t.arrived.at_s(self._anchor))
+            (t.ready.at_s(self._anchor), t.arrived.at_s(self._anchor), t.num_bytes)
             for t in self._sent
             if t.arrived is not None
         ]
-        return parts_of(marks, sent)
+        return marks, sent
+
+
+def is_detailed(step: int) -> bool:
+    """Whether every moment of a step is recorded: of three steps in a row, each time that three times as many
+    are done, so that a long run records little of it."""
+    first = 10 ** (len(str(step)) - 1)
+    return step > 2 and any(begin <= step < begin + 3 for begin in (first, 3 * first))
 
 
 def parts_of(marks: Sequence[tuple[Part, float]], sent: Sequence[timeline.Interval]) -> dict[str, float]:

@@ -31,11 +31,12 @@ from nbgpu.engine.training.loop import Loop, RunContext
 from nbgpu.engine.training.nonfinite import Guard
 from nbgpu.engine.training.rank_model import RankModel
 from nbgpu.engine.training.smoke import SmokeTest
-from nbgpu.engine.training.step_clock import StepClock
+from nbgpu.engine.training.step_clock import StepClock, is_detailed
 from nbgpu.engine.training.step_metrics import Readings, StepRecord
 from nbgpu.engine.workload.recipe import Recipe
 from nbgpu.errors import OutOfMemoryError, RunError
 from nbgpu.machine.signals import uninterrupted
+from nbgpu.protocol.records import TIMELINE
 from nbgpu.run_folder import checkpoint_files
 
 
@@ -303,8 +304,10 @@ class Trainer(Loop):
     def _train_step(self) -> None:
         """Do one optimizer step over `accumulate` micro-batches."""
         started_s = time.perf_counter()
-        is_recorded = self.recorder is not None and self._is_recorded(self.step + 1)
-        clock = StepClock(self._profiler, self._anchors if is_recorded else None, self._spread.transfers)
+        is_timed = self.recorder is not None and (
+            self._is_recorded(self.step + 1) or self._is_detailed(self.step + 1)
+        )
+        clock = StepClock(self._profiler, self._anchors if is_timed else None, self._spread.transfers)
         clock.enter("data")
         batches, failure = self._data.take(self.step)
         fetched_s = time.perf_counter()
@@ -490,10 +493,15 @@ class Trainer(Loop):
         last = self._unrecorded
         if last is None or self.recorder is None:
             return
+        # The device has passed the end of the step once its numbers can be read.
+        values = {**last.readings.values(), **last.numbers}
         if self._is_recorded(last.step):
-            # The device has passed the end of the step once its numbers can be read.
-            values = {**last.readings.values(), **last.numbers}
             self.recorder.sample(last.step, time_s=last.ended_s, **values, **last.clock.seconds())
+        if self._is_detailed(last.step):
+            self.recorder.event(TIMELINE, "", last.step, **last.clock.detail())
+
+    def _is_detailed(self, step: int) -> bool:
+        return step in self.config.profiled_steps or is_detailed(step)
 
     def _is_recorded(self, step: int) -> bool:
         return step % self.config.log_every == 0 or step == self.total_steps

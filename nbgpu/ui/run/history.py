@@ -15,7 +15,16 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from nbgpu.protocol.records import DAMAGE, EXCHANGE_PARTS, STEP_MOMENTS, STEP_PARTS, Event, Sample
+from nbgpu.protocol.records import (
+    CLOCKS,
+    DAMAGE,
+    EXCHANGE_PARTS,
+    STEP_MOMENTS,
+    STEP_PARTS,
+    TIMELINE,
+    Event,
+    Sample,
+)
 
 CAPACITY = 8192
 """The number of points that a series holds before half of them are dropped."""
@@ -160,7 +169,8 @@ class History:
         return {rank: series for (rank, n), series in sorted(self.series.items()) if n == name}
 
     def _is_worth_a_mark(self, event: Event) -> bool:
-        if event.kind == DAMAGE:  # `Reader.damage` names all of them in a sentence
+        # `Reader.damage` names all damaged lines in a sentence, and the others are for `Run.timeline`.
+        if event.kind in (DAMAGE, TIMELINE, CLOCKS):
             return False
         if event.kind == "result":
             self.result = event

@@ -70,7 +70,8 @@ def test_nothing_is_waited_for_where_a_rank_lacks_the_step() -> None:
 
 def test_the_clocks_of_other_hosts_are_moved() -> None:
     records = [step(0, 1, 0.55, 0.2), step(1, 1, 5000.7, 0.05)]
-    found = StepParts(records, 2, offsets_s=[0.0, -5000.0]).frame()
+    moved = {"offsets_s": [0.0, -5000.0], "errors_s": [0.0, 1e-5], "at_s": 100.0}
+    found = StepParts([Event(0, 0, 0.0, 0, "clocks", "", moved), *records], 2).frame()
     assert list(found["waiting_s"]) == pytest.approx([0.15, 0.0])
 
 
