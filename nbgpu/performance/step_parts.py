@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 
-from nbgpu.protocol.records import Sample
+from nbgpu.performance.clocks import Clocks
+from nbgpu.protocol.records import Event, Sample
 
 _OWN = ("data_s", "forward_s", "backward_s", "optimizer_s")
 _NEEDED = {"step_s", "begun_at_s", *_OWN}
@@ -15,7 +16,7 @@ _OF_AN_EXCHANGE = {"ready_at_s", "exposed_s"}
 PARTS = (*_OWN[:3], "waiting_s", "transfer_s", _OWN[3], "other_s")
 """The parts that add up to a step, in their order. `waiting_s` and `transfer_s` are the exchange of gradients
 that the backward pass does not hide: until the slowest rank has its gradients, and from then on. They are
-known only where DDP sends buckets. On several hosts, whose clocks differ, `transfer_s` has both."""
+known only where DDP sends buckets."""
 MOSTLY = 0.7
 """The share of the steps from which on a rank that is last is slower, and not just unlucky."""
 HIDDEN = "hidden_s"
@@ -37,33 +38,39 @@ class StepParts:
     """None where no buckets were sent."""
     last_rank: int | None
     """The rank whose gradients were ready last, for which the others waited; None where no buckets were
-    sent, and on several hosts."""
+    sent."""
 
 
-def parts_of(samples: Iterable[Sample], num_ranks: int) -> list[StepParts]:
+def parts_of(records: Iterable[Sample | Event], num_ranks: int) -> list[StepParts]:
     """Return the parts of each step that all ranks have recorded, in order of steps and ranks.
 
     A step that was repeated counts as it was done last.
 
     Args:
-        samples: the records of a run, those of each rank in order.
+        records: those of a run, of each rank in order.
         num_ranks: the number of ranks.
     """
     by_step: dict[int, dict[int, Mapping[str, float]]] = {}
-    for sample in samples:
-        if sample.values.keys() >= _NEEDED:
-            by_step.setdefault(sample.step, {})[sample.rank] = sample.values
+    events = []
+    for record in records:
+        if isinstance(record, Event):
+            events.append(record)
+        elif record.values.keys() >= _NEEDED:
+            by_step.setdefault(record.step, {})[record.rank] = record.values
+    clocks = Clocks.of(events, num_ranks)
     return [
         parts
         for step, of_ranks in sorted(by_step.items())
         if len(of_ranks) == num_ranks
-        for parts in _of_step(step, of_ranks)
+        for parts in _of_step(step, of_ranks, clocks)
     ]
 
 
-def _of_step(step: int, of_ranks: Mapping[int, Mapping[str, float]]) -> list[StepParts]:
+def _of_step(step: int, of_ranks: Mapping[int, Mapping[str, float]], clocks: Clocks) -> list[StepParts]:
     ready_at_s = {
-        rank: values["ready_at_s"] for rank, values in of_ranks.items() if values.keys() >= _OF_AN_EXCHANGE
+        rank: clocks.of_rank_0(rank, values["ready_at_s"])
+        for rank, values in of_ranks.items()
+        if values.keys() >= _OF_AN_EXCHANGE
     }
     last_rank = (
         max(ready_at_s, key=lambda rank: ready_at_s[rank]) if len(ready_at_s) == len(of_ranks) else None

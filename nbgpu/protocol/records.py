@@ -51,12 +51,21 @@ PROFILE_PARTS = ("data", "forward", "backward", "communication", "optimizer", "o
 """The parts into which a 'profile' event divides the time of a step. Its detail has each in seconds, such as
 `data_s`."""
 
-STEP_PARTS = ("forward_s", "backward_s", "optimizer_s", "exchange_s", "hidden_s", "exposed_s")
-"""Where the time of a step went on a rank, beside `data_s` (`engine/training/step_clock.py`)."""
-
+STEP_PARTS = ("data_s", "forward_s", "backward_s", "exposed_s", "optimizer_s")
+"""The parts into which the record of a step divides `step_s`, as far as they were measured: exposed is the
+exchange of gradients that the rank waits for. What they leave is other work."""
+EXCHANGE_PARTS = ("exchange_s", "hidden_s")
+"""The time in which gradients travelled, and its part that is hidden behind the rank's own computation."""
 STEP_MOMENTS = ("begun_at_s", "ready_at_s")
-"""When a rank began the step and when it had its last gradient, on its host's monotonic clock. Only their
-differences mean something."""
+"""When a rank began the step and when it had its last gradient, by its host's monotonic clock. They are no
+measurements of the rank: only their differences between ranks mean something."""
+
+TIMELINE = "timeline"
+"""The kind of an event with every moment of one step of a rank, by its host's monotonic clock: `marks`, each
+part of the step with the time at which it began, and `sent`, for each transfer of gradients when it was
+ready, when it had arrived, and its bytes."""
+CLOCKS = "clocks"
+"""The kind of an event in which rank 0 compares the ranks' clocks: `offsets_s`, `errors_s` and `at_s`."""
 
 Command = Literal["pause", "resume", "stop"]
 """What the user can ask of a run while it goes on."""
@@ -139,7 +148,8 @@ class Event:
     step: int
     kind: str
     """'state' (the text is the RunState), 'checkpoint', 'note', 'result', 'profile' (where the steps' time
-    went), 'setting' (the detail has the new values), 'nonfinite' (a step was skipped) or 'failure'."""
+    went), 'setting' (the detail has the new values), 'nonfinite' (a step was skipped), 'failure', TIMELINE or
+    CLOCKS."""
     text: str
     detail: dict[str, Any] = field(default_factory=dict)
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nbgpu.protocol.records import (
+    EXCHANGE_PARTS,
     FINAL_STATES,
     STATES_OF_NO_STEP,
     STEP_MOMENTS,
@@ -30,7 +31,7 @@ _MOMENTS = frozenset(STEP_MOMENTS)
 VALIDATION = "val_"
 """The prefix of the names of validation values."""
 
-_OF_RANK = frozenset({"step_s", "data_s", "compute_s", "samples_per_s", *STEP_PARTS})
+_OF_RANK = frozenset({"step_s", "compute_s", "samples_per_s", *STEP_PARTS, *EXCHANGE_PARTS})
 """The series that are measured for each step on each rank."""
 
 
@@ -48,7 +49,8 @@ class MetricsRow:
     time_s: float
     """The time at which the step ended."""
     values: dict[str, float]
-    """The values by series. Memory and utilization are the latest measured ones."""
+    """The values by series, without the moments of the step. Memory and utilization are the latest measured
+    ones."""
 
 
 class MetricsTable:
@@ -105,8 +107,9 @@ class MetricsTable:
     def _take(self, sample: Sample) -> None:
         if STEP_SERIES in sample.values:
             if sample.step > self._closed_step:
-                own = {name: v for name, v in sample.values.items() if name not in _MOMENTS}
-                values = {**own, **self._measured[sample.rank]}
+                values = {**sample.values, **self._measured[sample.rank]}
+                for moment in STEP_MOMENTS:
+                    values.pop(moment, None)
                 row = MetricsRow(sample.step, sample.rank, sample.time_s, values)
                 self._open.setdefault(sample.step, {})[sample.rank] = row
             self._reached[sample.rank] = sample.step

@@ -15,3 +15,10 @@ CHANGES = "changes.jsonl"
 METRICS = "metrics.csv"
 EPOCHS = "epochs.jsonl"
 REPORT = "report.html"
+PROFILES = "profile"
+"""A folder with a trace for each rank, which chrome://tracing and ui.perfetto.dev open."""
+
+
+def profile(rank: int) -> str:
+    """The name of a rank's trace in that folder."""
+    return f"rank{rank}.trace.json.gz"

@@ -24,3 +24,20 @@ RANK_COLORS = (
 def rank_color(rank: int) -> str:
     """The colour of `rank` as '#rrggbb'; from rank 8 on the eight colours repeat."""
     return RANK_COLORS[rank % len(RANK_COLORS)]
+
+
+KIND_COLORS = {
+    "data": "#b38f00",
+    "forward": "#009aea",
+    "backward": "#7153e2",
+    "optimizer": "#05845e",
+    "other": "#4b6773",
+    "waiting": "#c6003f",
+    "transfer": "#a6510a",
+    "exchange": "#a6510a",
+}
+"""The colours of what a rank does in a timeline, from the same eight. What waits for gradients and the
+gradients themselves have the same one."""
+
+TEXT_COLOR = "#7b7b7b"
+"""A grey that is readable on a white page and on a dark one."""

@@ -28,6 +28,7 @@ import links  # noqa: E402
 import microstructures  # noqa: E402
 import pages  # noqa: E402
 import peers  # noqa: E402
+import trainer  # noqa: E402
 import training  # noqa: E402
 from kernel import Kernel, kernel  # noqa: E402 - it stands beside the tests
 
@@ -43,6 +44,7 @@ TO_IMPORT = {"import nbgpu": "nbgpu", "import torch": "torch"}
 IMPORTED = "import time; begun_s = time.perf_counter(); import {}; print(time.perf_counter() - begun_s)"
 START = "%nbgpu start --gpus none --ranks 2"
 LOADED_BEFORE_S = 2.0
+SPLIT_FOR_S = 120.0
 
 
 def start() -> str:
@@ -182,10 +184,16 @@ def loops() -> str:
 
 
 def telemetry() -> str:
-    """The same run with telemetry on and off."""
+    """The same run with telemetry on and off, and one run that splits the time of its steps in turns."""
     rates = training.in_turns({"off": training.ours(telemetry=False), "on": training.ours()})
     rows = [(f"telemetry {name}", taken) for name, taken in rates.items()]
-    return _table("steps/s", rows) + _ratio("on / off", rates["on"], rates["off"], "at least 0.98")
+    ratio = _ratio("on / off", rates["on"], rates["off"], "at least 0.98")
+    whole, split = training.in_blocks(
+        training.ours(options=["--split-in-turns"]), trainer.BLOCK_STEPS, SPLIT_FOR_S
+    )
+    blocks = [("blocks of 10 steps that are not split", whole), ("blocks that are", split)]
+    split_ratio = _ratio("split / not split", split, whole, "at least 0.99")
+    return _table("steps/s", rows) + ratio + _table("steps/s", blocks) + split_ratio
 
 
 def logs() -> str:

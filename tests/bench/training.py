@@ -143,13 +143,26 @@ def by_hand(who: str, file: Path, batch_size: int, keeps_memory: bool = False) -
     ]
 
 
-def ours(num_ranks: int = 2, **settings: Any) -> Start:
-    """nbgpu's trainer, with everything recorded as always."""
+def in_blocks(start: Start, block_steps: int, seconds: float) -> tuple[list[float], list[float]]:
+    """Steps per second of the even and the odd blocks of one run, neighbours beside each other."""
+    with _running(start) as job:
+        job.send(signal.SIGCONT)
+        time.sleep(seconds)
+        times_s = job.times_s()
+    times_s = times_s[: len(times_s) // (2 * block_steps) * 2 * block_steps].reshape(-1, block_steps)
+    # The first step of a block reads the last one of the block before.
+    rates = (block_steps - 2) / (times_s[:, -1] - times_s[:, 1])
+    num_dropped = 2 * -(-NUM_WARM_UP_STEPS // (2 * block_steps)) + 2
+    return rates[num_dropped::2].tolist(), rates[num_dropped + 1 :: 2].tolist()
+
+
+def ours(num_ranks: int = 2, options: Sequence[str] = (), **settings: Any) -> Start:
+    """nbgpu's trainer, with everything recorded as always; `options` are those of trainer.py."""
 
     def start(folder: Path) -> Sequence[str]:
         config = train_config("autoencoder", **{**SETTINGS, "runs_dir": str(folder), **settings})
         write_toml(folder / "run.toml", ClusterConfig(gpus="none"), config)
-        arguments = (str(folder / "run.toml"), str(folder / "stamps"))
+        arguments = (str(folder / "run.toml"), str(folder / "stamps"), *options)
         return _torchrun(sys.executable, num_ranks, TRAINER, *arguments)
 
     return start

@@ -27,7 +27,7 @@ def explain(reader: Reader, config: TrainConfig, num_ranks: int) -> Explanation:
         RunError: fewer than five steps were recorded, or the recipe's steps have no parts.
     """
     records = list(reader.records())
-    steps = parts_of((record for record in records if isinstance(record, Sample)), num_ranks)
+    steps = parts_of(records, num_ranks)
     numbers = sorted({parts.step for parts in steps})
     if len(numbers) < _LEAST_STEPS:
         raise RunError(

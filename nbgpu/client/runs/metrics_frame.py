@@ -35,7 +35,6 @@ def parts_frame(reader: Reader, num_ranks: int) -> pd.DataFrame:
     """Return a table with one row for each step and rank: the parts of the step, in seconds."""
     import pandas as pd
 
-    samples = (record for record in reader.records() if isinstance(record, Sample))
     rows = [
         {
             "step": parts.step,
@@ -45,7 +44,7 @@ def parts_frame(reader: Reader, num_ranks: int) -> pd.DataFrame:
             "hidden_s": parts.hidden_s,
             "waited_for": parts.last_rank,
         }
-        for parts in step_parts.parts_of(samples, num_ranks)
+        for parts in step_parts.parts_of(reader.records(), num_ranks)
     ]
     columns = ["step", "rank", "step_s", *step_parts.PARTS, "hidden_s", "waited_for"]
     return pd.DataFrame(rows, columns=columns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from nbgpu.config.settings import steerable
 from nbgpu.errors import ConfigError, NbgpuError, RankError, RunError
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.performance.bottlenecks import Explanation
+from nbgpu.performance.timeline import Timeline, of_run
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import (
@@ -224,6 +225,30 @@ class Run:
             RunError: fewer than five steps were recorded, or the recipe's steps have no parts.
         """
         return explaining.explain(self.reader, self.config, self.info.world_size)
+
+    def timeline(self, steps: int | Iterable[int] | None = None) -> Timeline:
+        """Return what every rank did in some steps, moment by moment: a figure in a notebook, a table in
+        text, and with `chrome_trace` a file.
+
+        Every moment is recorded of the steps 3 to 5, 10 to 12, 30 to 32, 100 to 102 and so on, and of those
+        that `profile` names. Of other steps the parts are known, but not when each bucket of gradients
+        travelled.
+
+        Args:
+            steps: their numbers, counted from 1; None for the newest ones of which every moment was recorded.
+
+        Raises:
+            ConfigError: a step was not recorded by all ranks, or there are more than 50.
+        """
+        info = self.info
+        profiles = {
+            rank: path
+            for rank in range(info.world_size)
+            if (path := self.folder / names.PROFILES / names.profile(rank)).exists()
+        }
+        title = f"{info.recipe} on {info.world_size} rank{'s' if info.world_size > 1 else ''}"
+        events, records = self.reader.events(), self.reader.records
+        return of_run(title, info.world_size, events, records, profiles, steps)
 
     def result(self) -> Mapping[str, Any] | None:
         """Return what the recipe says of the trained model, beside its baselines, or None until the run has

@@ -98,8 +98,9 @@ def read(
     Raises:
         RunError: a rank has not recorded the steps.
     """
-    samples = [record for record in reader.records() if isinstance(record, Sample)]
-    steps = step_parts.parts_of(samples, point.ranks)
+    records = list(reader.records())
+    samples = [record for record in records if isinstance(record, Sample)]
+    steps = step_parts.parts_of(records, point.ranks)
     counting = [parts for parts in steps if parts.step > config.warm_up_steps]
     step_s: dict[int, float] = {}
     for parts in counting:

@@ -14,11 +14,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from nbgpu.engine.logs.timeline import PREFIX, Breakdown, Part, breakdown
+from nbgpu.run_folder import names
 
 _log = logging.getLogger("nbgpu.profiler")
-
-FOLDER = "profile"
-"""In the run's folder: `rankN.trace.json.gz`, which chrome://tracing and ui.perfetto.dev open."""
 
 
 class Profiler:
@@ -39,7 +37,7 @@ class Profiler:
         self, steps: range, folder: Path, rank: int, device: torch.device, tell: Callable[..., None]
     ) -> None:
         self._steps = steps
-        self._path = folder / FOLDER / f"rank{rank}.trace.json.gz"
+        self._path = folder / names.PROFILES / names.profile(rank)
         self._device = device
         self._tell = tell
         self._running: profile | None = None
@@ -120,7 +118,7 @@ class Profiler:
             self._tell("note", f"the profile of steps {first} to {last} was lost: {error}")
             return
         text = f"steps {first} to {last}, {found.in_words()}"
-        detail: dict[str, Any] = {"steps": [first, last], "trace": f"{FOLDER}/{self._path.name}"}
+        detail: dict[str, Any] = {"steps": [first, last], "trace": f"{names.PROFILES}/{self._path.name}"}
         self._tell("profile", text, **detail, **found.to_json())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from nbgpu.config import TrainConfig
 from nbgpu.engine.model import optimizers, precision
 from nbgpu.engine.model.clipping import clip
+from nbgpu.engine.model.transfers import Transfers
 from nbgpu.engine.workload.recipe import Adversarial, Recipe
 
 
@@ -92,15 +94,16 @@ class Discriminator:
         scaler.scale(loss / self._config.accumulate).backward(start)
         return loss.detach()
 
-    def exchange(self, scaler: torch.amp.GradScaler) -> Tensor:
+    def exchange(self, scaler: torch.amp.GradScaler, transfers: Transfers | None) -> Tensor:
         """Average the step's gradient over the ranks and clip it; return its norm before clipping.
 
-        A collective.
+        A collective. `transfers` notes when the gradient travels.
         """
         gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
         if (world_size := dist.get_world_size()) > 1:
             flat = torch.cat([gradient.flatten() for gradient in gradients])
-            dist.all_reduce(flat)
+            with nullcontext() if transfers is None else transfers.waited_for(flat):
+                dist.all_reduce(flat)
             flat /= world_size
             parts = torch.split(flat, [gradient.numel() for gradient in gradients])
             for gradient, part in zip(gradients, parts, strict=True):

@@ -1,4 +1,4 @@
-"""Moments in the work of a device."""
+"""Moments in a device's work, noted without waiting for the device."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ class Moment:
     """A moment in the device's work: on a GPU that is when the device comes to it, and not the host.
 
     Args:
-        device: the rank's device. On a GPU the moment stands in its current stream.
+        device: the rank's device.
+        stream: the stream whose work is meant; None for the current one, and on a CPU.
     """
 
-    __slots__ = ("_event", "time_s")
+    __slots__ = ("_event", "host_s")
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
         self._event: torch.cuda.Event | None = None
-        self.time_s = 0.0
-        """On the CPU the host's monotonic clock, which all processes of the host share."""
+        self.host_s = time.monotonic()
+        """The host's monotonic clock when the moment was noted."""
         if device.type == "cuda":
             self._event = torch.cuda.Event(enable_timing=True)
-            self._event.record()
-        else:
-            self.time_s = time.perf_counter()
+            self._event.record(stream)
 
     def wait(self) -> None:
         """Wait until the device has come to this moment."""
@@ -36,4 +35,32 @@ class Moment:
         if self._event is not None:
             assert later._event is not None, "both are moments of the same device"
             return float(self._event.elapsed_time(later._event)) / 1000
-        return later.time_s - self.time_s
+        return later.host_s - self.host_s
+
+    def at_s(self, anchor: Moment) -> float:
+        """Return the time of a moment that the device has passed, by the host's monotonic clock.
+
+        Args:
+            anchor: a moment to which the device came as soon as it was noted.
+        """
+        return anchor.host_s + anchor.seconds_until(self)
+
+
+class Anchors:
+    """Notes moments to which the device comes at once, whatever work it has been given.
+
+    They connect the clock of a GPU with that of the host: an event on a stream without other work is passed
+    within some microseconds.
+
+    Args:
+        device: the rank's device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._idle: torch.cuda.Stream | None = None
+
+    def note(self) -> Moment:
+        if self.device.type == "cuda" and self._idle is None:
+            self._idle = torch.cuda.Stream(self.device, priority=-1)
+        return Moment(self.device, self._idle)

@@ -23,6 +23,7 @@ from nbgpu.config import TrainConfig
 from nbgpu.engine.group import ddp_objects
 from nbgpu.engine.model import bucket_hooks
 from nbgpu.engine.model.bucket_hooks import BucketHook
+from nbgpu.engine.model.transfers import Transfers
 
 _SYNC_BUFFERS = "forward_sync_buffers"
 if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
@@ -40,6 +41,8 @@ class Strategy(Protocol):
     buffers."""
     survives: bool
     """Whether a replaced rank can get its part of the model from another rank."""
+    transfers: Transfers | None
+    """Notes when gradients travel; None where they do not, or not beside the computation of others."""
 
     def exchange(self, now: bool) -> AbstractContextManager[None]:
         """Return a context for a micro-batch, whose backward pass exchanges gradients now or only adds them
@@ -80,7 +83,7 @@ def spread(
         case "dp":
             return Alone(DataParallel(model))
         case "ddp":
-            return Replicated(config, model, device, hook or bucket_hooks.of(config))
+            return Replicated(config, model, device, hook)
         case "fsdp":
             return Sharded(config, model, blocks, device)
 
@@ -90,6 +93,7 @@ class Alone:
 
     keeps_gradients = False
     survives = True
+    transfers: Transfers | None = None
 
     def __init__(self, replica: nn.Module) -> None:
         self.replica = replica
@@ -110,7 +114,10 @@ class Replicated:
 
     survives = True
 
-    def __init__(self, config: TrainConfig, model: nn.Module, device: torch.device, hook: BucketHook) -> None:
+    def __init__(
+        self, config: TrainConfig, model: nn.Module, device: torch.device, hook: BucketHook | None
+    ) -> None:
+        self.transfers: Transfers | None = Transfers(device)
         self.keeps_gradients = config.gradient_as_bucket_view
         self._ddp = DistributedDataParallel(
             model,
@@ -125,7 +132,7 @@ class Replicated:
             **{_SYNC_BUFFERS: config.broadcast_buffers},  # type: ignore[arg-type]
         )
         self.replica: nn.Module = self._ddp
-        self._ddp.register_comm_hook(None, hook)
+        self._ddp.register_comm_hook(None, hook or self.transfers.noting(bucket_hooks.of(config)))
 
     def exchange(self, now: bool) -> AbstractContextManager[None]:
         return nullcontext() if now else self._ddp.no_sync()
@@ -143,6 +150,7 @@ class Sharded:
 
     keeps_gradients = False
     survives = False
+    transfers: Transfers | None = None
 
     def __init__(
         self, config: TrainConfig, model: nn.Module, blocks: Iterable[nn.Module], device: torch.device

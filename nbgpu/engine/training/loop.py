@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.checkpoints.saving import Saves, WholeState
-from nbgpu.engine.group import exchange
+from nbgpu.engine.group import clocks, exchange
 from nbgpu.engine.group.consensus import Consensus, together
 from nbgpu.engine.group.group import Membership
 from nbgpu.engine.logs.log_files import LogWriter
@@ -26,8 +26,9 @@ from nbgpu.engine.training.gathering import Gathered
 from nbgpu.engine.training.progress import Progress
 from nbgpu.engine.training.steering import Steering
 from nbgpu.errors import OutOfMemoryError, RunError
+from nbgpu.machine.clock import clock_id
 from nbgpu.machine.files import telling_what_is_not_written
-from nbgpu.protocol.records import Command, Device, RunState, cluster_folder
+from nbgpu.protocol.records import CLOCKS, Command, Device, RunState, cluster_folder
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.checkpoint_files import Score
 from nbgpu.run_folder.commands import CommandWatch
@@ -80,6 +81,8 @@ class Loop(ABC):
         self._devices: Sequence[Device] = ()
         """The devices of all ranks, in order of rank."""
         self._train_s = 0.0
+        self._has_one_clock = True
+        """Whether the processes of all ranks read the same monotonic clock."""
         self._validated_step = 0
         self._pictured_s = -_PICTURES_PERIOD_S
         self._progress = Progress(config)
@@ -116,6 +119,7 @@ class Loop(ABC):
             self._take_steps()
         finally:
             self._train_s += time.perf_counter() - started_s
+        self._compare_clocks()
         if self.command == "stop":
             self._enter("stopping")
         self._conclude()
@@ -176,8 +180,10 @@ class Loop(ABC):
             "step": self.step,
             "steering": self._steering.position(self.config),
             "device": asdict(self._described_device),
+            "clock": clock_id(),
         }
         gathered = gathering.gather(own | more, self._saves)
+        self._has_one_clock = len({position["clock"] for position in gathered.positions}) == 1
         self._devices = [Device(**position["device"]) for position in gathered.positions]
         self._take_settings(self._steering.catch_up([s["steering"] for s in gathered.positions]))
         if not is_ready:
@@ -186,7 +192,22 @@ class Loop(ABC):
             self.step = gathered.step
         if self.recorder is not None:
             self.recorder.at(self.step)
+        self._compare_clocks()
         return gathered
+
+    def _compare_clocks(self) -> None:
+        """Record how far the clocks of the ranks' hosts are apart. A collective if they are several."""
+        if self._has_one_clock:
+            return
+        found = clocks.offsets()
+        if self.rank == 0:
+            self._event(
+                CLOCKS,
+                "",
+                offsets_s=[offset_s for offset_s, _ in found],
+                errors_s=[error_s for _, error_s in found],
+                at_s=time.monotonic(),
+            )
 
     def _take(self, own: WholeState, source: int) -> None:
         """Copy the state of one rank to all ranks, over the process group.

@@ -7,15 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.group import activity
 from nbgpu.engine.memory import budget
-from nbgpu.engine.model import bucket_hooks
 from nbgpu.engine.model import build as models
-from nbgpu.engine.model.bucket_times import BucketTimes
 from nbgpu.engine.model.discriminator import Discriminator
 from nbgpu.engine.model.schedule import LearningRate
 from nbgpu.engine.model.state import State
@@ -49,8 +46,6 @@ class RankModel:
         self._device = device
         self._state: State | None = None
         self._strategy: Strategy | None = None
-        self._bucket_times = BucketTimes(device)
-        self._sends_buckets = False
         self._buffers_before_step: list[Tensor] = []
         self._before_bytes: int | None = None
         """The memory that the process held beside the run; None before the first step."""
@@ -73,11 +68,6 @@ class RankModel:
         return self._strategy
 
     @property
-    def bucket_times(self) -> BucketTimes | None:
-        """Return what notes the moments of DDP's buckets; None if this rank sends none."""
-        return self._bucket_times if self._sends_buckets else None
-
-    @property
     def survives(self) -> bool:
         """Return whether a rank that is replaced can get its part of the model from another rank."""
         return self._strategy is None or self._strategy.survives
@@ -96,9 +86,7 @@ class RankModel:
         """Distribute the networks over the ranks, each of which has the result of `networks`. A
         collective."""
         model = networks.model
-        hook = self._bucket_times.noting(bucket_hooks.of(config)) if config.strategy == "ddp" else None
-        self._strategy = spread(config, model, recipe.blocks(model), self._device, hook)
-        self._sends_buckets = hook is not None and dist.get_world_size() > 1
+        self._strategy = spread(config, model, recipe.blocks(model), self._device)
         if self._state is None:
             self._state = State(config, model, learning_rate, self._device, networks.discriminator)
 

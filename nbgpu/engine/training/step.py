@@ -104,7 +104,9 @@ class AdversarialStep(PlainStep):
 
     def gradient_norms(self) -> dict[str, Tensor]:
         norms = super().gradient_norms()
-        norms["discriminator_grad_norm"] = self._discriminator.exchange(self._state.scaler)
+        norms["discriminator_grad_norm"] = self._discriminator.exchange(
+            self._state.scaler, self._strategy.transfers
+        )
         norms["grad_norm"] = norms["grad_norm"] + 0 * norms["discriminator_grad_norm"]
         return norms
 

@@ -1,129 +1,142 @@
-"""Where the time of a training step goes on this rank."""
+"""Splits the time of a training step into its parts, at the cost of a few clock readings.
+
+On a CPU a part is what the main thread does. On a GPU it is what the device does, between events in its
+stream; they are read one step late, when the device has passed all of them, so that nothing waits. A part
+that exchanges gradients beside computing ends with the rank's own last gradient: whatever comes after it
+until all gradients of all ranks have arrived is exposed.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 
-from nbgpu.engine.model.bucket_times import BucketTimes
-from nbgpu.engine.model.moments import Moment
+from nbgpu.engine.logs import timeline
+from nbgpu.engine.logs.profiler import Profiler
+from nbgpu.engine.model.moments import Anchors, Moment
+from nbgpu.engine.model.transfers import Transfer, Transfers
 
-_PARTS = ("forward", "backward", "optimizer")
-_STEPS_BETWEEN_ANCHORS = 256
-"""On a GPU the host's and the device's clock are compared once in so many steps, because the host has to wait
-for the device to do that."""
+Part = timeline.Part | Literal["beside"]
+"""The parts that the trainer marks; 'beside' is the pass of a discriminator, which follows on the model's."""
 
-
-class Anchor:
-    """A moment of the device whose time on the host's monotonic clock is known."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.moment = Moment(device)
-        self.moment.wait()
-        self.time_s = time.perf_counter()
+_COLUMNS: dict[Part, str] = {
+    "forward": "forward_s",
+    "backward": "backward_s",
+    "beside": "backward_s",
+    "optimizer": "optimizer_s",
+}
+"""The other parts are neither named nor measured: they are what is left of a step."""
 
 
 class StepClock:
-    """Notes the moments of one step, to be read later.
+    """Notes the moments at which the parts of one step begin, for the step's record and for the profiler.
 
     Args:
-        device: the rank's device.
-        buckets: notes the moments of DDP's buckets; None where gradients travel in another way, or not at
-            all.
-        anchor: an earlier moment of the device.
-        is_on_one_host: whether all ranks share this host's clock.
+        profiler: marks the same parts in its trace.
+        anchors: connect the device's clock with the host's; None if the step is not recorded.
+        transfers: of the gradients; None where they do not travel, or cannot be told from the computation.
     """
 
-    def __init__(
-        self, device: torch.device, buckets: BucketTimes | None, anchor: Anchor, is_on_one_host: bool
-    ) -> None:
-        self._device = device
-        self._anchor = anchor
-        self._is_on_one_host = is_on_one_host
-        self._marks: list[tuple[str, Moment]] = []
-        self._ready: Sequence[Moment] = ()
-        self._arrived: Sequence[Moment] = ()
-        if buckets is not None:
-            buckets.begin()
-            self._ready, self._arrived = buckets.ready, buckets.arrived
+    def __init__(self, profiler: Profiler, anchors: Anchors | None, transfers: Transfers | None) -> None:
+        self._profiler = profiler
+        self._device: torch.device | None = None
+        self._marks: list[tuple[Part, Moment]] = []
+        self._transfers: Transfers | None = None
+        self._sent: list[Transfer] = []
+        if anchors is not None:
+            self._device = anchors.device
+            self._anchor = anchors.note()
+            self._transfers = transfers
+            self._sent = [] if transfers is None else transfers.begin()
 
-    def enter(self, part: str) -> None:
-        """Note that a part of the step begins, and with it that the one before ends."""
-        self._marks.append((part, Moment(self._device)))
+    def enter(self, part: Part) -> None:
+        """End the current part of the step and begin another."""
+        if part != "beside":
+            self._profiler.enter(part)
+        if self._device is not None:
+            self._marks.append((part, Moment(self._device)))
+
+    def end(self) -> None:
+        """Begin the part that follows on the step's work."""
+        self.enter("other")
+        if self._transfers is not None:
+            self._transfers.end()
 
     def seconds(self) -> dict[str, float]:
-        """Return what the parts took; wait until the device has done them.
+        """Return the parts of the step; the device has passed its end.
 
         Returns:
-            `forward_s`, `backward_s` and `optimizer_s`, summed over the micro-batches, and the step's
-            `begun_at_s`. Where DDP sends buckets also `exchange_s`, the time in which at least one bucket was
-            ready and had not arrived; `hidden_s`, the part of it before this rank's last gradients were
-            ready; `exposed_s`, from then until the averages of all ranks were there, which the backward pass
-            does not contain; and, if all ranks are on one host, `ready_at_s`, when this rank's last gradients
-            were ready. Times with `_at_` are those of the host's monotonic clock.
+            `forward_s`, `backward_s` and `optimizer_s`, with `exchange_s`, `hidden_s` and `exposed_s` where
+            gradients travelled, and two moments of the host's monotonic clock: `begun_at_s`, and
+            `ready_at_s`, at which the rank had its last gradient. Empty if the step is not recorded.
         """
-        self._marks[-1][1].wait()
-        seconds = {f"{part}_s": 0.0 for part in _PARTS}
-        last_backward: tuple[Moment, Moment] | None = None
-        for (part, begin), (_, end) in pairwise(self._marks):
-            if part in _PARTS:
-                seconds[f"{part}_s"] += begin.seconds_until(end)
-            if part == "backward":
-                last_backward = begin, end
-        found = {**seconds, "begun_at_s": self._at(self._marks[0][1])}
-        if last_backward is None or not self._ready or len(self._arrived) < len(self._ready):
-            return found
-        begin, end = last_backward
-        ready_s = [begin.seconds_until(moment) for moment in self._ready]
-        arrived_s = sorted(begin.seconds_until(moment) for moment in self._arrived)
-        exposed_s = max(0.0, begin.seconds_until(end) - ready_s[-1])
-        # Buckets arrive in the order in which they were sent, but for small differences between threads.
-        travels = list(zip(sorted(ready_s), arrived_s, strict=True))
-        if self._is_on_one_host:
-            # The clocks of two hosts have nothing to do with each other.
-            found["ready_at_s"] = self._at(self._ready[-1])
-        return {
-            **found,
-            "backward_s": seconds["backward_s"] - exposed_s,
-            "exchange_s": _covered_s(travels),
-            "hidden_s": _covered_s([(since, min(until, ready_s[-1])) for since, until in travels]),
-            "exposed_s": exposed_s,
-        }
+        if not self._marks:
+            return {}
+        marks, sent = self._moments()
+        return parts_of(marks, [(ready_s, arrived_s) for ready_s, arrived_s, _ in sent])
 
-    def _at(self, moment: Moment) -> float:
-        """The time of a moment on the host's monotonic clock."""
-        return self._anchor.time_s + self._anchor.moment.seconds_until(moment)
+    def detail(self) -> dict[str, Any]:
+        """Return every moment of the step, for an event of the kind TIMELINE; the device has passed its
+        end."""
+        marks, sent = self._moments()
+        return {"marks": marks, "sent": sent}
+
+    def _moments(self) -> tuple[list[tuple[Part, float]], list[tuple[float, float, int]]]:
+        marks = [(part, moment.at_s(self._anchor)) for part, moment in self._marks]
+        sent = [
+            (t.ready.at_s(self._anchor), t.arrived.at_s(self._anchor), t.num_bytes)
+            for t in self._sent
+            if t.arrived is not None
+        ]
+        return marks, sent
 
 
-class StepClocks:
-    """Makes the clock of each step.
+def is_detailed(step: int) -> bool:
+    """Whether every moment of a step is recorded: of three steps in a row, each time that three times as many
+    are done, so that a long run records little of it."""
+    first = 10 ** (len(str(step)) - 1)
+    return step > 2 and any(begin <= step < begin + 3 for begin in (first, 3 * first))
+
+
+def parts_of(marks: Sequence[tuple[Part, float]], sent: Sequence[timeline.Interval]) -> dict[str, float]:
+    """Return the parts of a step.
 
     Args:
-        device: the rank's device.
-        is_on_one_host: whether all ranks share this host's clock.
+        marks: the parts in order with the times at which they begin, in seconds; the last one is the end.
+        sent: for each transfer the times at which it was ready and at which it had arrived.
+
+    Returns:
+        As `StepClock.seconds`.
     """
-
-    def __init__(self, device: torch.device, is_on_one_host: bool) -> None:
-        self._device = device
-        self._is_on_one_host = is_on_one_host
-        self._anchor: Anchor | None = None
-        self._num_since_anchor = 0
-
-    def next(self, buckets: BucketTimes | None) -> StepClock:
-        """Return the clock of a step that begins."""
-        if self._anchor is None or self._num_since_anchor == _STEPS_BETWEEN_ANCHORS:
-            self._anchor, self._num_since_anchor = Anchor(self._device), 0
-        self._num_since_anchor += 1
-        return StepClock(self._device, buckets, self._anchor, self._is_on_one_host)
-
-
-def _covered_s(intervals: Sequence[tuple[float, float]]) -> float:
-    """The time that lies in at least one of the intervals."""
-    covered_s, until_s = 0.0, float("-inf")
-    for begin, end in sorted(intervals):
-        covered_s += max(0.0, end - max(begin, until_s))
-        until_s = max(until_s, end)
-    return covered_s
+    seconds = dict.fromkeys(_COLUMNS.values(), 0.0)
+    exposed: timeline.Intervals = []
+    ready_at_s = None
+    for (part, begin_s), (_, end_s) in pairwise(marks):
+        column = _COLUMNS.get(part)
+        if column is None:
+            continue
+        own = [(ready, arrived) for ready, arrived in sent if begin_s <= ready < end_s]
+        if not own:
+            seconds[column] += end_s - begin_s
+        elif part == "backward":
+            # What DDP does after the last bucket has arrived is none of these.
+            ready_at_s = max(ready for ready, _ in own)
+            seconds[column] += ready_at_s - begin_s
+            exposed.append((ready_at_s, max(arrived for _, arrived in own)))
+        else:
+            waited = timeline.union(own)
+            seconds[column] += end_s - begin_s - timeline.total(waited)
+            exposed += waited
+    if sent:
+        travelled = timeline.union(sent)
+        exposed = timeline.union(exposed)
+        seconds["exchange_s"] = timeline.total(travelled)
+        seconds["exposed_s"] = timeline.total(exposed)
+        seconds["hidden_s"] = timeline.total(timeline.subtract(travelled, exposed))
+    seconds["begun_at_s"] = marks[0][1]
+    if ready_at_s is not None:
+        seconds["ready_at_s"] = ready_at_s
+    return seconds

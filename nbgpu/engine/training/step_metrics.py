@@ -52,6 +52,6 @@ class StepRecord:
     numbers: Mapping[str, float]
     """The numbers known to the host."""
     clock: StepClock
-    """The times of the step's parts."""
+    """The parts of the step's time."""
     inputs: Readings
     """The guard's findings about the step's batches, by the names of their tensors."""

@@ -20,9 +20,9 @@ from nbgpu.engine.group import activity, straggler
 from nbgpu.engine.group.consensus import together
 from nbgpu.engine.logs import run_info
 from nbgpu.engine.logs.profiler import Profiler
-from nbgpu.engine.logs.timeline import Part
 from nbgpu.engine.memory import budget
 from nbgpu.engine.model import randomness
+from nbgpu.engine.model.moments import Anchors
 from nbgpu.engine.model.schedule import LearningRate
 from nbgpu.engine.model.state import State
 from nbgpu.engine.model.strategy import Strategy
@@ -31,12 +31,12 @@ from nbgpu.engine.training.loop import Loop, RunContext
 from nbgpu.engine.training.nonfinite import Guard
 from nbgpu.engine.training.rank_model import RankModel
 from nbgpu.engine.training.smoke import SmokeTest
-from nbgpu.engine.training.step_clock import StepClock, StepClocks
+from nbgpu.engine.training.step_clock import StepClock, is_detailed
 from nbgpu.engine.training.step_metrics import Readings, StepRecord
 from nbgpu.engine.workload.recipe import Recipe
 from nbgpu.errors import OutOfMemoryError, RunError
 from nbgpu.machine.signals import uninterrupted
-from nbgpu.planning import workers
+from nbgpu.protocol.records import TIMELINE
 from nbgpu.run_folder import checkpoint_files
 
 
@@ -66,9 +66,8 @@ class Trainer(Loop):
         self._guard = Guard(config, self.device)
         self._rank_model = RankModel(self._guard, self.device)
         self._smoke = SmokeTest(config) if config.smoke_test else None
+        self._anchors = Anchors(self.device)
         self._profiler = Profiler(config.profiled_steps, self.folder, self.rank, self.device, self._event)
-        world_size = context.member.world_size
-        self._clocks = StepClocks(self.device, workers.this_host(world_size).num_ranks == world_size)
         self._unrecorded: StepRecord | None = None
         """The last step, if it is not yet recorded."""
 
@@ -305,16 +304,14 @@ class Trainer(Loop):
     def _train_step(self) -> None:
         """Do one optimizer step over `accumulate` micro-batches."""
         started_s = time.perf_counter()
-        clock = self._clocks.next(self._rank_model.bucket_times)
-
-        def enter(part: Part) -> None:
-            self._profiler.enter(part)
-            clock.enter(part)
-
-        enter("data")
+        is_timed = self.recorder is not None and (
+            self._is_recorded(self.step + 1) or self._is_detailed(self.step + 1)
+        )
+        clock = StepClock(self._profiler, self._anchors if is_timed else None, self._spread.transfers)
+        clock.enter("data")
         batches, failure = self._data.take(self.step)
         fetched_s = time.perf_counter()
-        enter("agreement")
+        clock.enter("agreement")
         self._consensus.begin(failure)
         randomness.seed_step(self.config.seed, self.rank, self.step, self.device)
         step = self._rank_model.begin_step(self.config, self.recipe, self.step)
@@ -324,23 +321,23 @@ class Trainer(Loop):
         for index, batch in enumerate(batches):
             # Gradients accumulate on each rank, and are exchanged once, with the last micro-batch.
             with self._spread.exchange(now=index == len(batches) - 1):
-                enter("forward")
+                clock.enter("forward")
                 terms = step.forward(batch)
                 straggler.catch_up()
                 if index == 0:
                     own_s = time.perf_counter() - started_s
                     self._guard.look_at(batch)
-                enter("backward")
+                clock.enter("backward")
                 step.backward(terms["loss"], self._guard.start_of_backward(terms["loss"]))
-                # What a discriminator does then is no part of the backward pass.
+            if self._built.discriminator is not None:
                 clock.enter("beside")
             for name, term in {**terms, **step.learn_beside()}.items():
                 sums[name] = sums[name] + term.detach() if name in sums else term.detach()
-        enter("waiting")
+        clock.enter("waiting")
         # The exchange of the gradients has just synchronised all ranks, so no rank waits for the consensus
         # here.
         self._hear()
-        enter("optimizer")
+        clock.enter("optimizer")
         norms = step.gradient_norms()
         if self.log_writer is not None:
             self.log_writer.look_at(self.step + 1, self._model)
@@ -349,7 +346,7 @@ class Trainer(Loop):
             self.step += 1
             self._data.done()
         straggler.catch_up()
-        enter("other")
+        clock.end()
         step_s = time.perf_counter() - started_s
         numbers = {
             "lr": lr,
@@ -500,9 +497,18 @@ class Trainer(Loop):
         last = self._unrecorded
         if last is None or self.recorder is None:
             return
-        if last.step % self.config.log_every == 0 or last.step == self.total_steps:
-            numbers = {**last.numbers, **last.clock.seconds()}
-            self.recorder.sample(last.step, time_s=last.ended_s, **last.readings.values(), **numbers)
+        # The device has passed the end of the step once its numbers can be read.
+        values = {**last.readings.values(), **last.numbers}
+        if self._is_recorded(last.step):
+            self.recorder.sample(last.step, time_s=last.ended_s, **values, **last.clock.seconds())
+        if self._is_detailed(last.step):
+            self.recorder.event(TIMELINE, "", last.step, **last.clock.detail())
+
+    def _is_detailed(self, step: int) -> bool:
+        return step in self.config.profiled_steps or is_detailed(step)
+
+    def _is_recorded(self, step: int) -> bool:
+        return step % self.config.log_every == 0 or step == self.total_steps
 
     def _step_back(self) -> None:
         """Go back to the step that the weights belong to, if the steps after it were left out."""

@@ -18,10 +18,9 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from nbgpu.protocol.records import Event, RunInfo
-from nbgpu.text.palette import rank_color
+from nbgpu.text.palette import TEXT_COLOR, rank_color
 from nbgpu.ui.run.history import History, Series
 
-TEXT_COLOR = "#7b7b7b"
 GRID_COLOR = "rgba(128, 128, 128, 0.25)"
 MAX_POINTS = 1200
 """The points of each curve in a picture: about as many pairs of extremes as the chart has columns of

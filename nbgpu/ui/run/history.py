@@ -15,7 +15,16 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from nbgpu.protocol.records import DAMAGE, STEP_MOMENTS, STEP_PARTS, Event, Sample
+from nbgpu.protocol.records import (
+    CLOCKS,
+    DAMAGE,
+    EXCHANGE_PARTS,
+    STEP_MOMENTS,
+    STEP_PARTS,
+    TIMELINE,
+    Event,
+    Sample,
+)
 
 CAPACITY = 8192
 """The number of points that a series holds before half of them are dropped."""
@@ -26,7 +35,7 @@ _MIN_POINTS_OVER_BOTH = 100
 SERIES_ALIKE_ON_ALL_RANKS = frozenset({"lr"})
 """Series that are the same on every rank by construction, so that rank 0's is enough."""
 
-_SERIES_OF_NO_CHART = frozenset({*STEP_PARTS, *STEP_MOMENTS})
+_SERIES_OF_NO_CHART = frozenset({*STEP_PARTS, *EXCHANGE_PARTS, *STEP_MOMENTS}) - {"data_s"}
 
 _MARKED_STATES = frozenset({"paused", "failed"})
 
@@ -120,7 +129,7 @@ class Series:
 
 
 def collect(records: Iterable[Sample | Event]) -> dict[SeriesKey, Series]:
-    """The numbers in the samples as series by rank and name, those that a chart may show."""
+    """The numbers in the samples as series by rank and name, those that a chart shows."""
     series: dict[SeriesKey, Series] = {}
     for record in records:
         if not isinstance(record, Sample):
@@ -160,7 +169,8 @@ class History:
         return {rank: series for (rank, n), series in sorted(self.series.items()) if n == name}
 
     def _is_worth_a_mark(self, event: Event) -> bool:
-        if event.kind == DAMAGE:  # `Reader.damage` names all of them in a sentence
+        # `Reader.damage` names all damaged lines in a sentence, and the others are for `Run.timeline`.
+        if event.kind in (DAMAGE, TIMELINE, CLOCKS):
             return False
         if event.kind == "result":
             self.result = event

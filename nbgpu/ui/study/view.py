@@ -15,8 +15,8 @@ from nbgpu.client.scaling import study_table
 from nbgpu.client.scaling.study_table import PARTS
 from nbgpu.performance.study_results import Gap, PointSummary
 from nbgpu.planning.studies import RANKS, StudyPlan
-from nbgpu.text.palette import RANK_COLORS
-from nbgpu.ui.run.charts import GRID_COLOR, TEXT_COLOR, render_svg, style_axes
+from nbgpu.text.palette import RANK_COLORS, TEXT_COLOR
+from nbgpu.ui.run.charts import GRID_COLOR, render_svg, style_axes
 
 if TYPE_CHECKING:
     from nbgpu.client.scaling.study import Study

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 
 from nbgpu.client.sweeps.trial import LOSS, Curve
-from nbgpu.text.palette import RANK_COLORS, rank_color
+from nbgpu.text.palette import RANK_COLORS, TEXT_COLOR, rank_color
 from nbgpu.text.tables import aligned
-from nbgpu.ui.run.charts import GRID_COLOR, TEXT_COLOR, render_svg, smoothed, style_axes
+from nbgpu.ui.run.charts import GRID_COLOR, render_svg, smoothed, style_axes
 from nbgpu.ui.sweep.rows import TrialRow, columns, rows
 
 if TYPE_CHECKING:

@@ -1,103 +1,65 @@
-"""The moments of a step become the times of its parts."""
+"""How the marks and transfers of a step become its parts."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 
-from nbgpu.engine.model.bucket_times import BucketTimes
-from nbgpu.engine.model.moments import Moment
-from nbgpu.engine.training.step_clock import StepClocks
+from nbgpu.engine.training.step_clock import parts_of
 
-CPU = torch.device("cpu")
-
-
-def at(time_s: float) -> Moment:
-    moment = Moment(CPU)
-    moment.time_s = time_s
-    return moment
-
-
-class Play:
-    """A step whose moments are given."""
-
-    def __init__(self) -> None:
-        self.buckets = BucketTimes(CPU)
-        self.clock = StepClocks(CPU, is_on_one_host=True).next(self.buckets)
-
-    def mark(self, part: str, time_s: float) -> None:
-        self.clock.enter(part)  # type: ignore[arg-type]
-        self.clock._marks[-1] = (part, at(time_s))
+MARKS = [
+    ("data", 10.0),
+    ("agreement", 11.0),
+    ("forward", 11.1),
+    ("backward", 13.0),
+    ("beside", 19.0),
+    ("waiting", 19.0),
+    ("optimizer", 19.2),
+    ("other", 20.0),
+]
 
 
-def test_the_exchange_divides_into_what_the_backward_pass_hides_and_what_it_does_not() -> None:
-    play = Play()
-    for part, time_s in [
-        ("data", 0),
-        ("forward", 1),
-        ("backward", 3),
-        ("beside", 9),
-        ("optimizer", 10),
-        ("other", 12),
-    ]:
-        play.mark(part, time_s)
-    play.buckets.ready += [at(4), at(6)]
-    play.buckets.arrived += [at(5), at(8.5)]
-    found = play.clock.seconds()
-    assert found["forward_s"] == 2
-    assert found["backward_s"] == 3
-    assert found["exposed_s"] == 3
-    assert found["optimizer_s"] == 2
-    assert found["exchange_s"] == 3.5
-    assert found["hidden_s"] == 1
-    assert found["ready_at_s"] - found["begun_at_s"] == pytest.approx(6)
+def test_the_exchange_is_hidden_until_the_last_gradient_and_exposed_after_it() -> None:
+    parts = parts_of(MARKS, [(14.0, 15.0), (14.5, 15.5), (17.0, 18.5)])
+    assert parts == pytest.approx(
+        {
+            "forward_s": 1.9,
+            "backward_s": 4.0,
+            "optimizer_s": 0.8,
+            "exchange_s": 3.0,
+            "hidden_s": 1.5,
+            "exposed_s": 1.5,
+            "begun_at_s": 10.0,
+            "ready_at_s": 17.0,
+        }
+    )
 
 
-def test_micro_batches_add_up_and_only_the_last_one_exchanges() -> None:
-    play = Play()
-    marks = [
-        ("forward", 0),
-        ("backward", 1),
-        ("beside", 3),
-        ("forward", 3),
-        ("backward", 4),
-        ("beside", 7),
-        ("other", 7),
-    ]
-    for part, time_s in marks:
-        play.mark(part, time_s)
-    play.buckets.ready.append(at(6))
-    play.buckets.arrived.append(at(6.5))
-    found = play.clock.seconds()
-    assert (found["forward_s"], found["backward_s"], found["exposed_s"]) == (2, 4, 1)
+def test_a_bucket_that_waits_behind_others_arrives_after_the_last_gradient() -> None:
+    parts = parts_of(MARKS, [(14.0, 18.0), (16.0, 18.9), (17.0, 18.8)])
+    assert parts["exchange_s"] == pytest.approx(4.9)
+    assert parts["hidden_s"] == pytest.approx(3.0)
+    assert parts["exposed_s"] == pytest.approx(1.9)
 
 
-def test_without_buckets_nothing_is_said_of_an_exchange() -> None:
-    play = Play()
-    for part, time_s in [("forward", 0), ("backward", 1), ("other", 3)]:
-        play.mark(part, time_s)
-    assert play.clock.seconds().keys() == {"forward_s", "backward_s", "optimizer_s", "begun_at_s"}
+def test_micro_batches_add_up() -> None:
+    marks = [("data", 0.0), ("forward", 1.0), ("backward", 2.0), ("beside", 4.0)]
+    marks += [("forward", 4.0), ("backward", 6.0), ("beside", 10.0), ("optimizer", 10.0), ("other", 11.0)]
+    parts = parts_of(marks, [(9.0, 9.5)])
+    assert (parts["forward_s"], parts["backward_s"], parts["optimizer_s"]) == (3.0, 5.0, 1.0)
+    assert (parts["exposed_s"], parts["ready_at_s"]) == (0.5, 9.0)
 
 
-def test_a_step_that_was_cut_off_leaves_nothing_to_the_next() -> None:
-    buckets = BucketTimes(CPU)
-    clocks = StepClocks(CPU, is_on_one_host=True)
-    clocks.next(buckets)
-    buckets.ready.append(at(1))
-    play = clocks.next(buckets)
-    for part in ("forward", "backward", "other"):
-        play.enter(part)
-    assert "exchange_s" not in play.seconds()
+def test_a_discriminator_computes_beside_and_is_exchanged_before_the_optimizer() -> None:
+    marks = [("data", 0.0), ("forward", 1.0), ("backward", 2.0), ("beside", 5.0), ("waiting", 7.0)]
+    marks += [("optimizer", 7.0), ("other", 10.0)]
+    parts = parts_of(marks, [(3.0, 4.5), (7.5, 8.5)])
+    assert parts["backward_s"] == 3.0
+    assert parts["optimizer_s"] == 2.0
+    assert (parts["exchange_s"], parts["hidden_s"], parts["exposed_s"]) == (2.5, 0.0, 2.5)
+    assert parts["ready_at_s"] == 3.0
 
 
-def test_ranks_of_several_hosts_have_no_clock_in_common() -> None:
-    buckets = BucketTimes(CPU)
-    clock = StepClocks(CPU, is_on_one_host=False).next(buckets)
-    for part in ("forward", "backward"):
-        clock.enter(part)
-    buckets.ready.append(Moment(CPU))
-    buckets.arrived.append(Moment(CPU))
-    clock.enter("other")
-    found = clock.seconds()
-    assert found["exposed_s"] > 0
-    assert "ready_at_s" not in found
+def test_nothing_is_said_of_an_exchange_that_was_not_noted() -> None:
+    parts = parts_of(MARKS, [])
+    assert set(parts) == {"forward_s", "backward_s", "optimizer_s", "begun_at_s"}
+    assert parts["backward_s"] == 6.0

@@ -1,0 +1,88 @@
+"""When gradients were ready to travel, and when the average of all ranks had arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nbgpu.engine.model.bucket_hooks import BucketHook
+from nbgpu.engine.model.moments import Moment
+
+
+@dataclass
+class Transfer:
+    """Gradients that travel together, such as one of DDP's buckets."""
+
+    ready: Moment
+    """The rank had computed all of these gradients, and those of the transfers before."""
+    num_bytes: int
+    arrived: Moment | None = None
+    """The rank had the average of all ranks; None until then. It waited for the slowest rank meanwhile."""
+
+
+class Transfers:
+    """Notes the transfers of the steps for which somebody asks.
+
+    Args:
+        device: the rank's device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._of_step: list[Transfer] | None = None
+
+    def begin(self) -> list[Transfer]:
+        """Begin a step; return the list to which its transfers are added.
+
+        A transfer of an earlier step that was cut off is in that step's list, however late it arrives.
+        """
+        self._of_step = []
+        return self._of_step
+
+    def end(self) -> None:
+        """End the step: nothing is noted until the next one begins."""
+        self._of_step = None
+
+    def noting(self, hook: BucketHook) -> BucketHook:
+        """Return a hook of DDP that does the same as another one, and notes each bucket.
+
+        The moment of arrival is noted before DDP goes on with the bucket, because DDP waits for the future
+        that this hook returns.
+        """
+
+        def send(bucket: Any) -> torch.futures.Future[Tensor]:
+            if self._of_step is None:
+                return hook(None, bucket)
+            transfer = self._ready(bucket.buffer())
+            return hook(None, bucket).then(lambda sent: self._arrived(transfer, sent))
+
+        # A lambda, because torch refuses a hook whose annotations are strings, as those of this module are.
+        return lambda _, bucket: send(bucket)
+
+    @contextmanager
+    def waited_for(self, gradients: Tensor) -> Iterator[None]:
+        """Note a collective that the rank waits for, inside the context."""
+        if self._of_step is None:
+            yield
+            return
+        transfer = self._ready(gradients)
+        yield
+        transfer.arrived = Moment(self._device)
+
+    def _ready(self, gradients: Tensor) -> Transfer:
+        assert self._of_step is not None, "a step has begun"
+        transfer = Transfer(Moment(self._device), gradients.nbytes)
+        self._of_step.append(transfer)
+        return transfer
+
+    def _arrived(self, transfer: Transfer, sent: torch.futures.Future[Tensor]) -> Tensor:
+        # On a GPU torch calls this while the collective travels, with a stream as the current one that waits
+        # for the collective: the event is passed when the gradients are there.
+        average = sent.value()
+        transfer.arrived = Moment(self._device)
+        return average

@@ -1,0 +1,88 @@
+"""The clocks of the hosts of a run's ranks, brought to that of rank 0."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from nbgpu.protocol.bounds import MAX_NUMBER
+from nbgpu.protocol.records import CLOCKS, Event, Sample
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far the ranks' clocks were apart at one moment."""
+
+    at_s: float
+    """By the clock of rank 0."""
+    offsets_s: Sequence[float]
+    """What has to be added to the clock of each rank to get that of rank 0."""
+    errors_s: Sequence[float]
+    """The largest error of each; 0 for a rank that reads the clock of rank 0 itself."""
+
+
+class Clocks:
+    """Brings moments of all ranks to the clock of rank 0.
+
+    Between two comparisons the offsets change evenly, because quartzes differ in their rate.
+
+    Args:
+        comparisons: in any order; empty if all ranks read one clock.
+    """
+
+    def __init__(self, comparisons: Iterable[Comparison] = ()) -> None:
+        self._comparisons = sorted(comparisons, key=lambda c: c.at_s)
+
+    @classmethod
+    def of(cls, records: Iterable[Sample | Event], world_size: int) -> Clocks:
+        """The clocks as the ranks of a run compared them. Records that are not as nbgpu writes them are
+        passed over."""
+        return cls(
+            comparison
+            for record in records
+            if isinstance(record, Event) and record.kind == CLOCKS
+            for comparison in _read(record, world_size)
+        )
+
+    def of_rank_0(self, rank: int, at_s: float) -> float:
+        """A moment of a rank's clock by the clock of rank 0."""
+        known = self._comparisons
+        if not known:
+            return at_s
+        after = bisect_right(known, at_s + known[0].offsets_s[rank], key=lambda c: c.at_s)
+        if after in (0, len(known)):
+            return at_s + known[max(0, after - 1)].offsets_s[rank]
+        before, later = known[after - 1], known[after]
+        share = (at_s + before.offsets_s[rank] - before.at_s) / (later.at_s - before.at_s)
+        return at_s + before.offsets_s[rank] + share * (later.offsets_s[rank] - before.offsets_s[rank])
+
+    @property
+    def error_s(self) -> float:
+        """The largest error of any rank's clock."""
+        return max((error for c in self._comparisons for error in c.errors_s), default=0.0)
+
+    def in_words(self) -> str:
+        """Such as 'all ranks read one clock', or the largest offset with its error."""
+        if self.error_s == 0:
+            return "all ranks read the clock of one host: offset 0, without an error"
+        most_s = max((offset for c in self._comparisons for offset in c.offsets_s), key=abs)
+        return (
+            f"clocks of several hosts: offsets up to {1e6 * abs(most_s):.0f} us were taken off, known to "
+            f"{1e6 * self.error_s:.0f} us"
+        )
+
+
+def _read(event: Event, world_size: int) -> Iterable[Comparison]:
+    offsets_s, errors_s = event.detail.get("offsets_s"), event.detail.get("errors_s")
+    at_s = event.detail.get("at_s")
+    if _are_seconds(offsets_s, world_size) and _are_seconds(errors_s, world_size) and _are_seconds([at_s], 1):
+        yield Comparison(at_s, offsets_s, errors_s)  # type: ignore[arg-type]
+
+
+def _are_seconds(values: object, count: int) -> bool:
+    return (
+        type(values) is list
+        and len(values) == count
+        and all(type(value) in (int, float) and abs(value) <= MAX_NUMBER for value in values)
+    )

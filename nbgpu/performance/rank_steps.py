@@ -1,0 +1,212 @@
+"""What each rank did in a step, moment by moment, and the path through the ranks that took the step's time.
+
+All moments are seconds of one clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from nbgpu.protocol.bounds import MAX_NUMBER
+
+Kind = Literal["data", "forward", "backward", "optimizer", "other", "waiting", "transfer", "exchange"]
+"""What a rank does: it waits for its data, computes, waits for the last rank, or waits for the transfer that
+follows. 'exchange' is a transfer of gradients on its way, beside all of these."""
+
+_KINDS: dict[str, Kind] = {
+    "data": "data",
+    "forward": "forward",
+    "backward": "backward",
+    "beside": "backward",
+    "optimizer": "optimizer",
+}
+"""By the name of the trainer's part; all others are 'other'."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of time in which a rank did one thing."""
+
+    kind: Kind
+    rank: int
+    begin_s: float
+    end_s: float
+    num_bytes: int = 0
+    """The gradients that travel; 0 for other kinds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A rank has nothing to compute until an exchange has ended."""
+
+    ready_s: float
+    """The rank's own gradients are there."""
+    arrived_s: float
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """One step of one rank."""
+
+    step: int
+    rank: int
+    work: tuple[Span, ...]
+    """Data and computation, in order."""
+    sent: tuple[Span, ...]
+    """The transfers, in the order in which they were ready; empty where they were not noted one by one."""
+    blocked: tuple[Blocked, ...]
+
+    @property
+    def begin_s(self) -> float:
+        return self.work[0].begin_s
+
+    @property
+    def end_s(self) -> float:
+        return max([self.work[-1].end_s, *(blocked.arrived_s for blocked in self.blocked)])
+
+
+def from_moments(step: int, rank: int, detail: Mapping[str, Any], shift_s: float = 0.0) -> RankStep | None:
+    """One step of a rank from the detail of its event of the kind TIMELINE; None if that is damaged.
+
+    Args:
+        step: the number of the step.
+        rank: the rank.
+        detail: `marks` and `sent`.
+        shift_s: added to all moments.
+    """
+    read = _read(detail)
+    if read is None:
+        return None
+    marks = [(part, at_s + shift_s) for part, at_s in read[0]]
+    sent = tuple(
+        Span("exchange", rank, ready_s + shift_s, arrived_s + shift_s, num_bytes)
+        for ready_s, arrived_s, num_bytes in read[1]
+    )
+    work: list[Span] = []
+    blocked: list[Blocked] = []
+    for (part, begin_s), (_, end_s) in pairwise(marks):
+        own = [span for span in sent if begin_s <= span.begin_s < end_s]
+        kind = _KINDS.get(part, "other")
+        if not own or kind == "other":
+            work.append(Span(kind, rank, begin_s, end_s))
+            continue
+        # The backward pass computes until the last bucket is ready; a discriminator's gradients travel while
+        # the rank waits.
+        ready_s = max(span.begin_s for span in own)
+        arrived_s = min(end_s, max(span.end_s for span in own))
+        blocked.append(Blocked(ready_s, arrived_s))
+        work.append(Span(kind, rank, begin_s, ready_s))
+        work.append(Span("other" if part == "backward" else kind, rank, arrived_s, end_s))
+    return RankStep(step, rank, tuple(work), sent, tuple(blocked))
+
+
+def from_parts(step: int, rank: int, values: Mapping[str, float], shift_s: float = 0.0) -> RankStep | None:
+    """One step of a rank from the parts in its record: each in one piece, and no single transfers.
+
+    Args:
+        step: the number of the step.
+        rank: the rank.
+        values: the values of the step's record.
+        shift_s: added to all moments.
+
+    Returns:
+        None if the record lacks the parts.
+    """
+    if "forward_s" not in values or "begun_at_s" not in values:
+        return None
+    begun_s = values["begun_at_s"] + shift_s
+    forward_s, backward_s = values["forward_s"], values["backward_s"]
+    fetched_s = begun_s + values.get("data_s", 0.0)
+    computed_s = (
+        values["ready_at_s"] + shift_s if "ready_at_s" in values else fetched_s + forward_s + backward_s
+    )
+    arrived_s = computed_s + values.get("exposed_s", 0.0)
+    times: list[tuple[Kind, float]] = [
+        ("data", begun_s),
+        ("other", fetched_s),
+        ("forward", computed_s - backward_s - forward_s),
+        ("backward", computed_s - backward_s),
+        ("optimizer", arrived_s),
+        ("other", arrived_s + values["optimizer_s"]),
+    ]
+    ends = [*(at_s for _, at_s in times[1:]), begun_s + values["step_s"]]
+    ends[3] = computed_s
+    work = [
+        Span(kind, rank, at_s, end_s) for (kind, at_s), end_s in zip(times, ends, strict=True) if end_s > at_s
+    ]
+    blocked = (Blocked(computed_s, arrived_s),) if "ready_at_s" in values else ()
+    return RankStep(step, rank, tuple(work), (), blocked) if work else None
+
+
+def _read(detail: Mapping[str, Any]) -> tuple[list[tuple[str, float]], list[tuple[float, float, int]]] | None:
+    marks, sent = detail.get("marks"), detail.get("sent")
+    if not (type(marks) is list and type(sent) is list and len(marks) > 1):
+        return None
+    if not all(type(m) is list and len(m) == 2 and type(m[0]) is str and _is_moment(m[1]) for m in marks):
+        return None
+    if not all(type(s) is list and len(s) == 3 and all(map(_is_moment, s)) for s in sent):
+        return None
+    if any(before[1] > after[1] for before, after in pairwise(marks)) or any(s[0] > s[1] for s in sent):
+        return None
+    return [(m[0], m[1]) for m in marks], [(s[0], s[1], int(s[2])) for s in sent]
+
+
+def _is_moment(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value <= MAX_NUMBER  # type: ignore[operator]
+
+
+def waits(ranks: Sequence[RankStep]) -> Iterator[Span]:
+    """What the ranks of a step did while they were blocked: they waited for the last rank, and then for the
+    transfer.
+
+    Where the ranks were not blocked equally often, nothing is known of the others, and all is transfer.
+    """
+    counts = {len(rank.blocked) for rank in ranks}
+    for own in ranks:
+        for index, blocked in enumerate(own.blocked):
+            last_s = max(r.blocked[index].ready_s for r in ranks) if len(counts) == 1 else blocked.ready_s
+            last_s = min(max(last_s, blocked.ready_s), blocked.arrived_s)
+            if last_s > blocked.ready_s:
+                yield Span("waiting", own.rank, blocked.ready_s, last_s)
+            if blocked.arrived_s > last_s:
+                yield Span("transfer", own.rank, last_s, blocked.arrived_s)
+
+
+def critical_path(ranks: Sequence[RankStep]) -> list[Span]:
+    """The path through the ranks of one step that took its time, from the beginning to the end.
+
+    It goes back from the end of the rank that was done last. Where that rank waited in an exchange, the path
+    goes on with the transfer, and then on the rank that had its gradients last: to make any other rank faster
+    would not have made the step shorter.
+
+    Args:
+        ranks: one step of all ranks.
+
+    Returns:
+        Spans of computation, of waiting for data and of transfers, none of which overlap.
+    """
+    own = max(ranks, key=lambda rank: rank.end_s)
+    path: list[Span] = []
+    now_s = own.end_s
+    num_exchanges = min(len(rank.blocked) for rank in ranks)
+    for index in reversed(range(num_exchanges)):
+        arrived_s = own.blocked[index].arrived_s
+        path += reversed(_between(own, arrived_s, now_s))
+        last = max(ranks, key=lambda rank: rank.blocked[index].ready_s)
+        now_s = last.blocked[index].ready_s
+        if arrived_s > now_s:
+            path.append(Span("transfer", own.rank, now_s, arrived_s))
+        own = last
+    path += reversed(_between(own, own.begin_s, now_s))
+    return path[::-1]
+
+
+def _between(own: RankStep, begin_s: float, end_s: float) -> list[Span]:
+    return [
+        Span(span.kind, span.rank, max(span.begin_s, begin_s), min(span.end_s, end_s))
+        for span in own.work
+        if span.begin_s < end_s and span.end_s > begin_s
+    ]

@@ -1,0 +1,226 @@
+"""A timeline of all ranks over some steps of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nbgpu.errors import ConfigError
+from nbgpu.performance import rank_steps, timeline_figure, traces
+from nbgpu.performance.clocks import Clocks
+from nbgpu.performance.rank_steps import RankStep, Span
+from nbgpu.performance.traces import Profile
+from nbgpu.protocol.records import TIMELINE, Event, Sample
+from nbgpu.text.tables import aligned
+
+_MAX_STEPS = 50
+"""A figure of more steps takes a page long to draw."""
+
+
+class Timeline:
+    """What every rank did in some steps. Shows as a figure in a notebook, and prints as a table.
+
+    Args:
+        title: the run.
+        steps: the steps of all ranks, in order of rank, by their numbers.
+        clocks: how the ranks' clocks were brought together.
+        profiles: what the profiler wrote, by rank, if it ran in these steps.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        steps: Mapping[int, Sequence[RankStep]],
+        clocks: Clocks,
+        profiles: Mapping[int, Profile] | None = None,
+    ) -> None:
+        self.title = title
+        self.by_step = dict(sorted(steps.items()))
+        self.clocks = clocks
+        self._profiles = dict(profiles or {})
+
+    @property
+    def steps(self) -> list[int]:
+        """The numbers of the steps."""
+        return list(self.by_step)
+
+    @property
+    def world_size(self) -> int:
+        return len(next(iter(self.by_step.values())))
+
+    def spans(self, step: int) -> list[Span]:
+        """All that the ranks did in a step: data, computation, waiting, and transfers of gradients."""
+        ranks = self.by_step[step]
+        return [
+            *(span for rank in ranks for span in rank.work),
+            *rank_steps.waits(ranks),
+            *(span for rank in ranks for span in rank.sent),
+        ]
+
+    def critical_path(self, step: int) -> list[Span]:
+        """The spans that took a step's time, from its beginning to its end: where a rank waited for another
+        one, the path is on that rank."""
+        return rank_steps.critical_path(self.by_step[step])
+
+    def figure(self) -> Any:
+        """Return a `plotly.graph_objects.Figure` in which one can zoom: for each rank its computation, the
+        exchange of gradients and the data, and the critical path of each step as a line."""
+        from plotly.graph_objects import Figure
+
+        drawn = self._drawn()
+        return Figure(data=drawn["data"], layout=drawn["layout"])
+
+    def chrome_trace(self, path: str | Path, profiled: bool = True) -> Path:
+        """Write one trace of all ranks, which ui.perfetto.dev and chrome://tracing open.
+
+        Args:
+            path: the file; compressed if its name ends in '.gz'.
+            profiled: whether to add the operators and kernels that the profiler saw, if it ran in these
+                steps. The trace then has all steps of the profiler.
+
+        Returns:
+            The path.
+        """
+        steps = {step: (self.spans(step), self.critical_path(step)) for step in self.by_step}
+        begun_s = {step: [rank.begin_s for rank in ranks] for step, ranks in self.by_step.items()}
+        profiles = self._profiles if profiled else {}
+        return traces.write(Path(path), self.title, steps, begun_s, self.clocks.in_words(), profiles)
+
+    def _drawn(self) -> dict[str, Any]:
+        steps = {step: (self.spans(step), self.critical_path(step)) for step in self.by_step}
+        return timeline_figure.figure(self.title, self.world_size, steps, self.clocks.in_words())
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        return {"application/vnd.plotly.v1+json": self._drawn(), "text/plain": str(self)}
+
+    def __str__(self) -> str:
+        return "\n".join(self._in_lines())
+
+    __repr__ = __str__
+
+    def _in_lines(self) -> Iterator[str]:
+        yield self.title
+        rows = [("step", "ms", "ended on", "critical path")]
+        for step, ranks in self.by_step.items():
+            seconds = max(rank.end_s for rank in ranks) - min(rank.begin_s for rank in ranks)
+            last = max(ranks, key=lambda rank: rank.end_s).rank
+            rows.append(
+                (str(step), f"{1e3 * seconds:.2f}", f"rank {last}", _in_words(self.critical_path(step)))
+            )
+        yield from aligned(rows, right=(0, 1))
+        yield self.clocks.in_words()
+
+
+def _in_words(path: Iterable[Span]) -> str:
+    """Such as 'rank 1: data 0.1, forward 10.2; rank 0: transfer 2.1 ms'."""
+    parts: list[tuple[int, dict[str, float]]] = []
+    for span in path:
+        if not parts or parts[-1][0] != span.rank:
+            parts.append((span.rank, {}))
+        seconds = parts[-1][1]
+        seconds[span.kind] = seconds.get(span.kind, 0.0) + span.end_s - span.begin_s
+    return "; ".join(
+        f"rank {rank}: " + ", ".join(f"{kind} {1e3 * s:.2f}" for kind, s in seconds.items())
+        for rank, seconds in parts
+    )
+
+
+def of_run(
+    title: str,
+    world_size: int,
+    events: Iterable[Event],
+    records: Callable[[], Iterable[Sample | Event]],
+    profiles: Mapping[int, Path],
+    steps: int | Iterable[int] | None = None,
+) -> Timeline:
+    """The timeline of some steps of a run.
+
+    Args:
+        title: the run.
+        world_size: the number of ranks.
+        events: of all ranks, in order for each.
+        records: gives all records. It is called only for steps that were not recorded moment by moment.
+        profiles: the files of the profiler by rank, those that exist.
+        steps: the numbers of steps; None for the newest ones that were recorded moment by moment.
+
+    Raises:
+        ConfigError: a step was not recorded by all ranks, or there are too many steps.
+    """
+    events = list(events)
+    clocks = Clocks.of(events, world_size)
+    found: dict[int, dict[int, RankStep]] = {}
+    profiled: dict[int, Profile] = {}
+    profiled_steps: set[int] = set()
+    for event in events:
+        if event.kind == TIMELINE:
+            shift_s = _shift_s(clocks, event.rank, event.detail)
+            own = rank_steps.from_moments(event.step, event.rank, event.detail, shift_s)
+            if own is not None:
+                found.setdefault(event.step, {})[event.rank] = own
+        elif event.kind == "profile" and event.rank in profiles:
+            first, last = event.detail["steps"]
+            profiled[event.rank] = Profile(profiles[event.rank], first)
+            profiled_steps = set(range(first, last + 1))
+    detailed = {step: by_rank for step, by_rank in found.items() if _are_together(by_rank, world_size)}
+    wanted = _wanted(steps, detailed)
+    if missing := set(wanted) - detailed.keys():
+        for record in records():
+            if isinstance(record, Sample) and record.step in missing:
+                begun_s = record.values.get("begun_at_s", 0.0)
+                shift_s = clocks.of_rank_0(record.rank, begun_s) - begun_s
+                own = rank_steps.from_parts(record.step, record.rank, record.values, shift_s)
+                if own is not None:
+                    found.setdefault(record.step, {})[record.rank] = own
+    lacking = [step for step in wanted if not _are_together(found.get(step, {}), world_size)]
+    if lacking or not wanted:
+        what = f"steps {lacking} were" if lacking else "no step was"
+        known = f"Every moment was recorded of the steps {_ranges(sorted(detailed))}" if detailed else ""
+        raise ConfigError(f"{what} not recorded by all ranks. {known}".strip())
+    return Timeline(
+        title,
+        {step: [by_rank for _, by_rank in sorted(found[step].items())] for step in wanted},
+        clocks,
+        profiled if profiled_steps >= set(wanted) else {},
+    )
+
+
+def _shift_s(clocks: Clocks, rank: int, detail: Mapping[str, Any]) -> float:
+    try:
+        begun_s = float(detail["marks"][0][1])
+    except (KeyError, IndexError, TypeError, ValueError):
+        return 0.0  # `from_moments` says what is damaged
+    return clocks.of_rank_0(rank, begun_s) - begun_s
+
+
+def _are_together(by_rank: Mapping[int, RankStep], world_size: int) -> bool:
+    """Whether all ranks recorded a step, in the same attempt: some may have done it before a failure, and
+    others have repeated it."""
+    if len(by_rank) < world_size:
+        return False
+    return max(r.begin_s for r in by_rank.values()) <= min(r.end_s for r in by_rank.values())
+
+
+def _wanted(steps: int | Iterable[int] | None, detailed: Iterable[int]) -> list[int]:
+    if steps is None:
+        newest: list[int] = []
+        for step in sorted(detailed, reverse=True):
+            if newest and step != newest[-1] - 1:
+                break
+            newest.append(step)
+        return sorted(newest[:_MAX_STEPS])
+    wanted = [steps] if isinstance(steps, int) else sorted(set(steps))
+    if len(wanted) > _MAX_STEPS:
+        raise ConfigError(f"{len(wanted)} steps are too many for one timeline: at most {_MAX_STEPS}")
+    return wanted
+
+
+def _ranges(steps: Sequence[int]) -> str:
+    """Such as '3 to 5, 10 to 12'."""
+    parts: list[list[int]] = []
+    for step in steps:
+        if parts and step == parts[-1][-1] + 1:
+            parts[-1].append(step)
+        else:
+            parts.append([step])
+    return ", ".join(f"{p[0]} to {p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)

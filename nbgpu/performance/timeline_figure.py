@@ -1,0 +1,148 @@
+"""A timeline of all ranks as a Plotly figure, as plain JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nbgpu.performance.rank_steps import Kind, Span
+from nbgpu.text.palette import KIND_COLORS, TEXT_COLOR
+from nbgpu.text.sizes import in_words
+
+Steps = Mapping[int, tuple[Sequence[Span], Sequence[Span]]]
+"""By step: all spans, and the critical path."""
+
+WORDS: dict[Kind, str] = {
+    "data": "waiting for data",
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "other": "other work",
+    "waiting": "waiting for the last rank",
+    "transfer": "waiting for the transfer",
+    "exchange": "gradients on their way",
+}
+_GRID_COLOR = "rgba(128, 128, 128, 0.25)"
+_LANES = ("computation", "exchange", "data")
+_GAP = 0.6
+"""Between the lanes of two ranks, in lanes."""
+_LANE_PX = 26
+_LINE_ABOVE = 0.46
+
+
+def figure(title: str, world_size: int, steps: Steps, about_clocks: str) -> dict[str, Any]:
+    """The figure, of the type `application/vnd.plotly.v1+json`; the x axis is in milliseconds.
+
+    Args:
+        title: the run.
+        world_size: the number of ranks.
+        steps: at least one.
+        about_clocks: a sentence about the ranks' clocks.
+    """
+    zero_s = min(span.begin_s for spans, _ in steps.values() for span in spans)
+    names = f"step {min(steps)}" if len(steps) == 1 else f"steps {min(steps)} to {max(steps)}"
+    data = [_bars(kind, steps, zero_s) for kind in WORDS]
+    data = [trace for trace in data if trace["x"]]
+    data.append(_path(steps, zero_s))
+    lanes = [(rank, lane) for rank in range(world_size) for lane in range(len(_LANES))]
+    begins = {step: min(span.begin_s for span in spans) for step, (spans, _) in steps.items()}
+    layout: dict[str, Any] = {
+        "title": {"text": f"{title}, {names}<br><sup>measured; {about_clocks}</sup>"},
+        "barmode": "overlay",
+        "bargap": 0,
+        "height": 190 + _LANE_PX * len(lanes),
+        "autosize": True,
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"color": TEXT_COLOR},
+        "margin": {"l": 130, "r": 20, "t": 70, "b": 50},
+        "legend": {"orientation": "h", "y": -0.25},
+        "xaxis": {"title": {"text": "ms"}, "gridcolor": _GRID_COLOR, "zeroline": False},
+        "yaxis": {
+            "tickvals": [_y(rank, lane) for rank, lane in lanes],
+            "ticktext": [f"rank {rank}, computation" if lane == 0 else _LANES[lane] for rank, lane in lanes],
+            "fixedrange": True,
+            "showgrid": False,
+            "zeroline": False,
+        },
+        "shapes": [
+            {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1}
+            | {"line": {"color": _GRID_COLOR, "width": 2}}
+            for x in (_ms(begin_s - zero_s) for begin_s in begins.values())
+        ],
+        "annotations": [
+            {"text": f"step {step}", "x": _ms(begin_s - zero_s), "y": 1, "yref": "paper"}
+            | {"xanchor": "left", "yanchor": "bottom", "showarrow": False}
+            for step, begin_s in begins.items()
+        ],
+    }
+    return {"data": data, "layout": layout, "config": {"responsive": True, "scrollZoom": True}}
+
+
+def _bars(kind: Kind, steps: Steps, zero_s: float) -> dict[str, Any]:
+    own = [(step, span) for step, (spans, _) in steps.items() for span in spans if span.kind == kind]
+    color = KIND_COLORS[kind]
+    marker: dict[str, Any] = {"color": color, "line": {"width": 0}}
+    if kind in ("waiting", "transfer"):
+        # The rank computes nothing: hatched, so that it can be told without its colour.
+        marker = {
+            "color": "rgba(0,0,0,0)",
+            "line": {"color": color, "width": 1},
+            "pattern": {"shape": "/" if kind == "waiting" else ".", "fgcolor": color, "size": 6},
+        }
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": WORDS[kind],
+        "base": [_ms(span.begin_s - zero_s) for _, span in own],
+        "x": [_ms(span.end_s - span.begin_s) for _, span in own],
+        "y": [_y(span.rank, _lane(kind)) for _, span in own],
+        "width": 0.8,
+        # Several transfers may be on their way at once.
+        "opacity": 0.6 if kind == "exchange" else 1.0,
+        "marker": marker,
+        "text": [in_words(span.num_bytes) if span.num_bytes else "" for _, span in own],
+        "textposition": "none",
+        "customdata": [[step, span.rank] for step, span in own],
+        "hovertemplate": f"{WORDS[kind]}, %{{x:.3f}} ms, from %{{base:.3f}} ms %{{text}}"
+        "<br>step %{customdata[0]}, rank %{customdata[1]}<extra></extra>",
+    }
+
+
+def _path(steps: Steps, zero_s: float) -> dict[str, Any]:
+    """The critical paths as one line with gaps between the steps. A transfer leads from the last rank to the
+    one on which the path goes on."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for _, path in steps.values():
+        at = None
+        for span in path:
+            lane = 2 if span.kind == "data" else 0
+            here = _y(span.rank, lane) + _LINE_ABOVE
+            x += [_ms(span.begin_s - zero_s), _ms(span.end_s - zero_s)]
+            y += [at if span.kind == "transfer" and at is not None else here, here]
+            at = here
+        x.append(None)
+        y.append(None)
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "critical path",
+        "x": x,
+        "y": y,
+        "line": {"color": TEXT_COLOR, "width": 3},
+        "hoverinfo": "skip",
+    }
+
+
+def _lane(kind: Kind) -> int:
+    return {"exchange": 1, "data": 2}.get(kind, 0)
+
+
+def _y(rank: int, lane: int) -> float:
+    return -(rank * (len(_LANES) + _GAP) + lane)
+
+
+def _ms(seconds: float) -> float:
+    """To tenths of a microsecond, which are less than the clock tells."""
+    return round(1e3 * seconds, 4)
