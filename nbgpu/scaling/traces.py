@@ -85,11 +85,16 @@ def _of_records(steps: Steps, world_size: int, zero_s: float) -> Iterator[dict[s
         yield from _named(pid, f"rank {rank}", rank + 1, names)
         for step, span in own:
             yield _event(span, step, pid, threads[span], zero_s)
-    pid = world_size * _PIDS_OF_RANK + 1
-    yield from _named(pid, "critical path", 0, {_MAIN: "critical path"})
-    for step, (_, path) in steps.items():
+    yield from _of_paths(steps, world_size * _PIDS_OF_RANK + 1, zero_s)
+
+
+def _of_paths(steps: Steps, pid: int, zero_s: float) -> Iterator[dict[str, Any]]:
+    """The critical paths. One rank may have begun the next step before another one has ended this step, so
+    that neighbouring paths have threads of their own."""
+    yield from _named(pid, "critical path", 0, {1: "critical path", 2: "critical path of the next step"})
+    for number, (step, (_, path)) in enumerate(steps.items()):
         for span in path:
-            event = _event(span, step, pid, _MAIN, zero_s)
+            event = _event(span, step, pid, number % 2 + 1, zero_s)
             yield {**event, "name": f"rank {span.rank}: {event['name']}"}
 
 

@@ -30,7 +30,7 @@ import time
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
 _loss = Autoencoder.loss
 def slow(self, model, batch):
-    time.sleep(0.25 * rank)
+    time.sleep(0.6 * rank)
     return _loss(self, model, batch)
 Autoencoder.loss = slow
 """
@@ -38,7 +38,7 @@ Autoencoder.loss = slow
 
 @pytest.fixture(scope="module")
 def run(cluster2: nbgpu.Cluster, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A run in which the second rank computes a quarter of a second longer, with two profiled steps."""
+    """A run in which the second rank computes half a second longer, with two profiled steps."""
     cluster2.execute(SLOW_RANK_1)
     try:
         folder = str(tmp_path_factory.mktemp("timeline"))
@@ -53,7 +53,7 @@ def test_the_critical_path_is_on_the_slow_rank_until_the_transfer(run: Run) -> N
     for step in found.steps:
         path = found.critical_path(step)
         assert {s.rank for s in path if s.kind == "forward"} == {1}
-        assert {s.rank for s in path if s.kind == "backward" and s.end_s - s.begin_s > 0.001} == {1}
+        assert {s.rank for s in path if s.kind == "backward"} == {1}
         assert all(before.end_s <= after.begin_s + 1e-9 for before, after in pairwise(path))
         covered_s = sum(s.end_s - s.begin_s for s in path)
         assert covered_s == pytest.approx(path[-1].end_s - path[0].begin_s, rel=0.02)

@@ -328,7 +328,8 @@ class Trainer(Loop):
                     self._guard.look_at(batch)
                 clock.enter("backward")
                 step.backward(terms["loss"], self._guard.start_of_backward(terms["loss"]))
-            clock.enter("beside")
+            if self._built.discriminator is not None:
+                clock.enter("beside")
             for name, term in {**terms, **step.learn_beside()}.items():
                 sums[name] = sums[name] + term.detach() if name in sums else term.detach()
         clock.enter("waiting")
