@@ -173,10 +173,14 @@ def of_run(
                 if own is not None:
                     found.setdefault(record.step, {})[record.rank] = own
     lacking = [step for step in wanted if not _are_together(found.get(step, {}), world_size)]
-    if lacking or not wanted:
-        what = f"steps {lacking} were" if lacking else "no step was"
-        known = f"Every moment was recorded of the steps {_ranges(sorted(detailed))}" if detailed else ""
-        raise ConfigError(f"{what} not recorded by all ranks. {known}".strip())
+    if not wanted:
+        raise ConfigError(
+            "no step was recorded moment by moment: the run has fewer than 3 steps, was started with telemetry=False, "
+            "or trains no model"
+        )
+    if lacking:
+        known = f". Every moment was recorded of the steps {_ranges(sorted(detailed))}" if detailed else ""
+        raise ConfigError(f"steps {lacking} were not recorded by all ranks{known}")
     return Timeline(
         title,
         {step: [by_rank for _, by_rank in sorted(found[step].items())] for step in wanted},

@@ -28,6 +28,7 @@ import links  # noqa: E402
 import microstructures  # noqa: E402
 import pages  # noqa: E402
 import peers  # noqa: E402
+import step_split  # noqa: E402
 import trainer  # noqa: E402
 import training  # noqa: E402
 from kernel import Kernel, kernel  # noqa: E402 - it stands beside the tests
@@ -193,7 +194,14 @@ def telemetry() -> str:
     )
     blocks = [("blocks of 10 steps that are not split", whole), ("blocks that are", split)]
     split_ratio = _ratio("split / not split", split, whole, "at least 0.99")
-    return _table("steps/s", rows) + ratio + _table("steps/s", blocks) + split_ratio
+    added = [(f"the split of a step with {n} buckets, by itself", step_split.added_us(n)) for n in (1, 4, 16)]
+    return (
+        _table("steps/s", rows)
+        + ratio
+        + _table("steps/s", blocks)
+        + split_ratio
+        + _table("us of processor time", added)
+    )
 
 
 def logs() -> str:

@@ -96,6 +96,20 @@ def test_a_profile_says_which_part_the_kernels_belong_to(one_gpu: nbgpu.Cluster,
     assert computing_s > 0.5 * sum(kernel["dur"] for kernel in kernels) / 1e6 / 4 > 0
 
 
+def test_the_parts_of_steps_are_those_of_the_device(one_gpu: nbgpu.Cluster, tmp_path: Path) -> None:
+    run = one_gpu.train("autoencoder", **SMALL, runs_dir=str(tmp_path)).wait(120)
+    parts = run.step_parts()
+    assert len(parts) == 8
+    assert (parts[["forward_s", "backward_s", "optimizer_s"]] > 0).all(axis=None)
+    assert "exposed_s" not in parts.columns
+    # The host's steps and the device's are equally long on the average, and not one by one.
+    device_s = parts[["forward_s", "backward_s", "optimizer_s"]].sum(axis=1).iloc[2:].sum()
+    assert device_s < 1.1 * parts["step_s"].iloc[2:].sum()
+    begins = run.metrics().dropna(subset=["begun_at_s"]).sort_values("step")["begun_at_s"]
+    assert begins.is_monotonic_increasing
+    assert {span.kind for span in run.timeline(range(3, 6)).spans(4)} >= {"forward", "backward", "optimizer"}
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each rank, two at least")
 def test_nccl_is_communication_hidden_or_not(one_gpu: nbgpu.Cluster, tmp_path: Path) -> None:
     one_gpu.stop()
@@ -106,3 +120,8 @@ def test_nccl_is_communication_hidden_or_not(one_gpu: nbgpu.Cluster, tmp_path: P
         assert sum(event.detail[part] for part in PARTS) == pytest.approx(event.detail["step_s"])
         assert event.detail["communication_s"] + event.detail["hidden_s"] > 0
         assert any("nccl" in e["name"].lower() for e in trace_of(run, rank) if e.get("cat") == "kernel")
+    parts = run.step_parts()
+    assert (parts["exchange_s"] > 0).all()
+    assert ((parts["hidden_s"] + parts["exposed_s"] - parts["exchange_s"]).abs() < 1e-6).all()
+    assert (parts["waiting_s"] <= parts["exposed_s"] + 1e-9).all()
+    assert {span.rank for span in run.timeline([4]).spans(4) if span.kind == "exchange"} == {0, 1}

@@ -23,7 +23,8 @@ class Moment:
         """The host's monotonic clock when the moment was noted."""
         if device.type == "cuda":
             self._event = torch.cuda.Event(enable_timing=True)
-            self._event.record(stream)
+            # The thread in which a collective ends may have another current device.
+            self._event.record(stream or torch.cuda.current_stream(device))
 
     def wait(self) -> None:
         """Wait until the device has come to this moment."""
