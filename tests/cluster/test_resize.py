@@ -142,6 +142,15 @@ ddp = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
     assert cluster.execute("print(ddp.module.weight.grad.item())") == {0: "1.5\n", 1: "1.5\n"}
 
 
+SLOW_TO_FREE = """
+import gc, time
+def slow(phase, info):
+    if phase == "start" and info["generation"] == 2:
+        time.sleep(2)
+gc.callbacks.append(slow)
+"""
+
+
 @pytest.mark.parametrize("ranks", [0, -1, 65])
 def test_a_number_that_cannot_be_is_refused(cluster: nbgpu.Cluster, ranks: int) -> None:
     before = cluster.pids
@@ -158,6 +167,15 @@ def test_a_rank_in_a_cell_is_left_alone(cluster: nbgpu.Cluster) -> None:
     cells[1].get(BOUND_S)
     require_works(cluster, 2)
     assert cluster.pull("kept", rank=1) == 1
+
+
+def test_memory_that_is_freed_after_a_run_is_waited_for(cluster: nbgpu.Cluster, tmp_path: Path) -> None:
+    cluster.execute(SLOW_TO_FREE, ranks=[1])
+    settings = {"data": "phantoms", "patch_size": 16, "num_phantoms": 8, "batch_size": 1, "val_every": 0}
+    cluster.train("autoencoder", steps=2, threads=1, runs_dir=str(tmp_path), **settings).wait(60)
+    cluster.resize(3)
+    cluster.execute("gc.callbacks.remove(slow)\ndel slow, gc, time", ranks=[1])
+    require_works(cluster, 3)
 
 
 def test_a_run_keeps_its_ranks(cluster: nbgpu.Cluster, tmp_path: Path) -> None:

@@ -23,7 +23,10 @@ from nbgpu.text.sizes import in_words
 if TYPE_CHECKING:
     from nbgpu.client.cluster.cluster import Cluster
 
-_IDLE_PATIENCE_S = 1.0
+_CELL_PATIENCE_S = 1.0
+"""How long a cell or a run may take to end: its answer may be on the way."""
+_CALL_PATIENCE_S = 60.0
+"""How long nbgpu's own calls may take. After a run the ranks free memory, and nothing waits for that."""
 _ANSWER_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.02
 
@@ -117,24 +120,27 @@ def _require_memory(cluster: Cluster, config: ClusterConfig, chosen: tuple[Devic
 
 def _require_idle(cluster: Cluster) -> None:
     """Raise ClusterError if a rank is still at work, or does not say."""
-    give_up_s = time.monotonic() + _IDLE_PATIENCE_S
+    begun_s = time.monotonic()
     with closing(cluster.lookout()) as lookout:
         while True:
             lookout.seen.clear()
             lookout.ask()
             lookout.collect(_ANSWER_PATIENCE_S)
-            busy = [
-                rank
+            doing = {
+                rank: lookout.seen[rank].where.doing if rank in lookout.seen else ""
                 for rank in range(cluster.world_size)
-                if rank not in lookout.seen or lookout.seen[rank].where.doing != "idle"
-            ]
+            }
+            busy = [rank for rank, what in doing.items() if what != "idle"]
             if not busy:
                 return
-            if time.monotonic() > give_up_s:
+            standstills = cluster.ranks.standstills(busy)
+            # A rank that frees memory may be silent meanwhile.
+            is_persons = bool(standstills) or any(doing[rank] in ("cell", "run") for rank in busy)
+            if time.monotonic() > begun_s + (_CELL_PATIENCE_S if is_persons else _CALL_PATIENCE_S):
                 break
             time.sleep(_LOOK_PERIOD_S)
             take_interrupt()
-    standing = "".join(f" Rank {rank}: {why}." for rank, why in cluster.ranks.standstills(busy).items())
+    standing = "".join(f" Rank {rank}: {why}." for rank, why in standstills.items())
     raise ClusterError(
         f"rank {rank_ranges(busy)} is still at work, and the number of ranks can only change between two cells."
         f"{standing} Wait for it, or stop it with the notebook's stop button; %nbgpu status shows its line"
