@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nbgpu.client.scaling.nccl import nccl_times
     from nbgpu.client.scaling.steps import time_step
     from nbgpu.client.scaling.study import Study, scaling, study
+    from nbgpu.client.scaling.trial import try_advice
     from nbgpu.client.sweeps.sweep import Sweep, sweep
     from nbgpu.config import ClusterConfig, TrainConfig
     from nbgpu.errors import (
@@ -62,6 +63,7 @@ __all__ = [
     "study",
     "sweep",
     "time_step",
+    "try_advice",
 ]
 
 _HOMES = {
@@ -78,6 +80,7 @@ _HOMES = {
     "Study": "nbgpu.client.scaling.study",
     "scaling": "nbgpu.client.scaling.study",
     "study": "nbgpu.client.scaling.study",
+    "try_advice": "nbgpu.client.scaling.trial",
     "ClusterConfig": "nbgpu.config",
     "TrainConfig": "nbgpu.config",
     "controls": "nbgpu.ui.controls",
@@ -90,7 +93,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'nbgpu' has no attribute {name!r}")
-    studies = ("Study", "scaling", "study")
+    studies = ("Study", "scaling", "study", "try_advice")
     if name in ("Cluster", "Run", "Sweep", "attach", "controls", "sweep", *studies):
         ui = import_module("nbgpu.ui")
         ui.connect()

@@ -1,27 +1,27 @@
 """What bounds a run, in sentences with the numbers in them, and what to change first.
 
-Everything said follows from what the ranks recorded of their steps. What a change would bring is worked out
-from the same times: the part that the change acts on shrinks as the change makes it, and all else stays.
+Everything said follows from what the ranks recorded of their steps, and from the link, where it is known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import mean, median
 from typing import Any, Literal
 
-from nbgpu.performance.step_parts import MOSTLY, StepParts, middle_half, slowest_rank
+from nbgpu.performance.other_buckets import ExchangeModel
+from nbgpu.performance.step_parts import MOSTLY, STATISTICS, StepParts, middle_half, slowest_rank
 from nbgpu.text.ranks import named_ranks
 
-Bound = Literal["data", "computation", "communication", "imbalance", "validation", "checkpoints", "other"]
+Bound = Literal[
+    "data", "computation", "communication", "statistics", "imbalance", "validation", "checkpoints", "other"
+]
 
 _WORTH_NAMING = 0.1
 """The share of the time from which on something is worth changing."""
 _WORTH_SAYING = 0.02
 """The share of the time from which on something is named."""
-_ENOUGH = 0.1
-"""The share of the time that validations or checkpoints should take at most."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,9 @@ class Observed:
     samples_per_step: int
     settings: Mapping[str, Any]
     """The run's settings by name."""
+    exchange: ExchangeModel | None = None
+    """The exchange of gradients over the run's link; None where the link is not known, or no buckets were
+    recorded."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class Explanation:
     sentences: Sequence[str]
     step_s: float
     """What a step takes on average, with the time between steps."""
+    spent_s: Mapping[str, float]
+    """What of it is spent on 'computation', 'data', 'validation', 'checkpoints' and so on."""
     advice: Sequence[Advice] = field(default=())
     """What to change, the most useful first; empty where nothing would help."""
 
@@ -68,181 +73,199 @@ class Explanation:
     __repr__ = __str__
 
 
-def explain(observed: Observed) -> Explanation:
-    """Say what bounds a run.
+@dataclass(frozen=True)
+class Lagging:
+    """A rank for which the others wait."""
 
-    Args:
-        observed: at least one step of each rank.
-    """
-    parts = middle_half(observed.steps)
-    ranks = sorted({step.rank for step in observed.steps})
-    spent_s = {
-        "computation": parts["forward_s"] + parts["backward_s"] + parts["optimizer_s"],
-        "data": parts["data_s"],
-        "waiting for one another": parts.get("waiting_s", 0.0),
-        "communication": parts.get("transfer_s", 0.0),
-        "validation": observed.between_s.get("validation", 0.0),
-        "checkpoints": observed.between_s.get("checkpoints", 0.0),
-        "other": parts["other_s"] + observed.between_s.get("other", 0.0),
-    }
-    step_s = sum(spent_s.values())
-    # Computation is what the time is for. It bounds a run where nothing else is worth changing.
-    causes: dict[Bound, float] = {
-        "data": spent_s["data"],
-        "communication": spent_s["communication"],
-        "imbalance": _imbalance_s(observed.steps, len(ranks)),
-        "validation": spent_s["validation"],
-        "checkpoints": spent_s["checkpoints"],
-        "other": spent_s["other"],
-    }
-    worst = max(causes, key=lambda cause: causes[cause])
-    bound: Bound = worst if causes[worst] >= _WORTH_NAMING * step_s else "computation"
-    seen = _Seen(observed, parts, spent_s, causes | {"computation": spent_s["computation"]}, step_s, ranks)
-    advice = tuple(sorted(seen.advice(bound), key=lambda each: each.step_s))
-    return Explanation(bound, tuple(seen.sentences(bound)), step_s, advice)
+    rank: int
+    share: float
+    """Of the steps in which it is last."""
+    seconds: float
+    """By how much a step would be shorter if it were as fast as the others."""
+    data_s: float
+    """By how much longer it waits for its data than the others."""
 
 
 @dataclass(frozen=True)
-class _Seen:
+class Spent:
+    """Where the time of a run went, and what a step would be without each cause."""
+
     observed: Observed
     parts: Mapping[str, float]
+    """The mean parts of a step over the ranks."""
     spent_s: Mapping[str, float]
     """By what it was spent on; all of a step and of the time between two steps."""
     causes_s: Mapping[Bound, float]
     """By how much a step would be shorter without each cause."""
-    step_s: float
-    ranks: Sequence[int]
+    lagging: Lagging | None
+    """The slowest rank, if it is always the same."""
+
+    @property
+    def step_s(self) -> float:
+        return sum(self.spent_s.values())
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({step.rank for step in self.observed.steps})
+
+    def bound(self) -> Bound:
+        """What bounds the run: the worst cause, if it is worth changing."""
+        # Computation is what the time is for. It bounds a run where nothing else is worth changing.
+        causes = {cause: seconds for cause, seconds in self.causes_s.items() if cause != "computation"}
+        worst = max(causes, key=lambda cause: causes[cause])
+        return worst if causes[worst] >= _WORTH_NAMING * self.step_s else "computation"
 
     def sentences(self, bound: Bound) -> Iterator[str]:
+        """Say what bounds the run, what else it spends its time on, and what is hidden."""
         yield self._first(bound)
-        rest = {n: s for n, s in self.spent_s.items() if n != bound and s >= _WORTH_SAYING * self.step_s}
+        rest = {name: seconds for name, seconds in self.spent_s.items() if name != bound and seconds}
         if rest:
             ordered = sorted(rest, key=lambda name: -rest[name])
+            ordered = [n for n in ordered if rest[n] >= _WORTH_SAYING * self.step_s] or ordered[:1]
             named = ", ".join(
-                f"{name} {_ms(rest[name])} ({rest[name] / self.step_s:.0%})" for name in ordered
+                f"{name} {in_ms(rest[name])} ({rest[name] / self.step_s:.0%})" for name in ordered
             )
-            yield f"Of the {_ms(self.step_s)} of a step, on average over the ranks: {named}."
+            yield f"Of the {in_ms(self.step_s)} of a step, on average over the ranks: {named}."
         hidden_s = self.parts.get("hidden_s", 0.0)
         if hidden_s >= 0.01 * self.step_s:
-            yield f"The backward pass hides {_ms(hidden_s)} of the exchange of gradients."
+            yield f"The backward pass hides {in_ms(hidden_s)} of the exchange of gradients."
+        if bound == "computation":
+            yield "Nothing else takes a tenth of the time, so that there is nothing to change first."
 
     def _first(self, bound: Bound) -> str:
         seconds = self.causes_s[bound]
         share = seconds / self.step_s
         match bound:
             case "data":
-                return f"Data bound this run: a step waits {_ms(seconds)} for them, {share:.0%} of its time."
+                return f"Data bound this run: {self._who_waits_for_data()} {in_ms(seconds)} for them, {share:.0%} of its time."
             case "communication":
                 return (
-                    f"Communication bounds this run: {_ms(seconds)} of a step, {share:.0%}, is an exchange of gradients "
-                    "that the backward pass does not hide."
+                    f"Communication bounds this run: {in_ms(seconds)} of a step, {share:.0%}, is an exchange of gradients "
+                    f"that the backward pass does not hide{self._of_what()}."
+                )
+            case "statistics":
+                return (
+                    f"BatchNorm's statistics bound this run: {in_ms(seconds)} of a step, {share:.0%}, is their exchange "
+                    "between the ranks, which no computation hides."
                 )
             case "imbalance":
-                rank, often = slowest_rank(self.observed.steps) or (0, 0.0)
+                assert self.lagging is not None, "imbalance has a rank"
+                rank = self.lagging.rank
                 others = named_ranks(each for each in self.ranks if each != rank)
                 waits = "waits" if len(self.ranks) == 2 else "wait"
                 return (
-                    f"Imbalance bounds this run: {others} {waits} {_ms(seconds)} of a step, {share:.0%}, for rank {rank}, "
-                    f"which is last in {often:.0%} of the steps."
+                    f"Imbalance bounds this run: {others} {waits} {in_ms(seconds)} of a step, {share:.0%}, for rank "
+                    f"{rank}, which is last in {self.lagging.share:.0%} of the steps."
                 )
             case "validation":
-                return f"Validation bounds this run: {_ms(seconds)} for each step, {share:.0%} of the time."
+                return f"Validation bounds this run: {in_ms(seconds)} for each step, {share:.0%} of the time."
             case "checkpoints":
-                return f"Checkpoints bound this run: {_ms(seconds)} for each step, {share:.0%} of the time."
+                return f"Checkpoints bound this run: {in_ms(seconds)} for each step, {share:.0%} of the time."
             case "other":
                 return (
-                    f"None of a step's parts bounds this run: {_ms(seconds)} of a step, {share:.0%}, is neither data, "
+                    f"None of a step's parts bounds this run: {in_ms(seconds)} of a step, {share:.0%}, is neither data, "
                     "computation nor communication, such as other work on this machine."
                 )
             case "computation":
-                return f"Computation bounds this run: {_ms(seconds)} of a step, {share:.0%}, which is what it is for."
+                return f"Computation bounds this run: {in_ms(seconds)} of a step, {share:.0%}, which is what it is for."
 
-    def advice(self, bound: Bound) -> Iterator[Advice]:
-        settings = self.observed.settings
-        match bound:
-            case "data":
-                yield from self._advice_on_data(settings)
-            case "communication":
-                yield from self._advice_on_communication(settings)
-            case "imbalance":
-                without_s = self.step_s - self.causes_s["imbalance"]
-                rank, _ = slowest_rank(self.observed.steps) or (0, 0.0)
-                yield self._advice(f"If rank {rank} were as fast as the others", {}, without_s)
-            case "validation":
-                yield from self._less_often("val_every", "validation", settings)
-            case "checkpoints":
-                yield from self._less_often("checkpoint_every", "checkpoints", settings)
-            case "computation" | "other":
-                pass
+    def _who_waits_for_data(self) -> str:
+        lagging = self.lagging
+        if lagging is None or lagging.data_s < self.causes_s["data"] / 2:
+            return "a step waits"
+        return f"rank {lagging.rank}, for which the others wait, itself waits in each step"
 
-    def _advice_on_data(self, settings: Mapping[str, Any]) -> Iterator[Advice]:
-        without_s = self.step_s - self.spent_s["data"]
-        if settings.get("cache_rate") is not None and settings["cache_rate"] < 1 and settings.get("data"):
-            yield self._advice("With every volume in memory (cache_rate=1)", {"cache_rate": 1.0}, without_s)
-        elif "num_workers" in settings:
-            # Workers read while the ranks compute. They have to be so many that a batch is read in the time
-            # of a step.
-            busy_s = max(without_s, 1e-9)
-            workers = max(1, round(0.5 + (self.spent_s["data"] + busy_s) / busy_s))
-            if workers > (settings["num_workers"] or 0):
-                text = f"With {workers} workers that read while the ranks compute (num_workers={workers})"
-                yield self._advice(text, {"num_workers": workers}, without_s)
-
-    def _advice_on_communication(self, settings: Mapping[str, Any]) -> Iterator[Advice]:
-        exposed_s = self.spent_s["communication"]
-        if settings.get("strategy") == "ddp" and settings.get("comm_hook") == "none":
-            exchange_s = exposed_s + self.parts.get("hidden_s", 0.0)
-            # Half the bytes take half the time, but for latencies; what is hidden now stays hidden.
-            without_s = self.step_s - min(exposed_s, exchange_s / 2)
-            yield self._advice(
-                "With gradients of 16 bits on the way (comm_hook='fp16')", {"comm_hook": "fp16"}, without_s
-            )
-        accumulate = settings.get("accumulate", 1)
-        # Twice the micro-batches, and as many exchanges: half of one for as many samples as now.
-        halved_s = self.step_s - (exposed_s + self.parts["optimizer_s"]) / 2
-        changed = {"accumulate": 2 * accumulate}
-        yield self._advice(
-            f"With twice as many micro-batches in a step (accumulate={2 * accumulate})", changed, halved_s
-        )
-
-    def _less_often(self, name: str, what: Bound, settings: Mapping[str, Any]) -> Iterator[Advice]:
-        every = settings.get(name) or 0
-        if not every:
-            return
-        seconds = self.causes_s[what]
-        factor = 1
-        while seconds / factor > _ENOUGH * (self.step_s - seconds + seconds / factor):
-            factor *= 2
-        without_s = self.step_s - seconds + seconds / factor
-        yield self._advice(
-            f"With {name}={every * factor} in place of {every}", {name: every * factor}, without_s
-        )
-
-    def _advice(self, condition: str, settings: Mapping[str, Any], step_s: float) -> Advice:
-        samples = self.observed.samples_per_step
-        return Advice(
-            f"{condition}, a step would at best take {_ms(step_s)} in place of {_ms(self.step_s)}, which is {samples / step_s:.4g} "
-            f"samples per second in place of {samples / self.step_s:.4g}.",
-            settings,
-            step_s,
-            self.step_s / step_s,
+    def _of_what(self) -> str:
+        """What the time of the exchange is mostly, where the link is known."""
+        exchange = self.observed.exchange
+        if exchange is None:
+            return ""
+        latency_s, busy_s = exchange.latency_s(), exchange.busy_s()
+        if latency_s > busy_s / 2:
+            return f". Most of the exchange is the latency of its {len(exchange.buckets)} buckets, {in_ms(latency_s)}"
+        return (
+            f". Most of the exchange is the link's rate: {exchange.num_bytes / 1e6:.3g} MB need "
+            f"{in_ms(busy_s - latency_s)}"
         )
 
 
-def _imbalance_s(steps: Sequence[StepParts], num_ranks: int) -> float:
-    """By how much a step would be shorter if the rank that is last most often were as fast as the others.
+def spent(observed: Observed) -> Spent:
+    """Return where the time of a run went.
 
-    Ranks take turns to be last even where they are alike. Only what the others wait for that one rank counts.
+    Args:
+        observed: at least one step of each rank.
     """
+    parts = middle_half(observed.steps)
+    ranks = sorted({step.rank for step in observed.steps})
+    statistics_s = parts.get(STATISTICS, 0.0)
+    exchanged_s = _statistics_by_themselves_s(observed.steps) if statistics_s else 0.0
+    spent_s = {
+        "computation": parts["forward_s"] + parts["backward_s"] + parts["optimizer_s"],
+        "data": parts["data_s"],
+        "waiting for one another": parts.get("waiting_s", 0.0) + max(0.0, statistics_s - exchanged_s),
+        "communication": parts.get("transfer_s", 0.0),
+        "BatchNorm's statistics": min(statistics_s, exchanged_s),
+        "validation": observed.between_s.get("validation", 0.0),
+        "checkpoints": observed.between_s.get("checkpoints", 0.0),
+        "other": parts["other_s"] + observed.between_s.get("other", 0.0),
+    }
+    data_s = {rank: middle_half([s for s in observed.steps if s.rank == rank])["data_s"] for rank in ranks}
+    lagging = _lagging(observed.steps, data_s)
+    causes_s: dict[Bound, float] = {
+        # The others wait for the rank whose data come last.
+        "data": max(data_s.values()),
+        "communication": spent_s["communication"],
+        "statistics": spent_s["BatchNorm's statistics"],
+        "imbalance": 0.0 if lagging is None else max(0.0, lagging.seconds - max(0.0, lagging.data_s)),
+        "validation": spent_s["validation"],
+        "checkpoints": spent_s["checkpoints"],
+        "other": spent_s["other"],
+        "computation": spent_s["computation"],
+    }
+    return Spent(observed, parts, spent_s, causes_s, lagging)
+
+
+def _lagging(steps: Sequence[StepParts], data_s: Mapping[int, float]) -> Lagging | None:
+    """The rank that is last in most steps; None if the ranks take turns, as ranks do that are alike."""
     found = slowest_rank(steps)
-    if found is None or num_ranks < 2:
-        return 0.0
+    if found is None or len(data_s) < 2:
+        return None
     rank, share = found
-    if share < MOSTLY:
-        return 0.0
-    waited = [step.parts_s["waiting_s"] for step in steps if step.last_rank == rank and step.rank != rank]
-    return median(waited) * share if waited else 0.0
+    seconds = [step.parts_s["waiting_s"] for step in steps if step.last_rank == rank and step.rank != rank]
+    if any(STATISTICS in step.parts_s for step in steps):
+        # Ranks come together wherever statistics are exchanged, so that the others wait there.
+        rank, share, seconds = _last_for_statistics(steps)
+    if share < MOSTLY or not seconds:
+        return None
+    others_s = [own_s for each, own_s in data_s.items() if each != rank]
+    return Lagging(rank, share, median(seconds) * share, data_s[rank] - mean(others_s))
 
 
-def _ms(seconds: float) -> str:
+def _last_for_statistics(steps: Sequence[StepParts]) -> tuple[int, float, list[float]]:
+    """The rank that waits least for statistics in most steps, the share of these steps, and how much longer
+    the others wait."""
+    by_step = _statistics_by_step(steps)
+    last = [min(of_ranks, key=lambda rank: of_ranks[rank]) for of_ranks in by_step.values()]
+    rank = max(set(last), key=last.count)
+    longer_s = [
+        mean(own_s - of_ranks[rank] for each, own_s in of_ranks.items() if each != rank)
+        for of_ranks in by_step.values()
+    ]
+    return rank, last.count(rank) / len(last), longer_s
+
+
+def _statistics_by_themselves_s(steps: Sequence[StepParts]) -> float:
+    """How long the exchange of statistics takes once all ranks have come: as long as for the last of them."""
+    return median(min(of_ranks.values()) for of_ranks in _statistics_by_step(steps).values())
+
+
+def _statistics_by_step(steps: Sequence[StepParts]) -> dict[int, dict[int, float]]:
+    by_step: dict[int, dict[int, float]] = {}
+    for step in steps:
+        by_step.setdefault(step.step, {})[step.rank] = step.parts_s.get(STATISTICS, 0.0)
+    return by_step
+
+
+def in_ms(seconds: float) -> str:
+    """Return a time in milliseconds, or in seconds from one on."""
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -12,8 +12,13 @@ from nbgpu.protocol.records import Event, Sample
 
 _OWN = ("data_s", "forward_s", "backward_s", "optimizer_s")
 _NEEDED = {"step_s", "begun_at_s", *_OWN}
+_WITH_STATISTICS = {"forward_s": "forward_statistics_s", "backward_s": "backward_statistics_s"}
+"""What is recorded of a pass, and the part of it in which the rank waited for statistics."""
 _OF_AN_EXCHANGE = {"ready_at_s", "exposed_s"}
-PARTS = (*_OWN[:3], "waiting_s", "transfer_s", _OWN[3], "other_s")
+STATISTICS = "statistics_s"
+"""The part in which a rank waits for the statistics that BatchNorm takes over all ranks; known on CPU ranks
+with `sync_batchnorm`."""
+PARTS = (*_OWN[:3], STATISTICS, "waiting_s", "transfer_s", _OWN[3], "other_s")
 """The parts that add up to a step, in their order. `waiting_s` and `transfer_s` are the exchange of gradients
 that the backward pass does not hide: until the slowest rank has its gradients, and from then on. They are
 known only where DDP sends buckets."""
@@ -78,6 +83,10 @@ def _of_step(step: int, of_ranks: Mapping[int, Mapping[str, float]], clocks: Clo
     found = []
     for rank, values in sorted(of_ranks.items()):
         parts_s = {name: values[name] for name in _OWN}
+        for whole, waited in _WITH_STATISTICS.items():
+            if waited in values:
+                parts_s[whole] = max(0.0, parts_s[whole] - values[waited])
+                parts_s[STATISTICS] = parts_s.get(STATISTICS, 0.0) + values[waited]
         if last_rank is not None:
             waiting_s = min(ready_at_s[last_rank] - ready_at_s[rank], values["exposed_s"])
             parts_s |= {"waiting_s": waiting_s, "transfer_s": values["exposed_s"] - waiting_s}

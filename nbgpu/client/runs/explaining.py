@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from nbgpu.config import TrainConfig
+from nbgpu.config import TrainConfig, read_tables
 from nbgpu.errors import RunError
-from nbgpu.performance import bottlenecks
+from nbgpu.machine.links import parse_link
+from nbgpu.performance import advice, rank_steps
 from nbgpu.performance.bottlenecks import Explanation, Observed
+from nbgpu.performance.costs import Costs, MeasuredCosts, RingCosts
+from nbgpu.performance.links import Links
+from nbgpu.performance.other_buckets import ExchangeModel
+from nbgpu.performance.schedule import Bucket
 from nbgpu.performance.step_parts import StepParts, parts_of
-from nbgpu.protocol.records import Event, Sample
+from nbgpu.protocol.records import TIMELINE, Event, Sample
+from nbgpu.run_folder import names
 from nbgpu.run_folder.reader import Reader
 
 _FIRST_STEPS = 5
@@ -20,8 +29,21 @@ there are enough others."""
 _LEAST_STEPS = 5
 
 
-def explain(reader: Reader, config: TrainConfig, num_ranks: int) -> Explanation:
+_TRAVELLING = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
+"""By `comm_hook`, the share of a gradient's bytes that travels, where it is known."""
+
+
+def explain(
+    folder: Path, reader: Reader, config: TrainConfig, num_ranks: int, links: Links | None = None
+) -> Explanation:
     """Say what bounds a run, by what its ranks have recorded so far.
+
+    Args:
+        folder: the run's.
+        reader: of its records.
+        config: its settings.
+        num_ranks: its ranks.
+        links: of its ranks, as measured; None if they are not known. A simulated link is always known.
 
     Raises:
         RunError: fewer than five steps were recorded, or the recipe's steps have no parts.
@@ -36,14 +58,59 @@ def explain(reader: Reader, config: TrainConfig, num_ranks: int) -> Explanation:
         )
     first = numbers[_FIRST_STEPS] if len(numbers) >= 2 * _FIRST_STEPS else numbers[0]
     counting = [parts for parts in steps if parts.step >= first]
-    return bottlenecks.explain(
+    costs = MeasuredCosts(links) if links is not None else _simulated(folder)
+    return advice.explain(
         Observed(
             steps=counting,
-            between_s=_between_s(counting, records),
+            between_s=_between_s(counting, records, config.checkpoint_every),
             samples_per_step=config.samples_per_step(num_ranks),
             settings=_settings(config),
+            exchange=None if costs is None else _exchange(records, config, num_ranks, costs),
         )
     )
+
+
+def _simulated(folder: Path) -> Costs | None:
+    """The simulated link of the run's cluster; None if the link is a real one."""
+    link = read_tables(folder / names.SETTINGS).get("cluster", {}).get("link", "")
+    return RingCosts(parse_link(link)) if link else None
+
+
+def _exchange(
+    records: Iterable[Sample | Event], config: TrainConfig, num_ranks: int, costs: Costs
+) -> ExchangeModel | None:
+    """The exchange of the gradients, on average over the steps of which every moment was recorded; None if
+    no buckets travelled."""
+    travelling = _TRAVELLING.get(config.comm_hook)
+    if config.strategy != "ddp" or num_ranks < 2 or travelling is None:
+        return None
+    found: list[list[Bucket]] = []
+    for event in records:
+        if not isinstance(event, Event) or event.kind != TIMELINE:
+            continue
+        step = rank_steps.from_moments(event.step, event.rank, event.detail)
+        passes = [] if step is None else [span for span in step.work if span.kind == "backward"]
+        if step is None or not passes:
+            continue
+        # Micro-batches before the last one exchange nothing.
+        for span in passes:
+            buckets = [
+                Bucket(sent.begin_s - span.begin_s, travelling * sent.num_bytes)
+                for sent in step.sent
+                if span.begin_s <= sent.begin_s <= span.end_s
+            ]
+            if buckets:
+                found.append(buckets)
+    if not found:
+        return None
+    # DDP makes its buckets once more after the first step.
+    ((usual, _),) = Counter(map(len, found)).most_common(1)
+    alike = [buckets for buckets in found if len(buckets) == usual]
+    average = [
+        Bucket(mean(bucket.ready_s for bucket in of_index), of_index[0].num_bytes)
+        for of_index in zip(*alike, strict=True)
+    ]
+    return ExchangeModel(average, average[-1].ready_s, costs, num_ranks)
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:
@@ -51,7 +118,9 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
     return {name: value for name, value in config.model_dump().items() if name not in config.UNUSED}
 
 
-def _between_s(steps: Sequence[StepParts], records: Sequence[Sample | Event]) -> dict[str, float]:
+def _between_s(
+    steps: Sequence[StepParts], records: Sequence[Sample | Event], checkpoint_every: int
+) -> dict[str, float]:
     """The time between the steps of rank 0, on average for each step, by what it was spent on. Pauses do not
     count."""
     of_rank = [parts for parts in steps if parts.rank == 0]
@@ -71,6 +140,9 @@ def _between_s(steps: Sequence[StepParts], records: Sequence[Sample | Event]) ->
             of_step = in_states[state.text]
             of_step[state.step] = of_step.get(state.step, 0.0) + after.time_s - state.time_s
     saved = {record.step for record in records if isinstance(record, Event) and record.kind == "checkpoint"}
+    if checkpoint_every:
+        # One that is left out, because the last one is still being written, takes time too.
+        saved |= {step for step in gaps_s if step % checkpoint_every == 0}
     spent_s = {"validation": 0.0, "checkpoints": 0.0, "other": 0.0}
     for step, gap_s in gaps_s.items():
         validated_s = min(max(0.0, gap_s), in_states["validating"].get(step, 0.0))

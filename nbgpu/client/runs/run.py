@@ -24,6 +24,7 @@ from nbgpu.config.settings import steerable
 from nbgpu.errors import ConfigError, NbgpuError, RankError, RunError
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.performance.bottlenecks import Explanation
+from nbgpu.performance.links import Links
 from nbgpu.performance.timeline import Timeline, of_run
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.calls import Call
@@ -218,13 +219,19 @@ class Run:
         """
         return parts_frame(self.reader, self.info.world_size)
 
-    def explain(self) -> Explanation:
+    def explain(self, links: Links | None = None) -> Explanation:
         """Say in a few sentences what bounds this run, and what to change first. It prints as text.
+
+        `nbgpu.try_advice` measures what the advice brings.
+
+        Args:
+            links: what `nbgpu.measure_links()` found on the run's ranks. With it there is also advice on the
+                size of DDP's buckets; over a simulated link there always is.
 
         Raises:
             RunError: fewer than five steps were recorded, or the recipe's steps have no parts.
         """
-        return explaining.explain(self.reader, self.config, self.info.world_size)
+        return explaining.explain(self.folder, self.reader, self.config, self.info.world_size, links)
 
     def timeline(self, steps: int | Iterable[int] | None = None) -> Timeline:
         """Return what every rank did in some steps, moment by moment: a figure in a notebook, a table in

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from nbgpu.errors import RunError
 from nbgpu.machine.files import write_whole
 from nbgpu.performance import step_parts
 from nbgpu.performance.bottlenecks import Explanation
+from nbgpu.performance.step_parts import StepParts
 from nbgpu.performance.study_results import Measured
 from nbgpu.planning.studies import StudyConfig, StudyPoint
 from nbgpu.protocol.records import Device, Sample
@@ -62,17 +64,22 @@ def _look_back(folder: Path, repeat: int, point: StudyPoint, config: StudyConfig
         ) from None
     if why_failed:
         return Measured(point.number, repeat, (), seconds=seconds, why_failed=why_failed)
-    return read(_reader_of(folder), repeat, point, config, seconds)
+    return read(_reader_of(_run_in(folder)), repeat, point, config, seconds)
 
 
-def _reader_of(folder: Path) -> Reader:
+def _run_in(folder: Path) -> Path:
+    """The folder of the run of a repeat."""
     # A repeat that was cut off and measured again has two runs; the last one is whole.
     last = max(folder.glob(f"*/{names.INFO}"), key=lambda path: path.stat().st_mtime_ns, default=None)
     if last is None:
         raise RunError(
             f"{folder} has no run any more. Take the folder away, and study.resume() measures the repeat again"
         )
-    return Reader(last.parent, runs.read_info(last.parent).world_size, live=False)
+    return last.parent
+
+
+def _reader_of(run: Path) -> Reader:
+    return Reader(run, runs.read_info(run).world_size, live=False)
 
 
 def explain(study: Path, point: StudyPoint, config: StudyConfig) -> Explanation:
@@ -87,7 +94,8 @@ def explain(study: Path, point: StudyPoint, config: StudyConfig) -> Explanation:
         for folder in (folder_of(study, repeat, point.number) for repeat in repeats)
         if (folder / _NOTE).exists() and not lines.load(folder / _NOTE)["why_failed"]
     )
-    return explaining.explain(_reader_of(folder), point.config, point.ranks)
+    run = _run_in(folder)
+    return explaining.explain(run, _reader_of(run), point.config, point.ranks)
 
 
 def read(
@@ -101,7 +109,8 @@ def read(
     records = list(reader.records())
     samples = [record for record in records if isinstance(record, Sample)]
     steps = step_parts.parts_of(records, point.ranks)
-    counting = [parts for parts in steps if parts.step > config.warm_up_steps]
+    last = config.warm_up_steps + config.measured_steps
+    counting = [parts for parts in steps if config.warm_up_steps < parts.step <= last]
     step_s: dict[int, float] = {}
     for parts in counting:
         step_s[parts.step] = max(parts.step_s, step_s.get(parts.step, 0.0))
@@ -110,15 +119,35 @@ def read(
             f"of {config.measured_steps} steps to be measured all ranks have recorded {len(step_s)}: a rank was replaced, or "
             "a file could not be written"
         )
+    times_s, parts_s = list(step_s.values()), step_parts.middle_half(counting)
+    if point.cycle:
+        times_s, between_s = _with_what_is_between(steps, config.warm_up_steps, last, point.cycle)
+        parts_s |= {"between_s": between_s}
     return Measured(
         point=point.number,
         repeat=repeat,
-        step_s=tuple(step_s.values()),
-        parts_s=step_parts.middle_half(counting),
+        step_s=tuple(times_s),
+        parts_s=parts_s,
         slowest=step_parts.slowest_rank(counting),
         losses=_losses(samples, point.ranks),
         seconds=seconds,
     )
+
+
+def _with_what_is_between(
+    steps: Sequence[StepParts], warm_up_steps: int, last: int, cycle: int
+) -> tuple[list[float], float]:
+    """The time of a step with its share of the validations and checkpoints, on average over each cycle of
+    these, and that share."""
+    begun_s = {parts.step: parts.begun_at_s for parts in steps if parts.rank == 0}
+    own_s = {parts.step: parts.step_s for parts in steps if parts.rank == 0}
+    if last + 1 not in begun_s:
+        raise RunError(f"the beginning of step {last + 1} was not recorded, with which the measurement ends")
+    ends = range(warm_up_steps + 1, last + 2, cycle)
+    means_s = [(begun_s[end] - begun_s[begin]) / cycle for begin, end in pairwise(ends)]
+    whole_s = begun_s[last + 1] - begun_s[warm_up_steps + 1]
+    measured = range(warm_up_steps + 1, last + 1)
+    return means_s, max(0.0, (whole_s - sum(own_s[step] for step in measured)) / len(measured))
 
 
 def _losses(samples: Sequence[Sample], num_ranks: int) -> tuple[tuple[int, float], ...]:

@@ -209,6 +209,12 @@ class Study:
             ConfigError: the study has no such point.
             RunError: the point was not measured.
         """
+        point = self.explained_point(value)
+        explanation = measured_runs.explain(self.folder, point, self.plan.config)
+        return replace(explanation, sentences=[*explanation.sentences, *self._efficiency(point)])
+
+    def explained_point(self, value: Any = None) -> StudyPoint:
+        """Return the point that `explain` speaks of, with the same errors."""
         found = [point for point in self.points if value is None or point.value == value]
         if not found:
             raise ConfigError(f"{self.plan.vary} = {value} is not a point. Points: {list(self.plan.values)}")
@@ -216,8 +222,7 @@ class Study:
         point = next((point for point in reversed(found) if point.number in measured), None)
         if point is None:
             raise RunError(f"{self.plan.vary} = {found[-1].value} was not measured yet")
-        explanation = measured_runs.explain(self.folder, point, self.plan.config)
-        return replace(explanation, sentences=[*self._efficiency(point), *explanation.sentences])
+        return point
 
     def _efficiency(self, point: StudyPoint) -> list[str]:
         summary = self.summary()[point.number]
@@ -472,9 +477,16 @@ def study(recipe: str, **settings: Any) -> Study:
     return begin(recipe, vary, values, {n: v for n, v in settings.items() if n != vary})
 
 
-def begin(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, Any]) -> Study:
-    """Start a new study, as `scaling` does."""
-    plan = studies.plan(recipe, vary, values, settings)
+def begin(
+    recipe: str,
+    vary: str,
+    values: Sequence[Any],
+    settings: Mapping[str, Any],
+    advice: str = "",
+    promised: float = 0.0,
+) -> Study:
+    """Start a new study, as `scaling` does; `advice` and `promised` are those of the plan."""
+    plan = replace(studies.plan(recipe, vary, values, settings), advice=advice, promised=promised)
     largest = max(plan.points(), key=lambda point: point.ranks)
     cluster = Cluster.with_config(plan.point_cluster(largest.ranks))
     if not cluster.config.share_gpus:

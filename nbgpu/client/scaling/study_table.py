@@ -19,10 +19,12 @@ PARTS = {
     "data_s": "data",
     "forward_s": "forward",
     "backward_s": "backward",
+    "statistics_s": "BatchNorm's statistics",
     "waiting_s": "waiting for the slowest rank",
     "transfer_s": "exchange, exposed",
     "optimizer_s": "optimizer",
     "other_s": "other",
+    "between_s": "validation and checkpoints",
 }
 """The parts of a step that add up to it (`performance.step_parts`), in words."""
 
@@ -97,6 +99,22 @@ def row(plan: StudyPlan, found: PointSummary | Gap) -> list[str]:
 def notes(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> list[str]:
     """What a reader of the table has to know, in a line for each point of which there is something to say."""
     said = [(found.value, remarks(plan, found)) for found in summary]
+    return [*_kept_promise(plan, summary), *_remarks_of_points(plan, said)]
+
+
+def _kept_promise(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> list[str]:
+    """What an advice that was tried has promised and brought; empty where none was tried."""
+    if not plan.advice:
+        return []
+    with_it = summary[-1]
+    promised = f"The advice was: {plan.advice} That is {plan.promised:.2f} times the samples per second."
+    if isinstance(with_it, Gap) or isinstance(summary[0], Gap):
+        return [f"{promised} What it brought was not measured"]
+    low, high = with_it.relative_between
+    return [f"{promised} It brought {with_it.relative:.2f} times ({low:.2f} to {high:.2f})"]
+
+
+def _remarks_of_points(plan: StudyPlan, said: Sequence[tuple[Any, str]]) -> list[str]:
     return [f"{plan.vary} = {value}: {text}" for value, text in said if text]
 
 

@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nbgpu.engine.model.transfers import for_statistics
+
 
 def synchronise(model: nn.Module, device: torch.device) -> tuple[nn.Module, int]:
     """Return the model with BatchNorm layers that take their statistics over all ranks, and the number of
@@ -72,13 +74,15 @@ class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor) -> Tensor:
         total = own.clone()
-        dist.all_reduce(total)
+        with for_statistics.noted():
+            dist.all_reduce(total)
         return total
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         total = gradients[0].contiguous().clone()
-        dist.all_reduce(total)
+        with for_statistics.noted():
+            dist.all_reduce(total)
         return total
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,37 @@ class Transfer:
     num_bytes: int
     arrived: Moment | None = None
     """The rank had the average of all ranks; None until then. It waited for the slowest rank meanwhile."""
+
+
+class Waits:
+    """Notes when a rank waits within a pass for collectives that no computation can hide.
+
+    Moments are those of the host, so that it is of use on a CPU only.
+    """
+
+    def __init__(self) -> None:
+        self._of_step: list[tuple[float, float]] | None = None
+
+    def begin(self) -> list[tuple[float, float]]:
+        """Begin a step; return the list to which the beginning and the end of each wait are added."""
+        self._of_step = []
+        return self._of_step
+
+    def end(self) -> None:
+        """End the step: nothing is noted until the next one begins."""
+        self._of_step = None
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note the time inside the context."""
+        begun_s = time.monotonic()
+        yield
+        if self._of_step is not None:
+            self._of_step.append((begun_s, time.monotonic()))
+
+
+for_statistics = Waits()
+"""The waits of this rank for BatchNorm's statistics of all ranks."""
 
 
 class Transfers:

@@ -17,7 +17,7 @@ import torch
 from nbgpu.engine.logs import timeline
 from nbgpu.engine.logs.profiler import Profiler
 from nbgpu.engine.model.moments import Anchors, Moment
-from nbgpu.engine.model.transfers import Transfer, Transfers
+from nbgpu.engine.model.transfers import Transfer, Transfers, for_statistics
 
 Part = timeline.Part | Literal["beside"]
 """The parts that the trainer marks; 'beside' is the pass of a discriminator, which follows on the model's."""
@@ -29,6 +29,7 @@ _COLUMNS: dict[Part, str] = {
     "optimizer": "optimizer_s",
 }
 """The other parts are neither named nor measured: they are what is left of a step."""
+_STATISTICS = {"forward_s": "forward_statistics_s", "backward_s": "backward_statistics_s"}
 
 
 class StepClock:
@@ -46,11 +47,13 @@ class StepClock:
         self._marks: list[tuple[Part, Moment]] = []
         self._transfers: Transfers | None = None
         self._sent: list[Transfer] = []
+        self._for_statistics: timeline.Intervals = []
         if anchors is not None:
             self._device = anchors.device
             self._anchor = anchors.note()
             self._transfers = transfers
             self._sent = [] if transfers is None else transfers.begin()
+            self._for_statistics = for_statistics.begin()
 
     def enter(self, part: Part) -> None:
         """End the current part of the step and begin another."""
@@ -62,6 +65,7 @@ class StepClock:
     def end(self) -> None:
         """Begin the part that follows on the step's work."""
         self.enter("other")
+        for_statistics.end()
         if self._transfers is not None:
             self._transfers.end()
 
@@ -70,13 +74,15 @@ class StepClock:
 
         Returns:
             `forward_s`, `backward_s` and `optimizer_s`, with `exchange_s`, `hidden_s` and `exposed_s` where
-            gradients travelled, and two moments of the host's monotonic clock: `begun_at_s`, and
-            `ready_at_s`, at which the rank had its last gradient. Empty if the step is not recorded.
+            gradients travelled, `forward_statistics_s` and `backward_statistics_s` where the rank waited
+            within these for BatchNorm's statistics, and two moments of the host's monotonic clock:
+            `begun_at_s`, and `ready_at_s`, at which the rank had its last gradient. Empty if the step is not
+            recorded.
         """
         if not self._marks:
             return {}
         marks, sent = self._moments()
-        return parts_of(marks, [(ready_s, arrived_s) for ready_s, arrived_s, _ in sent])
+        return parts_of(marks, [(ready_s, arrived_s) for ready_s, arrived_s, _ in sent], self._for_statistics)
 
     def detail(self) -> dict[str, Any]:
         """Return every moment of the step, for an event of the kind TIMELINE; the device has passed its
@@ -101,12 +107,17 @@ def is_detailed(step: int) -> bool:
     return step > 2 and any(begin <= step < begin + 3 for begin in (first, 3 * first))
 
 
-def parts_of(marks: Sequence[tuple[Part, float]], sent: Sequence[timeline.Interval]) -> dict[str, float]:
+def parts_of(
+    marks: Sequence[tuple[Part, float]],
+    sent: Sequence[timeline.Interval],
+    waits: Sequence[timeline.Interval] = (),
+) -> dict[str, float]:
     """Return the parts of a step.
 
     Args:
         marks: the parts in order with the times at which they begin, in seconds; the last one is the end.
         sent: for each transfer the times at which it was ready and at which it had arrived.
+        waits: when the rank waited for BatchNorm's statistics.
 
     Returns:
         As `StepClock.seconds`.
@@ -119,6 +130,10 @@ def parts_of(marks: Sequence[tuple[Part, float]], sent: Sequence[timeline.Interv
         if column is None:
             continue
         own = [(ready, arrived) for ready, arrived in sent if begin_s <= ready < end_s]
+        waited_s = sum(end - begin for begin, end in waits if begin_s <= begin < end_s)
+        if waited_s and column in _STATISTICS:
+            name = _STATISTICS[column]
+            seconds[name] = seconds.get(name, 0.0) + waited_s
         if not own:
             seconds[column] += end_s - begin_s
         elif part == "backward":

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from nbgpu.performance.bottlenecks import Explanation, Observed, explain
+from nbgpu.machine.links import parse_link
+from nbgpu.performance.advice import explain
+from nbgpu.performance.bottlenecks import Explanation, Observed
+from nbgpu.performance.costs import RingCosts
+from nbgpu.performance.other_buckets import ExchangeModel, regrouped
+from nbgpu.performance.schedule import Bucket
 from nbgpu.performance.step_parts import StepParts
 
 DDP: dict[str, Any] = {
@@ -99,3 +104,95 @@ def test_what_is_said_adds_up() -> None:
     assert told.step_s == pytest.approx(0.096 + 0.03 + 0.01)
     assert "transfer" not in str(told)
     assert "communication 10 ms (7%)" in str(told)
+
+
+def with_statistics(seconds: dict[int, float]) -> list[StepParts]:
+    """Steps in which the ranks wait for BatchNorm's statistics."""
+    return [
+        StepParts(
+            step.step,
+            step.rank,
+            step.step_s + max(seconds.values()),
+            step.begun_at_s,
+            {**step.parts_s, "statistics_s": seconds[step.rank]},
+            step.hidden_s,
+            step.last_rank,
+        )
+        for step in steps()
+    ]
+
+
+def test_statistics_that_no_rank_is_late_for_bound_the_run() -> None:
+    told = explained(with_statistics({0: 0.09, 1: 0.08}), sync_batchnorm=True)
+    assert told.bound == "statistics"
+    (advice,) = told.advice
+    assert advice.settings == {"sync_batchnorm": False}
+    assert advice.step_s == pytest.approx(told.step_s - 0.08)
+
+
+def test_a_rank_for_which_others_wait_where_statistics_are_exchanged_is_an_imbalance() -> None:
+    told = explained(with_statistics({0: 0.09, 1: 0.005}), sync_batchnorm=True)
+    assert told.bound == "imbalance"
+    assert "rank 0 waits 85 ms" in told.sentences[0]
+
+
+def test_a_rank_whose_data_come_late_is_bound_by_its_data() -> None:
+    found = [
+        StepParts(
+            step.step,
+            step.rank,
+            step.step_s,
+            step.begun_at_s,
+            {**step.parts_s, "data_s": 0.07 if step.rank == 1 else 0.0},
+            step.hidden_s,
+            step.last_rank,
+        )
+        for step in steps(0.07, last=(1,), backward=0)
+    ]
+    told = explained(found)
+    assert told.bound == "data"
+    assert "rank 1, for which the others wait, itself waits in each step 70 ms" in told.sentences[0]
+
+
+def linked(num_buckets: int, num_bytes: float, link: str) -> ExchangeModel:
+    ready_s = [0.06 * (index + 1) / num_buckets for index in range(num_buckets)]
+    buckets = [Bucket(ready, num_bytes / num_buckets) for ready in ready_s]
+    return ExchangeModel(buckets, 0.06, RingCosts(parse_link(link)), 2)
+
+
+def test_many_buckets_over_a_link_with_a_long_latency_become_fewer() -> None:
+    exchange = linked(40, 4e5, "10Gbit/s,2ms")
+    found = steps(transfer=1e3 * exchange.exposed_s())
+    told = explain(Observed(found, {}, 8, DDP | {"bucket_mb": 0.01}, exchange))
+    assert "the latency of its 40 buckets, 160 ms" in told.sentences[0]
+    assert told.advice[0].settings == {"bucket_mb": 1.0}
+    assert "With one bucket in place of 40" in told.advice[0].text
+    # The one bucket is ready at the end, and needs 4 ms and its bytes.
+    assert told.advice[0].step_s == pytest.approx(0.096 + 0.004 + 4e5 / 1.25e9, rel=0.01)
+
+
+def test_one_large_bucket_over_a_slow_link_becomes_several() -> None:
+    exchange = linked(20, 20 * 2**20, "5Gbit/s,0.1ms")
+    whole = ExchangeModel([Bucket(0.06, exchange.num_bytes)], 0.06, exchange.costs, 2)
+    found = steps(transfer=1e3 * whole.exposed_s())
+    told = explain(Observed(found, {}, 8, DDP | {"bucket_mb": 100, "comm_hook": "bf16"}, whole))
+    best = told.advice[0]
+    assert best.settings["bucket_mb"] < 5
+    assert best.step_s < told.step_s - 0.02
+
+
+def test_buckets_that_are_as_good_as_any_stay() -> None:
+    exchange = linked(1, 4e5, "10Gbit/s,30ms")
+    found = steps(transfer=1e3 * exchange.exposed_s())
+    told = explain(Observed(found, {}, 8, DDP | {"bucket_mb": 25, "comm_hook": "fp16"}, exchange))
+    assert [advice.settings for advice in told.advice] == [{"accumulate": 2}]
+
+
+def test_other_buckets_hold_the_same_gradients() -> None:
+    buckets = linked(7, 30 * 2**20, "1GbE").buckets
+    for mb in (0.5, 1, 2.5, 25, 100):
+        made = regrouped(buckets, mb * 2**20)
+        assert sum(bucket.num_bytes for bucket in made) == pytest.approx(30 * 2**20)
+        assert made[-1].ready_s == pytest.approx(0.06)
+        assert [bucket.ready_s for bucket in made] == sorted(bucket.ready_s for bucket in made)
+        assert all(bucket.num_bytes <= mb * 2**20 * 1.001 for bucket in made)

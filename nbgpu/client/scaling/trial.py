@@ -1,0 +1,92 @@
+"""Tries an advice: a study of what it changes, beside what it promised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbgpu.client.runs.run import Run
+from nbgpu.client.scaling import study as studies_that_run
+from nbgpu.client.scaling.study import Study
+from nbgpu.config import ClusterConfig, read_tables
+from nbgpu.errors import ConfigError
+from nbgpu.performance.bottlenecks import Advice, Explanation
+from nbgpu.performance.links import Links
+from nbgpu.planning.studies import DECIDED, RANKS, StudyConfig
+from nbgpu.run_folder import names
+
+_BETWEEN = {"val_every": "validation", "checkpoint_every": "checkpoints"}
+"""Settings of what happens between steps, and the name of the time that is spent on it. A trial leaves it out
+unless the advice is about it."""
+_LEAST_STEPS = 20
+_CYCLES = 2
+
+
+def try_advice(explained: Run | Study, number: int = 1, links: Links | None = None, **settings: Any) -> Study:
+    """Measure what an advice of `explain` brings: a study with two points, without it and with it. Returns at
+    once. Its table says what was promised and what it brought.
+
+    Args:
+        explained: the run or the study whose `explain` gave the advice. Of a study it is the advice for the
+            last point that was measured.
+        number: of the advice, counted from 1.
+        links: as for `run.explain`.
+        settings: of the study, such as `repeats`, `measured_steps` and `studies_dir`.
+
+    Raises:
+        ConfigError: there is no such advice, or it is not one of a setting; nothing was started.
+        RunError: nothing can be explained yet.
+        ClusterError: a GPU is in use by a cluster.
+    """
+    unknown = settings.keys() - StudyConfig.model_fields.keys()
+    if unknown:
+        raise ConfigError(
+            f"{', '.join(sorted(unknown))}: a trial has the settings of what it tries. Those of its study are "
+            f"{', '.join(StudyConfig.model_fields)}"
+        )
+    if isinstance(explained, Run):
+        explanation = explained.explain(links)
+        config, num_ranks = explained.config, explained.info.world_size
+        tables = read_tables(explained.folder / names.SETTINGS)
+        cluster = ClusterConfig.checked(**tables.get("cluster", {}))
+    else:
+        explanation, point = explained.explain(), explained.explained_point()
+        config, num_ranks, cluster = point.config, point.ranks, explained.plan.cluster
+    advice = _chosen(explanation, number)
+    ((name, value),) = advice.settings.items()
+    now = getattr(config, name)
+    given = config.model_dump(exclude_defaults=True)
+    if given.get("global_batch_size") is not None:
+        # The batch of a rank follows from it.
+        given.pop("batch_size", None)
+    left_out = {*DECIDED, *_BETWEEN, "recipe", name}
+    train = {each: own for each, own in given.items() if each not in left_out}
+    if name in _BETWEEN:
+        settings = {"measured_steps": max(_LEAST_STEPS, _CYCLES * value), **settings}
+        settings["measured_steps"] += -settings["measured_steps"] % value
+    return studies_that_run.begin(
+        config.recipe,
+        name,
+        [now, value],
+        {**cluster.model_dump(), **train, RANKS: num_ranks, **settings},
+        advice=advice.text,
+        promised=_promised(explanation, advice, name),
+    )
+
+
+def _chosen(explanation: Explanation, number: int) -> Advice:
+    if not 1 <= number <= len(explanation.advice):
+        there_is = f"there are {len(explanation.advice)}" if explanation.advice else "there is none"
+        raise ConfigError(f"advice {number}: {there_is}. {explanation.sentences[0]}")
+    advice = explanation.advice[number - 1]
+    if not advice.settings:
+        raise ConfigError(
+            f"advice {number} is not one of a setting, so that it cannot be tried: {advice.text}"
+        )
+    return advice
+
+
+def _promised(explanation: Explanation, advice: Advice, name: str) -> float:
+    """The samples per second with the advice by those without it, as they are where the validations and
+    checkpoints that it is not about are left out."""
+    between_s = sum(explanation.spent_s[what] for each, what in _BETWEEN.items() if each != name)
+    return (explanation.step_s - between_s) / (advice.step_s - between_s)

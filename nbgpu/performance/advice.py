@@ -1,0 +1,150 @@
+"""What to change in a run first, and what that would bring.
+
+The part of a step that a change acts on shrinks as the change makes it, and all else stays. Over a known link
+the exchange is played through with the change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nbgpu.performance.bottlenecks import Advice, Bound, Explanation, Observed, Spent, in_ms, spent
+
+_ENOUGH = 0.1
+"""The share of the time that validations or checkpoints should take at most."""
+_WORTH_CHANGING = 0.03
+"""The share of a step from which on other buckets are worth a try."""
+_BUCKETS_MB = (1, 2, 5, 10, 25, 50, 100)
+
+
+def explain(observed: Observed) -> Explanation:
+    """Say what bounds a run, and what to change.
+
+    Args:
+        observed: at least one step of each rank.
+    """
+    found = spent(observed)
+    bound = found.bound()
+    advice = tuple(sorted(_Adviser(found).advice(bound), key=lambda each: each.step_s))
+    return Explanation(bound, tuple(found.sentences(bound)), found.step_s, found.spent_s, advice)
+
+
+class _Adviser:
+    def __init__(self, found: Spent) -> None:
+        self._found = found
+        self._settings: Mapping[str, Any] = found.observed.settings
+
+    def advice(self, bound: Bound) -> Iterator[Advice]:
+        without_s = self._found.step_s - self._found.causes_s[bound]
+        match bound:
+            case "data":
+                yield from self._on_data(without_s)
+            case "communication":
+                yield from self._on_communication()
+            case "statistics":
+                if self._settings.get("sync_batchnorm"):
+                    text = (
+                        "With statistics of each rank by itself, which are those of smaller batches "
+                        "(sync_batchnorm=False)"
+                    )
+                    yield self._advice(text, {"sync_batchnorm": False}, without_s)
+            case "imbalance":
+                assert self._found.lagging is not None, "imbalance has a rank"
+                text = f"If rank {self._found.lagging.rank} were as fast as the others"
+                yield self._advice(text, {}, without_s)
+            case "validation":
+                yield from self._less_often("val_every", bound)
+            case "checkpoints":
+                yield from self._less_often("checkpoint_every", bound)
+            case "computation" | "other":
+                pass
+
+    def _on_data(self, without_s: float) -> Iterator[Advice]:
+        settings = self._settings
+        if settings.get("cache_rate") is not None and settings["cache_rate"] < 1 and settings.get("data"):
+            yield self._advice("With every volume in memory (cache_rate=1)", {"cache_rate": 1.0}, without_s)
+        elif "num_workers" in settings:
+            # Workers read while the ranks compute. They have to be so many that a batch is read in the time
+            # of a step.
+            busy_s = max(without_s, 1e-9)
+            workers = max(1, round(0.5 + (self._found.causes_s["data"] + busy_s) / busy_s))
+            if workers > (settings["num_workers"] or 0):
+                text = f"With {workers} workers that read while the ranks compute (num_workers={workers})"
+                yield self._advice(text, {"num_workers": workers}, without_s)
+
+    def _on_communication(self) -> Iterator[Advice]:
+        settings = self._settings
+        exposed_s = self._found.causes_s["communication"]
+        is_ddp = settings.get("strategy") == "ddp"
+        if is_ddp and settings.get("comm_hook") == "none":
+            yield self._advice(
+                "With gradients of 16 bits on the way (comm_hook='fp16')",
+                {"comm_hook": "fp16"},
+                self._found.step_s - exposed_s + self._exposed_in_16_bits_s(),
+            )
+        if is_ddp:
+            yield from self._other_buckets()
+        accumulate = settings.get("accumulate", 1)
+        # Twice the micro-batches, and as many exchanges: half of one for as many samples as now.
+        halved_s = self._found.step_s - (exposed_s + self._found.parts["optimizer_s"]) / 2
+        yield self._advice(
+            f"With twice as many micro-batches in a step (accumulate={2 * accumulate})",
+            {"accumulate": 2 * accumulate},
+            halved_s,
+        )
+
+    def _exposed_in_16_bits_s(self) -> float:
+        exposed_s = self._found.causes_s["communication"]
+        exchange = self._found.observed.exchange
+        if exchange is not None and (modelled_s := exchange.exposed_s()):
+            return exposed_s * min(1.0, exchange.exposed_s(exchange.halved()) / modelled_s)
+        # Half the bytes take half the time, but for latencies; what is hidden now stays hidden.
+        exchange_s = exposed_s + self._found.parts.get("hidden_s", 0.0)
+        return exposed_s - min(exposed_s, exchange_s / 2)
+
+    def _other_buckets(self) -> Iterator[Advice]:
+        exchange = self._found.observed.exchange
+        if exchange is None or not (modelled_s := exchange.exposed_s()):
+            return
+        now_mb = self._settings["bucket_mb"]
+        # What the model is off by for the buckets of now, it is off by for others.
+        factor = self._found.causes_s["communication"] / modelled_s
+        exposed_s = {
+            mb: factor * exchange.exposed_s(exchange.regrouped(mb)) for mb in _BUCKETS_MB if mb != now_mb
+        }
+        least_s = min(exposed_s.values())
+        # Of sizes that are as good, the nearest to that of now: where all gradients fit in one bucket, any
+        # larger one is the same.
+        as_good = [mb for mb, seconds in exposed_s.items() if seconds <= least_s * 1.02]
+        best_mb = min(as_good, key=lambda mb: abs(mb - now_mb))
+        without_s = self._found.step_s - self._found.causes_s["communication"] + exposed_s[best_mb]
+        if without_s < (1 - _WORTH_CHANGING) * self._found.step_s:
+            num_now, num_then = len(exchange.buckets), len(exchange.regrouped(best_mb))
+            text = f"With {num_then} buckets in place of {num_now} (bucket_mb={best_mb})"
+            if num_then == 1:
+                text = f"With one bucket in place of {num_now} (bucket_mb={best_mb})"
+            yield self._advice(text, {"bucket_mb": float(best_mb)}, without_s)
+
+    def _less_often(self, name: str, what: Bound) -> Iterator[Advice]:
+        every = self._settings.get(name) or 0
+        if not every:
+            return
+        step_s, seconds = self._found.step_s, self._found.causes_s[what]
+        factor = 1
+        while seconds / factor > _ENOUGH * (step_s - seconds + seconds / factor):
+            factor *= 2
+        without_s = step_s - seconds + seconds / factor
+        yield self._advice(
+            f"With {name}={every * factor} in place of {every}", {name: every * factor}, without_s
+        )
+
+    def _advice(self, condition: str, settings: Mapping[str, Any], step_s: float) -> Advice:
+        now_s, samples = self._found.step_s, self._found.observed.samples_per_step
+        return Advice(
+            f"{condition}, a step would at best take {in_ms(step_s)} in place of {in_ms(now_s)}, which is "
+            f"{samples / step_s:.4g} samples per second in place of {samples / now_s:.4g}.",
+            settings,
+            step_s,
+            now_s / step_s,
+        )

@@ -1,0 +1,137 @@
+"""What bounds a run, with a button for each advice that can be tried, and the study that tries it."""
+
+from __future__ import annotations
+
+import html
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import ipywidgets as w
+
+from nbgpu.client.ipykernel.page import answer_while_busy
+from nbgpu.client.scaling.trial import try_advice
+from nbgpu.errors import NbgpuError
+from nbgpu.performance.bottlenecks import Advice
+from nbgpu.protocol.records import FINAL_STATES
+from nbgpu.ui.study.view import StudyView
+
+if TYPE_CHECKING:
+    from nbgpu.client.runs.run import Run
+    from nbgpu.client.scaling.study import Study
+
+_PERIOD_S = 1.0
+
+
+class AdviceView:
+    """The part of the control panel below the buttons that explains a run.
+
+    Args:
+        say_error: shows an error to the person.
+    """
+
+    def __init__(self, say_error: Callable[[NbgpuError], None]) -> None:
+        self._say_error = say_error
+        self._tries: list[w.Button] = []
+        self._study: Study | None = None
+        self._run: Run | None = None
+        self._studied = w.HTML()
+        self._end = w.Button(description="Stop trying", tooltip="End the study after its present step")
+        self._end.on_click(lambda _: self._stop())
+        self._end.layout.display = "none"
+        self._sentences = w.VBox()
+        self.box = w.VBox([self._sentences, self._end, self._studied], layout={"width": "100%"})
+        answer_while_busy(self._end)
+
+    def explain(self, run: Run) -> None:
+        """Show what bounds the run.
+
+        Raises:
+            RunError: too few steps were recorded.
+        """
+        explanation = run.explain()
+        self._run = run
+        self._tries = []
+        rows: list[w.Widget] = [_text(sentence) for sentence in explanation.sentences]
+        for number, advice in enumerate(explanation.advice, start=1):
+            rows.append(self._advice(number, advice))
+        if not explanation.advice:
+            rows.append(_text("There is nothing to advise."))
+        self._sentences.children = tuple(rows)
+        self._studied.value = ""
+        self.refresh()
+
+    def clear(self) -> None:
+        """Show nothing, because what was said is about an earlier run."""
+        if self._study is None or self._study.over:
+            self._sentences.children = ()
+            self._studied.value = ""
+            self._run, self._tries = None, []
+
+    def refresh(self) -> None:
+        """Put the buttons into the state that fits the run."""
+        # A run and a study at the same time would slow each other.
+        for button in self._tries:
+            button.disabled = not self._is_free
+
+    @property
+    def _is_free(self) -> bool:
+        is_over = self._run is not None and self._run.status in FINAL_STATES
+        return is_over and (self._study is None or self._study.over)
+
+    def _advice(self, number: int, advice: Advice) -> w.Widget:
+        if not advice.settings:
+            return _text(advice.text)
+        button = w.Button(
+            description="Try",
+            tooltip="Measure what it brings, once the run is over",
+            layout={"width": "70px", "flex": "0 0 auto"},
+        )
+        button.on_click(lambda _: self._try(number))
+        answer_while_busy(button)
+        self._tries.append(button)
+        return w.HBox([button, _text(advice.text)], layout={"align_items": "center"})
+
+    def _try(self, number: int) -> None:
+        run = self._run
+        if run is None or not self._is_free:
+            return
+        try:
+            study = self._study = try_advice(run, number, studies_dir=str(run.folder.parent))
+        except NbgpuError as error:
+            self._say_error(error)
+            return
+        self._end.layout.display = ""
+        self.refresh()
+        over = threading.Event()
+        follow = threading.Thread(
+            target=self._follow, args=(study, over), name="nbgpu-trial-panel", daemon=True
+        )
+        follow.start()
+        study.on_end(partial(self._ended, over=over, follower=follow))
+
+    def _follow(self, study: Study, over: threading.Event) -> None:
+        while not over.wait(_PERIOD_S):
+            self._draw(study)
+
+    def _ended(self, study: Study, over: threading.Event, follower: threading.Thread) -> None:
+        over.set()
+        follower.join()
+        self._draw(study)
+        self._end.layout.display = "none"
+        # The study counts as over only when all of these calls have returned.
+        for button in self._tries:
+            button.disabled = False
+
+    def _draw(self, study: Study) -> None:
+        view = StudyView(study)
+        self._studied.value = view.page(view.svg())
+
+    def _stop(self) -> None:
+        if self._study is not None:
+            self._study.stop()
+
+
+def _text(sentence: str) -> w.HTML:
+    return w.HTML(f'<div style="line-height:1.4;white-space:normal">{html.escape(sentence)}</div>')
