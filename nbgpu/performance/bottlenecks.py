@@ -197,20 +197,22 @@ def spent(observed: Observed) -> Spent:
     """
     parts = middle_half(observed.steps)
     ranks = sorted({step.rank for step in observed.steps})
-    statistics_s = parts.get(STATISTICS, 0.0)
-    exchanged_s = _statistics_by_themselves_s(observed.steps) if statistics_s else 0.0
+    data_s = {rank: middle_half([s for s in observed.steps if s.rank == rank])["data_s"] for rank in ranks}
+    lagging = _lagging(observed.steps, data_s)
+    statistics_s = exchanged_s = parts.get(STATISTICS, 0.0)
+    if statistics_s and lagging is not None:
+        # Where ranks are alike, they wait for each other only because they come together so often.
+        exchanged_s = min(statistics_s, _statistics_by_themselves_s(observed.steps))
     spent_s = {
         "computation": parts["forward_s"] + parts["backward_s"] + parts["optimizer_s"],
         "data": parts["data_s"],
-        "waiting for one another": parts.get("waiting_s", 0.0) + max(0.0, statistics_s - exchanged_s),
+        "waiting for one another": parts.get("waiting_s", 0.0) + statistics_s - exchanged_s,
         "communication": parts.get("transfer_s", 0.0),
-        "BatchNorm's statistics": min(statistics_s, exchanged_s),
+        "BatchNorm's statistics": exchanged_s,
         "validation": observed.between_s.get("validation", 0.0),
         "checkpoints": observed.between_s.get("checkpoints", 0.0),
         "other": parts["other_s"] + observed.between_s.get("other", 0.0),
     }
-    data_s = {rank: middle_half([s for s in observed.steps if s.rank == rank])["data_s"] for rank in ranks}
-    lagging = _lagging(observed.steps, data_s)
     causes_s: dict[Bound, float] = {
         # The others wait for the rank whose data come last.
         "data": max(data_s.values()),
