@@ -108,6 +108,11 @@ class StudyPlan:
         """The recipe and what is varied, as people and folders use it."""
         return f"{train_config(self.recipe).title}-{self.vary}"
 
+    @property
+    def subject(self) -> str:
+        """What is measured, as titles name it: of a recipe in a file the name of the file."""
+        return Path(self.recipe).name
+
     def point_cluster(self, ranks: int) -> ClusterConfig:
         """The settings of a cluster with the ranks of a point."""
         return self.cluster.changed(ranks=ranks)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nbgpu.client.scaling.study import Study
 
 _PERIOD_S = 1.0
+_READABLE = "line-height:1.4;white-space:normal;overflow-x:auto"
 
 
 class AdviceView:
@@ -36,8 +37,8 @@ class AdviceView:
         self._tries: list[w.Button] = []
         self._study: Study | None = None
         self._run: Run | None = None
-        self._studied = w.HTML()
-        self._end = w.Button(description="Stop trying", tooltip="End the study after its present step")
+        self._studied = w.HTML(layout={"width": "100%", "min_width": "0"})
+        self._end = w.Button(description="End trial", tooltip="End the study after its present step")
         self._end.on_click(lambda _: self._stop())
         self._end.layout.display = "none"
         self._sentences = w.VBox()
@@ -126,7 +127,8 @@ class AdviceView:
 
     def _draw(self, study: Study) -> None:
         view = StudyView(study)
-        self._studied.value = view.page(view.svg())
+        # Without the last property a wide table would widen the whole panel, beyond the page.
+        self._studied.value = f'<div style="{_READABLE};contain:inline-size">{view.page(view.svg())}</div>'
 
     def _stop(self) -> None:
         if self._study is not None:
@@ -134,4 +136,4 @@ class AdviceView:
 
 
 def _text(sentence: str) -> w.HTML:
-    return w.HTML(f'<div style="line-height:1.4;white-space:normal">{html.escape(sentence)}</div>')
+    return w.HTML(f'<div style="{_READABLE}">{html.escape(sentence)}</div>')

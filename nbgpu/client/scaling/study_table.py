@@ -36,8 +36,8 @@ def heading(plan: StudyPlan) -> str:
             "strong": "strong scaling: the same samples for each step, shared out over the ranks",
             "weak": "weak scaling: the same batch for each rank",
         }[plan.config.mode]
-        return f"{plan.recipe}, {what}{_simulated(plan)}"
-    return f"{plan.recipe}: what {plan.vary} does to the time of a step{_simulated(plan)}"
+        return f"{plan.subject}, {what}{_simulated(plan)}"
+    return f"{plan.subject}: what {plan.vary} does to the time of a step{_simulated(plan)}"
 
 
 def _simulated(plan: StudyPlan) -> str:

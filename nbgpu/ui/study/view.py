@@ -77,7 +77,7 @@ def chart(study: Studied) -> Chart:
     num_ranks = found[0].ranks if found else 0
     of_ranks = "" if is_ranks or not found else f", {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}"
     over = f", {plan.cluster.simulated}" if plan.cluster.simulated else ""
-    subject = f"{plan.recipe}{of_ranks}{over}"
+    subject = f"{plan.subject}{of_ranks}{over}"
     return Chart(
         title=f"Speed-up by ranks ({plan.config.mode} scaling), measured: {subject}"
         if is_ranks

@@ -66,7 +66,7 @@ def test_a_run_is_explained_and_its_advice_tried(
     assert tried.disabled
     wait_until(lambda: "1 of 6 repeats done" in texts(panel._advice.box))
     assert "sync_batchnorm" in texts(panel._advice.box)
-    (end,) = [each for each in buttons(panel._advice.box) if each.description == "Stop trying"]
+    (end,) = [each for each in buttons(panel._advice.box) if each.description == "End trial"]
     end.click()
     wait_until(lambda: "stopped" in texts(panel._advice.box))
     wait_until(lambda: not tried.disabled)
