@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         TransferError,
     )
     from nbgpu.ui.controls import controls
+    from nbgpu.ui.overlap import overlap
 
 __version__ = VERSION
 
@@ -59,6 +60,7 @@ __all__ = [
     "measure_links",
     "memory",
     "nccl_times",
+    "overlap",
     "scaling",
     "study",
     "sweep",
@@ -84,6 +86,7 @@ _HOMES = {
     "ClusterConfig": "nbgpu.config",
     "TrainConfig": "nbgpu.config",
     "controls": "nbgpu.ui.controls",
+    "overlap": "nbgpu.ui.overlap",
     # What the text of a distributed cell becomes. It stands in a person's history for good, so its place does
     # not change.
     "run_cell": "nbgpu.client.notebook.magics",

@@ -1,6 +1,6 @@
 """Measures nbgpu against its peers, each pair in one run and in turns, and writes docs/benchmarks.md.
 
-    python tests/bench [start] [cell] [page] [train] [scaling] [telemetry] [logs] [transfer] [data]
+    python tests/bench [start] [cell] [page] [train] [scaling] [telemetry] [logs] [transfer] [data] [slider]
         [peers] [loops] [mcrpy] [links] [advice]
 
 Seconds depend on the machine and on what else it does; a ratio of two things measured in turns does so much
@@ -29,6 +29,7 @@ import links  # noqa: E402
 import microstructures  # noqa: E402
 import pages  # noqa: E402
 import peers  # noqa: E402
+import slider  # noqa: E402
 import step_split  # noqa: E402
 import trainer  # noqa: E402
 import training  # noqa: E402
@@ -349,6 +350,7 @@ BENCHMARKS: dict[str, Callable[[], str]] = {
     "logs": logs,
     "transfer": transfer,
     "data": data,
+    "slider": slider.slider,
 }
 BY_NAME_ONLY: dict[str, Callable[[], str]] = {
     "page": page,
