@@ -29,6 +29,8 @@ RANKS = "ranks"
 Mode = Literal["strong", "weak"]
 
 _MAX_POINTS = 64
+_NOTHING = {"nothing": True}
+"""What stands in study.toml for None, which TOML lacks. A word would be a value of some setting."""
 DECIDED = {
     "steps": "measured_steps and warm_up_steps say how many steps a point has",
     "epochs": "measured_steps and warm_up_steps say how many steps a point has",
@@ -318,8 +320,8 @@ def _shared_out(config: TrainConfig, num_ranks: int) -> TrainConfig:
 
 def _as_toml(value: Any) -> Any:
     """A value in a form that TOML can hold; `_from_toml` reads it back."""
-    return "none" if value is None else list(value) if isinstance(value, tuple) else value
+    return _NOTHING if value is None else list(value) if isinstance(value, tuple) else value
 
 
 def _from_toml(value: Any) -> Any:
-    return None if value == "none" else tuple(value) if isinstance(value, list) else value
+    return None if value == _NOTHING else tuple(value) if isinstance(value, list) else value

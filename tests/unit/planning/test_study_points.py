@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,14 @@ def test_points_take_turns_and_every_other_turn_goes_backwards() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vary", "values"), [(RANKS, [1, 2]), ("channels", [(8, 16), (16, 32)]), ("amp", ["off", "bf16"])]
+    ("vary", "values"),
+    [
+        (RANKS, [1, 2]),
+        ("channels", [(8, 16), (16, 32)]),
+        ("amp", ["off", "bf16"]),
+        ("comm_hook", ["none", "fp16"]),
+        ("threads", [None, 1]),
+    ],
 )
 def test_a_plan_is_read_as_it_was_written(tmp_path: Path, vary: str, values: list[Any]) -> None:
     made = planned(
@@ -103,8 +111,25 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path, vary: str, values: lis
     folder = studies.create_folder(made, {"host": "here"})
     read, environment = StudyPlan.read(folder)
     assert read == made
+    assert read.advice == ""
     assert environment == {"host": "here"}
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_an_advice_is_kept_with_what_it_promised(tmp_path: Path) -> None:
+    made = planned(vary="comm_hook", values=["none", "fp16"], ranks=2, studies_dir=str(tmp_path))
+    made = replace(made, advice="With 16 bits.", promised=1.5)
+    assert StudyPlan.read(studies.create_folder(made, {}))[0] == made
+
+
+def test_validations_and_checkpoints_count_in_whole_cycles() -> None:
+    settings = {"vary": "batch_size", "values": [1, 2], "ranks": 2, "val_every": 4, "checkpoint_every": 6}
+    made = planned(**settings, measured_steps=24)
+    assert [point.cycle for point in made.points()] == [12, 12]
+    # One step more, whose beginning ends the measurement.
+    assert made.points()[0].config.steps == 5 + 24 + 1
+    with pytest.raises(ConfigError, match="come again every 12 steps.* Give measured_steps=24"):
+        planned(**settings, measured_steps=20)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
