@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from nbgpu.client.cluster.cluster import Cluster, current
@@ -44,7 +45,7 @@ def time_step(recipe: str, num_steps: int = 10, cluster: Cluster | None = None, 
     if config.strategy not in ("ddp", "fsdp"):
         raise ConfigError(f"strategy={config.strategy!r} is not timed, only 'ddp' and 'fsdp'")
     measured = cluster.apply(reference(Call.TIME_STEP), config.model_dump(mode="json"), num_steps)
-    title = f"{config.recipe}, batch_size={config.batch_size}"
+    title = f"{Path(config.recipe).name}, batch_size={config.batch_size}"
     if config.accumulate > 1:
         title += f", accumulate={config.accumulate}"
     exchange = f"bucket_mb={config.bucket_mb:g}" if config.strategy == "ddp" else "strategy=fsdp"

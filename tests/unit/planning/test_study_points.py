@@ -128,7 +128,7 @@ def test_validations_and_checkpoints_count_in_whole_cycles() -> None:
     assert [point.cycle for point in made.points()] == [12, 12]
     # One step more, whose beginning ends the measurement.
     assert made.points()[0].config.steps == 5 + 24 + 1
-    with pytest.raises(ConfigError, match="come again every 12 steps.* Give measured_steps=24"):
+    with pytest.raises(ConfigError, match=r"come again every 12 steps.* Give measured_steps=24"):
         planned(**settings, measured_steps=20)
 
 
