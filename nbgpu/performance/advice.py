@@ -15,6 +15,8 @@ _ENOUGH = 0.1
 """The share of the time that validations or checkpoints should take at most."""
 _WORTH_CHANGING = 0.03
 """The share of a step from which on other buckets are worth a try."""
+_MOST_WORKERS = 8
+"""Of one rank. More take memory and cores from the ranks."""
 _BUCKETS_MB = (1, 2, 5, 10, 25, 50, 100)
 
 
@@ -68,10 +70,11 @@ class _Adviser:
             # Workers read while the ranks compute. They have to be so many that a batch is read in the time
             # of a step.
             busy_s = max(without_s, 1e-9)
-            workers = max(1, round(0.5 + (self._found.causes_s["data"] + busy_s) / busy_s))
+            data_s = self._found.causes_s["data"]
+            workers = min(_MOST_WORKERS, max(1, round(0.5 + (data_s + busy_s) / busy_s)))
             if workers > (settings["num_workers"] or 0):
                 text = f"With {workers} workers that read while the ranks compute (num_workers={workers})"
-                yield self._advice(text, {"num_workers": workers}, without_s)
+                yield self._advice(text, {"num_workers": workers}, max(without_s, data_s / workers))
 
     def _on_communication(self) -> Iterator[Advice]:
         settings = self._settings
