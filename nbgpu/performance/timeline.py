@@ -22,7 +22,7 @@ class Timeline:
     """What every rank did in some steps. Shows as a figure in a notebook, and prints as a table.
 
     Args:
-        title: the run.
+        title: the run, with the simulated link and slow ranks if there are any.
         steps: the steps of all ranks, in order of rank, by their numbers.
         clocks: how the ranks' clocks were brought together.
         profiles: what the profiler wrote, by rank, if it ran in these steps.
@@ -137,7 +137,7 @@ def of_run(
     """The timeline of some steps of a run.
 
     Args:
-        title: the run.
+        title: the run, with the simulated link and slow ranks if there are any.
         world_size: the number of ranks.
         events: of all ranks, in order for each.
         records: gives all records. It is called only for steps that were not recorded moment by moment.

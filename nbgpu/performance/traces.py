@@ -59,7 +59,7 @@ def write(
         RunError: a file of the profiler cannot be read.
     """
     zero_s = min(span.begin_s for spans, _ in steps.values() for span in spans)
-    events = list(_of_records(steps, len(next(iter(begun_s.values()))), zero_s))
+    events = list(_of_records(title, steps, len(next(iter(begun_s.values()))), zero_s))
     errors_us = {}
     for rank, profile in sorted(profiles.items()):
         of_rank, errors_us[f"rank {rank}"] = _of_profiler(
@@ -75,7 +75,7 @@ def write(
     return path
 
 
-def _of_records(steps: Steps, world_size: int, zero_s: float) -> Iterator[dict[str, Any]]:
+def _of_records(title: str, steps: Steps, world_size: int, zero_s: float) -> Iterator[dict[str, Any]]:
     for rank in range(world_size):
         pid = rank * _PIDS_OF_RANK + 1
         own = [(step, s) for step, (spans, _) in steps.items() for s in spans if s.rank == rank]
@@ -85,13 +85,17 @@ def _of_records(steps: Steps, world_size: int, zero_s: float) -> Iterator[dict[s
         yield from _named(pid, f"rank {rank}", rank + 1, names)
         for step, span in own:
             yield _event(span, step, pid, threads[span], zero_s)
-    yield from _of_paths(steps, world_size * _PIDS_OF_RANK + 1, zero_s)
+    yield from _of_paths(title, steps, world_size * _PIDS_OF_RANK + 1, zero_s)
 
 
-def _of_paths(steps: Steps, pid: int, zero_s: float) -> Iterator[dict[str, Any]]:
-    """The critical paths. One rank may have begun the next step before another one has ended this step, so
-    that neighbouring paths have threads of their own."""
-    yield from _named(pid, "critical path", 0, {1: "critical path", 2: "critical path of the next step"})
+def _of_paths(title: str, steps: Steps, pid: int, zero_s: float) -> Iterator[dict[str, Any]]:
+    """The critical paths, with the title, because viewers show no `otherData`.
+
+    One rank may have begun the next step before another one has ended this step, so that neighbouring paths
+    have threads of their own.
+    """
+    threads = {1: "critical path", 2: "critical path of the next step"}
+    yield from _named(pid, f"critical path, {title}", 0, threads)
     for number, (step, (_, path)) in enumerate(steps.items()):
         for span in path:
             event = _event(span, step, pid, number % 2 + 1, zero_s)

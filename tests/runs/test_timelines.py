@@ -150,7 +150,11 @@ def test_the_chrome_trace_has_all_ranks_and_no_thread_overlaps(run: Run, tmp_pat
     path = run.timeline(range(3, 6)).chrome_trace(tmp_path / "trace.json")
     events = events_of(path)
     require_a_trace(events)
-    assert set(names_of(events, "process_name").values()) == {"critical path", "rank 0", "rank 1"}
+    assert set(names_of(events, "process_name").values()) == {
+        "critical path, autoencoder on 2 ranks",
+        "rank 0",
+        "rank 1",
+    }
     threads = names_of(events, "thread_name")
     assert {"computation", "data", "exchange 1", "critical path"} <= set(threads.values())
     by_thread: dict[Any, list[tuple[float, float]]] = {}
