@@ -34,7 +34,9 @@ KIND_COLORS = {
     "other": "#4b6773",
     "waiting": "#c6003f",
     "transfer": "#a6510a",
+    "blocked": "#c6003f",
     "exchange": "#a6510a",
+    "collective": "#b38f00",
 }
 """The colours of what a rank does in a timeline, from the same eight. What waits for gradients and the
 gradients themselves have the same one."""
