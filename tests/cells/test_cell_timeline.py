@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 from kernel import kernel
 
 FIGURE = "application/vnd.plotly.v1+json"
@@ -169,6 +170,35 @@ def test_a_value_for_the_option_is_refused(notebook: Any) -> None:
     assert done.status == "error"
     assert "unrecognized arguments: yes" in done.written
     assert "ran" not in done.stdout
+
+
+def test_ddp_trains_to_the_same_weights(notebook: Any) -> None:
+    make = """
+import copy
+torch.manual_seed(0)
+twins = [DistributedDataParallel(copy.deepcopy(part)) for part in [nn.Sequential(nn.Linear(31, 17), nn.Linear(17, 3))] * 2]
+def fit(model):
+    own = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(rank)
+    for _ in range(3):
+        model(torch.randn(5, 31)).square().mean().backward()
+        own.step()
+        own.zero_grad()
+fit(twins[0])
+"""
+    assert notebook.run("%%distributed" + make).status == "ok"
+    assert notebook.run("%%distributed --timeline\nfit(twins[1])").status == "ok"
+    same = "all(torch.equal(a, b) for a, b in zip(*(twin.parameters() for twin in twins)))"
+    assert notebook.run(f"%%distributed\nprint({same})").said(0, 1) == [["True"], ["True"]]
+
+
+@pytest.mark.usefixtures("ranks_may_be_replaced")
+def test_a_rank_whose_process_ends_is_named(notebook: Any) -> None:
+    code = "%%distributed --timeline\nimport os\nif rank == 1:\n    os._exit(3)\ndist.barrier()"
+    assert notebook.run(code).status == "error"
+    spans, _, text = read(notebook)
+    assert "nothing is known of rank 1: the process has ended" in text
+    assert {s[1] for s in spans} == {0}
 
 
 def test_a_simulated_link_and_a_slow_rank_are_named_and_seen() -> None:
