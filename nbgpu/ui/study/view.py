@@ -15,13 +15,14 @@ from nbgpu.client.scaling import study_table
 from nbgpu.client.scaling.study_table import PARTS
 from nbgpu.performance.study_results import Gap, PointSummary
 from nbgpu.planning.studies import RANKS, StudyPlan
-from nbgpu.text.palette import RANK_COLORS, TEXT_COLOR
+from nbgpu.text.palette import KIND_COLORS, RANK_COLORS, TEXT_COLOR
 from nbgpu.ui.run.charts import GRID_COLOR, render_svg, style_axes
 
 if TYPE_CHECKING:
     from nbgpu.client.scaling.study import Study
 
-_COLORS = dict(zip(PARTS, RANK_COLORS, strict=False))
+_COLORS = {name: KIND_COLORS[name.removesuffix("_s")] for name in PARTS}
+"""Those of a timeline."""
 _MEASURED = RANK_COLORS[0]
 
 
