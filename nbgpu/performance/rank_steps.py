@@ -196,20 +196,21 @@ def waits(ranks: Sequence[RankStep]) -> Iterator[Span]:
                 yield Span("transfer", own.rank, last_s, blocked.arrived_s)
 
 
-def critical_path(ranks: Sequence[RankStep]) -> list[Span]:
+def critical_path(ranks: Sequence[RankStep], ends_on: int | None = None) -> list[Span]:
     """The path through the ranks of one step that took its time, from the beginning to the end.
 
-    It goes back from the end of the rank that was done last. Where that rank waited in an exchange, the path
-    goes on with the transfer, and then on the rank that had its gradients last: to make any other rank faster
-    would not have made the step shorter.
+    It goes back from the end of the rank that was done last, or of the one with which the path of the next
+    step begins. Where that rank waited in an exchange, the path goes on with the transfer, and then on the
+    rank that had its gradients last: to make any other rank faster would not have made the step shorter.
 
     Args:
         ranks: one step of all ranks.
+        ends_on: the rank with which the path ends; None for the one that was done last.
 
     Returns:
         Spans of computation, of waiting for data and of transfers, none of which overlap.
     """
-    own = max(ranks, key=lambda rank: rank.end_s)
+    own = max((r for r in ranks if ends_on in (None, r.rank)), key=lambda rank: rank.end_s)
     path: list[Span] = []
     now_s = own.end_s
     num_exchanges = min(len(rank.blocked) for rank in ranks)

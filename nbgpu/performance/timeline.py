@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,11 +76,22 @@ class Timeline:
         """The spans that took a step's time, from its beginning to its end: where a rank waited for another
         one, the path is on that rank.
 
-        In a cell it begins after the last collective that some ranks waited in and others did not.
+        The path of a step ends on the rank with which the path of the next one begins, if this timeline has
+        that, and otherwise on the rank that was done last. In a cell it begins after the last collective that
+        some ranks waited in and others did not.
         """
-        path = rank_steps.critical_path(self.by_step[step])
-        unknown = [index for index, span in enumerate(path) if span.kind == "blocked"]
-        return path[unknown[-1] + 1 :] if unknown else path
+        return self._paths[step]
+
+    @cached_property
+    def _paths(self) -> dict[int, list[Span]]:
+        paths: dict[int, list[Span]] = {}
+        for step, ranks in reversed(self.by_step.items()):
+            following = paths.get(step + 1, [])[:1]
+            ends_on = next((span.rank for span in following if span.kind != "transfer"), None)
+            path = rank_steps.critical_path(ranks, ends_on)
+            unknown = [index for index, span in enumerate(path) if span.kind == "blocked"]
+            paths[step] = path[unknown[-1] + 1 :] if unknown else path
+        return paths
 
     def figure(self) -> Any:
         """Return a `plotly.graph_objects.Figure` in which one can zoom: for each rank its computation, the

@@ -117,20 +117,23 @@ def _bars(kind: Kind, steps: Steps, zero_s: float, unit: str) -> dict[str, Any]:
 
 
 def _path(steps: Steps, zero_s: float) -> dict[str, Any]:
-    """The critical paths as one line with gaps between the steps. A transfer leads from the last rank to the
-    one on which the path goes on."""
+    """The critical paths as one line, with gaps where steps are not drawn. A transfer leads from the last
+    rank to the one on which the path goes on."""
     x: list[float | None] = []
     y: list[float | None] = []
-    for _, path in steps.values():
-        at = None
+    at = None
+    for step, (_, path) in steps.items():
+        if step - 1 not in steps:
+            at = None
         for span in path:
             lane = 2 if span.kind == "data" else 0
             here = _y(span.rank, lane) + _LINE_ABOVE
             x += [_ms(span.begin_s - zero_s), _ms(span.end_s - zero_s)]
             y += [at if span.kind == "transfer" and at is not None else here, here]
             at = here
-        x.append(None)
-        y.append(None)
+        if step + 1 not in steps:
+            x.append(None)
+            y.append(None)
     return {
         "type": "scatter",
         "mode": "lines",

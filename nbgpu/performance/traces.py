@@ -95,16 +95,11 @@ def _of_records(
 
 
 def _of_paths(title: str, steps: Steps, pid: int, zero_s: float, unit: str) -> Iterator[dict[str, Any]]:
-    """The critical paths, with the title, because viewers show no `otherData`.
-
-    One rank may have begun the next step before another one has ended this step, so that neighbouring paths
-    have threads of their own.
-    """
-    threads = {1: "critical path", 2: "critical path of the next step"}
-    yield from _named(pid, f"critical path, {title}", 0, threads)
-    for number, (step, (_, path)) in enumerate(steps.items()):
+    """The critical paths, with the title, because viewers show no `otherData`."""
+    yield from _named(pid, f"critical path, {title}", 0, {1: "critical path"})
+    for step, (_, path) in steps.items():
         for span in path:
-            event = _event(span, step, pid, number % 2 + 1, zero_s, unit)
+            event = _event(span, step, pid, 1, zero_s, unit)
             yield {**event, "name": f"rank {span.rank}: {event['name']}"}
 
 

@@ -38,8 +38,8 @@ KIND_COLORS = {
     "exchange": "#a6510a",
     "collective": "#ab86b6",
 }
-"""The colours of what a rank does, in a timeline and in the parts of a study's steps, from the same eight. What
-waits for gradients and the gradients themselves have the same one."""
+"""The colours of what a rank does, in a timeline and in the parts of a study's steps, from the same eight.
+What waits for gradients and the gradients themselves have the same one."""
 
 TEXT_COLOR = "#7b7b7b"
 """A grey that is readable on a white page and on a dark one."""

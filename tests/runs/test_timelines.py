@@ -60,6 +60,9 @@ def test_the_critical_path_is_on_the_slow_rank_until_the_transfer(run: Run) -> N
         waited_s = {s.rank: s.end_s - s.begin_s for s in found.spans(step) if s.kind == "waiting"}
         assert set(waited_s) == {0}
         assert waited_s[0] > 0.2
+    for before, after in pairwise(found.critical_path(step) for step in found.steps):
+        assert before[-1].rank == after[0].rank
+        assert before[-1].end_s <= after[0].begin_s + 1e-9
     assert "one host: offset 0" in str(found)
 
 
