@@ -17,6 +17,7 @@ from nbgpu.text.tables import aligned
 
 _MAX_STEPS = 50
 """A figure of more steps takes a page long to draw."""
+_INCOMPARABLE = "the critical path begins after the last wait that cannot be compared between the ranks"
 
 
 class Timeline:
@@ -124,6 +125,8 @@ class Timeline:
         return timeline_figure.figure(self.title, self.ranks, steps, self._about(), self.unit)
 
     def _about(self) -> list[str]:
+        if any(span.kind == "blocked" for step in self.by_step for span in self.spans(step)):
+            return [self.clocks.in_words(), *self.notes, _INCOMPARABLE]
         return [self.clocks.in_words(), *self.notes]
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:

@@ -80,6 +80,7 @@ def test_a_loop_of_ones_own_has_a_timeline_with_its_critical_path(notebook: Any)
     covered_s = sum(s[3] - s[2] for s in path)
     assert 0.95 < covered_s / (path[-1][3] - path[0][2]) <= 1.0001
     assert "critical path" in text
+    assert "cannot be compared" not in text
 
 
 def test_the_trace_of_a_cell_has_all_ranks(notebook: Any, tmp_path: Path) -> None:
@@ -118,7 +119,8 @@ def test_a_cell_that_fails_shows_what_it_did_until_then(notebook: Any) -> None:
     assert done.status == "error"
     assert "broken" in done.error
     assert [shown for shown in done.displays if FIGURE in shown]
-    spans, path, _ = read(notebook)
+    spans, path, text = read(notebook)
+    assert "the critical path begins after the last wait that cannot be compared" in text
     assert seconds(spans, 0, "optimizer") > 0
     assert seconds(spans, 1, "optimizer") > 0
     # Nobody knows how long rank 0 would have waited.
@@ -199,6 +201,28 @@ def test_a_rank_whose_process_ends_is_named(notebook: Any) -> None:
     spans, _, text = read(notebook)
     assert "nothing is known of rank 1: the process has ended" in text
     assert {s[1] for s in spans} == {0}
+
+
+@pytest.mark.gpu
+def test_on_gpus_the_moments_are_the_devices() -> None:
+    code = """%%distributed --timeline
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+model = DistributedDataParallel(nn.Linear(4096, 4096).to(device), device_ids=[device.index])
+for _ in range(3):
+    model(torch.ones(4096, 4096, device=device)).sum().backward()
+total = torch.ones(1, device=device)
+dist.all_reduce(total)
+"""
+    with kernel() as notebook:
+        assert notebook.run("%load_ext nbgpu\n%nbgpu start").status == "ok"
+        done = notebook.run(code)
+        assert done.status == "ok", done.error
+        spans, path, _ = read(notebook)
+        assert len([s for s in spans if s[0] == "backward" and s[1] == 0 and s[3] > s[2]]) >= 3
+        assert [s for s in spans if s[0] == "exchange" and s[1] == 0]
+        assert path
+        assert notebook.run("%nbgpu stop").status == "ok"
 
 
 def test_a_simulated_link_and_a_slow_rank_are_named_and_seen() -> None:
