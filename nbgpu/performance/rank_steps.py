@@ -12,9 +12,21 @@ from typing import Any, Literal
 
 from nbgpu.protocol.bounds import MAX_NUMBER
 
-Kind = Literal["data", "forward", "backward", "optimizer", "other", "waiting", "transfer", "exchange"]
+Kind = Literal[
+    "data",
+    "forward",
+    "backward",
+    "optimizer",
+    "other",
+    "waiting",
+    "transfer",
+    "blocked",
+    "exchange",
+    "collective",
+]
 """What a rank does: it waits for its data, computes, waits for the last rank, or waits for the transfer that
-follows. 'exchange' is a transfer of gradients on its way, beside all of these."""
+follows. It is 'blocked' in a collective of a cell where these two cannot be told. 'exchange' is a transfer of
+gradients on its way, beside all of these, and 'collective' another one."""
 
 _KINDS: dict[str, Kind] = {
     "data": "data",
@@ -35,7 +47,9 @@ class Span:
     begin_s: float
     end_s: float
     num_bytes: int = 0
-    """The gradients that travel; 0 for other kinds."""
+    """The data that travel; 0 for other kinds."""
+    name: str = ""
+    """The operation, such as 'all_reduce'; empty in a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +57,15 @@ class Blocked:
     """A rank has nothing to compute until an exchange has ended."""
 
     ready_s: float
-    """The rank's own gradients are there."""
+    """The rank has nothing more to compute. In a run its own gradients are there."""
     arrived_s: float
+    came_s: float | None = None
+    """The rank gave its own data, if that was before it began to wait."""
+
+    @property
+    def given_s(self) -> float:
+        """The rank's own data are there, without which the exchange cannot end."""
+        return self.ready_s if self.came_s is None else self.came_s
 
 
 @dataclass(frozen=True)
@@ -167,7 +188,7 @@ def waits(ranks: Sequence[RankStep]) -> Iterator[Span]:
     counts = {len(rank.blocked) for rank in ranks}
     for own in ranks:
         for index, blocked in enumerate(own.blocked):
-            last_s = max(r.blocked[index].ready_s for r in ranks) if len(counts) == 1 else blocked.ready_s
+            last_s = max(r.blocked[index].given_s for r in ranks) if len(counts) == 1 else blocked.ready_s
             last_s = min(max(last_s, blocked.ready_s), blocked.arrived_s)
             if last_s > blocked.ready_s:
                 yield Span("waiting", own.rank, blocked.ready_s, last_s)
@@ -175,28 +196,31 @@ def waits(ranks: Sequence[RankStep]) -> Iterator[Span]:
                 yield Span("transfer", own.rank, last_s, blocked.arrived_s)
 
 
-def critical_path(ranks: Sequence[RankStep]) -> list[Span]:
+def critical_path(ranks: Sequence[RankStep], ends_on: int | None = None) -> list[Span]:
     """The path through the ranks of one step that took its time, from the beginning to the end.
 
-    It goes back from the end of the rank that was done last. Where that rank waited in an exchange, the path
-    goes on with the transfer, and then on the rank that had its gradients last: to make any other rank faster
-    would not have made the step shorter.
+    It goes back from the end of the rank that was done last, or of the one with which the path of the next
+    step begins. Where that rank waited in an exchange, the path goes on with the transfer, and then on the
+    rank that had its gradients last: to make any other rank faster would not have made the step shorter.
 
     Args:
         ranks: one step of all ranks.
+        ends_on: the rank with which the path ends; None for the one that was done last.
 
     Returns:
         Spans of computation, of waiting for data and of transfers, none of which overlap.
     """
-    own = max(ranks, key=lambda rank: rank.end_s)
+    own = max((r for r in ranks if ends_on in (None, r.rank)), key=lambda rank: rank.end_s)
     path: list[Span] = []
     now_s = own.end_s
     num_exchanges = min(len(rank.blocked) for rank in ranks)
     for index in reversed(range(num_exchanges)):
         arrived_s = own.blocked[index].arrived_s
+        if arrived_s > now_s:
+            continue  # several were on their way, and the path came from one that this rank began before
         path += reversed(_between(own, arrived_s, now_s))
-        last = max(ranks, key=lambda rank: rank.blocked[index].ready_s)
-        now_s = last.blocked[index].ready_s
+        last = max(ranks, key=lambda rank: rank.blocked[index].given_s)
+        now_s = last.blocked[index].given_s
         if arrived_s > now_s:
             path.append(Span("transfer", own.rank, now_s, arrived_s))
         own = last

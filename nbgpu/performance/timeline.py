@@ -1,10 +1,11 @@
-"""A timeline of all ranks over some steps of a run."""
+"""A timeline of all ranks over some steps of a run, or over a cell."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nbgpu.errors import ConfigError
 from nbgpu.performance import rank_steps, timeline_figure, traces
@@ -16,16 +17,21 @@ from nbgpu.text.tables import aligned
 
 _MAX_STEPS = 50
 """A figure of more steps takes a page long to draw."""
+_INCOMPARABLE = "the critical path begins after the last wait that cannot be compared between the ranks"
 
 
 class Timeline:
-    """What every rank did in some steps. Shows as a figure in a notebook, and prints as a table.
+    """What every rank did in some steps, or in a cell. It shows as a figure in a notebook, and prints as a
+    table.
 
     Args:
-        title: the run.
-        steps: the steps of all ranks, in order of rank, by their numbers.
+        title: the run or cell, with the simulated link and slow ranks if there are any.
+        steps: the steps of all ranks, in order of rank, by their numbers. A cell is one step with the number
+            of the cell.
         clocks: how the ranks' clocks were brought together.
         profiles: what the profiler wrote, by rank, if it ran in these steps.
+        unit: what a number names.
+        notes: what else is to be known.
     """
 
     def __init__(
@@ -34,23 +40,32 @@ class Timeline:
         steps: Mapping[int, Sequence[RankStep]],
         clocks: Clocks,
         profiles: Mapping[int, Profile] | None = None,
+        unit: Literal["step", "cell"] = "step",
+        notes: Sequence[str] = (),
     ) -> None:
         self.title = title
         self.by_step = dict(sorted(steps.items()))
         self.clocks = clocks
+        self.unit = unit
+        self.notes = list(notes)
         self._profiles = dict(profiles or {})
 
     @property
     def steps(self) -> list[int]:
-        """The numbers of the steps."""
+        """The numbers of the steps, or of the cell."""
         return list(self.by_step)
 
     @property
     def world_size(self) -> int:
         return len(next(iter(self.by_step.values())))
 
+    @property
+    def ranks(self) -> list[int]:
+        """The numbers of the ranks."""
+        return [rank.rank for rank in next(iter(self.by_step.values()))]
+
     def spans(self, step: int) -> list[Span]:
-        """All that the ranks did in a step: data, computation, waiting, and transfers of gradients."""
+        """All that the ranks did in a step or cell: data, computation, waiting, and transfers."""
         ranks = self.by_step[step]
         return [
             *(span for rank in ranks for span in rank.work),
@@ -60,8 +75,24 @@ class Timeline:
 
     def critical_path(self, step: int) -> list[Span]:
         """The spans that took a step's time, from its beginning to its end: where a rank waited for another
-        one, the path is on that rank."""
-        return rank_steps.critical_path(self.by_step[step])
+        one, the path is on that rank.
+
+        The path of a step ends on the rank with which the path of the next one begins, if this timeline has
+        that, and otherwise on the rank that was done last. In a cell it begins after the last collective that
+        some ranks waited in and others did not.
+        """
+        return self._paths[step]
+
+    @cached_property
+    def _paths(self) -> dict[int, list[Span]]:
+        paths: dict[int, list[Span]] = {}
+        for step, ranks in reversed(self.by_step.items()):
+            following = paths.get(step + 1, [])[:1]
+            ends_on = next((span.rank for span in following if span.kind != "transfer"), None)
+            path = rank_steps.critical_path(ranks, ends_on)
+            unknown = [index for index, span in enumerate(path) if span.kind == "blocked"]
+            paths[step] = path[unknown[-1] + 1 :] if unknown else path
+        return paths
 
     def figure(self) -> Any:
         """Return a `plotly.graph_objects.Figure` in which one can zoom: for each rank its computation, the
@@ -85,11 +116,18 @@ class Timeline:
         steps = {step: (self.spans(step), self.critical_path(step)) for step in self.by_step}
         begun_s = {step: [rank.begin_s for rank in ranks] for step, ranks in self.by_step.items()}
         profiles = self._profiles if profiled else {}
-        return traces.write(Path(path), self.title, steps, begun_s, self.clocks.in_words(), profiles)
+        return traces.write(
+            Path(path), self.title, steps, begun_s, self._about(), profiles, self.ranks, self.unit
+        )
 
     def _drawn(self) -> dict[str, Any]:
         steps = {step: (self.spans(step), self.critical_path(step)) for step in self.by_step}
-        return timeline_figure.figure(self.title, self.world_size, steps, self.clocks.in_words())
+        return timeline_figure.figure(self.title, self.ranks, steps, self._about(), self.unit)
+
+    def _about(self) -> list[str]:
+        if any(span.kind == "blocked" for step in self.by_step for span in self.spans(step)):
+            return [self.clocks.in_words(), *self.notes, _INCOMPARABLE]
+        return [self.clocks.in_words(), *self.notes]
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         return {"application/vnd.plotly.v1+json": self._drawn(), "text/plain": str(self)}
@@ -101,15 +139,20 @@ class Timeline:
 
     def _in_lines(self) -> Iterator[str]:
         yield self.title
-        rows = [("step", "ms", "ended on", "critical path")]
+        rows: list[tuple[str, ...]] = [(self.unit, "ms", "ended on", "critical path")]
         for step, ranks in self.by_step.items():
             seconds = max(rank.end_s for rank in ranks) - min(rank.begin_s for rank in ranks)
             last = max(ranks, key=lambda rank: rank.end_s).rank
-            rows.append(
-                (str(step), f"{1e3 * seconds:.2f}", f"rank {last}", _in_words(self.critical_path(step)))
-            )
+            rows.append((str(step), f"{1e3 * seconds:.2f}", f"rank {last}", self._path_in_words(step)))
         yield from aligned(rows, right=(0, 1))
-        yield self.clocks.in_words()
+        yield from self._about()
+
+    def _path_in_words(self, step: int) -> str:
+        path = self.critical_path(step)
+        if self.unit == "cell":
+            # It changes between the ranks in every turn of a loop: the time on each rank is told at once.
+            path = sorted(path, key=lambda span: span.rank)
+        return _in_words(path)
 
 
 def _in_words(path: Iterable[Span]) -> str:
@@ -137,7 +180,7 @@ def of_run(
     """The timeline of some steps of a run.
 
     Args:
-        title: the run.
+        title: the run, with the simulated link and slow ranks if there are any.
         world_size: the number of ranks.
         events: of all ranks, in order for each.
         records: gives all records. It is called only for steps that were not recorded moment by moment.

@@ -20,8 +20,11 @@ WORDS: dict[Kind, str] = {
     "other": "other work",
     "waiting": "waiting for the last rank",
     "transfer": "waiting for the transfer",
+    "blocked": "waiting in a collective",
     "exchange": "gradients on their way",
+    "collective": "another collective on its way",
 }
+_HATCHES: dict[Kind, str] = {"waiting": "/", "transfer": ".", "blocked": "x"}
 _GRID_COLOR = "rgba(128, 128, 128, 0.25)"
 _LANES = ("computation", "exchange", "data")
 _GAP = 0.6
@@ -30,24 +33,28 @@ _LANE_PX = 26
 _LINE_ABOVE = 0.46
 
 
-def figure(title: str, world_size: int, steps: Steps, about_clocks: str) -> dict[str, Any]:
+def figure(
+    title: str, ranks: Sequence[int], steps: Steps, about: Sequence[str], unit: str = "step"
+) -> dict[str, Any]:
     """The figure, of the type `application/vnd.plotly.v1+json`; the x axis is in milliseconds.
 
     Args:
-        title: the run.
-        world_size: the number of ranks.
+        title: the run or cell.
+        ranks: their numbers.
         steps: at least one.
-        about_clocks: a sentence about the ranks' clocks.
+        about: about the ranks' clocks, and what else is to be known.
+        unit: 'step', or 'cell'.
     """
     zero_s = min(span.begin_s for spans, _ in steps.values() for span in spans)
-    names = f"step {min(steps)}" if len(steps) == 1 else f"steps {min(steps)} to {max(steps)}"
-    data = [_bars(kind, steps, zero_s) for kind in WORDS]
+    names = f"{unit} {min(steps)}" if len(steps) == 1 else f"{unit}s {min(steps)} to {max(steps)}"
+    data = [_bars(kind, steps, zero_s, unit) for kind in WORDS]
     data = [trace for trace in data if trace["x"]]
-    data.append(_path(steps, zero_s))
-    lanes = [(rank, lane) for rank in range(world_size) for lane in range(len(_LANES))]
+    if any(path for _, path in steps.values()):
+        data.append(_path(steps, zero_s))
+    lanes = [(rank, lane) for rank in ranks for lane in range(len(_LANES))]
     begins = {step: min(span.begin_s for span in spans) for step, (spans, _) in steps.items()}
     layout: dict[str, Any] = {
-        "title": {"text": f"{title}, {names}<br><sup>measured; {about_clocks}</sup>"},
+        "title": {"text": f"{title}, {names}<br><sup>{'; '.join(['measured', *about])}</sup>"},
         "barmode": "overlay",
         "bargap": 0,
         "height": 190 + _LANE_PX * len(lanes),
@@ -71,7 +78,7 @@ def figure(title: str, world_size: int, steps: Steps, about_clocks: str) -> dict
             for x in (_ms(begin_s - zero_s) for begin_s in begins.values())
         ],
         "annotations": [
-            {"text": f"step {step}", "x": _ms(begin_s - zero_s), "y": 1, "yref": "paper"}
+            {"text": f"{unit} {step}", "x": _ms(begin_s - zero_s), "y": 1, "yref": "paper"}
             | {"xanchor": "left", "yanchor": "bottom", "showarrow": False}
             for step, begin_s in begins.items()
         ],
@@ -79,16 +86,16 @@ def figure(title: str, world_size: int, steps: Steps, about_clocks: str) -> dict
     return {"data": data, "layout": layout, "config": {"responsive": True, "scrollZoom": True}}
 
 
-def _bars(kind: Kind, steps: Steps, zero_s: float) -> dict[str, Any]:
+def _bars(kind: Kind, steps: Steps, zero_s: float, unit: str) -> dict[str, Any]:
     own = [(step, span) for step, (spans, _) in steps.items() for span in spans if span.kind == kind]
     color = KIND_COLORS[kind]
     marker: dict[str, Any] = {"color": color, "line": {"width": 0}}
-    if kind in ("waiting", "transfer"):
+    if kind in _HATCHES:
         # The rank computes nothing: hatched, so that it can be told without its colour.
         marker = {
             "color": "rgba(0,0,0,0)",
             "line": {"color": color, "width": 1},
-            "pattern": {"shape": "/" if kind == "waiting" else ".", "fgcolor": color, "size": 6},
+            "pattern": {"shape": _HATCHES[kind], "fgcolor": color, "size": 6},
         }
     return {
         "type": "bar",
@@ -99,31 +106,34 @@ def _bars(kind: Kind, steps: Steps, zero_s: float) -> dict[str, Any]:
         "y": [_y(span.rank, _lane(kind)) for _, span in own],
         "width": 0.8,
         # Several transfers may be on their way at once.
-        "opacity": 0.6 if kind == "exchange" else 1.0,
+        "opacity": 0.6 if kind in ("exchange", "collective") else 1.0,
         "marker": marker,
-        "text": [in_words(span.num_bytes) if span.num_bytes else "" for _, span in own],
+        "text": [_about(span) for _, span in own],
         "textposition": "none",
         "customdata": [[step, span.rank] for step, span in own],
         "hovertemplate": f"{WORDS[kind]}, %{{x:.3f}} ms, from %{{base:.3f}} ms %{{text}}"
-        "<br>step %{customdata[0]}, rank %{customdata[1]}<extra></extra>",
+        f"<br>{unit} %{{customdata[0]}}, rank %{{customdata[1]}}<extra></extra>",
     }
 
 
 def _path(steps: Steps, zero_s: float) -> dict[str, Any]:
-    """The critical paths as one line with gaps between the steps. A transfer leads from the last rank to the
-    one on which the path goes on."""
+    """The critical paths as one line, with gaps where steps are not drawn. A transfer leads from the last
+    rank to the one on which the path goes on."""
     x: list[float | None] = []
     y: list[float | None] = []
-    for _, path in steps.values():
-        at = None
+    at = None
+    for step, (_, path) in steps.items():
+        if step - 1 not in steps:
+            at = None
         for span in path:
             lane = 2 if span.kind == "data" else 0
             here = _y(span.rank, lane) + _LINE_ABOVE
             x += [_ms(span.begin_s - zero_s), _ms(span.end_s - zero_s)]
             y += [at if span.kind == "transfer" and at is not None else here, here]
             at = here
-        x.append(None)
-        y.append(None)
+        if step + 1 not in steps:
+            x.append(None)
+            y.append(None)
     return {
         "type": "scatter",
         "mode": "lines",
@@ -136,7 +146,12 @@ def _path(steps: Steps, zero_s: float) -> dict[str, Any]:
 
 
 def _lane(kind: Kind) -> int:
-    return {"exchange": 1, "data": 2}.get(kind, 0)
+    return {"exchange": 1, "collective": 1, "data": 2}.get(kind, 0)
+
+
+def _about(span: Span) -> str:
+    """Such as 'all_reduce 1.0 MB'."""
+    return " ".join(filter(None, [span.name, in_words(span.num_bytes) if span.num_bytes else ""]))
 
 
 def _y(rank: int, lane: int) -> float:

@@ -42,41 +42,47 @@ def write(
     title: str,
     steps: Steps,
     begun_s: Mapping[int, Sequence[float]],
-    about_clocks: str,
+    about: Sequence[str],
     profiles: Mapping[int, Profile],
+    ranks: Sequence[int],
+    unit: str = "step",
 ) -> Path:
     """Write one trace of all ranks; compressed if the name of the file ends in '.gz'.
 
     Args:
         path: the file.
-        title: the run.
+        title: the run or cell.
         steps: by step all spans and the critical path, by the clock of rank 0.
         begun_s: by step the moments at which the ranks began it, by the clock of rank 0.
-        about_clocks: a sentence about the ranks' clocks.
+        about: about the ranks' clocks, and what else is to be known.
         profiles: what the profiler wrote, by rank; empty for none.
+        ranks: their numbers.
+        unit: 'step', or 'cell'.
 
     Raises:
         RunError: a file of the profiler cannot be read.
     """
     zero_s = min(span.begin_s for spans, _ in steps.values() for span in spans)
-    events = list(_of_records(steps, len(next(iter(begun_s.values()))), zero_s))
+    events = list(_of_records(title, steps, ranks, zero_s, unit))
     errors_us = {}
     for rank, profile in sorted(profiles.items()):
         of_rank, errors_us[f"rank {rank}"] = _of_profiler(
             profile, rank, {step: 1e6 * (begun[rank] - zero_s) for step, begun in begun_s.items()}
         )
         events += of_rank
-    about: dict[str, Any] = {"title": title, "clocks": about_clocks, "steps": list(steps)}
+    other: dict[str, Any] = {"title": title, "clocks": about[0], "notes": about[1:], f"{unit}s": list(steps)}
     if errors_us:
-        about["profiler_clock_error_us"] = errors_us
-    trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+        other["profiler_clock_error_us"] = errors_us
+    trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
     text = json.dumps(trace)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path
 
 
-def _of_records(steps: Steps, world_size: int, zero_s: float) -> Iterator[dict[str, Any]]:
-    for rank in range(world_size):
+def _of_records(
+    title: str, steps: Steps, ranks: Sequence[int], zero_s: float, unit: str
+) -> Iterator[dict[str, Any]]:
+    for rank in ranks:
         pid = rank * _PIDS_OF_RANK + 1
         own = [(step, s) for step, (spans, _) in steps.items() for s in spans if s.rank == rank]
         threads = _threads([span for _, span in own])
@@ -84,22 +90,23 @@ def _of_records(steps: Steps, world_size: int, zero_s: float) -> Iterator[dict[s
         names |= {tid: f"exchange {tid - _EXCHANGE + 1}" for tid in threads.values() if tid >= _EXCHANGE}
         yield from _named(pid, f"rank {rank}", rank + 1, names)
         for step, span in own:
-            yield _event(span, step, pid, threads[span], zero_s)
-    yield from _of_paths(steps, world_size * _PIDS_OF_RANK + 1, zero_s)
+            yield _event(span, step, pid, threads[span], zero_s, unit)
+    yield from _of_paths(title, steps, (max(ranks) + 1) * _PIDS_OF_RANK + 1, zero_s, unit)
 
 
-def _of_paths(steps: Steps, pid: int, zero_s: float) -> Iterator[dict[str, Any]]:
-    """The critical paths. One rank may have begun the next step before another one has ended this step, so
-    that neighbouring paths have threads of their own."""
-    yield from _named(pid, "critical path", 0, {1: "critical path", 2: "critical path of the next step"})
-    for number, (step, (_, path)) in enumerate(steps.items()):
+def _of_paths(title: str, steps: Steps, pid: int, zero_s: float, unit: str) -> Iterator[dict[str, Any]]:
+    """The critical paths, with the title, because viewers show no `otherData`."""
+    yield from _named(pid, f"critical path, {title}", 0, {1: "critical path"})
+    for step, (_, path) in steps.items():
         for span in path:
-            event = _event(span, step, pid, number % 2 + 1, zero_s)
+            event = _event(span, step, pid, 1, zero_s, unit)
             yield {**event, "name": f"rank {span.rank}: {event['name']}"}
 
 
-def _event(span: Span, step: int, pid: int, tid: int, zero_s: float) -> dict[str, Any]:
-    arguments: dict[str, Any] = {"step": step, "rank": span.rank}
+def _event(span: Span, step: int, pid: int, tid: int, zero_s: float, unit: str) -> dict[str, Any]:
+    arguments: dict[str, Any] = {unit: step, "rank": span.rank}
+    if span.name:
+        arguments["operation"] = span.name
     if span.num_bytes:
         arguments["bytes"] = span.num_bytes
     return {
@@ -127,7 +134,7 @@ def _threads(spans: Sequence[Span]) -> dict[Span, int]:
     threads = {}
     ends_s: list[float] = []
     for span in sorted(spans, key=lambda span: span.begin_s):
-        if span.kind != "exchange":
+        if span.kind not in ("exchange", "collective"):
             threads[span] = _DATA if span.kind == "data" else _MAIN
             continue
         free = next((i for i, end_s in enumerate(ends_s) if end_s <= span.begin_s), len(ends_s))

@@ -270,6 +270,8 @@ class CellOptions:
     """Whether tracebacks show the frames of libraries, too."""
     are_answered: bool = False
     """Whether there is a frontend that can answer `input()`."""
+    timeline: bool = False
+    """Whether the rank notes what it does in the cell, moment by moment."""
 
 
 class CellOutputs:

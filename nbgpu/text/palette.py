@@ -34,7 +34,9 @@ KIND_COLORS = {
     "other": "#4b6773",
     "waiting": "#c6003f",
     "transfer": "#a6510a",
+    "blocked": "#c6003f",
     "exchange": "#a6510a",
+    "collective": "#ab86b6",
     "statistics": "#ab86b6",
     "between": "#9a9a9a",
 }

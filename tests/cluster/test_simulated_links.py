@@ -296,7 +296,7 @@ print(json.dumps([timed(lambda: exchange.gather(rank), 3)]))
         assert found_s < link_s("all_gather", 0)
 
 
-def test_a_run_and_all_that_is_kept_of_it_name_the_link(cluster: Any) -> None:
+def test_a_run_and_all_that_is_kept_of_it_name_the_link(cluster: Any, tmp_path: Path) -> None:
     run = cluster.train("autoencoder", steps=6, val_every=0, **SETTINGS)
     run.wait()
     assert run.status == "finished"
@@ -304,6 +304,12 @@ def test_a_run_and_all_that_is_kept_of_it_name_the_link(cluster: Any) -> None:
         json.loads((run.folder / "run_info.json").read_text())["simulated"] == f"simulated link {LINK_NAME}"
     )
     assert f"simulated link {LINK_NAME}" in (run.folder / "report.html").read_text()
+    timeline = run.timeline()
+    assert f"simulated link {LINK_NAME}" in timeline._repr_mimebundle_()["text/plain"]
+    assert f"simulated link {LINK_NAME}" in timeline.figure().layout.title.text
+    trace = json.loads(timeline.chrome_trace(tmp_path / "trace.json").read_text())
+    shown = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"]
+    assert any(f"simulated link {LINK_NAME}" in name for name in shown)
     gradients = cluster.plan("autoencoder", **SETTINGS).memory["gradients"]
     steps = run.metrics()["step_s"]
     # All buckets pass after each other, and nothing else does.

@@ -60,6 +60,9 @@ def test_the_critical_path_is_on_the_slow_rank_until_the_transfer(run: Run) -> N
         waited_s = {s.rank: s.end_s - s.begin_s for s in found.spans(step) if s.kind == "waiting"}
         assert set(waited_s) == {0}
         assert waited_s[0] > 0.2
+    for before, after in pairwise(found.critical_path(step) for step in found.steps):
+        assert before[-1].rank == after[0].rank
+        assert before[-1].end_s <= after[0].begin_s + 1e-9
     assert "one host: offset 0" in str(found)
 
 
@@ -150,7 +153,11 @@ def test_the_chrome_trace_has_all_ranks_and_no_thread_overlaps(run: Run, tmp_pat
     path = run.timeline(range(3, 6)).chrome_trace(tmp_path / "trace.json")
     events = events_of(path)
     require_a_trace(events)
-    assert set(names_of(events, "process_name").values()) == {"critical path", "rank 0", "rank 1"}
+    assert set(names_of(events, "process_name").values()) == {
+        "critical path, autoencoder on 2 ranks",
+        "rank 0",
+        "rank 1",
+    }
     threads = names_of(events, "thread_name")
     assert {"computation", "data", "exchange 1", "critical path"} <= set(threads.values())
     by_thread: dict[Any, list[tuple[float, float]]] = {}

@@ -99,6 +99,7 @@ torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState
 torch.nn.modules.batchnorm
     _BatchNorm
 torch.nn.parallel:DistributedDataParallel
+    _comm_hooks
     _register_builtin_comm_hook(self, comm_hook_type)
 torch.overrides
     _pop_mode()

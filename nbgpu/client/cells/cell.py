@@ -12,7 +12,9 @@ from functools import cached_property
 from typing import Any
 
 from IPython.core.getipython import get_ipython
+from IPython.display import display
 
+from nbgpu.client.cells import cell_timeline
 from nbgpu.client.cells.outputs import CellOutput
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines.cell_replies import Answer, Arrivals
@@ -22,7 +24,7 @@ from nbgpu.client.faults.hangs import HangWatch
 from nbgpu.client.faults.watch import RankWatch
 from nbgpu.client.ipykernel import aborting
 from nbgpu.client.ipykernel.notice import Notice
-from nbgpu.errors import CellInterrupted, ClusterError, RankError
+from nbgpu.errors import CellInterrupted, ClusterError, NbgpuError, RankError
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.records import CellOptions
 
@@ -47,6 +49,7 @@ class DistributedCell:
         full: whether tracebacks show the frames of libraries, too.
         is_awaited: whether a coroutine (`show`) shows the cell, while its event loop goes on.
         number: the number of the notebook's cell; None for the one that is running.
+        timeline: whether to show at the end what every rank did, moment by moment.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class DistributedCell:
         full: bool = False,
         is_awaited: bool = False,
         number: int | None = None,
+        timeline: bool = False,
     ) -> None:
         self._cluster = cluster
         self._timeout_s = timeout_s
@@ -68,11 +72,13 @@ class DistributedCell:
         self._questions = cluster.questions()
         try:
             shown_as = _number() if number is None else number
-            options = CellOptions(shown_as, full, self._questions.are_answered)
+            options = CellOptions(shown_as, full, self._questions.are_answered, timeline)
             self._results = cluster.send_cell(code, ranks, options, arrivals, is_awaited)
         except BaseException:
             self._questions.close()
             raise
+        self._number = shown_as
+        self._has_timeline = timeline
         self._watch = RankWatch(cluster.ranks, self._results)
         self._output = CellOutput(arrivals, self._results, cluster.config.max_output_lines)
         self._notice = Notice()
@@ -95,6 +101,7 @@ class DistributedCell:
             self._finish()
         finally:
             self._close()
+            self._show_timeline()
 
     def give_up(self) -> None:
         """Stop the ranks and show nothing. Call this in place of `show`."""
@@ -166,6 +173,7 @@ class DistributedCell:
             self._finish()
         finally:
             self._close()
+            self._show_timeline()
 
     def _interrupted(self) -> CellInterrupted:
         # A rank's process may have ended after the rank had come back.
@@ -267,6 +275,21 @@ class DistributedCell:
                 self._output.finish(without=[*self._watch.pending(), *self._watch.gone])
                 raise RankError(causes, self._cluster.world_size, explanation)
             raise ClusterError(explanation)
+
+    @uninterrupted()
+    def _show_timeline(self) -> None:
+        """Show the timeline, also of a cell that failed or was stopped: what was noted until then."""
+        if not self._has_timeline:
+            return
+        try:
+            timeline = cell_timeline.taken(
+                self._cluster, list(self._results), self._watch.pending(), self._number
+            )
+        except NbgpuError as error:
+            _tell(f"there is no timeline of this cell: {error}")
+            return
+        self._cluster.last_timeline = timeline
+        display(timeline)
 
     def _close(self) -> None:
         self._output.close()

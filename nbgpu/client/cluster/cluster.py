@@ -47,6 +47,7 @@ from nbgpu.errors import (
 from nbgpu.machine import devices, transports
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.machine.transports import ChosenTransport, Transport
+from nbgpu.performance.timeline import Timeline
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import CellOptions, Device
 
@@ -124,6 +125,8 @@ class Cluster:
         """The transport, with those that were tried before it; before the start, the first to be tried."""
         self.run: Run | None = None
         """The latest training run, which may be over."""
+        self.last_timeline: Timeline | None = None
+        """What the ranks did in the latest cell with `%%distributed --timeline`."""
         self._planned: Plan | None = None
         """The latest plan."""
         self._processes: Processes | None = None

@@ -59,6 +59,9 @@ def _cell_arguments() -> MagicArgumentParser:
         "--timeout", type=float, metavar="S", help="interrupt the ranks after so many seconds"
     )
     parser.add_argument("--full", action="store_true", help="show the libraries' part of tracebacks too")
+    parser.add_argument(
+        "--timeline", action="store_true", help="show what every rank did in the cell, moment by moment"
+    )
     return parser
 
 
@@ -144,7 +147,14 @@ def _cell(
 ) -> DistributedCell:
     ranks = None if arguments.ranks is None else parse_ranks(arguments.ranks)
     return DistributedCell(
-        current(), code, ranks, arguments.timeout, arguments.full, is_awaited=is_awaited, number=number
+        current(),
+        code,
+        ranks,
+        arguments.timeout,
+        arguments.full,
+        is_awaited=is_awaited,
+        number=number,
+        timeline=arguments.timeline,
     )
 
 

@@ -253,7 +253,8 @@ class Run:
             for rank in range(info.world_size)
             if (path := self.folder / names.PROFILES / names.profile(rank)).exists()
         }
-        title = f"{info.recipe} on {info.world_size} rank{'s' if info.world_size > 1 else ''}"
+        ranks = f"{info.world_size} rank{'s' if info.world_size > 1 else ''}"
+        title = ", ".join(filter(None, [f"{info.recipe} on {ranks}", info.simulated]))
         events, records = self.reader.events(), self.reader.records
         return of_run(title, info.world_size, events, records, profiles, steps)
 

@@ -45,21 +45,22 @@ def give_every_ddp_a_hook() -> None:
     def forward_with_hook(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
         if self not in _with_hook and dist.get_backend(self.process_group) != "fake":
             group = self.process_group
-            register_timed(self, None, lambda _, bucket: _average(group, bucket))
+            register_timed(self, None, lambda _, bucket: average(group, bucket))
         return forward(self, *args, **kwargs)  # type: ignore[no-untyped-call]
 
     def register_builtin(self: DistributedDataParallel, kind: Any) -> None:
-        hook = (
-            default_hooks.fp16_compress_hook
-            if kind == dist.BuiltinCommHookType.FP16_COMPRESS  # type: ignore[attr-defined]
-            else default_hooks.allreduce_hook
-        )
-        register_timed(self, self.process_group, hook)
+        register_timed(self, self.process_group, in_python(kind))
 
     DistributedDataParallel.__init__ = make_without_hook  # type: ignore[method-assign]
     DistributedDataParallel.register_comm_hook = register_timed  # type: ignore[method-assign]
     DistributedDataParallel.forward = forward_with_hook  # type: ignore[method-assign]
     torch_private.replace_builtin_hooks(register_builtin)
+
+
+def in_python(kind: Any) -> Hook:
+    """Return the hook in Python that does the same as a `dist.BuiltinCommHookType`."""
+    is_fp16 = kind == dist.BuiltinCommHookType.FP16_COMPRESS  # type: ignore[attr-defined]
+    return default_hooks.fp16_compress_hook if is_fp16 else default_hooks.allreduce_hook
 
 
 def _slowed(hook: Hook) -> Hook:
@@ -75,7 +76,8 @@ def _slowed(hook: Hook) -> Hook:
     return send
 
 
-def _average(group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
+def average(group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
+    """Exchange a bucket as DDP does without a hook, by a collective that is begun in Python."""
     # The factor in double precision, as DDP without a hook has it.
     buffer = bucket.buffer().mul_(1 / group.size())
     work = dist.all_reduce(buffer, group=group, async_op=True)

@@ -26,7 +26,7 @@ from nbgpu.engine.group.simulated_queue import Arrivals, Line, Numbered, Queue, 
 from nbgpu.engine.group.simulated_times import Operation, seconds
 from nbgpu.machine.links import Link
 
-_METHODS: dict[str, tuple[Operation, int]] = {
+COLLECTIVES: dict[str, tuple[Operation, int]] = {
     "allreduce": ("all_reduce", 0),
     "allreduce_coalesced": ("all_reduce", 0),
     "broadcast": ("broadcast", 0),
@@ -123,7 +123,7 @@ def install(link: Link | None, slow_factor: float) -> None:
     _link = link or _NO_LINK
     _is_installed = True
     straggler.install(slow_factor)
-    for name, (operation, argument) in _METHODS.items():
+    for name, (operation, argument) in COLLECTIVES.items():
         with suppress(AttributeError):
             _wrap(name, functools.partial(_holding, operation=operation, argument=argument))
     for name, direction in _MESSAGES.items():
@@ -158,6 +158,16 @@ def end() -> None:
         ended.end()
 
 
+def is_installed() -> bool:
+    """Whether a link is simulated, or this rank is slow."""
+    return _is_installed
+
+
+def is_exempt() -> bool:
+    """Whether this thread does work of nbgpu's own, which is not held back."""
+    return bool(getattr(_exempt, "is_on", False))
+
+
 def in_words() -> str:
     """Return 'simulated link 10GbE', or an empty text where no link is simulated."""
     return "" if _link is _NO_LINK else f"simulated link {_link.name}"
@@ -169,7 +179,7 @@ def not_simulated() -> Iterator[None]:
 
     What a slow rank did before, such as loading its data, is not made longer.
     """
-    before = getattr(_exempt, "is_on", False)
+    before = is_exempt()
     _exempt.is_on = True
     try:
         yield
@@ -179,7 +189,7 @@ def not_simulated() -> Iterator[None]:
 
 
 def _generation() -> _Generation | None:
-    return None if getattr(_exempt, "is_on", False) else _now
+    return None if is_exempt() else _now
 
 
 def _wrap(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -196,7 +206,7 @@ def _holding(collective: Callable[..., Any], operation: Operation, argument: int
         queue = now.queue_of(group)
         number = queue.arrive()
         real = collective(group, *args, **kwargs)
-        num_bytes = 0 if argument < 0 else _num_bytes(args[argument])
+        num_bytes = 0 if argument < 0 else num_bytes_of(args[argument])
         if operation in _PARTS:
             num_bytes *= group.size()
         return queue.put(real, number, seconds(operation, num_bytes, group.size(), _link))
@@ -216,7 +226,7 @@ def _holding_message(message: Callable[..., Any], direction: str) -> Callable[..
             messages = now.messages(group, *ends, args[2])
             arrivals, number = messages.arrivals, messages.arrive()
         real = message(group, *args, **kwargs)
-        lasts_s = seconds("send", _num_bytes(args[0]), 2, _link)
+        lasts_s = seconds("send", num_bytes_of(args[0]), 2, _link)
         return hold_message(real, now.line, arrivals, number, lasts_s, direction)
 
     return begin_and_hold
@@ -233,15 +243,15 @@ def _holding_broadcast(broadcast: Callable[..., Any]) -> Callable[..., Any]:
         queue = now.queue_of(group)
         number = queue.arrive()
         broadcast(group, tensors, *args, **kwargs)
-        lasts_s = seconds("broadcast", _num_bytes(tensors), group.size(), _link)
+        lasts_s = seconds("broadcast", num_bytes_of(tensors), group.size(), _link)
         queue.put(None, number, lasts_s).wait()
         return None
 
     return broadcast_and_hold
 
 
-def _num_bytes(tensors: Any) -> int:
+def num_bytes_of(tensors: Any) -> int:
     """Return the bytes of a tensor, or of all tensors in lists and lists of lists."""
     if isinstance(tensors, torch.Tensor):
         return tensors.numel() * tensors.element_size()
-    return sum(_num_bytes(each) for each in tensors)
+    return sum(num_bytes_of(each) for each in tensors)

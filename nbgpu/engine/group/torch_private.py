@@ -32,6 +32,9 @@ because what is unpickled can run anything."""
 ALL_GATHER, REDUCE_SCATTER = "_allgather_base", "_reduce_scatter_base"
 """The methods of ProcessGroup that older versions of torch call for tensors in one piece."""
 
+BROADCAST_BUFFERS = "_broadcast_coalesced"
+"""The function of torch.distributed with which DDP broadcasts its buffers and parameters."""
+
 
 def living_groups() -> list[Any]:
     """Return the process groups that torch knows now."""
@@ -62,6 +65,23 @@ def replace_builtin_hooks(register: Callable[[DistributedDataParallel, Any], Non
     """Have DDP call `register` with itself and a `dist.BuiltinCommHookType` in place of registering a hook in
     C++."""
     DistributedDataParallel._register_builtin_comm_hook = register  # type: ignore[method-assign]
+
+
+def builtin_hooks_registrar() -> Callable[[DistributedDataParallel, Any], None]:
+    """Return the function that `replace_builtin_hooks` replaces."""
+    registrar: Callable[[DistributedDataParallel, Any], None]
+    registrar = DistributedDataParallel._register_builtin_comm_hook
+    return registrar
+
+
+def has_comm_hook(ddp: DistributedDataParallel) -> bool:
+    """Whether a DDP object has a hook in Python."""
+    return bool(ddp._comm_hooks)
+
+
+def forget_refused_hook(ddp: DistributedDataParallel) -> None:
+    """Remove the newest hook from a DDP object's list, after C++ has refused it."""
+    ddp._comm_hooks.pop()
 
 
 def can_change_timeout() -> bool:

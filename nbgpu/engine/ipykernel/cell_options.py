@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from nbgpu.engine.ipykernel import input_requests, tracebacks
 from nbgpu.protocol.records import CellOptions
 
 
-def follow(kernel: Any) -> None:
-    """Give the engine's cells the notebook's execution counts, and the tracebacks that the options ask
-    for."""
+def follow(kernel: Any, timeline: Callable[[], AbstractContextManager[None]]) -> None:
+    """Give the engine's cells the notebook's execution counts, and what the options ask for.
+
+    Args:
+        kernel: the engine's.
+        timeline: a context in which the rank notes what it does.
+    """
     shell, do_execute = kernel.shell, kernel.do_execute
     # The history database, which is gone with the engine, accepts each number only once.
     shell.history_manager.enabled = False
@@ -22,7 +28,8 @@ def follow(kernel: Any) -> None:
         if options.number:
             _count_on_from(shell, options.number)
         try:
-            return await do_execute(*args, **kwargs)
+            with timeline() if options.timeline else nullcontext():
+                return await do_execute(*args, **kwargs)
         finally:
             input_requests.are_answered = False
 

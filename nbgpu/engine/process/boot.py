@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -324,7 +324,7 @@ def _take(seat: Seat) -> Seat:
     clear_output.clear_only_own_displays(shell)
     input_requests.go_to_the_notebook(shell, Path(seat.rendezvous), seat.rank)
     execution.answer_cells(shell.kernel)  # type: ignore[attr-defined]
-    cell_options.follow(shell.kernel)  # type: ignore[attr-defined]
+    cell_options.follow(shell.kernel, _timeline)  # type: ignore[attr-defined]
     bars.draw_as_text()
     interrupts.reach_only_the_persons_code(shell.kernel)  # type: ignore[attr-defined]
     execution.keep_requests_after_errors(shell.kernel)  # type: ignore[attr-defined]
@@ -349,6 +349,13 @@ def _take(seat: Seat) -> Seat:
     # They are not the person's own, and `%who` and `%nbgpu vars` leave them out.
     shell.push(given, interactive=False)
     return seat
+
+
+def _timeline() -> AbstractContextManager[None]:
+    # Few cells have a timeline.
+    from nbgpu.engine.scaling import cell_timeline
+
+    return cell_timeline.noted()
 
 
 def _membership(seat: Seat) -> Membership:

@@ -21,7 +21,8 @@ from nbgpu.ui.run.charts import GRID_COLOR, render_svg, style_axes
 if TYPE_CHECKING:
     from nbgpu.client.scaling.study import Study
 
-_COLORS = {part: KIND_COLORS[part.removesuffix("_s")] for part in PARTS}
+_COLORS = {name: KIND_COLORS[name.removesuffix("_s")] for name in PARTS}
+"""Those of a timeline."""
 _MEASURED = RANK_COLORS[0]
 
 

@@ -50,6 +50,14 @@ def test_a_rank_waits_for_the_last_one_and_then_for_the_transfer() -> None:
     ]
 
 
+def test_the_path_ends_on_the_rank_with_which_the_next_one_begins() -> None:
+    path = critical_path(two_ranks(), ends_on=1)
+    assert [(s.rank, s.kind, s.begin_s, s.end_s) for s in path if s.end_s > s.begin_s][-2:] == [
+        (1, "transfer", 107, 107.25),
+        (1, "optimizer", 107.25, 107.75),
+    ]
+
+
 def test_the_path_jumps_to_the_rank_that_was_waited_for() -> None:
     path = critical_path(two_ranks())
     assert [(s.rank, s.kind, s.begin_s, s.end_s) for s in path if s.end_s > s.begin_s] == [

@@ -1,0 +1,318 @@
+"""Notes what this rank does in a person's cell, moment by moment, for the timeline of all ranks.
+
+While a cell is noted, the methods of ProcessGroup that begin collectives, `Work.wait`, DDP's forward pass,
+`torch.autograd.backward` and optimizers note when they begin and end. After the cell they are as before, but
+for DDP objects that had no communication hook: they keep one in Python that does the same as DDP's own, whose
+collectives nobody could see begin. Functional collectives, which DTensor and compiled code call, are begun in
+C++ and not noted.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from nbgpu.engine.group import group, simulated_link, straggler, torch_private
+from nbgpu.engine.group.simulated_queue import HeldWork
+from nbgpu.engine.model.moments import Anchors, Moment
+from nbgpu.engine.scaling import replaceable_hooks
+from nbgpu.machine.clock import clock_id
+
+MAX_COLLECTIVES = 500
+"""Older ones are forgotten, so that a long cell takes no more memory than a short one, and a figure of all
+can be drawn."""
+_MAX_MARKS = 2000
+_MESSAGES = ("send", "recv", "recv_anysource")
+
+
+@dataclass(slots=True)
+class _Collective:
+    operation: str
+    group: str
+    number: int
+    """Counted in its group from the beginning of the cell."""
+    num_bytes: int
+    came: Moment
+    arrived: Moment | None = None
+    """The rank had the result; None until then."""
+    since: Moment | None = None
+    """The rank began to wait for the result; None if it did not call `wait`."""
+    until: Moment | None = None
+    has_failed: bool = False
+
+
+class _Notes:
+    """What one cell does."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._anchor = Anchors(device).note()
+        self._marks: deque[tuple[str, Moment]] = deque(maxlen=_MAX_MARKS)
+        self._num_marks = 0
+        self._parts = ["other"]
+        self._collectives: deque[_Collective] = deque()
+        self._numbers: Counter[str] = Counter()
+        self._by_work: dict[int, _Collective] = {}
+        self._of_collective: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._num_collectives = 0
+        self.unseen: set[int] = set()
+        """DDP objects whose buckets travel in C++."""
+        self._ended: Moment | None = None
+        self._mark("other")
+
+    def _mark(self, part: str) -> None:
+        self._marks.append((part, Moment(self._device)))
+        self._num_marks += 1
+
+    def enter(self, part: str) -> None:
+        if _is_main():
+            self._parts.append(part)
+            self._mark(part)
+
+    def leave(self, part: str) -> None:
+        """End a part, and those inside it that were not ended because they failed."""
+        if _is_main() and part in self._parts[1:]:
+            while self._parts.pop() != part:
+                pass
+            self._mark(self._parts[-1])
+
+    def begin(self, operation: str, of_group: Any, num_bytes: int) -> _Collective:
+        straggler.catch_up()
+        name = f"{of_group.group_name} of {of_group.size()}"
+        with self._lock:
+            self._numbers[name] += 1
+            noted = _Collective(operation, name, self._numbers[name], num_bytes, Moment(self._device))
+            self._num_collectives += 1
+            self._collectives.append(noted)
+            if len(self._collectives) > MAX_COLLECTIVES:
+                oldest = self._of_collective.pop(id(self._collectives.popleft()), None)
+                if oldest is not None:
+                    self._by_work.pop(oldest, None)
+        return noted
+
+    def follow(self, noted: _Collective, work: Any) -> None:
+        """Note the end of a collective that was begun as `work`, without holding on to its tensors."""
+        if work is None:
+            return
+        with self._lock:
+            self._by_work[id(work)] = noted
+            self._of_collective[id(noted)] = id(work)
+        # Messages have no future.
+        with suppress(RuntimeError, NotImplementedError):
+            work.get_future().add_done_callback(lambda _: self._arrive(noted))
+
+    def _arrive(self, noted: _Collective) -> None:
+        noted.arrived = Moment(self._device)
+
+    @contextmanager
+    def waiting(self, noted: _Collective | None) -> Iterator[None]:
+        """Note that the rank waits for a collective inside the context."""
+        if noted is None or not _is_main():
+            yield
+            return
+        noted.since = Moment(self._device)
+        noted.has_failed = True
+        try:
+            yield
+            noted.has_failed = False
+        finally:
+            noted.until = Moment(self._device)
+
+    def begun_as(self, work: Any) -> _Collective | None:
+        with self._lock:
+            noted = self._by_work.pop(id(work), None)
+            if noted is not None:
+                self._of_collective.pop(id(noted), None)
+        return noted
+
+    def end(self) -> None:
+        self._ended = Moment(self._device)
+
+    def read(self) -> dict[str, Any]:
+        """Return everything in seconds of the host's monotonic clock."""
+        assert self._ended is not None, "the cell has ended"
+        self._ended.wait()
+
+        def at_s(moment: Moment | None) -> float | None:
+            return None if moment is None else moment.at_s(self._anchor)
+
+        return {
+            "clock": clock_id(),
+            "ended_s": at_s(self._ended),
+            "marks": [(part, at_s(moment)) for part, moment in self._marks],
+            "num_marks": self._num_marks,
+            "collectives": [
+                {
+                    "operation": c.operation,
+                    "key": f"{c.operation} {c.number} in group {c.group}",
+                    "num_bytes": c.num_bytes,
+                    "came_s": at_s(c.came),
+                    "arrived_s": at_s(c.arrived),
+                    "since_s": at_s(c.since),
+                    "until_s": at_s(c.until),
+                    "has_failed": c.has_failed,
+                }
+                for c in self._collectives
+            ],
+            "num_collectives": self._num_collectives,
+            "num_unseen": len(self.unseen),
+        }
+
+
+_now: _Notes | None = None
+_last: _Notes | None = None
+
+
+@contextmanager
+def noted() -> Iterator[None]:
+    """Note what the cell does that runs in the context."""
+    global _now, _last
+    with _wrapped():
+        _now = notes = _Notes(group.membership().device)
+        try:
+            yield
+        finally:
+            notes.end()
+            _now, _last = None, notes
+
+
+def take() -> dict[str, Any] | None:
+    """Return what the last noted cell did, and forget it; None if there is none."""
+    global _last
+    taken, _last = _last, None
+    return None if taken is None else taken.read()
+
+
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _noting() -> _Notes | None:
+    return None if simulated_link.is_exempt() else _now
+
+
+@contextmanager
+def _wrapped() -> Iterator[None]:
+    """Have torch call what notes, inside the context."""
+    originals: list[tuple[Any, str, Any]] = []
+
+    def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *args: Any) -> None:
+        original = getattr(owner, name)
+        # A method of C++ is found in its class as another object than the class gives.
+        originals.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, functools.wraps(original)(wrapper(original, *args)))
+
+    try:
+        for name, (operation, argument) in simulated_link.COLLECTIVES.items():
+            if hasattr(dist.ProcessGroup, name):  # versions of torch lack some
+                wrap(dist.ProcessGroup, name, _noting_collective, operation, argument)
+        for name in _MESSAGES:
+            wrap(dist.ProcessGroup, name, _noting_collective, name, 0)
+        for work in (dist.Work, HeldWork):
+            wrap(work, "wait", _noting_wait)
+        wrap(dist, torch_private.BROADCAST_BUFFERS, _noting_broadcast)
+        wrap(DistributedDataParallel, "forward", _noting_forward)
+        wrap(torch.autograd, "backward", _noting_backward)
+        hooks = (
+            register_optimizer_step_pre_hook(lambda *_: _enter("optimizer")),
+            register_optimizer_step_post_hook(lambda *_: _leave("optimizer")),
+        )
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+    finally:
+        for owner, name, original in reversed(originals):
+            setattr(owner, name, original)
+
+
+def _enter(part: str) -> None:
+    if _now is not None:
+        _now.enter(part)
+
+
+def _leave(part: str) -> None:
+    if _now is not None:
+        _now.leave(part)
+
+
+def _noting_collective(method: Callable[..., Any], operation: str, argument: int) -> Callable[..., Any]:
+    def begin(of_group: Any, *args: Any, **kwargs: Any) -> Any:
+        notes = _noting()
+        if notes is None:
+            return method(of_group, *args, **kwargs)
+        num_bytes = simulated_link.num_bytes_of(args[argument]) if 0 <= argument < len(args) else 0
+        noted = notes.begin(operation, of_group, num_bytes)
+        work = method(of_group, *args, **kwargs)
+        notes.follow(noted, work)
+        return work
+
+    return begin
+
+
+def _noting_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
+    def wait_and_note(work: Any, *args: Any, **kwargs: Any) -> Any:
+        notes = _noting()
+        if notes is None:
+            return wait(work, *args, **kwargs)
+        with notes.waiting(notes.begun_as(work)):
+            return wait(work, *args, **kwargs)
+
+    return wait_and_note
+
+
+def _noting_broadcast(broadcast: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the function with which DDP broadcasts its buffers, and its constructor the parameters."""
+
+    def broadcast_and_note(of_group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        notes = _noting()
+        if notes is None:
+            return broadcast(of_group, tensors, *args, **kwargs)
+        noted = notes.begin("broadcast", of_group, simulated_link.num_bytes_of(tensors))
+        with notes.waiting(noted):
+            return broadcast(of_group, tensors, *args, **kwargs)
+
+    return broadcast_and_note
+
+
+def _noting_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def forward_and_note(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
+        notes = _noting()
+        if notes is None:
+            return forward(self, *args, **kwargs)
+        # With a simulated link every DDP object gets a hook in Python by itself.
+        if not simulated_link.is_installed() and not replaceable_hooks.give(self):
+            notes.unseen.add(id(self))
+        notes.enter("forward")
+        try:
+            return forward(self, *args, **kwargs)
+        finally:
+            notes.leave("forward")
+
+    return forward_and_note
+
+
+def _noting_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
+    def backward_and_note(*args: Any, **kwargs: Any) -> Any:
+        notes = _noting()
+        if notes is None:
+            return backward(*args, **kwargs)
+        notes.enter("backward")
+        try:
+            return backward(*args, **kwargs)
+        finally:
+            notes.leave("backward")
+
+    return backward_and_note

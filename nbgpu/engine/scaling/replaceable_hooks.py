@@ -1,0 +1,95 @@
+"""Gives DDP objects a communication hook in Python that a person may still replace by one of their own.
+
+torch takes one hook for each object. The one that is given here does the same as DDP without a hook.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from nbgpu.engine.group import simulated_ddp, torch_private
+from nbgpu.engine.group.simulated_ddp import Hook
+
+_FAKE = "fake"
+
+
+class _Replaceable:
+    """A hook that does as DDP without one, until another one takes its place.
+
+    Args:
+        group: the process group of the DDP object.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._chosen: tuple[Any, Hook] | None = None
+
+    def replace(self, state: Any, hook: Hook) -> None:
+        self._chosen = state, hook
+
+    def send(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        if self._chosen is None:
+            return simulated_ddp.average(self._group, bucket)
+        state, hook = self._chosen
+        return hook(state, bucket)
+
+
+_given: WeakKeyDictionary[DistributedDataParallel, _Replaceable] = WeakKeyDictionary()
+_is_installed = False
+
+
+def give(ddp: DistributedDataParallel) -> bool:
+    """Give a DDP object without a hook one in Python.
+
+    Returns:
+        Whether the object has a hook in Python; False if a person has chosen one in C++.
+    """
+    if torch_private.has_comm_hook(ddp):
+        return True
+    if dist.get_backend(ddp.process_group) == _FAKE:
+        return False
+    _let_persons_replace()
+    hook = _Replaceable(ddp.process_group)
+    _given.pop(ddp, None)
+    try:
+        # A lambda, because torch refuses a hook whose annotations are strings, as those of this module are.
+        ddp.register_comm_hook(None, lambda _, bucket: hook.send(bucket))
+    except RuntimeError:
+        torch_private.forget_refused_hook(ddp)
+        return False
+    _given[ddp] = hook
+    return True
+
+
+def _let_persons_replace() -> None:
+    global _is_installed
+    if _is_installed:
+        return
+    _is_installed = True
+    register = DistributedDataParallel.register_comm_hook
+
+    @functools.wraps(register)
+    def register_or_replace(self: DistributedDataParallel, state: Any, hook: Hook) -> None:
+        given = _given.pop(self, None)
+        if given is None or not torch_private.has_comm_hook(self):  # an object that is moved is made again
+            register(self, state, hook)
+        else:
+            given.replace(state, hook)
+
+    DistributedDataParallel.register_comm_hook = register_or_replace  # type: ignore[method-assign]
+    by_torch = torch_private.builtin_hooks_registrar()
+
+    def register_builtin(self: DistributedDataParallel, kind: Any) -> None:
+        if self in _given and torch_private.has_comm_hook(self):
+            register_or_replace(self, self.process_group, simulated_ddp.in_python(kind))
+        else:
+            by_torch(self, kind)
+
+    torch_private.replace_builtin_hooks(register_builtin)

@@ -1,0 +1,161 @@
+"""What the ranks did in a cell, from what each of them noted.
+
+A cell is like one long step: each rank computes until it waits in a collective. Where all ranks waited in the
+same collective, and none had its result before the last one had come, it is known who waited for whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nbgpu.performance.clocks import Clocks
+from nbgpu.performance.rank_steps import Blocked, Kind, RankStep, Span
+
+_OF_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
+"""The operations that end on no rank before all have come."""
+_KINDS: dict[str, Kind] = {"forward": "forward", "backward": "backward", "optimizer": "optimizer"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """A rank had nothing to compute until a collective had ended."""
+
+    key: str
+    """The same on all ranks that took part in it; empty if the collective did not end well, or if it may end
+    on one rank before another one has come."""
+    came_s: float
+    begin_s: float
+    end_s: float
+    name: str
+
+
+def of_cell(number: int, notes: Mapping[int, Mapping[str, Any]], clocks: Clocks) -> list[RankStep]:
+    """The cell as one step of each rank, in order of rank.
+
+    Args:
+        number: of the cell.
+        notes: what each rank noted, by rank (`nbgpu.engine.scaling.cell_timeline`).
+        clocks: bring the ranks' clocks together.
+    """
+    # What one rank has forgotten is shown of none.
+    begun_s = max(_kept_from_s(rank, own, clocks) for rank, own in notes.items())
+    ranks = [_Rank(rank, own, clocks, begun_s) for rank, own in sorted(notes.items())]
+    common = _common(ranks, clocks.error_s)
+    return [rank.step(number, common) for rank in ranks]
+
+
+def num_forgotten(notes: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
+    """The collectives of a rank that are kept and all that it called, of the rank that has forgotten most."""
+    return max(
+        ((len(own["collectives"]), own["num_collectives"]) for own in notes), key=lambda n: n[1] - n[0]
+    )
+
+
+def _kept_from_s(rank: int, own: Mapping[str, Any], clocks: Clocks) -> float:
+    """The moment from which a rank has kept everything, by the clock of rank 0."""
+    first_s = []
+    if own["num_marks"] > len(own["marks"]):
+        first_s.append(own["marks"][0][1])
+    if own["num_collectives"] > len(own["collectives"]):
+        first_s.append(own["collectives"][0]["came_s"])
+    return clocks.of_rank_0(rank, max(first_s)) if first_s else float("-inf")
+
+
+class _Rank:
+    """One rank's part of the cell, by the clock of rank 0."""
+
+    def __init__(self, rank: int, own: Mapping[str, Any], clocks: Clocks, begun_s: float) -> None:
+        self.rank = rank
+        # A cell is short beside the time in which clocks part.
+        shift_s = clocks.of_rank_0(rank, own["ended_s"]) - own["ended_s"]
+        ended_s = own["ended_s"] + shift_s
+        marks = [(part, max(begun_s, at_s + shift_s)) for part, at_s in own["marks"]]
+        ends_s = [at_s for _, at_s in marks[1:]] + [ended_s]
+        self.parts: list[Span] = [
+            Span(_KINDS.get(part, "other"), rank, begin_s, max(begin_s, end_s))
+            for (part, begin_s), end_s in zip(marks, ends_s, strict=True)
+        ]
+        self.sent: list[Span] = []
+        self.waits: list[_Wait] = []
+        in_backward: list[tuple[Mapping[str, Any], float, float]] = []
+        for noted in own["collectives"]:
+            came_s = noted["came_s"] + shift_s
+            if came_s < begun_s:
+                continue
+            since_s, until_s = (
+                None if noted[k] is None else noted[k] + shift_s for k in ("since_s", "until_s")
+            )
+            arrived_s = noted["arrived_s"]
+            arrived_s = until_s if arrived_s is None else arrived_s + shift_s
+            is_backward = any(s.kind == "backward" and s.begin_s <= came_s < s.end_s for s in self.parts)
+            if since_s is not None:
+                key = noted["key"] if until_s is not None and not noted["has_failed"] else ""
+                self._wait(noted, key, came_s, since_s, ended_s if until_s is None else until_s)
+            elif is_backward:
+                in_backward.append((noted, came_s, ended_s if arrived_s is None else arrived_s))
+            if arrived_s is not None and not noted["has_failed"]:
+                kind: Kind = "exchange" if is_backward and since_s is None else "collective"
+                self.sent.append(
+                    Span(kind, rank, came_s, max(came_s, arrived_s), noted["num_bytes"], noted["operation"])
+                )
+        self._wait_in_backward(in_backward)
+        self.waits.sort(key=lambda wait: wait.begin_s)
+
+    def _wait(self, noted: Mapping[str, Any], key: str, came_s: float, begin_s: float, end_s: float) -> None:
+        is_of_all = noted["operation"] in _OF_ALL
+        self.waits.append(_Wait(key if is_of_all else "", came_s, begin_s, end_s, noted["operation"]))
+
+    def _wait_in_backward(self, begun: Sequence[tuple[Mapping[str, Any], float, float]]) -> None:
+        """DDP waits for its buckets at the end of the backward pass, in C++."""
+        for index, part in enumerate(self.parts):
+            own = [c for c in begun if part.begin_s <= c[1] < part.end_s]
+            if part.kind != "backward" or not own:
+                continue
+            noted, came_s, _ = max(own, key=lambda c: c[1])
+            end_s = min(part.end_s, max(arrived_s for _, _, arrived_s in own))
+            has_arrived = all(c["arrived_s"] is not None for c, _, _ in own)
+            self._wait(noted, noted["key"] if has_arrived else "", came_s, came_s, max(came_s, end_s))
+            # What follows is not the computation of gradients.
+            self.parts[index : index + 1] = [
+                Span(part.kind, self.rank, part.begin_s, end_s),
+                Span("other", self.rank, end_s, part.end_s),
+            ]
+
+    def step(self, number: int, common: Sequence[str]) -> RankStep:
+        """This rank's step; the waits with these keys are those of all ranks."""
+        known = set(common)
+        work: list[Span] = []
+        rest = list(self.parts)
+        for wait in self.waits:
+            while rest and rest[0].end_s <= wait.begin_s:
+                work.append(rest.pop(0))
+            if rest and rest[0].begin_s < wait.begin_s:
+                work.append(Span(rest[0].kind, self.rank, rest[0].begin_s, wait.begin_s))
+            if wait.key not in known:
+                work.append(Span("blocked", self.rank, wait.begin_s, wait.end_s, name=wait.name))
+            while rest and rest[0].end_s <= wait.end_s:
+                rest.pop(0)
+            if rest and rest[0].begin_s < wait.end_s:
+                rest[0] = Span(rest[0].kind, self.rank, wait.end_s, rest[0].end_s)
+        work += rest
+        # The last moment of the cell, so that there is one if the cell did nothing.
+        work = [span for span in work if span.end_s > span.begin_s] or self.parts[-1:]
+        blocked = tuple(Blocked(w.begin_s, w.end_s, w.came_s) for w in self.waits if w.key in known)
+        return RankStep(number, self.rank, tuple(work), tuple(self.sent), blocked)
+
+
+def _common(ranks: Sequence[_Rank], error_s: float) -> list[str]:
+    """The keys of the collectives that all ranks waited in, one after the other in the same order, and that
+    no rank had the result of before the last one had come."""
+    waits = [{wait.key: wait for wait in rank.waits if wait.key} for rank in ranks]
+    shared = set.intersection(*(set(own) for own in waits))
+    orders = [[key for key in own if key in shared] for own in waits]
+    if any(order != orders[0] for order in orders):
+        return []
+    return [
+        key
+        for key in orders[0]
+        if max(own[key].came_s for own in waits) <= min(own[key].end_s for own in waits) + error_s
+    ]
