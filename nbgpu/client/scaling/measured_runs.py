@@ -117,6 +117,7 @@ def read(
         parts_s=step_parts.middle_half(counting),
         slowest=step_parts.slowest_rank(counting),
         losses=_losses(samples, point.ranks),
+        parameters=runs.read_info(reader.folder).parameters,
         seconds=seconds,
     )
 

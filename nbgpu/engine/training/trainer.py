@@ -141,7 +141,8 @@ class Trainer(Loop):
             self._note(*gathered.notes)
             if (path := gathered.checkpoint) is not None:
                 together(lambda: self._load_checkpoint(path))
-            self._write_info()  # an epoch of the checkpoint's run may have begun elsewhere
+        # The model is built, and an epoch of the checkpoint's run may have begun elsewhere.
+        self._write_info()
         if self._smoke is not None and not self._begun:
             self._smoke.begins(self._model)
         self._begun = True
@@ -173,8 +174,11 @@ class Trainer(Loop):
             loaders = self._data.loaders
             steps = (self.total_steps, loaders.steps_per_epoch)
             about_data = (loaders.summary, self._data.began)
+            parameters = self._rank_model.num_parameters
             with self._telling_what_is_not_written():
-                run_info.write(self.folder, self.config, self.member, self._devices, *steps, *about_data)
+                run_info.write(
+                    self.folder, self.config, self.member, self._devices, *steps, *about_data, parameters
+                )
 
     def _learning_rate(self) -> LearningRate:
         return LearningRate(self.config, self.member.world_size, self.total_steps)
