@@ -128,6 +128,7 @@ def test_strong_scaling_goes_over_the_same_samples(folder: Path) -> None:
     settings = QUICK | {"batch_size": 4, "measured_steps": 3}
     study = nbgpu.scaling(own_recipe(folder), [1, 2], "strong", 1, studies_dir=str(folder), **settings)
     study.wait(HANG_S)
+    assert list(study.frame()["repeats"]) == [1, 1], study
     assert [found.samples_per_step for found in study.summary()] == [4, 4]
     losses = study.losses()
     assert list(losses.groupby("ranks")["samples"].max()) == [16, 16]

@@ -49,6 +49,7 @@ from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import CellOptions, Device
+from nbgpu.text.ranks import count_of_ranks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -199,7 +200,7 @@ class Cluster:
 
     def describe(self) -> str:
         """Describe the cluster's ranks, devices and transport in one line."""
-        count = f"{self.world_size} {'rank' if self.world_size == 1 else 'ranks'}"
+        count = count_of_ranks(self.world_size)
         if self.devices[0].kind == "cpu":
             found = "no GPU found" if self.config.gpus == "auto" else "no GPU used"
             return f"{found}: {count.replace(' ', ' CPU ')}, {self.chosen_transport.describe()}"

@@ -38,6 +38,7 @@ from nbgpu.errors import OutOfMemoryError, RunError
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.protocol.records import TIMELINE
 from nbgpu.run_folder import checkpoint_files
+from nbgpu.text.ranks import count_of_ranks
 
 
 class Trainer(Loop):
@@ -209,7 +210,7 @@ class Trainer(Loop):
         tensors, about = checkpoint.load(path)
         try:
             if self.rank == 0 and about["world_size"] != self.member.world_size:
-                ranks = f"{about['world_size']} ranks then, {self.member.world_size} now"
+                ranks = f"{count_of_ranks(about['world_size'])} then, {self.member.world_size} now"
                 self._event("note", f"goes on with another number of ranks: {ranks}")
             self.load_state(tensors, about)
             self._saves.newest_step = self.step

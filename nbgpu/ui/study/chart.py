@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from nbgpu.client.scaling.study_table import PARTS
 from nbgpu.performance.study_results import Gap, PointSummary, differ_in_size
 from nbgpu.planning.studies import RANKS, StudyPlan
+from nbgpu.text.ranks import count_of_ranks
 
 
 class Studied(Protocol):
@@ -106,8 +107,5 @@ def _over(plan: StudyPlan) -> str:
 
 def _subject(plan: StudyPlan, found: Sequence[PointSummary]) -> str:
     """What was measured, for the titles."""
-    num_ranks = found[0].ranks if found else 0
-    of_ranks = (
-        "" if plan.vary == RANKS or not found else f", {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}"
-    )
+    of_ranks = "" if plan.vary == RANKS or not found else f", {count_of_ranks(found[0].ranks)}"
     return f"{plan.recipe}{of_ranks}{_over(plan)}"
