@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _COLORS = dict(zip(PARTS, RANK_COLORS, strict=False))
 _MEASURED = RANK_COLORS[0]
+_TITLE_WIDTH = 56
+"""In characters; a longer title would reach over the other chart."""
 
 
 def svg(study: Studied) -> str:
@@ -42,6 +45,8 @@ def svg(study: Studied) -> str:
     left.set_ylim(bottom=0)
     if drawn.is_by_size:
         left.set_xscale("log")
+        left.set_xticks(list(drawn.x), [f"{number:,}" for number in drawn.x])
+        left.set_xticks([], minor=True)
         for place, y, name in zip(drawn.x, drawn.y, drawn.names, strict=True):
             left.annotate(
                 name,
@@ -70,7 +75,7 @@ def svg(study: Studied) -> str:
 
 
 def _style(axes: Any, title: str, x_title: str, y_title: str) -> None:
-    style_axes(axes, title)
+    style_axes(axes, "\n".join(wrap(title, _TITLE_WIDTH)))
     axes.title.set_fontsize(8)
     axes.set_xlabel(x_title, color=TEXT_COLOR, fontsize=8)
     axes.set_ylabel(y_title, color=TEXT_COLOR, fontsize=8)
@@ -118,6 +123,10 @@ def plotly_figure(study: Studied) -> dict[str, Any]:
     ]
     axis = {"gridcolor": GRID_COLOR, "zeroline": False, "linecolor": GRID_COLOR, "automargin": True}
     titles = [(0.0, drawn.title), (0.56, drawn.parts_title)]
+    by_size = {}
+    if drawn.is_by_size:
+        numbers = [f"{number:,}" for number in drawn.x]
+        by_size = {"type": "log", "tickvals": list(drawn.x), "ticktext": numbers}
     return {
         "data": data,
         "layout": {
@@ -130,13 +139,15 @@ def plotly_figure(study: Studied) -> dict[str, Any]:
             "margin": {"l": 60, "r": 20, "t": 60, "b": 45},
             "annotations": [
                 {
-                    "text": text,
+                    "text": "<br>".join(wrap(text, _TITLE_WIDTH)),
                     "x": x,
-                    "y": 1.06,
+                    "y": 1.02,
                     "xref": "paper",
                     "yref": "paper",
                     "showarrow": False,
                     "xanchor": "left",
+                    "yanchor": "bottom",
+                    "align": "left",
                 }
                 for x, text in titles
             ],
@@ -144,7 +155,7 @@ def plotly_figure(study: Studied) -> dict[str, Any]:
                 **axis,
                 "domain": [0, 0.48],
                 "title": {"text": drawn.x_title},
-                **({"type": "log"} if drawn.is_by_size else {}),
+                **by_size,
             },
             "yaxis": {**axis, "title": {"text": drawn.y_title}, "rangemode": "tozero"},
             "xaxis2": {

@@ -55,6 +55,10 @@ def test_the_picture_has_the_number_of_parameters_on_a_logarithmic_axis() -> Non
     figure = view.plotly_figure(CHANNELS)
     assert figure["layout"]["xaxis"]["type"] == "log"
     assert figure["data"][0]["x"] == drawn.x
+    assert figure["layout"]["xaxis"]["ticktext"] == ["5,000", "19,000", "70,000"]
+    # A title of one line would reach over the other chart.
+    assert figure["layout"]["annotations"][0]["text"].replace("<br>", " ") == drawn.title
+    assert "<br>" in figure["layout"]["annotations"][0]["text"]
     assert figure["data"][1]["x"] == drawn.names
     svg = view.svg(CHANNELS)
     assert "number of parameters" in svg
