@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from nbgpu.client.scaling.links import measure_links
     from nbgpu.client.scaling.memory import memory
     from nbgpu.client.scaling.nccl import nccl_times
+    from nbgpu.client.scaling.starting import scaling, study
     from nbgpu.client.scaling.steps import time_step
-    from nbgpu.client.scaling.study import Study, scaling, study
+    from nbgpu.client.scaling.study import Study
     from nbgpu.client.scaling.trial import try_advice
     from nbgpu.client.sweeps.sweep import Sweep, sweep
     from nbgpu.config import ClusterConfig, TrainConfig
@@ -80,8 +81,8 @@ _HOMES = {
     "nccl_times": "nbgpu.client.scaling.nccl",
     "time_step": "nbgpu.client.scaling.steps",
     "Study": "nbgpu.client.scaling.study",
-    "scaling": "nbgpu.client.scaling.study",
-    "study": "nbgpu.client.scaling.study",
+    "scaling": "nbgpu.client.scaling.starting",
+    "study": "nbgpu.client.scaling.starting",
     "try_advice": "nbgpu.client.scaling.trial",
     "ClusterConfig": "nbgpu.config",
     "TrainConfig": "nbgpu.config",

@@ -17,7 +17,8 @@ from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines import preloading
 from nbgpu.client.host import doctor, ps
 from nbgpu.client.runs import data_check, planning
-from nbgpu.client.scaling import study as client_study
+from nbgpu.client.scaling import starting
+from nbgpu.client.scaling.study import Study
 from nbgpu.client.sweeps import sweep as client_sweep
 from nbgpu.config import (
     TRAIN_CONFIGS,
@@ -279,7 +280,7 @@ def _scaling(arguments: list[str]) -> int:
                 "usage: nbgpu scaling RECIPE [flags], or nbgpu scaling --resume FOLDER. "
                 f"Recipes: {', '.join(TRAIN_CONFIGS)}"
             )
-        study = client_study.Study(folder)
+        study = Study(folder)
         if study.status != "finished" or any(each.why_failed for each in study.measured()):
             study.resume()
     console = Console()
@@ -294,7 +295,7 @@ def _scaling(arguments: list[str]) -> int:
     return 0 if all(isinstance(found, PointSummary) for found in study.summary()) else 1
 
 
-def _new_study(recipe: str, arguments: list[str]) -> client_study.Study:
+def _new_study(recipe: str, arguments: list[str]) -> Study:
     """Start the study that the flags describe."""
     file = _config_file(arguments)
     cluster, train = read_toml(file, recipe=recipe) if file else (ClusterConfig(), train_config(recipe))
@@ -314,7 +315,7 @@ def _new_study(recipe: str, arguments: list[str]) -> client_study.Study:
     }
     given = {name: value for name, value in values.items() if value != known[name]}
     if not asked.vary:
-        return client_study.begin(recipe, studies.RANKS, _numbers(asked.ranks), given)
+        return starting.begin(recipe, studies.RANKS, _numbers(asked.ranks), given)
     vary = asked.vary.replace("-", "_")
     if vary not in model.model_fields:
         raise ConfigError(
@@ -325,7 +326,7 @@ def _new_study(recipe: str, arguments: list[str]) -> client_study.Study:
         raise ConfigError(f"--ranks {asked.ranks} are several numbers. With --vary give one")
     field = model.model_fields[vary]
     varied = [trials.item(part.strip(), field) for part in asked.values.split(",") if part.strip()]
-    return client_study.begin(recipe, vary, varied, given | {"ranks": ranks[0]})
+    return starting.begin(recipe, vary, varied, given | {"ranks": ranks[0]})
 
 
 def _numbers(text: str) -> list[int]:

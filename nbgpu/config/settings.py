@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
+from pathlib import PurePath
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin
 
@@ -67,6 +68,11 @@ class Settings(BaseModel):
         if isinstance(value, bool) and bool not in (declared, *get_args(declared)):
             raise ValueError(f"It cannot be {value}")
         return value
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _a_path_is_its_text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, PurePath) else value
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

@@ -18,6 +18,7 @@ from nbgpu.errors import ConfigError
 from nbgpu.machine.links import Link
 from nbgpu.performance.links import Links, Timed, bus_factor
 from nbgpu.performance.schedule import Timing
+from nbgpu.text.ranks import count_of_ranks
 
 End = Literal["least", "expected", "most"]
 """Which end of the interval of a cost, or its middle."""
@@ -154,7 +155,7 @@ class NodesCosts:
 
     def __str__(self) -> str:
         return (
-            f"{self._inside}; {self._ranks_per_node} rank{'s' if self._ranks_per_node > 1 else ''} on a node, and "
+            f"{self._inside}; {count_of_ranks(self._ranks_per_node)} on a node, and "
             f"between the nodes a ring over {self._between.link}, {self._between.link.source}"
         )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
+from nbgpu.text.ranks import count_of_ranks
 from nbgpu.text.sizes import in_words
 from nbgpu.text.tables import aligned
 
@@ -234,7 +235,7 @@ class Links:
 
     def _in_lines(self) -> Iterator[str]:
         num_devices = len(self.devices)
-        yield f"{num_devices} ranks over {self.backend}: {', '.join(dict.fromkeys(self.devices))}"
+        yield f"{count_of_ranks(num_devices)} over {self.backend}: {', '.join(dict.fromkeys(self.devices))}"
         heading = ("", "size", "count", "least, us", "median, us", "from", "to", "algbw, GB/s", "busbw, GB/s")
         rows = [(*heading, "wrong", "drift")]
         rows += [

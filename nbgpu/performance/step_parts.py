@@ -132,7 +132,9 @@ def middle_half(steps: Sequence[StepParts]) -> dict[str, float]:
 
 def slowest_rank(steps: Sequence[StepParts]) -> tuple[int, float] | None:
     """Return the rank that was last most often, and the share of the steps in which it was; None where no
-    buckets were sent."""
+    buckets were sent, and for a single rank, for which nobody waits."""
+    if len({parts.rank for parts in steps}) < 2:
+        return None
     by_step = {parts.step: parts.last_rank for parts in steps if parts.last_rank is not None}
     if not by_step:
         return None

@@ -14,6 +14,7 @@ from nbgpu.performance.modelled import MAX_RANKS, Modelled, StepModel
 from nbgpu.performance.nccl import NcclTimes
 from nbgpu.performance.schedule import Bucket
 from nbgpu.performance.sharded import Block
+from nbgpu.text.ranks import count_of_ranks
 from nbgpu.text.sizes import in_words
 from nbgpu.text.tables import aligned
 
@@ -186,7 +187,7 @@ class StepTimes:
     __repr__ = __str__
 
     def _in_lines(self) -> Iterator[str]:
-        yield f"{self.title}; {self.world_size} ranks over {self.backend}"
+        yield f"{self.title}; {count_of_ranks(self.world_size)} over {self.backend}"
         parts = {
             "forward": self.forward_s,
             "backward": self.backward_s,

@@ -32,6 +32,8 @@ class Measured:
     """The rank for which the others waited most often, and the share of the steps in which they did."""
     losses: tuple[tuple[int, float], ...] = ()
     """(step, mean of the ranks' losses) for every step of the run, also those that are left out above."""
+    parameters: int = 0
+    """The numbers in the model's parameters; 0 where they are not known."""
     seconds: float = 0.0
     """What the repeat took, with all that comes before and after the steps."""
     why_failed: str = ""
@@ -60,6 +62,8 @@ class PointSummary:
     """The largest median of a repeat by the smallest."""
     why_failed: str
     """Why a repeat failed; empty where none did."""
+    parameters: int = 0
+    """The numbers in the model's parameters; 0 where they are not known."""
 
     @property
     def samples_per_s(self) -> float:
@@ -141,9 +145,16 @@ def summarise(
                 slowest=_slowest(found),
                 unsteadiness=max(medians) / min(medians),
                 why_failed=next((each.why_failed for each in found if each.why_failed), ""),
+                parameters=max(each.parameters for each in found),
             )
         )
     return summaries
+
+
+def differ_in_size(summary: Sequence[PointSummary | Gap]) -> bool:
+    """Whether the models of the measured points are of known and not all of one size."""
+    sizes = {each.parameters for each in summary if isinstance(each, PointSummary)}
+    return len(sizes) > 1 and 0 not in sizes
 
 
 def _gap(point: tuple[Any, int, int], found: Sequence[Measured]) -> Gap:

@@ -21,6 +21,7 @@ from nbgpu.machine import devices, extras
 from nbgpu.machine.files import write_whole
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import Device
+from nbgpu.text.ranks import count_of_ranks
 
 FILE = "study.toml"
 RANKS = "ranks"
@@ -312,7 +313,7 @@ def _shared_out(config: TrainConfig, num_ranks: int) -> TrainConfig:
     assert config.global_batch_size is not None, "the caller has set it"
     if config.global_batch_size % (num_ranks * config.accumulate):
         raise ConfigError(
-            f"a step of {config.global_batch_size} samples cannot be shared out over {num_ranks} ranks and "
+            f"a step of {config.global_batch_size} samples cannot be shared out over {count_of_ranks(num_ranks)} and "
             f"accumulate={config.accumulate}. Give a global_batch_size that all numbers of ranks divide"
         )
     return config

@@ -8,6 +8,7 @@ from pathlib import Path
 from nbgpu.config import TrainConfig
 from nbgpu.errors import ConfigError
 from nbgpu.protocol.records import Device
+from nbgpu.text.ranks import count_of_ranks
 
 
 def settled(config: TrainConfig, devices: Sequence[Device]) -> TrainConfig:
@@ -75,7 +76,7 @@ def _problems(config: TrainConfig, devices: Sequence[Device]) -> Iterator[str]:
             below = config.global_batch_size // shares * shares
             near = " or ".join(str(n) for n in (below, below + shares) if n)
             yield (
-                f"global_batch_size={config.global_batch_size} must be a multiple of {shares}, which is {num_ranks} ranks "
+                f"global_batch_size={config.global_batch_size} must be a multiple of {shares}, which is {count_of_ranks(num_ranks)} "
                 f"x accumulate={config.accumulate}. Near it: {near}"
             )
     gpus = [device for device in devices if device.kind == "cuda"]

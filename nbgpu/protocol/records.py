@@ -354,6 +354,10 @@ class RunInfo:
     """(Steps done, epochs done, steps per epoch from there on), in order of the steps. A change of the batch
     size in the middle of a run changes the number of steps per epoch. Empty in the files of older
     versions."""
+    parameters: int = 0
+    """The numbers in the model's parameters, on all ranks together if they are shared out, and without those
+    of a discriminator. 0 until the model is built, for what trains no model, and in the files of older
+    versions."""
 
     @property
     def world_size(self) -> int:
@@ -386,7 +390,13 @@ class RunInfo:
             place = ".".join(map(str, found["loc"]))
             raise ValueError(f"run_info.json is not what nbgpu writes ({place}: {found['msg']})") from None
         counts = [
-            *(info.total_steps, info.steps_per_epoch, info.batch_size, info.global_batch_size),
+            *(
+                info.total_steps,
+                info.steps_per_epoch,
+                info.batch_size,
+                info.global_batch_size,
+                info.parameters,
+            ),
             *(device.memory_bytes for device in info.devices),
             *(count for section in info.epochs_from for count in section),
         ]

@@ -101,7 +101,7 @@ class Reader:
     """
 
     def __init__(self, folder: Path, world_size: int, live: bool = True) -> None:
-        self._folder = folder
+        self.folder = folder
         self._sources = [_RankSource(rank, record_path(folder, rank)) for rank in range(world_size)]
         self._lock = threading.Lock()
         self._events: list[Event] = []
@@ -226,7 +226,7 @@ class Reader:
     def _connect(
         self, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller, source: _RankSource
     ) -> None:
-        path = endpoint_path(self._folder, source.rank)
+        path = endpoint_path(self.folder, source.rank)
         try:
             with lines.open_file(path) as file:
                 text = file.read()

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
+def count_of_ranks(number: int) -> str:
+    """'1 rank', or '4 ranks'."""
+    return f"{number} {'rank' if number == 1 else 'ranks'}"
+
+
 def named_ranks(ranks: Iterable[int]) -> str:
     """'rank 1', or 'ranks 0, 2'."""
     numbers = [str(rank) for rank in ranks]

@@ -14,6 +14,7 @@ import pytest
 import nbgpu
 from nbgpu.ui import presenter
 from nbgpu.ui.study import view as study_view
+from nbgpu.ui.study.chart import chart
 
 QUICK: dict[str, Any] = {
     "gpus": "none",
@@ -33,7 +34,7 @@ from nbgpu.recipes.own import OwnRecipe
 
 
 class Line(OwnRecipe):
-    width: int = 4  # of the hidden layer
+    size: str = "small"  # of the hidden layer
 
     def dataset(self):
         torch.manual_seed(0)
@@ -41,8 +42,9 @@ class Line(OwnRecipe):
 
     def model(self):
         if REFUSED:
-            raise ValueError("no such width here")
-        return nn.Sequential(nn.Linear(4, self.width), nn.Linear(self.width, 1))
+            raise ValueError("no such size here")
+        width = {"small": 4, "large": 6}.get(self.size, 5)
+        return nn.Sequential(nn.Linear(4, width), nn.Linear(width, 1))
 
     def loss(self, model, batch):
         x, y = batch
@@ -126,6 +128,7 @@ def test_strong_scaling_goes_over_the_same_samples(folder: Path) -> None:
     settings = QUICK | {"batch_size": 4, "measured_steps": 3}
     study = nbgpu.scaling(own_recipe(folder), [1, 2], "strong", 1, studies_dir=str(folder), **settings)
     study.wait(HANG_S)
+    assert list(study.frame()["repeats"]) == [1, 1], study
     assert [found.samples_per_step for found in study.summary()] == [4, 4]
     losses = study.losses()
     assert list(losses.groupby("ranks")["samples"].max()) == [16, 16]
@@ -137,7 +140,7 @@ def test_a_setting_is_varied_in_two_lines_and_the_picture_says_what_it_shows(fol
     )
     study.wait(HANG_S)
     assert [found.samples_per_step for found in study.summary()] == [2, 4]
-    assert study_view.chart(study).title == "Samples per second by accumulate, measured: autoencoder, 1 rank"
+    assert chart(study).title == "Samples per second by accumulate, measured: autoencoder, 1 rank"
     one, two = study.frame()["step_s"]
     assert two > 1.2 * one
 
@@ -167,19 +170,26 @@ def test_a_stopped_study_keeps_what_it_has_and_goes_on(folder: Path) -> None:
 
 
 def test_a_point_that_fails_is_a_marked_gap(folder: Path, tmp_path: Path) -> None:
-    recipe = own_recipe(tmp_path, refused="self.width == 5")
-    study = nbgpu.study(recipe, width=[4, 5, 6], ranks=1, repeats=2, studies_dir=str(folder), **QUICK)
+    recipe = own_recipe(tmp_path, refused="self.size == 'other'")
+    sizes = ["large", "other", "small"]
+    study = nbgpu.study(recipe, size=sizes, ranks=1, repeats=2, studies_dir=str(folder), **QUICK)
     study.wait(HANG_S)
-    four, five, six = study.summary()
+    large, other, small = study.summary()
     assert study.status == "finished"
-    assert four.step_s > 0
-    assert six.step_s > 0
-    assert "no such width here" in five.why
+    assert large.step_s > 0
+    assert small.step_s > 0
+    assert "no such size here" in other.why
+    frame = study.frame()
+    assert list(frame["parameters"].fillna(0)) == [6 * 4 + 6 + 6 + 1, 0, 4 * 4 + 4 + 4 + 1]
+    drawn = chart(study)
+    assert drawn.title.startswith("Samples per second by number of parameters (size), measured: ")
+    assert (drawn.x, drawn.names) == ([25, 37], ["small", "large"])
+    assert study.figure().layout.xaxis.type == "log"
     assert "not measured: RankError" in str(study)
     assert 'class="nbgpu-study-gap"' in study_view.table_html(study)
     own_recipe(tmp_path)
     again = nbgpu.Study(study.folder).resume().wait(HANG_S)
-    assert again.summary()[1].step_s > 0
+    assert again.summary()[1].parameters == 5 * 4 + 5 + 5 + 1
     assert presenter.figure_of_study(again).data
 
 

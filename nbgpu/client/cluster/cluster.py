@@ -50,6 +50,7 @@ from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.performance.timeline import Timeline
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import CellOptions, Device
+from nbgpu.text.ranks import count_of_ranks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -202,7 +203,7 @@ class Cluster:
 
     def describe(self) -> str:
         """Describe the cluster's ranks, devices and transport in one line."""
-        count = f"{self.world_size} {'rank' if self.world_size == 1 else 'ranks'}"
+        count = count_of_ranks(self.world_size)
         if self.devices[0].kind == "cpu":
             found = "no GPU found" if self.config.gpus == "auto" else "no GPU used"
             return f"{found}: {count.replace(' ', ' CPU ')}, {self.chosen_transport.describe()}"

@@ -17,7 +17,7 @@ from nbgpu.machine import devices, transports
 from nbgpu.machine.signals import take_interrupt
 from nbgpu.machine.transports import SINGLE, Transport
 from nbgpu.protocol.records import Device
-from nbgpu.text.ranks import rank_ranges
+from nbgpu.text.ranks import count_of_ranks, rank_ranges
 from nbgpu.text.sizes import in_words
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def resize(cluster: Cluster, num_ranks: int) -> str:
     num_before = cluster.world_size
     config = ClusterConfig.checked(**{**cluster.config.model_dump(), "ranks": num_ranks})
     if num_ranks == num_before:
-        return f"there are {_ranks(num_before)} already: nothing was changed"
+        return f"there are {count_of_ranks(num_before)} already: nothing was changed"
     chosen = _devices(cluster, config, num_ranks)
     devices.require_simulable(config, chosen)
     transport = _transport(cluster, config, chosen)
@@ -57,7 +57,7 @@ def resize(cluster: Cluster, num_ranks: int) -> str:
         raise
     except NbgpuError as error:
         raise ClusterError(
-            f"{sentence(str(error))} The cluster has {_ranks(num_before)}, as before. {_mend(cluster)} To try again: "
+            f"{sentence(str(error))} The cluster has {count_of_ranks(num_before)}, as before. {_mend(cluster)} To try again: "
             f"%nbgpu resize {num_ranks}"
         ) from error
     cluster.ranks.end_leaving()
@@ -166,7 +166,3 @@ def _happened(num_before: int, num_now: int) -> str:
         return f"rank {left} left, and what it held is gone; rank {rank_ranges(range(num_now))} kept all variables"
     came = rank_ranges(range(num_before, num_now))
     return f"rank {came} is new and empty; rank {rank_ranges(range(num_before))} kept all variables"
-
-
-def _ranks(number: int) -> str:
-    return f"{number} {'rank' if number == 1 else 'ranks'}"

@@ -40,6 +40,7 @@ from nbgpu.run_folder import checkpoint_files, metrics_files, names, resume
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.commands import send_command, send_settings
 from nbgpu.run_folder.reader import Reader
+from nbgpu.text.ranks import count_of_ranks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -253,7 +254,7 @@ class Run:
             for rank in range(info.world_size)
             if (path := self.folder / names.PROFILES / names.profile(rank)).exists()
         }
-        ranks = f"{info.world_size} rank{'s' if info.world_size > 1 else ''}"
+        ranks = count_of_ranks(info.world_size)
         title = ", ".join(filter(None, [f"{info.recipe} on {ranks}", info.simulated]))
         events, records = self.reader.events(), self.reader.records
         return of_run(title, info.world_size, events, records, profiles, steps)

@@ -130,6 +130,7 @@ def read(
         parts_s=parts_s,
         slowest=step_parts.slowest_rank(counting),
         losses=_losses(samples, point.ranks),
+        parameters=runs.read_info(reader.folder).parameters,
         seconds=seconds,
     )
 

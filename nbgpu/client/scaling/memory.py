@@ -13,6 +13,7 @@ from nbgpu.errors import ConfigError
 from nbgpu.performance.memory import MeasuredMemory, Memory, PredictedMemory
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.calls import Call
+from nbgpu.text.ranks import count_of_ranks
 
 _MAX_RANKS = 1024
 _MAX_VARIANTS = 256
@@ -114,4 +115,4 @@ def _title(config: TrainConfig, num_ranks: int) -> str:
         title += f", amp={config.amp}"
     if config.checkpoint_activations:
         title += ", checkpoint_activations"
-    return f"{title}; {num_ranks} rank{'s' if num_ranks > 1 else ''}"
+    return f"{title}; {count_of_ranks(num_ranks)}"

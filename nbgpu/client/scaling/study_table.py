@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbgpu.performance import laws
 from nbgpu.performance.step_parts import HIDDEN, MOSTLY
-from nbgpu.performance.study_results import Gap, Measured, PointSummary
+from nbgpu.performance.study_results import Gap, Measured, PointSummary, differ_in_size
 from nbgpu.planning.studies import RANKS, StudyPlan, StudyPoint
 from nbgpu.text.tables import aligned
 
@@ -65,9 +65,21 @@ def law_lines(plan: StudyPlan, measured: Sequence[Measured]) -> list[str]:
     ]
 
 
-def header(plan: StudyPlan) -> list[str]:
-    """The headings of the table."""
+def header_and_rows(
+    plan: StudyPlan, summary: Sequence[PointSummary | Gap]
+) -> tuple[list[str], list[list[str]]]:
+    """The headings of the table, and the cells of each point.
+
+    The number of parameters has a column if it differs between the points.
+    """
+    with_size = differ_in_size(summary)
+    return _header(plan, with_size), [_row(plan, found, with_size) for found in summary]
+
+
+def _header(plan: StudyPlan, with_size: bool) -> list[str]:
     columns = [plan.vary]
+    if with_size:
+        columns.append("parameters")
     if plan.vary != RANKS:
         columns.append("ranks")
     columns += ["samples/step", "a step, ms", "95 % interval", "samples/s"]
@@ -75,13 +87,14 @@ def header(plan: StudyPlan) -> list[str]:
     return [*columns, "efficiency"] if plan.vary == RANKS else columns
 
 
-def row(plan: StudyPlan, found: PointSummary | Gap) -> list[str]:
-    """The cells of one point."""
+def _row(plan: StudyPlan, found: PointSummary | Gap, with_size: bool) -> list[str]:
     cells = [str(found.value)]
+    if with_size:
+        cells.append(f"{found.parameters:,}" if isinstance(found, PointSummary) else "")
     if plan.vary != RANKS:
         cells.append(str(found.ranks))
     if isinstance(found, Gap):
-        empty = len(header(plan)) - len(cells) - 2
+        empty = len(_header(plan, with_size)) - len(cells) - 2
         return [*cells, "", "failed" if found.why else "not yet", *[""] * empty]
     cells += [
         str(found.samples_per_step),
@@ -139,8 +152,8 @@ def remarks(plan: StudyPlan, found: PointSummary | Gap) -> str:
 
 def lines(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> list[str]:
     """The table as text, and the parts of a step below it."""
-    rows = [header(plan), *(row(plan, found) for found in summary)]
-    shown = [heading(plan), *aligned(rows, right=range(len(rows[0]))), *notes(plan, summary)]
+    header, rows = header_and_rows(plan, summary)
+    shown = [heading(plan), *aligned([header, *rows], right=range(len(header))), *notes(plan, summary)]
     measured = [found for found in summary if isinstance(found, PointSummary) and found.parts_s]
     if measured:
         names = [name for name in (*PARTS, HIDDEN) if any(name in found.parts_s for found in measured)]
@@ -165,6 +178,8 @@ def frame(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> pd.DataFram
         if isinstance(found, Gap):
             rows.append({**cells, "repeats": 0, "remarks": remarks(plan, found) or "not measured yet"})
             continue
+        if found.parameters:
+            cells["parameters"] = found.parameters
         cells |= {
             "samples_per_step": found.samples_per_step,
             "repeats": found.num_repeats,
@@ -182,7 +197,12 @@ def frame(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> pd.DataFram
         if found.slowest is not None:
             cells |= {"slowest_rank": found.slowest[0], "share_of_slowest": found.slowest[1]}
         rows.append({**cells, "remarks": remarks(plan, found)})
-    return pd.DataFrame(rows)
+    return _whole_parameters(pd.DataFrame(rows))
+
+
+def _whole_parameters(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with whole numbers of parameters, also beside points for which they are not known."""
+    return table.astype({"parameters": "Int64"}) if "parameters" in table else table
 
 
 def repeats(plan: StudyPlan, points: Sequence[StudyPoint], measured: Sequence[Measured]) -> pd.DataFrame:
@@ -198,6 +218,7 @@ def repeats(plan: StudyPlan, points: Sequence[StudyPoint], measured: Sequence[Me
                 plan.vary: point.value,
                 RANKS: point.ranks,
                 "repeat": found.repeat,
+                **({"parameters": found.parameters} if found.parameters else {}),
                 "samples_per_step": point.samples_per_step,
                 "steps": len(steps),
                 "step_s": steps.median(),
@@ -209,7 +230,7 @@ def repeats(plan: StudyPlan, points: Sequence[StudyPoint], measured: Sequence[Me
             }
         )
     columns = [plan.vary, RANKS, "repeat", "samples_per_step", "steps", "step_s"]
-    return pd.DataFrame(rows, columns=None if rows else list(dict.fromkeys(columns)))
+    return _whole_parameters(pd.DataFrame(rows, columns=None if rows else list(dict.fromkeys(columns))))
 
 
 def losses(plan: StudyPlan, points: Sequence[StudyPoint], measured: Sequence[Measured]) -> pd.DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nbgpu.client.runs.run import Run
-from nbgpu.client.scaling import study as studies_that_run
+from nbgpu.client.scaling.starting import begin
 from nbgpu.client.scaling.study import Study
 from nbgpu.config import ClusterConfig, read_tables
 from nbgpu.errors import ConfigError
@@ -63,7 +63,7 @@ def try_advice(explained: Run | Study, number: int = 1, links: Links | None = No
     if name in _BETWEEN:
         settings = {"measured_steps": max(_LEAST_STEPS, _CYCLES * value), **settings}
         settings["measured_steps"] += -settings["measured_steps"] % value
-    return studies_that_run.begin(
+    return begin(
         config.recipe,
         name,
         [now, value],

@@ -24,6 +24,7 @@ def write(
     steps_per_epoch: int,
     data: Sequence[str],
     began: tuple[int, int] = (0, 0),
+    parameters: int = 0,
 ) -> None:
     """Write the file, or rewrite it after a change of settings. One rank calls this.
 
@@ -36,6 +37,7 @@ def write(
         steps_per_epoch: the optimizer steps of one pass over the data.
         data: how the data reach the ranks, in a sentence each.
         began: the (steps, epochs) done when epochs got this number of steps.
+        parameters: the numbers in the model's parameters; 0 if it is not built yet.
     """
     path = folder / names.INFO
     earlier = runs.read_info(folder) if path.exists() else None
@@ -56,5 +58,6 @@ def write(
         resumed_from=resume.Beginning.read(folder).checkpoint,
         data=tuple(data),
         epochs_from=(*sections, (*began, steps_per_epoch)),
+        parameters=parameters,
     )
     write_whole(path, json.dumps(info.to_json(), indent=2) + "\n")

@@ -47,6 +47,8 @@ class RankModel:
         self._state: State | None = None
         self._strategy: Strategy | None = None
         self._buffers_before_step: list[Tensor] = []
+        self.num_parameters = 0
+        """The numbers in the parameters of the whole model; 0 before it is built."""
         self._before_bytes: int | None = None
         """The memory that the process held beside the run; None before the first step."""
 
@@ -78,6 +80,7 @@ class RankModel:
             return Networks(self._state.model, self._state.discriminator, ())
         with activity.during("building the model"):
             model, notes = models.build(config, recipe, self._device)
+        self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         return Networks(model, Discriminator.of(config, recipe, self._device), notes)
 
     def spread(

@@ -17,6 +17,7 @@ from nbgpu.config import TrainConfig
 from nbgpu.engine.group import exchange
 from nbgpu.engine.model.strategy import own_part
 from nbgpu.engine.workload.recipe import Batch, Loaders
+from nbgpu.text.ranks import count_of_ranks
 
 _MAX_NAMES = 5
 
@@ -169,5 +170,5 @@ class _Again:
 
 def in_words(config: TrainConfig, world_size: int, well: Sequence[str]) -> list[str]:
     """Return the lines that report a smoke test that passed."""
-    done = f"{config.steps} steps of {config.batch_size * config.accumulate} samples on each of {world_size} ranks"
+    done = f"{config.steps} steps of {config.batch_size * config.accumulate} samples on each of {count_of_ranks(world_size)}"
     return [f"smoke test passed: {done}, strategy={config.strategy!r}, amp={config.amp!r}", *well]

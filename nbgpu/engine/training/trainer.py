@@ -38,6 +38,7 @@ from nbgpu.errors import OutOfMemoryError, RunError
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.protocol.records import TIMELINE
 from nbgpu.run_folder import checkpoint_files
+from nbgpu.text.ranks import count_of_ranks
 
 
 class Trainer(Loop):
@@ -141,7 +142,8 @@ class Trainer(Loop):
             self._note(*gathered.notes)
             if (path := gathered.checkpoint) is not None:
                 together(lambda: self._load_checkpoint(path))
-            self._write_info()  # an epoch of the checkpoint's run may have begun elsewhere
+        # The model is built, and an epoch of the checkpoint's run may have begun elsewhere.
+        self._write_info()
         if self._smoke is not None and not self._begun:
             self._smoke.begins(self._model)
         self._begun = True
@@ -173,8 +175,11 @@ class Trainer(Loop):
             loaders = self._data.loaders
             steps = (self.total_steps, loaders.steps_per_epoch)
             about_data = (loaders.summary, self._data.began)
+            parameters = self._rank_model.num_parameters
             with self._telling_what_is_not_written():
-                run_info.write(self.folder, self.config, self.member, self._devices, *steps, *about_data)
+                run_info.write(
+                    self.folder, self.config, self.member, self._devices, *steps, *about_data, parameters
+                )
 
     def _learning_rate(self) -> LearningRate:
         return LearningRate(self.config, self.member.world_size, self.total_steps)
@@ -205,7 +210,7 @@ class Trainer(Loop):
         tensors, about = checkpoint.load(path)
         try:
             if self.rank == 0 and about["world_size"] != self.member.world_size:
-                ranks = f"{about['world_size']} ranks then, {self.member.world_size} now"
+                ranks = f"{count_of_ranks(about['world_size'])} then, {self.member.world_size} now"
                 self._event("note", f"goes on with another number of ranks: {ranks}")
             self.load_state(tensors, about)
             self._saves.newest_step = self.step

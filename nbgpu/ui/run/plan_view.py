@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.display import display, update_display
 
+from nbgpu.text.ranks import count_of_ranks
 from nbgpu.ui.slot import new_slot
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ def page(run: Run) -> str:
     """The plan of a run as HTML that unfolds by a click or a key, without a script."""
     plan = run.plan
     per_step = plan.config.samples_per_step(len(plan.devices))
-    devices = f"{len(plan.devices)} rank{'s' if len(plan.devices) > 1 else ''}"
+    devices = count_of_ranks(len(plan.devices))
     head = f"Plan: {plan.config.strategy} on {devices} over {plan.chosen_transport.name}, {per_step} samples a step"
     if "batch_size" in plan.config.UNUSED:
         head = f"Plan: {plan.config.recipe} on {devices} over {plan.chosen_transport.name}"

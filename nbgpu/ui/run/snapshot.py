@@ -30,6 +30,7 @@ from nbgpu.protocol.records import (
 from nbgpu.run_folder import lines, names
 from nbgpu.run_folder.metrics_table import EpochSummary, epochs_of
 from nbgpu.run_folder.reader import Reader
+from nbgpu.text.ranks import count_of_ranks
 from nbgpu.ui.cell.ansi import to_html
 from nbgpu.ui.run import wording
 from nbgpu.ui.run.charts import charts, plotly_figure, svg
@@ -133,7 +134,7 @@ def report_html(run: Reportable) -> str:
         title=f"{info.recipe} {info.run_id}",
         heading=f"{_escape(info.recipe)} <small>{_escape(info.run_id)}</small>",
         headline=headline,
-        body=f"<p>Started {started} on {info.world_size} rank{'s' if info.world_size > 1 else ''} "
+        body=f"<p>Started {started} on {count_of_ranks(info.world_size)} "
         f"({_escape(', '.join(filter(None, [info.backend, info.simulated])))}).</p>{unsure}{damage}{''.join(sections)}",
         figure=plotly_figure(info, history),
     )

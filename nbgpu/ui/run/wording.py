@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nbgpu.protocol.records import FINAL_STATES, RankStatus, RunInfo
+from nbgpu.text.ranks import count_of_ranks
 from nbgpu.ui.run.history import History
 
 SILENCE_WORTH_SAYING_S = 3.0
@@ -135,9 +136,8 @@ def summary(info: RunInfo, state: str, statuses: Sequence[RankStatus], history: 
         if by_rank:
             newest = [series.values[-1] for series in by_rank.values()]
             parts.append(f"{label} {sum(newest) / len(newest):.4g}")
-    num_ranks = info.world_size
     if now.samples_per_s > 0:
-        parts.append(f"{now.samples_per_s:.3g} samples/s on {num_ranks} rank{'s' if num_ranks > 1 else ''}")
+        parts.append(f"{now.samples_per_s:.3g} samples/s on {count_of_ranks(info.world_size)}")
     if info.simulated:
         parts.append(info.simulated)
     if now.eta_s is not None:

@@ -59,9 +59,11 @@ def _print(console: Console, text: str) -> None:
 
 
 def _view(study: Study) -> Group:
-    table = Table(*map(escape, study_table.header(study.plan)), box=None, header_style="bold", pad_edge=False)
-    for found in study.summary():
+    summary = study.summary()
+    header, rows = study_table.header_and_rows(study.plan, summary)
+    table = Table(*map(escape, header), box=None, header_style="bold", pad_edge=False)
+    for found, cells in zip(summary, rows, strict=True):
         style = "red" if isinstance(found, Gap) and found.why else None
-        table.add_row(*map(escape, study_table.row(study.plan, found)), style=style)
-    notes = study_table.notes(study.plan, study.summary())
+        table.add_row(*map(escape, cells), style=style)
+    notes = study_table.notes(study.plan, summary)
     return Group(table, *map(Text, notes), Text(study.describe()))

@@ -1,22 +1,21 @@
-"""The view of a study: speed-up or samples per second by point, and where the time of a step goes."""
+"""The view of a study: its charts and its table, as elements of a page."""
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
 from nbgpu.client.scaling import study_table
 from nbgpu.client.scaling.study_table import PARTS
-from nbgpu.performance.study_results import Gap, PointSummary
-from nbgpu.planning.studies import RANKS, StudyPlan
+from nbgpu.performance.study_results import Gap
 from nbgpu.text.palette import KIND_COLORS, RANK_COLORS, TEXT_COLOR
 from nbgpu.ui.run.charts import GRID_COLOR, render_svg, style_axes
+from nbgpu.ui.study.chart import Studied, chart
 
 if TYPE_CHECKING:
     from nbgpu.client.scaling.study import Study
@@ -24,75 +23,8 @@ if TYPE_CHECKING:
 _COLORS = {name: KIND_COLORS[name.removesuffix("_s")] for name in PARTS}
 """Those of a timeline."""
 _MEASURED = RANK_COLORS[0]
-
-
-class Studied(Protocol):
-    """A study of a recipe or of a cell."""
-
-    @property
-    def plan(self) -> StudyPlan: ...
-
-    @property
-    def folder(self) -> Path | None:
-        """Where the study is kept; None where it is not."""
-        ...
-
-    def describe(self) -> str:
-        """One line about the progress."""
-        ...
-
-    def summary(self) -> list[PointSummary | Gap]:
-        """The points in order."""
-        ...
-
-
-@dataclass(frozen=True)
-class Chart:
-    """What the charts of a study show."""
-
-    title: str
-    parts_title: str
-    x_title: str
-    y_title: str
-    x: Sequence[Any]
-    """The values of the points that were measured: numbers, or their names."""
-    y: Sequence[float]
-    between: Sequence[tuple[float, float]]
-    ideal: Sequence[float]
-    """By point; empty where nothing is ideal."""
-    gaps: Sequence[str]
-    """The values of the points that failed."""
-    parts_ms: dict[str, list[float]]
-    """By part of a step, for each point in `x`."""
-
-
-def chart(study: Studied) -> Chart:
-    """Return what the charts show at this moment."""
-    plan, summary = study.plan, study.summary()
-    found = [each for each in summary if isinstance(each, PointSummary)]
-    is_ranks = plan.vary == RANKS
-    are_numbers = all(
-        isinstance(each.value, int | float) and not isinstance(each.value, bool) for each in summary
-    )
-    names = [name for name in PARTS if any(name in each.parts_s for each in found)]
-    num_ranks = found[0].ranks if found else 0
-    of_ranks = "" if is_ranks or not found else f", {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}"
-    over = f", {plan.cluster.simulated}" if plan.cluster.simulated else ""
-    subject = f"{plan.subject}{of_ranks}{over}"
-    return Chart(
-        title=f"Speed-up by ranks ({plan.config.mode} scaling), measured: {subject}"
-        if is_ranks
-        else f"Samples per second by {plan.vary}, measured: {subject}",
-        parts_title=f"Parts of a step by {plan.vary}, measured{over}",
-        x_title=plan.vary,
-        y_title="speed-up" if is_ranks else "samples/s",
-        x=[each.value if are_numbers else str(each.value) for each in found],
-        y=[each.relative if is_ranks else each.samples_per_s for each in found],
-        between=[each.relative_between if is_ranks else each.samples_between for each in found],
-        ideal=[each.ideal for each in found] if is_ranks else [],
-        gaps=[str(each.value) for each in summary if isinstance(each, Gap) and each.why],
-        parts_ms={name: [1e3 * each.parts_s.get(name, 0.0) for each in found] for name in names},
-    )
+_TITLE_WIDTH = 56
+"""In characters; a longer title would reach over the other chart."""
 
 
 def svg(study: Studied) -> str:
@@ -112,6 +44,21 @@ def svg(study: Studied) -> str:
     )
     _style(left, drawn.title, drawn.x_title, drawn.y_title)
     left.set_ylim(bottom=0)
+    if drawn.is_by_size:
+        left.set_xscale("log")
+        left.set_xticks(list(drawn.x), [f"{number:,}" for number in drawn.x])
+        left.set_xticks([], minor=True)
+        for place, y, name in zip(drawn.x, drawn.y, drawn.names, strict=True):
+            left.annotate(
+                name,
+                (place, y),
+                (0, 6),
+                textcoords="offset points",
+                color=TEXT_COLOR,
+                fontsize=7,
+                ha="center",
+                parse_math=False,
+            )
     if drawn.ideal:
         left.set_xticks(list(drawn.x))
     if right is not None:
@@ -120,8 +67,8 @@ def svg(study: Studied) -> str:
         for name, milliseconds in drawn.parts_ms.items():
             right.bar(places, milliseconds, bottom=reached, color=_COLORS[name], label=PARTS[name], width=0.6)
             reached = [bottom + more for bottom, more in zip(reached, milliseconds, strict=True)]
-        right.set_xticks(places, [str(value) for value in drawn.x])
-        _style(right, drawn.parts_title, drawn.x_title, "ms")
+        right.set_xticks(places, drawn.names)
+        _style(right, drawn.parts_title, drawn.parts_x_title, "ms")
     picture = render_svg(figure, title=drawn.title)
     # The text before the element is needed only in a separate SVG file.
     picture = picture[picture.index("<svg") :]
@@ -129,7 +76,7 @@ def svg(study: Studied) -> str:
 
 
 def _style(axes: Any, title: str, x_title: str, y_title: str) -> None:
-    style_axes(axes, title)
+    style_axes(axes, "\n".join(wrap(title, _TITLE_WIDTH)))
     axes.title.set_fontsize(8)
     axes.set_xlabel(x_title, color=TEXT_COLOR, fontsize=8)
     axes.set_ylabel(y_title, color=TEXT_COLOR, fontsize=8)
@@ -148,7 +95,7 @@ def plotly_figure(study: Studied) -> dict[str, Any]:
     data.append(
         {
             "type": "scatter",
-            "mode": "lines+markers",
+            "mode": "lines+markers+text" if drawn.is_by_size else "lines+markers",
             "name": "measured, with 95 % intervals",
             "x": list(drawn.x),
             "y": list(drawn.y),
@@ -159,13 +106,15 @@ def plotly_figure(study: Studied) -> dict[str, Any]:
                 "arrayminus": [max(0.0, y - low) for y, (low, _) in zip(drawn.y, drawn.between, strict=True)],
             },
             "line": {"color": _MEASURED},
+            "text": list(drawn.names),
+            "textposition": "top center",
         }
     )
     data += [
         {
             "type": "bar",
             "name": PARTS[name],
-            "x": [str(value) for value in drawn.x],
+            "x": list(drawn.names),
             "y": milliseconds,
             "marker": {"color": _COLORS[name]},
             "xaxis": "x2",
@@ -175,6 +124,10 @@ def plotly_figure(study: Studied) -> dict[str, Any]:
     ]
     axis = {"gridcolor": GRID_COLOR, "zeroline": False, "linecolor": GRID_COLOR, "automargin": True}
     titles = [(0.0, drawn.title), (0.56, drawn.parts_title)]
+    by_size = {}
+    if drawn.is_by_size:
+        numbers = [f"{number:,}" for number in drawn.x]
+        by_size = {"type": "log", "tickvals": list(drawn.x), "ticktext": numbers}
     return {
         "data": data,
         "layout": {
@@ -187,24 +140,31 @@ def plotly_figure(study: Studied) -> dict[str, Any]:
             "margin": {"l": 60, "r": 20, "t": 60, "b": 45},
             "annotations": [
                 {
-                    "text": text,
+                    "text": "<br>".join(wrap(text, _TITLE_WIDTH)),
                     "x": x,
-                    "y": 1.06,
+                    "y": 1.02,
                     "xref": "paper",
                     "yref": "paper",
                     "showarrow": False,
                     "xanchor": "left",
+                    "yanchor": "bottom",
+                    "align": "left",
                 }
                 for x, text in titles
             ],
-            "xaxis": {**axis, "domain": [0, 0.48], "title": {"text": drawn.x_title}},
+            "xaxis": {
+                **axis,
+                "domain": [0, 0.48],
+                "title": {"text": drawn.x_title},
+                **by_size,
+            },
             "yaxis": {**axis, "title": {"text": drawn.y_title}, "rangemode": "tozero"},
             "xaxis2": {
                 **axis,
                 "domain": [0.56, 1],
                 "anchor": "y2",
                 "type": "category",
-                "title": {"text": drawn.x_title},
+                "title": {"text": drawn.parts_x_title},
             },
             "yaxis2": {**axis, "anchor": "x2", "title": {"text": "ms"}},
             "legend": {"orientation": "h", "y": -0.2},
@@ -231,10 +191,12 @@ def page(study: Studied, picture: str) -> str:
 
 def table_html(study: Studied) -> str:
     """The table of the points."""
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in study_table.header(study.plan))
+    summary = study.summary()
+    header, rows = study_table.header_and_rows(study.plan, summary)
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in header)
     body = []
-    for found in study.summary():
-        first, *others = (html.escape(cell) for cell in study_table.row(study.plan, found))
+    for found, row in zip(summary, rows, strict=True):
+        first, *others = map(html.escape, row)
         failed = isinstance(found, Gap) and found.why
         cells = "".join(f"<td>{cell}</td>" for cell in others)
         marked = ' class="nbgpu-study-gap"' if failed else ""

@@ -86,3 +86,7 @@ def test_the_slowest_rank_is_named_with_the_share_of_its_steps() -> None:
         for rank in range(2)
     ]
     assert slowest_rank(parts_of(samples, 2)) == (1, 0.75)
+
+
+def test_nobody_waits_for_a_single_rank() -> None:
+    assert slowest_rank(parts_of([sample(0, step, ready_at_s=10.0) for step in range(1, 5)], 1)) is None

@@ -24,6 +24,7 @@ RUN = RunInfo(
     batch_size=2,
     global_batch_size=8,
     started_s=1.75e9,
+    parameters=1234,
 )
 RECORDS: list[Any] = [
     GPU,

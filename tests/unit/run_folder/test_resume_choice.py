@@ -85,6 +85,8 @@ def test_a_run_or_one_of_its_checkpoints_can_be_named(tmp_path: Path) -> None:
     assert resume.find(settings(tmp_path, resume=str(folder))).step == 5
     path = folder / "checkpoints" / "step-00000005"
     assert resume.find(settings(tmp_path, resume=str(path))).checkpoint == str(path)
+    # As `resume=run.folder` gives it.
+    assert resume.find(settings(tmp_path, resume=path)).checkpoint == str(path)
 
 
 def test_the_best_of_a_run_can_be_named(tmp_path: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from nbgpu.text.ranks import named_ranks, rank_ranges
+from nbgpu.text.ranks import count_of_ranks, named_ranks, rank_ranges
+
+
+def test_one_rank_is_not_ranks() -> None:
+    assert [count_of_ranks(number) for number in (1, 2, 1024)] == ["1 rank", "2 ranks", "1024 ranks"]
 
 
 def test_ranks_by_name() -> None:

@@ -1,0 +1,86 @@
+"""Starts studies: of the number of ranks, or of one setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from nbgpu.client.cluster.cluster import Cluster
+from nbgpu.client.host import registry
+from nbgpu.client.scaling import measured_runs
+from nbgpu.client.scaling.study import Study
+from nbgpu.errors import ConfigError
+from nbgpu.planning import studies
+
+
+def scaling(
+    recipe: str,
+    ranks: Sequence[int] = (1, 2),
+    mode: Literal["strong", "weak"] = "weak",
+    repeats: int = 3,
+    **settings: Any,
+) -> Study:
+    """Measure how a recipe's training becomes faster with more ranks. Returns at once.
+
+    nbgpu.scaling("autoencoder", ranks=[1, 2, 4])                      # the same batch on each rank
+    nbgpu.scaling("autoencoder", ranks=[1, 2, 4], mode="strong", global_batch_size=8)
+
+    Args:
+        recipe: what is trained.
+        ranks: the numbers of ranks.
+        mode: 'weak' keeps the batch of each rank, 'strong' the samples of a step over all ranks.
+        repeats: how often each number of ranks is measured, in turns.
+        settings: `measured_steps`, `warm_up_steps`, `studies_dir`, and fields of the cluster's and the
+            recipe's settings.
+
+    Raises:
+        ConfigError: something is not valid, or a number of ranks cannot be measured; nothing was started.
+        ClusterError: a GPU is in use by a cluster.
+    """
+    return begin(recipe, studies.RANKS, ranks, {"mode": mode, "repeats": repeats, **settings})
+
+
+def study(recipe: str, **settings: Any) -> Study:
+    """Measure what one setting does to the time of a step. Returns at once.
+
+    nbgpu.study("autoencoder", bucket_mb=[0.5, 1, 5, 25])
+    nbgpu.study("autoencoder", amp=["off", "bf16"], ranks=1)
+
+    Args:
+        recipe: what is trained.
+        settings: as for `scaling`, and the number of `ranks`. The one setting with a list of values is
+            varied.
+
+    Raises:
+        ConfigError: something is not valid, or not exactly one setting has several values; nothing was
+            started.
+        ClusterError: a GPU is in use by a cluster.
+    """
+    varied = {name: values for name, values in settings.items() if isinstance(values, list | range)}
+    if len(varied) != 1:
+        named = f", and these have: {', '.join(varied)}" if varied else ""
+        raise ConfigError(
+            f"a study varies one setting, which gets a list of values, such as bucket_mb=[1, 5, 25]{named}. To try "
+            "combinations, take nbgpu.sweep"
+        )
+    ((vary, values),) = varied.items()
+    return begin(recipe, vary, values, {n: v for n, v in settings.items() if n != vary})
+
+
+def begin(
+    recipe: str,
+    vary: str,
+    values: Sequence[Any],
+    settings: Mapping[str, Any],
+    advice: str = "",
+    promised: float = 0.0,
+) -> Study:
+    """Start a new study, as `scaling` does; `advice` and `promised` are those of the plan."""
+    plan = replace(studies.plan(recipe, vary, values, settings), advice=advice, promised=promised)
+    largest = max(plan.points(), key=lambda point: point.ranks)
+    cluster = Cluster.with_config(plan.point_cluster(largest.ranks))
+    if not cluster.config.share_gpus:
+        registry.require_free(cluster.devices)
+    environment = measured_runs.environment(cluster.devices, cluster.chosen_transport.describe())
+    return Study(studies.create_folder(plan, environment)).resume()

@@ -1,0 +1,111 @@
+"""What the charts of a study show: speed-up or samples per second by point, and where the time of a step
+goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from nbgpu.client.scaling.study_table import PARTS
+from nbgpu.performance.study_results import Gap, PointSummary, differ_in_size
+from nbgpu.planning.studies import RANKS, StudyPlan
+from nbgpu.text.ranks import count_of_ranks
+
+
+class Studied(Protocol):
+    """A study of a recipe or of a cell."""
+
+    @property
+    def plan(self) -> StudyPlan: ...
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the study is kept; None where it is not."""
+        ...
+
+    def describe(self) -> str:
+        """One line about the progress."""
+        ...
+
+    def summary(self) -> list[PointSummary | Gap]:
+        """The points in order."""
+        ...
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What the charts of a study show."""
+
+    title: str
+    parts_title: str
+    x_title: str
+    parts_x_title: str
+    """Of the parts of a step."""
+    y_title: str
+    x: Sequence[Any]
+    """The values of the points that were measured: numbers, or their names; the numbers of parameters where
+    `is_by_size`."""
+    is_by_size: bool
+    """Whether the left chart has the number of parameters on a logarithmic axis."""
+    names: Sequence[str]
+    """The values of the points in `x`."""
+    y: Sequence[float]
+    between: Sequence[tuple[float, float]]
+    ideal: Sequence[float]
+    """By point; empty where nothing is ideal."""
+    gaps: Sequence[str]
+    """The values of the points that failed."""
+    parts_ms: dict[str, list[float]]
+    """By part of a step, for each point in `x`."""
+
+
+def chart(study: Studied) -> Chart:
+    """Return what the charts show at this moment."""
+    plan, summary = study.plan, study.summary()
+    found = [each for each in summary if isinstance(each, PointSummary)]
+    subject = _subject(plan, found)
+    is_ranks = plan.vary == RANKS
+    are_numbers = all(
+        isinstance(each.value, int | float) and not isinstance(each.value, bool) for each in summary
+    )
+    is_by_size = not are_numbers and differ_in_size(summary)
+    if is_by_size:
+        found.sort(key=lambda each: each.parameters)
+        title = f"Samples per second by number of parameters ({plan.vary}), measured: {subject}"
+        x: list[Any] = [each.parameters for each in found]
+    else:
+        by = (
+            f"Speed-up by ranks ({plan.config.mode} scaling)"
+            if is_ranks
+            else f"Samples per second by {plan.vary}"
+        )
+        title = f"{by}, measured: {subject}"
+        x = [each.value if are_numbers else str(each.value) for each in found]
+    names = [name for name in PARTS if any(name in each.parts_s for each in found)]
+    return Chart(
+        title=title,
+        parts_title=f"Parts of a step by {plan.vary}, measured{_over(plan)}",
+        x_title="number of parameters" if is_by_size else plan.vary,
+        parts_x_title=plan.vary,
+        y_title="speed-up" if is_ranks else "samples/s",
+        x=x,
+        is_by_size=is_by_size,
+        names=[str(each.value) for each in found],
+        y=[each.relative if is_ranks else each.samples_per_s for each in found],
+        between=[each.relative_between if is_ranks else each.samples_between for each in found],
+        ideal=[each.ideal for each in found] if is_ranks else [],
+        gaps=[str(each.value) for each in summary if isinstance(each, Gap) and each.why],
+        parts_ms={name: [1e3 * each.parts_s.get(name, 0.0) for each in found] for name in names},
+    )
+
+
+def _over(plan: StudyPlan) -> str:
+    return f", {plan.cluster.simulated}" if plan.cluster.simulated else ""
+
+
+def _subject(plan: StudyPlan, found: Sequence[PointSummary]) -> str:
+    """What was measured, for the titles."""
+    of_ranks = "" if plan.vary == RANKS or not found else f", {count_of_ranks(found[0].ranks)}"
+    return f"{plan.subject}{of_ranks}{_over(plan)}"
