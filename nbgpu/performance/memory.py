@@ -27,6 +27,7 @@ NAMES = {
 }
 """The categories of tensors (nbgpu.engine.memory.tape) in words, from the bottom of a picture to its top."""
 _BEFORE, _REST = "held before", "the rest"
+_CACHE = "cache of the data"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class MeasuredMemory:
     """What the process held on the device before the steps."""
     peak_bytes: int
     """The most that the process held on the device."""
+    cached_bytes: int | None = None
+    """What the decoded volumes take in host memory that a run keeps, besides; None if no data were read."""
 
     @property
     def tensors_bytes(self) -> int:
@@ -134,7 +137,7 @@ class Memory:
                 "predicted_bytes": self._predicted(name),
             }
             for found in self.measured
-            for name, num_bytes in _rows(found).items()
+            for name, num_bytes in (_rows(found) | _cached(found)).items()
         )
 
     def figure(self) -> go.Figure:
@@ -175,6 +178,9 @@ class Memory:
         )
         rows += [row(name, [of_rank[name] for of_rank in of_ranks], None) for name in (_BEFORE, _REST)]
         rows.append(row("peak", [m.peak_bytes for m in self.measured], None))
+        cached = [_cached(found) for found in self.measured]
+        if all(cached):
+            rows.append(row(_CACHE, [of_rank[_CACHE] for of_rank in cached], None))
         yield from aligned(rows, right=range(1, len(rows[0])))
         if self.predicted.unknown:
             yield f"no prediction: {self.predicted.unknown}"
@@ -182,6 +188,8 @@ class Memory:
             yield "held before and peak: resident memory of the process, with Python's libraries"
         else:
             yield "held before: allocated by torch; peak: taken from the GPU by torch's allocator"
+        if all(cached):
+            yield f"{_CACHE}: the volumes that a run keeps in host memory, on top of the peak"
 
 
 class Predictions:
@@ -252,6 +260,10 @@ def _rows(found: MeasuredMemory) -> dict[str, int]:
     """Return the bytes by name; they add up to the peak."""
     tensors = {name: found.tensors.get(key, 0) for key, name in NAMES.items()}
     return {**tensors, _BEFORE: found.before_bytes, _REST: found.rest_bytes}
+
+
+def _cached(found: MeasuredMemory) -> dict[str, int]:
+    return {} if found.cached_bytes is None else {_CACHE: found.cached_bytes}
 
 
 def _signed(num_bytes: int) -> str:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
+import nibabel
+import numpy as np
 import pytest
 
 import nbgpu
@@ -114,3 +118,30 @@ def test_a_gpu_says_what_its_allocator_took() -> None:
         assert of_rank.tensors["activations"] > 0
         assert of_rank.peak_bytes >= of_rank.before_bytes + of_rank.tensors_bytes
         assert found.error is not None
+
+
+def test_the_cache_of_the_data_is_what_the_volumes_take_that_are_kept(cluster2: Any, tmp_path: Path) -> None:
+    volumes = tmp_path / "volumes"
+    volumes.mkdir()
+    for number in range(8):
+        voxels = np.random.default_rng(number).normal(size=(24, 24, 24)).astype("float32")
+        nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), volumes / f"{number}.nii.gz")
+    settings = {
+        "data": str(volumes),
+        "patch_size": 16,
+        "channels": (4, 8),
+        "val_fraction": 0.0,
+        "val_every": 0,
+    }
+    kept = {
+        rate: nbgpu.memory("autoencoder", cluster2, with_data=True, cache_rate=rate, **settings)
+        for rate in (0.5, 1.0)
+    }
+    # Each of the two ranks has four of the volumes, in float32, with what it knows of their foreground.
+    volumes_bytes = 4 * 4 * 24**3
+    for whole, half in zip(kept[1.0].measured, kept[0.5].measured, strict=True):
+        assert volumes_bytes <= whole.cached_bytes <= 2 * volumes_bytes
+        assert half.cached_bytes == pytest.approx(whole.cached_bytes / 2, rel=0.05)
+    assert re.search(r"cache of the data +3\d\d\.\d KiB +3\d\d\.\d KiB", str(kept[1.0]))
+    assert "cache of the data" in set(kept[1.0].frame()["category"])
+    assert "cache of the data" not in str(nbgpu.memory("autoencoder", cluster2, **settings))

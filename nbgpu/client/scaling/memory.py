@@ -20,7 +20,7 @@ _MAX_VARIANTS = 256
 """Each takes about a second."""
 
 
-def memory(recipe: str, cluster: Cluster | None = None, **settings: Any) -> Memory:
+def memory(recipe: str, cluster: Cluster | None = None, with_data: bool = False, **settings: Any) -> Memory:
     """Measure what a training step takes on each rank, by category, and compare it with the prediction.
 
     All ranks take a few steps of a run on generated batches, with the exchange of gradients. Their variables
@@ -29,6 +29,8 @@ def memory(recipe: str, cluster: Cluster | None = None, **settings: Any) -> Memo
     Args:
         recipe: the workload.
         cluster: a cluster that runs; None for the current one.
+        with_data: whether to read the recipe's data, too, and measure what `cache_rate` keeps of them in host
+            memory. It takes as long as the beginning of a run.
         settings: as for `Cluster.train`.
 
     Returns:
@@ -38,7 +40,7 @@ def memory(recipe: str, cluster: Cluster | None = None, **settings: Any) -> Memo
     Raises:
         ConfigError: a setting is not valid, or the recipe has no batches.
         NoClusterError: no cluster runs.
-        RankError: a step failed on a rank, such as for lack of memory.
+        RankError: a step failed on a rank, such as for lack of memory, or a file cannot be used.
         RunError: a training run has the ranks now.
     """
     cluster = cluster or current()
@@ -47,9 +49,15 @@ def memory(recipe: str, cluster: Cluster | None = None, **settings: Any) -> Memo
         raise ConfigError(f"the recipe {config.recipe!r} has no batches; cluster.plan estimates its memory")
     num_ranks = cluster.world_size
     config = settled(config, cluster.devices)
-    found = cluster.apply(reference(Call.MEASURE_MEMORY), config.model_dump(mode="json"))
+    found = cluster.apply(reference(Call.MEASURE_MEMORY), config.model_dump(mode="json"), with_data)
     measured = [
-        MeasuredMemory(rank, of_rank["tensors"], of_rank["before_bytes"], of_rank["peak_bytes"])
+        MeasuredMemory(
+            rank,
+            of_rank["tensors"],
+            of_rank["before_bytes"],
+            of_rank["peak_bytes"],
+            of_rank["cached_bytes"],
+        )
         for rank, of_rank in sorted(found.items())
     ]
     (predicted,) = _predicted(cluster, [({}, config, num_ranks)])

@@ -114,6 +114,15 @@ class Shard:
         decoded: Decoded = self._volumes[index]
         return decoded
 
+    def cached_bytes(self) -> int:
+        """Return what the decoded volumes take that are in memory."""
+        return sum(
+            value.nbytes
+            for index in range(self._num_cached)
+            for value in self[index].values()
+            if isinstance(value, Tensor)
+        )
+
     def portable(self) -> Volumes:
         """Return this epoch's volumes for other processes; cached volumes are in shared memory."""
         if isinstance(self._volumes, _DiskCache):

@@ -169,6 +169,7 @@ class SampleLoader:
             summary=self.summary,
             warnings=self.warnings,
             identity=lambda: {"the list of volumes": self._identity},
+            cached_bytes=self._shard.cached_bytes,
         )
 
     def names(self) -> list[str]:

@@ -23,16 +23,18 @@ _NUM_STEPS = 3
 
 
 @torch_settings.as_at_the_beginning()
-def measure(settings: dict[str, Any]) -> dict[str, Any]:
+def measure(settings: dict[str, Any], with_data: bool) -> dict[str, Any]:
     """Take steps on generated batches with the exchange of gradients, twice: once to see what the process
     takes, and once to see which tensors take it. A collective.
 
     Args:
         settings: all fields of a TrainConfig.
+        with_data: whether to decode the volumes that the rank would keep, too.
 
     Returns:
         `tensors`: bytes by category at the moment when the tensors of a step took most; `before_bytes`: what
-        the process held on the device before; `peak_bytes`: the most that it held meanwhile.
+        the process held on the device before; `peak_bytes`: the most that it held meanwhile; `cached_bytes`:
+        what the volumes take in host memory, None without them.
     """
     member = group.membership()
     config = train_config(**settings)
@@ -54,7 +56,21 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
                 _take_steps(config, device, found)
     finally:
         memory.free()
-    return {"tensors": found.tape.parts_at_peak(), "before_bytes": before_bytes, "peak_bytes": peak_bytes}
+    return {
+        "tensors": found.tape.parts_at_peak(),
+        "before_bytes": before_bytes,
+        "peak_bytes": peak_bytes,
+        "cached_bytes": _cached_bytes(config, member) if with_data else None,
+    }
+
+
+def _cached_bytes(config: TrainConfig, member: group.Membership) -> int:
+    loaders = by_name.load(config).build_loaders(member.rank, member.world_size, member.device)
+    try:
+        return loaders.cached_bytes()
+    finally:
+        loaders.close()
+        memory.free()
 
 
 def _take_steps(config: TrainConfig, device: torch.device, found: Traced) -> None:

@@ -40,6 +40,8 @@ class Loaders:
     identity: Callable[[], Mapping[str, Identity]] = dict
     """The identities, which must be equal on all ranks, of the sets of samples that the ranks divide, by
     their names in messages."""
+    cached_bytes: Callable[[], int] = int
+    """What the decoded volumes take that the rank keeps in host memory."""
 
 
 CPU = torch.device("cpu")
