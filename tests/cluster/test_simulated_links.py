@@ -349,14 +349,15 @@ print(json.dumps([timed(part, 2), part()]))
             assert 3.9 < whole_s / 0.1 < 6
         times = nbgpu.time_step("autoencoder", num_steps=2, cluster=cluster, **SETTINGS)
         assert "rank 1" in str(times)
-        run = cluster.train("autoencoder", steps=6, val_every=0, **SETTINGS)
+        run = cluster.train("autoencoder", steps=10, val_every=0, **SETTINGS)
         run.wait()
         records, _ = run.reader.since()
         own: dict[int, list[float]] = {0: [], 1: []}
         for record in records:
             if isinstance(record, Sample) and "compute_s" in record.values and record.step > 2:
                 own[record.rank].append(record.values["compute_s"])
-        assert median(own[1]) / median(own[0]) > 2
+        # Other work on the machine lengthens some steps of both.
+        assert min(own[1]) / min(own[0]) > 2
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,12 @@ class Case:
 
 _PLAIN = {"val_every": 0}
 CASES = (
-    Case("nothing but computation", "computation", _PLAIN, "Computation bounds this run"),
+    Case(
+        "nothing but computation",
+        "computation",
+        _PLAIN | {"compute_s": 0.2},
+        "Computation bounds this run",
+    ),
     Case(
         "a slow reader",
         "data",
