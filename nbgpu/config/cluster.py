@@ -12,9 +12,11 @@ from nbgpu.config.settings import Settings, control
 from nbgpu.errors import ConfigError
 from nbgpu.machine.links import Link, parse_link
 from nbgpu.text.ranks import named_ranks
-from nbgpu.text.sizes import parse_size
+from nbgpu.text.sizes import in_words, parse_size
 
 MAX_SLOW_FACTOR = 100.0
+_LEAST_MEMORY_BYTES = 64 * 2**20
+"""Python and torch alone take more. A smaller limit is a mistake, such as a unit that was forgotten."""
 
 
 class ClusterConfig(Settings):
@@ -145,7 +147,12 @@ class ClusterConfig(Settings):
         if isinstance(value, int | float) and not isinstance(value, bool):
             value = str(value)
         if isinstance(value, str) and value:
-            parse_size(value)
+            amount = parse_size(value)
+            if isinstance(amount, int) and amount < _LEAST_MEMORY_BYTES:
+                meant = f" Did you mean {value.strip()}MiB?" if value.strip().isdecimal() else ""
+                raise ValueError(
+                    f"{value!r} is {in_words(amount)}, and a rank needs {in_words(_LEAST_MEMORY_BYTES)} at least.{meant}"
+                )
         return value
 
     @field_validator("link")

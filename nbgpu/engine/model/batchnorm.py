@@ -34,27 +34,30 @@ class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (N, C, ...) with the statistics over N and all axes after C of all ranks; in evaluation
-        with the running ones."""
+        with the running ones. The result has the type of the input."""
         if not self.training and self.running_mean is not None:
             return functional.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
             )
+        # In fp16 the sum over a volume overflows, and in bf16 it has three digits. torch's own layer computes
+        # in float32 too.
+        wide = input.to(torch.promote_types(input.dtype, torch.float32))
         axes = [axis for axis in range(input.dim()) if axis != 1]
         shape = [1, -1, *[1] * (input.dim() - 2)]
-        count = input.new_tensor([input.numel() / input.shape[1]])
-        sums = _sum_over_ranks(torch.cat([input.sum(axes), count]))
+        count = wide.new_tensor([input.numel() / input.shape[1]])
+        sums = _sum_over_ranks(torch.cat([wide.sum(axes), count]))
         total = sums[-1]
         mean = sums[:-1] / total
         # In a second pass, because the mean of the squares minus the square of the mean loses most of its
         # digits.
-        centred = input - mean.view(shape)
+        centred = wide - mean.view(shape)
         variance = _sum_over_ranks(centred.square().sum(axes)) / total
         if self.training and self.running_mean is not None:
             self._follow(mean.detach(), variance.detach(), total.detach())
         normalised = centred * (variance.view(shape) + self.eps).rsqrt()
-        if self.weight is None:
-            return normalised
-        return normalised * self.weight.view(shape) + self.bias.view(shape)
+        if self.weight is not None:
+            normalised = normalised * self.weight.view(shape) + self.bias.view(shape)
+        return normalised.to(input.dtype)
 
     @torch.no_grad()
     def _follow(self, mean: Tensor, variance: Tensor, total: Tensor) -> None:

@@ -204,6 +204,11 @@ def test_a_memory_limit_that_cannot_be() -> None:
     for text in ("lots", "-1", "0", "4 GB", "1.5", "GiB"):
         with pytest.raises(ConfigError, match="is no amount of memory"):
             ClusterConfig.checked(memory_limit=text)
+    for forgotten in ("4096", 4096):
+        with pytest.raises(ConfigError, match=r"'4096' is 4\.0 KiB.*Did you mean 4096MiB\?"):
+            ClusterConfig.checked(memory_limit=forgotten)
+    with pytest.raises(ConfigError, match=r"'12MiB' is 12\.0 MiB, and a rank needs 64\.0 MiB at least"):
+        ClusterConfig.checked(memory_limit="12MiB")
     with pytest.raises(ConfigError, match=r"is more than GPU 0 Pretend 0 has, 80\.0 GiB"):
         nbgpu.Cluster(gpus="0", memory_limit="81GiB")
 
