@@ -17,6 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 
 from nbgpu.config import TrainConfig
 
+_SEED_OF_DIRECTIONS = 0
 Sent = torch.futures.Future[Tensor]
 BucketHook = Callable[[None, Any], Sent]
 """What DDP calls with each `GradBucket` that is ready; the future holds the average over the ranks."""
@@ -42,11 +43,19 @@ def of(config: TrainConfig) -> BucketHook:
                 start_powerSGD_iter=max(10, config.num_warmup_steps(config.steps)),
                 random_seed=config.seed,
             )
-            return lambda _, bucket: _compressed(state, bucket)
+            first: dict[int, Tensor] = {}
+            return lambda _, bucket: _compressed(state, first, bucket)
 
 
-def _compressed(state: Any, bucket: Any) -> Sent:
-    """Send the main directions of a bucket's gradients."""
+def _compressed(state: Any, first: dict[int, Tensor], bucket: Any) -> Sent:
+    """Send the main directions of a bucket's gradients.
+
+    Args:
+        state: PowerSGD's.
+        first: for each bucket the directions to begin with once more; filled here.
+        bucket: a GradBucket.
+    """
+    _forget_nonfinite(state, first, bucket.index())
     sent: Sent = powerSGD_hook.powerSGD_hook(state, bucket)
     if not bucket.buffer().is_cuda:
         # PowerSGD begins its second exchange when the first one has ended, which over gloo happens on another
@@ -54,6 +63,23 @@ def _compressed(state: Any, bucket: Any) -> Sent:
         # which came first wait for each other for ever.
         sent.wait()
     return sent
+
+
+def _forget_nonfinite(state: Any, first: dict[int, Tensor], index: int) -> None:
+    """Let a bucket begin once more if its last gradients were NaN or infinite, in a step that was left out.
+
+    What compression has left out is added to the next gradients, and the directions of one step are where the
+    next one begins, so that both would stay NaN for ever. The decision is made on the device, which nobody
+    waits for.
+    """
+    if (error := state.error_dict.get(index)) is not None:
+        error.copy_(torch.where(torch.isfinite(error).all(), error, 0.0))
+    if (directions := state.q_memory_dict.get(index)) is not None:
+        if index not in first or first[index].shape != directions.shape:
+            # The same on all ranks, as PowerSGD needs it.
+            drawing = torch.Generator().manual_seed(_SEED_OF_DIRECTIONS)
+            first[index] = torch.randn(directions.shape, generator=drawing).to(directions)
+        directions.copy_(torch.where(torch.isfinite(directions).all(), directions, first[index]))
 
 
 def _average(bucket: Any) -> Sent:

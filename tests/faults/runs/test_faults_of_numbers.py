@@ -121,6 +121,19 @@ def test_a_step_that_is_left_out_changes_nothing_and_the_run_goes_on(
     assert f"nonfinite: {event.text}" in figure
 
 
+def test_compressed_gradients_are_sound_again_after_a_step_that_was_left_out(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    # PowerSGD compresses from its tenth step on.
+    settings = {**SETTINGS, "comm_hook": "powersgd", "on_nonfinite": "skip", "steps": 18, "ema_decay": 0.0}
+    cluster2.execute(faults.in_training(1, step=14, action="nan_loss"))
+    run = cluster2.train("autoencoder", **settings, runs_dir=str(tmp_path)).wait(90)
+    assert [event.step for event in events(run, "nonfinite")] == [14]
+    norms = run.metrics().dropna(subset=["grad_norm"]).query("step > 14")["grad_norm"]
+    assert len(norms) == 2 * 4
+    assert norms.map(math.isfinite).all()
+
+
 def test_too_many_in_a_row_stop_the_run(
     cluster2: nbgpu.Cluster, before_the_bad_step: dict[str, bytes], tmp_path: Path
 ) -> None:
