@@ -101,7 +101,7 @@ class OptimizerSettings(Settings):
         None,
         ge=1,
         le=2**24,
-        description="the global batch size that lr is meant for; left out: batch_size, that is one rank",
+        description="the global batch size that lr is meant for; lr_scaling needs it",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="of optimizer='sgd'")
     weight_decay: float = Field(
@@ -160,11 +160,19 @@ class OptimizerSettings(Settings):
     def problems(self) -> Iterator[str]:
         if self.min_lr > self.lr:
             yield f"min_lr={self.min_lr} must not be above lr={self.lr}"
+        if self.lr_scaling != "none" and self.lr_batch_size is None:
+            yield (
+                f"lr_scaling={self.lr_scaling!r} needs lr_batch_size: the samples of a step, over all ranks and "
+                f"micro-batches, for which lr={self.lr} is meant"
+            )
 
-    def peak_lr(self, batch_size: int, samples_per_step: int) -> float:
+    def peak_lr(self, samples_per_step: int) -> float:
         """The learning rate after the warm-up, if a step has `samples_per_step` over all ranks."""
-        times = samples_per_step / (self.lr_batch_size or batch_size)
-        return self.lr * {"none": 1.0, "sqrt": math.sqrt(times), "linear": times}[self.lr_scaling]
+        if self.lr_scaling == "none":
+            return self.lr
+        assert self.lr_batch_size is not None, "problems() asks for it"
+        times = samples_per_step / self.lr_batch_size
+        return self.lr * (math.sqrt(times) if self.lr_scaling == "sqrt" else times)
 
 
 class PrecisionSettings(Settings):

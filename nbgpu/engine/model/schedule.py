@@ -22,7 +22,7 @@ class LearningRate:
     """
 
     def __init__(self, config: TrainConfig, world_size: int, total_steps: int) -> None:
-        self.peak = config.peak_lr(config.batch_size, config.samples_per_step(world_size))
+        self.peak = config.peak_lr(config.samples_per_step(world_size))
         self._config = config
         self._total_steps = total_steps
         self._num_warmup_steps = config.num_warmup_steps(total_steps)

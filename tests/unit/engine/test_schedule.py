@@ -8,6 +8,7 @@ import pytest
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.model.schedule import LearningRate
+from nbgpu.errors import ConfigError
 
 
 def rate(total_steps: int = 100, world_size: int = 1, **settings: Any) -> LearningRate:
@@ -52,11 +53,40 @@ def test_other_schedules_pay_no_heed_to_validation() -> None:
     ("settings", "factor"),
     [
         ({}, 1),
-        ({"lr_scaling": "linear"}, 8),
-        ({"lr_scaling": "sqrt"}, 8**0.5),
+        ({"lr_scaling": "linear", "lr_batch_size": 2}, 8),
+        ({"lr_scaling": "sqrt", "lr_batch_size": 2}, 8**0.5),
         ({"lr_scaling": "linear", "lr_batch_size": 4}, 4),
     ],
 )
 def test_scaling_follows_the_samples_of_a_step(settings: dict[str, Any], factor: float) -> None:
     lr = rate(schedule="constant", batch_size=2, accumulate=2, world_size=4, **settings)
     assert lr.at(0) == pytest.approx(0.1 * factor)
+
+
+@pytest.mark.parametrize("scaling", ["sqrt", "linear"])
+@pytest.mark.parametrize("samples", [8, 24, 96])
+def test_the_rate_depends_on_the_samples_of_a_step_and_on_nothing_else(scaling: str, samples: int) -> None:
+    times = samples / 16
+    expected = 0.1 * (times**0.5 if scaling == "sqrt" else times)
+    shares = [
+        (world_size, accumulate)
+        for world_size in (1, 2, 4, 8)
+        for accumulate in (1, 2, 3, 4)
+        if samples % (world_size * accumulate) == 0
+    ]
+    for world_size, accumulate in shares:
+        batch_size = samples // (world_size * accumulate)
+        lr = rate(
+            schedule="constant",
+            batch_size=batch_size,
+            accumulate=accumulate,
+            world_size=world_size,
+            lr_scaling=scaling,
+            lr_batch_size=16,
+        )
+        assert lr.at(0) == pytest.approx(expected), (world_size, accumulate)
+
+
+def test_a_scaling_that_does_not_know_its_base_is_refused() -> None:
+    with pytest.raises(ConfigError, match="lr_scaling='linear' needs lr_batch_size"):
+        rate(lr_scaling="linear")
