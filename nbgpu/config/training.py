@@ -186,9 +186,10 @@ class PrecisionSettings(Settings):
     dtype: Literal["float32", "float64"] = Field(
         "float32", description="type of the weights, and of the data on its way through the model"
     )
-    tf32: bool = Field(
-        False,
-        description="let GPUs from compute capability 8.0 on round the factors of float32 products to 10 bits (TF32)",
+    tf32: bool | None = Field(
+        None,
+        description="let GPUs from compute capability 8.0 on round the factors of float32 products to 10 bits (TF32), in "
+        "convolutions and in matrix products; left out: as torch does, in convolutions only",
     )
     cudnn: Literal["default", "benchmark", "deterministic"] = Field(
         "default",

@@ -43,7 +43,8 @@ def kernels(config: TrainConfig) -> Iterator[None]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
-    cuda.matmul.allow_tf32 = cudnn.allow_tf32 = config.tf32
+    if config.tf32 is not None:
+        cuda.matmul.allow_tf32 = cudnn.allow_tf32 = config.tf32
     cudnn.benchmark = config.cudnn == "benchmark"
     cudnn.deterministic = config.cudnn == "deterministic"
     if config.cudnn == "deterministic":

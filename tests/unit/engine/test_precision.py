@@ -52,3 +52,18 @@ def test_the_kernel_is_the_one_that_was_asked_for(sdpa: str, kernel: str) -> Non
 def test_a_kernel_that_the_device_does_not_have_ends_the_run() -> None:
     with pytest.raises(RuntimeError, match="No viable backend"):
         kernels_of("efficient")
+
+
+@pytest.mark.parametrize(
+    ("tf32", "convolutions", "products"), [(None, True, False), (True, True, True), (False, False, False)]
+)
+def test_tf32_is_as_torch_has_it_unless_it_is_asked_for(
+    tf32: bool | None, convolutions: bool, products: bool
+) -> None:
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    # torch's own defaults, as in a plain script.
+    assert before == (True, False)
+    with precision.kernels(train_config("autoencoder", tf32=tf32)):
+        assert torch.backends.cudnn.allow_tf32 == convolutions
+        assert torch.backends.cuda.matmul.allow_tf32 == products
+    assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before
