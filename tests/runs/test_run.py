@@ -225,3 +225,13 @@ def test_during_a_run_too_all_sockets_listen_on_loopback_only(
     run.stop()
     run.wait(30)
     assert listening == {"127.0.0.1"}
+
+
+def test_a_warm_up_that_is_longer_than_the_epochs_is_refused(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    settings = {name: value for name, value in SMALL.items() if name != "steps"}
+    run = cluster2.train("autoencoder", epochs=1, warmup_steps=1000, runs_dir=str(tmp_path), **settings)
+    with pytest.raises(
+        nbgpu.RankError, match=r"warmup_steps=1000 must be smaller than the \d+ steps of epochs=1"
+    ):
+        run.wait(60)
+    assert not list(run.folder.glob("checkpoints/*"))

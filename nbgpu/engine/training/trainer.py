@@ -34,7 +34,7 @@ from nbgpu.engine.training.smoke import SmokeTest
 from nbgpu.engine.training.step_clock import StepClock, is_detailed
 from nbgpu.engine.training.step_metrics import Readings, StepRecord
 from nbgpu.engine.workload.recipe import Recipe
-from nbgpu.errors import OutOfMemoryError, RunError
+from nbgpu.errors import ConfigError, OutOfMemoryError, RunError
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.protocol.records import TIMELINE
 from nbgpu.run_folder import checkpoint_files
@@ -160,6 +160,17 @@ class Trainer(Loop):
             self._step_batches = StepBatches(loaders, self.config, self.device, stand_in)
             self._note(*loaders.warnings)
             self._begin_data_at(0, 0)
+            self._require_an_end_of_the_warm_up()
+
+    def _require_an_end_of_the_warm_up(self) -> None:
+        """Raise ConfigError if the run would end before its learning rate has risen. How many steps `epochs`
+        has is only known now."""
+        warmup_steps = self.config.num_warmup_steps(self.total_steps)
+        if self.config.epochs is not None and warmup_steps >= self.total_steps:
+            raise ConfigError(
+                f"warmup_steps={warmup_steps} must be smaller than the {self.total_steps} steps of epochs="
+                f"{self.config.epochs}"
+            )
 
     def _require_the_same_data(self) -> None:
         if self.member.world_size > 1:
