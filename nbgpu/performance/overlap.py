@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from nbgpu.errors import ConfigError
 from nbgpu.machine.links import Link
+from nbgpu.performance.bottlenecks import in_ms
 from nbgpu.performance.costs import RingCosts
 from nbgpu.performance.other_buckets import regrouped
 from nbgpu.performance.schedule import Bucket, Exchange, play
@@ -41,8 +42,8 @@ class Overlap:
         busy_s, exposed_s = self.exchange.busy_s, self.exchange.exposed_s
         count = f"{len(self.buckets)} bucket{'s' if len(self.buckets) > 1 else ''}"
         return (
-            f"modelled: a step of {self.ranks} ranks over {self.link.name} takes {_ms(self.step_s)}; the exchange of {count} takes "
-            f"{_ms(busy_s)}, of which {_ms(self.exchange.hidden_s)} are hidden and {_ms(exposed_s)} are not"
+            f"modelled: a step of {self.ranks} ranks over {self.link.name} takes {in_ms(self.step_s)}; the exchange of {count} takes "
+            f"{in_ms(busy_s)}, of which {in_ms(self.exchange.hidden_s)} are hidden and {in_ms(exposed_s)} are not"
         )
 
 
@@ -80,7 +81,3 @@ def overlap(times: StepTimes, link: Link, ranks: int, bucket_mb: float | None = 
         sent_s=[(backward_at_s + begin, backward_at_s + end) for begin, end in exchange.sent],
         exchange=exchange,
     )
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"

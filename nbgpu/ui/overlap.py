@@ -22,9 +22,11 @@ _BITS = 8
 _RANKS = [2**power for power in range(1, 11)]
 _BUCKETS_MB = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 _OWN = "as below"
+_STEP = 0.02
+"""Of the sliders of a link: a fiftieth of a factor of ten."""
 _MEASURED = 0.0
 """The size of buckets that stands for those that were measured."""
-_WIDTH, _LEFT, _TOP, _LANE, _AXIS = 900, 110, 26, 18, 34
+_WIDTH, _LEFT, _TOP, _LANE, _AXIS = 640, 80, 26, 18, 34
 _MOST_LANES = 16
 
 
@@ -65,8 +67,10 @@ class OverlapView:
             options=[_OWN, *PRESETS], value=link.name if link.name in PRESETS else _OWN, description="link"
         )
         bits_per_s, latency_us = link.bytes_per_s * _BITS, link.latency_s * 1e6
-        self.rate = _log_slider("Mbit/s", bits_per_s / 1e6, 1, 7, "the rate of each link, in one direction")
-        self.latency = _log_slider("latency, us", latency_us, 0, 5, "of a message, one way")
+        self.rate = _log_slider(
+            "Mbit/s", bits_per_s / 1e6, 1, 7, ",.0f", "the rate of each link, in one direction"
+        )
+        self.latency = _log_slider("latency, us", latency_us, 0, 5, ",.1f", "of a message, one way")
         self.ranks = w.SelectionSlider(options=_RANKS, value=_nearest(_RANKS, times.world_size))
         self.ranks.description = "ranks"
         measured = f"{len(times.buckets)}, as measured"
@@ -101,7 +105,9 @@ class OverlapView:
             finally:
                 self._is_setting = False
             self._draw(chosen)
-        elif change["owner"] in (self.rate, self.latency):
+        elif change["owner"] in (self.rate, self.latency) and not self._is_still(
+            PRESETS.get(self.name.value)
+        ):
             self._is_setting = True
             try:
                 self.name.value = _OWN
@@ -110,6 +116,17 @@ class OverlapView:
             self._draw(self._own_link())
         else:
             self._draw(PRESETS.get(self.name.value) or self._own_link())
+
+    def _is_still(self, link: Link | None) -> bool:
+        """Whether the sliders stand as near to a link as their steps allow. A page rounds what it is given,
+        and sends it back."""
+        if link is None:
+            return False
+        steps = (
+            math.log10(self.rate.value * 1e6 / _BITS / link.bytes_per_s),
+            math.log10(self.latency.value / 1e6 / link.latency_s),
+        )
+        return all(abs(step) <= 0.51 * _STEP for step in steps)
 
     def _own_link(self) -> Link:
         rate_mbit, latency_us = self.rate.value, self.latency.value
@@ -136,7 +153,7 @@ def svg(drawn: Overlap) -> str:
     return (
         f'<div style="line-height:1.4;white-space:normal"><b>{title}</b></div>'
         f'<svg role="img" aria-label="{title}" viewBox="0 0 {_WIDTH} {height}" width="100%" '
-        f'style="max-width:1100px;font:12px sans-serif" fill="{TEXT_COLOR}">{"".join(parts)}</svg>'
+        f'style="max-width:900px;font:11px sans-serif" fill="{TEXT_COLOR}">{"".join(parts)}</svg>'
         f'<div style="line-height:1.4;white-space:normal">{_legend()}</div>'
     )
 
@@ -212,14 +229,16 @@ def _ticks(longest_s: float) -> list[float]:
     return [step_s * index for index in range(math.ceil(longest_s / step_s) + 1)]
 
 
-def _log_slider(description: str, value: float, low: float, high: float, tooltip: str) -> w.FloatLogSlider:
+def _log_slider(
+    description: str, value: float, low: float, high: float, readout: str, tooltip: str
+) -> w.FloatLogSlider:
     return w.FloatLogSlider(
         value=min(10**high, max(10**low, value)),
         min=low,
         max=high,
-        step=0.02,
+        step=_STEP,
         base=10,
-        readout_format=".3g",
+        readout_format=readout,
         description=description,
         tooltip=tooltip,
     )
