@@ -78,7 +78,8 @@ def _forget_nonfinite(state: Any, first: dict[int, Tensor], index: int) -> None:
         if index not in first or first[index].shape != directions.shape:
             # The same on all ranks, as PowerSGD needs it.
             drawing = torch.Generator().manual_seed(_SEED_OF_DIRECTIONS)
-            first[index] = torch.randn(directions.shape, generator=drawing).to(directions)
+            drawn = torch.randn(directions.shape, generator=drawing, dtype=torch.float32, device="cpu")
+            first[index] = drawn.to(directions)
         directions.copy_(torch.where(torch.isfinite(directions).all(), directions, first[index]))
 
 
