@@ -216,11 +216,10 @@ class PrecisionSettings(Settings):
 class ParallelSettings(Settings):
     """How the model is spread over the ranks, and what is traded for speed or memory."""
 
-    strategy: Literal["ddp", "fsdp", "dp", "single"] = Field(
+    strategy: Literal["ddp", "fsdp", "single"] = Field(
         "ddp",
         description="'ddp': every rank has the whole model, gradients are averaged; 'fsdp': weights, gradients and "
-        "optimizer state are shared out (fully_shard, as ZeRO stage 3); 'dp': one rank drives all its GPUs "
-        "(DataParallel, slower than ddp); 'single': one rank alone",
+        "optimizer state are shared out (fully_shard, as ZeRO stage 3); 'single': one rank alone",
         json_schema_extra=control("Parallel"),
     )
     cpu_offload: bool = Field(

@@ -65,7 +65,7 @@ def _smaller(config: TrainConfig) -> TrainConfig:
 
 def _problems(config: TrainConfig, devices: Sequence[Device]) -> Iterator[str]:
     num_ranks = len(devices)
-    if config.strategy in ("single", "dp") and num_ranks > 1:
+    if config.strategy == "single" and num_ranks > 1:
         yield (
             f"strategy={config.strategy!r} trains on one rank, and there are {num_ranks}. Take strategy='ddp', or start "
             "a cluster with ranks=1"

@@ -28,7 +28,6 @@ ONE_RANK: dict[str, tuple[dict[str, Any], str]] = {
     "clipped by value": ({"batch_size": 8, "clip_value": 0.05}, "group"),
     "contest": ({"batch_size": 8, "clip_value": 0.05}, "contest"),
     "single": ({"batch_size": 8, "strategy": "single"}, "group"),
-    "dp": ({"batch_size": 8, "strategy": "dp"}, "group"),
 }
 TWO_RANKS: dict[str, tuple[dict[str, Any], str]] = {
     "ddp": ({"batch_size": 4}, "group"),
@@ -116,9 +115,8 @@ def test_two_ranks_lose_what_one_does(
     assert on_two_ranks[spread] == pytest.approx(on_one_rank[alone], rel=0, abs=1e-10)
 
 
-@pytest.mark.parametrize("strategy", ["single", "dp"])
-def test_one_rank_needs_no_group(on_one_rank: dict[str, list[float]], strategy: str) -> None:
-    assert on_one_rank[strategy] == pytest.approx(on_one_rank["group"], rel=0, abs=1e-10)
+def test_one_rank_needs_no_group(on_one_rank: dict[str, list[float]]) -> None:
+    assert on_one_rank["single"] == pytest.approx(on_one_rank["group"], rel=0, abs=1e-10)
 
 
 @pytest.mark.long

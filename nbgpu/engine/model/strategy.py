@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.group import ddp_objects
@@ -80,8 +80,6 @@ def spread(
     match config.strategy:
         case "single":
             return Alone(model)
-        case "dp":
-            return Alone(DataParallel(model))
         case "ddp":
             return Replicated(config, model, device, hook)
         case "fsdp":

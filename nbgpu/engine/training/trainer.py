@@ -130,8 +130,6 @@ class Trainer(Loop):
         # The strategy distributes the weights only once the model is the same on all ranks.
         networks = together(lambda: self._rank_model.networks(self.config, self.recipe))
         self._note(*networks.notes)
-        if self.config.strategy == "dp":
-            self._event("note", "strategy='dp' copies the model to each GPU in every step; 'ddp' is faster")
         if self.config.ema_decay and not self._rank_model.is_built:
             self._note("ema_decay: validation and result are those of the averaged weights")
         self._rank_model.spread(self.config, self.recipe, networks, self._learning_rate())

@@ -64,6 +64,7 @@ def test_a_value_outside_its_bounds_names_field_value_bounds_and_default(
         (TrainConfig, "schedule", "linear", "'constant', 'cosine', 'step' or 'plateau'"),
         (ClusterConfig, "backend", "mpi", "'auto', 'nccl', 'gloo' or 'hierarchical_copy'"),
         (AutoencoderConfig, "recon_loss", "huber", "'l1' or 'l2'"),
+        (TrainConfig, "strategy", "dp", "'ddp', 'fsdp' or 'single'"),
         (TrainConfig, "steps", "many", "1 to 10000000"),
         (TrainConfig, "batch_size", 1.5, "1 to 4096"),
         (AutoencoderConfig, "patch_size", 30, "a multiple of 4"),

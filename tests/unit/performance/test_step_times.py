@@ -116,12 +116,12 @@ def test_no_such_number_of_ranks(ranks: tuple[int, ...]) -> None:
 
 def test_everything_wrong_with_a_prediction_is_said_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        times().predict(links(), ranks=(0, 6), link="10GbE", ranks_per_node=4, strategy="dp")
+        times().predict(links(), ranks=(0, 6), link="10GbE", ranks_per_node=4, strategy="single")
     lines = str(caught.value).splitlines()
     assert lines == [
         "ranks = [0] is not valid: 1 to 1024",
         "give either links=, from measure_links(), or link=, such as '10GbE'",
-        "strategy='dp' is not modelled, only 'ddp' and 'fsdp'",
+        "strategy='single' is not modelled, only 'ddp' and 'fsdp'",
         "ranks_per_node= and between= go together",
         "ranks = [6] do not fill nodes of 4",
     ]

@@ -22,7 +22,6 @@ H100 = Device("cuda", "NVIDIA H100", "GPU-3", 2, 80 * 2**30, compute_capability=
     ("settings", "devices", "said"),
     [
         ({"strategy": "single"}, TWO_CPU_RANKS, "strategy='single' trains on one rank, and there are 2"),
-        ({"strategy": "dp"}, TWO_CPU_RANKS, "start a cluster with ranks=1"),
         ({"global_batch_size": 9, "accumulate": 2}, TWO_CPU_RANKS, "must be a multiple of 4.* 8 or 12"),
         ({"strategy": "fsdp", "cpu_offload": True}, TWO_CPU_RANKS, "these are CPU ranks"),
         ({"comm_hook": "bf16"}, TWO_CPU_RANKS, "needs NCCL.* Take 'fp16'"),
