@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from nbgpu.config.cluster import ClusterConfig
 from nbgpu.config.data import DataSettings
-from nbgpu.config.recipes import TRAIN_CONFIGS, settings_of, train_config
+from nbgpu.config.recipes import TRAIN_CONFIGS, config_of_point, settings_of, train_config
 from nbgpu.config.recipes.autoencoder import AutoencoderConfig
 from nbgpu.config.recipes.diffusion import DiffusionConfig
 from nbgpu.config.recipes.lithography import LithographyConfig
@@ -48,6 +48,7 @@ __all__ = [
     "PrecisionSettings",
     "SurvivalConfig",
     "TrainConfig",
+    "config_of_point",
     "read_tables",
     "read_toml",
     "settings_of",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from nbgpu.config.conditions import Rules, none_of, one_of, only
 from nbgpu.config.settings import Settings, control
 from nbgpu.errors import ConfigError
 from nbgpu.machine.links import Link, parse_link
@@ -21,6 +22,12 @@ _LEAST_MEMORY_BYTES = 64 * 2**20
 
 class ClusterConfig(Settings):
     """Which devices get an engine, and how the engines talk."""
+
+    ONLY_WITH: ClassVar[Rules] = (
+        only(one_of("backend", "auto", "nccl"), "nccl_safe"),
+        only(one_of("backend", "auto"), "probe_timeout_s"),
+        only(none_of("gpus", "none"), "share_gpus", "allocator"),
+    )
 
     gpus: str = Field(
         "auto",

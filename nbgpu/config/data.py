@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from nbgpu.config.conditions import Rules, given, one_of, only
 from nbgpu.config.settings import Settings, control, steered
 
 
 class DataSettings(Settings):
     """From the files to the batches."""
+
+    ONLY_WITH: ClassVar[Rules] = (
+        only(one_of("dataset", "auto", "cache", "smart"), "cache_rate"),
+        only(one_of("dataset", "persistent"), "cache_dir"),
+        only(given("intensity_prob"), "intensity_strength"),
+    )
 
     data: str = Field("", description="where the samples come from; each recipe says what it takes")
     dataset: Literal["auto", "plain", "cache", "smart", "persistent"] = Field(
@@ -43,7 +50,7 @@ class DataSettings(Settings):
     )
     cache_dir: str = Field(
         "nbgpu_cache",
-        description="folder of dataset='persistent'; later runs with the same files and preparation use it again",
+        description="folder of the decoded volumes; later runs with the same files and preparation use it again",
     )
     shards: Literal["padded", "uneven"] = Field(
         "padded",

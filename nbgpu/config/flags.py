@@ -10,6 +10,7 @@ import tyro
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from nbgpu.config.conditions import meaning
 from nbgpu.config.settings import bounds
 
 SWITCH: Any = tyro.conf.FlagCreatePairsOff
@@ -54,7 +55,7 @@ def parse(
         if name in hidden or name in flags:
             continue
         allowed = bounds(info)
-        help_text = f"{info.description} ({allowed})" if allowed else info.description
+        help_text = f"{meaning(model, name)} ({allowed})" if allowed else meaning(model, name)
         default = (defaults or {}).get(name, info.default)
         if model is as_text:
             shown = tyro.conf.arg(help=f"{help_text} (default: {default})", metavar="VALUE[,...]")

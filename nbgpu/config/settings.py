@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from types import NoneType, UnionType
-from typing import Any, Literal, Self, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from nbgpu.config.conditions import Rules, meaning, without_effect
 from nbgpu.errors import ConfigError
 
 
@@ -44,6 +45,10 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, defer_build=True)
 
+    ONLY_WITH: ClassVar[Rules] = ()
+    """The settings that count only beside certain values of another one. A rule stands in the class of the
+    setting, or in the recipe for which it holds."""
+
     @classmethod
     def checked(cls, /, **values: Any) -> Self:
         """Build the settings, or raise a ConfigError with one line for every bad value."""
@@ -55,6 +60,13 @@ class Settings(BaseModel):
     def changed(self, **values: Any) -> Self:
         """These settings with some values replaced, checked again as a whole."""
         return type(self).checked(**{**self.model_dump(), **values})
+
+    def counting(self, **values: Any) -> Self:
+        """These settings with some values replaced, and what does not count beside those at its default."""
+        merged = {**self.model_dump(), **values}
+        while idle := [name for name, _ in without_effect(type(self), merged) if name not in values]:
+            merged |= {name: type(self).model_fields[name].default for name in idle}
+        return type(self).checked(**merged)
 
     def problems(self) -> Iterator[str]:
         """Sentences about values that do not go together. Every class yields those about its own fields."""
@@ -77,9 +89,20 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         classes = [c for c in type(self).__mro__[::-1] if issubclass(c, Settings) and "problems" in vars(c)]
-        if problems := [problem for cls in classes for problem in cls.problems(self)]:
+        problems = [problem for cls in classes for problem in cls.problems(self)]
+        if problems := [*problems, *self._without_effect()]:
             raise ValueError("\n".join(problems))
         return self
+
+    def _without_effect(self) -> Iterator[str]:
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        for name, condition in without_effect(type(self), values):
+            decides = values[condition.name]
+            so = "is not given" if decides in (None, "", ()) else f"is {decides!r}"
+            yield (
+                f"{name}={values[name]!r} counts only with {condition.words}, and {condition.name} {so}. "
+                f"Leave {name} out, or change {condition.name}"
+            )
 
 
 def together(*checks: Callable[[], Any]) -> list[Any]:
@@ -316,5 +339,5 @@ def markdown_table(model: type[BaseModel]) -> str:
         if name in unused(model):
             continue
         values = bounds(field).replace("|", "\\|")
-        rows.append(f"| `{name}` | `{field.default!r}` | {values} | {field.description} |")
+        rows.append(f"| `{name}` | `{field.default!r}` | {values} | {meaning(model, name)} |")
     return "\n".join(rows)

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from nbgpu.config import own_file
+from nbgpu.config.conditions import Rules, given, one_of, only
 from nbgpu.config.data import DataSettings
 from nbgpu.config.settings import Settings, control, shape_of_model, steered
 
@@ -80,6 +81,15 @@ class LoopSettings(Settings):
 class OptimizerSettings(Settings):
     """From the gradient to the weights."""
 
+    ONLY_WITH: ClassVar[Rules] = (
+        only(one_of("optimizer", "sgd"), "momentum"),
+        only(one_of("lr_scaling", "sqrt", "linear"), "lr_batch_size"),
+        only(one_of("schedule", "cosine", "step", "plateau"), "min_lr"),
+        only(one_of("schedule", "step", "plateau"), "lr_decay"),
+        only(one_of("schedule", "step"), "lr_decay_every"),
+        only(one_of("schedule", "plateau"), "plateau_patience"),
+    )
+
     optimizer: Literal["adamw", "adam", "sgd"] = Field(
         "adamw",
         description="torch's fused optimizer; a checkpoint holds its state, and fits the same one only",
@@ -101,9 +111,9 @@ class OptimizerSettings(Settings):
         None,
         ge=1,
         le=2**24,
-        description="the global batch size that lr is meant for; lr_scaling needs it",
+        description="the global batch size that lr is meant for",
     )
-    momentum: float = Field(0.9, ge=0, lt=1, description="of optimizer='sgd'")
+    momentum: float = Field(0.9, ge=0, lt=1, description="share of the last update that the next one keeps")
     weight_decay: float = Field(
         0.01,
         ge=0,
@@ -146,15 +156,15 @@ class OptimizerSettings(Settings):
         description="steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps",
     )
     min_lr: float = Field(0.0, ge=0, le=10, description="where the schedule stops to lower the learning rate")
-    lr_decay: float = Field(0.5, gt=0, lt=1, description="factor of schedule='step' and 'plateau'")
-    lr_decay_every: int = Field(
-        1000, ge=1, le=10_000_000, description="steps between two factors of schedule='step'"
+    lr_decay: float = Field(
+        0.5, gt=0, lt=1, description="the factor by which the schedule lowers the learning rate"
     )
+    lr_decay_every: int = Field(1000, ge=1, le=10_000_000, description="steps between two such factors")
     plateau_patience: int = Field(
         5,
         ge=0,
         le=10_000,
-        description="validations in a row without a better loss that schedule='plateau' waits for",
+        description="validations in a row without a better loss before the factor",
     )
 
     def problems(self) -> Iterator[str]:
@@ -177,6 +187,8 @@ class OptimizerSettings(Settings):
 
 class PrecisionSettings(Settings):
     """The numbers that are computed with, and what is done where they are none."""
+
+    ONLY_WITH: ClassVar[Rules] = (only(one_of("on_nonfinite", "skip"), "max_nonfinite_skips"),)
 
     amp: Literal["off", "bf16", "fp16"] = Field(
         "off",
@@ -209,12 +221,26 @@ class PrecisionSettings(Settings):
         10,
         ge=1,
         le=10_000,
-        description="steps in a row that on_nonfinite='skip' leaves out before the run ends",
+        description="steps in a row that are left out before the run ends",
     )
 
 
 class ParallelSettings(Settings):
     """How the model is spread over the ranks, and what is traded for speed or memory."""
+
+    ONLY_WITH: ClassVar[Rules] = (
+        only(one_of("strategy", "fsdp"), "cpu_offload"),
+        only(one_of("comm_hook", "powersgd"), "powersgd_rank"),
+        only(
+            one_of("strategy", "ddp"),
+            "static_graph",
+            "find_unused_parameters",
+            "broadcast_buffers",
+            "gradient_as_bucket_view",
+            "bucket_mb",
+            "comm_hook",
+        ),
+    )
 
     strategy: Literal["ddp", "fsdp", "single"] = Field(
         "ddp",
@@ -222,37 +248,33 @@ class ParallelSettings(Settings):
         "optimizer state are shared out (fully_shard, as ZeRO stage 3); 'single': one rank alone",
         json_schema_extra=control("Parallel"),
     )
-    cpu_offload: bool = Field(
-        False, description="fsdp keeps weights, gradients and optimizer state in host memory"
-    )
+    cpu_offload: bool = Field(False, description="keep weights, gradients and optimizer state in host memory")
     sync_batchnorm: bool = Field(
         False, description="BatchNorm layers take their statistics over all ranks (SyncBatchNorm)"
     )
     static_graph: bool = Field(
         False,
-        description="ddp: the same parameters take part in every step, which DDP may rely on",
+        description="the same parameters take part in every step, which DDP may rely on",
     )
     find_unused_parameters: bool = Field(
-        False, description="ddp: look in each step for parameters that took no part; costs time"
+        False, description="look in each step for parameters that took no part; costs time"
     )
     broadcast_buffers: bool = Field(
         True,
-        description="ddp: rank 0's buffers, such as BatchNorm's statistics, go to all ranks in each step",
+        description="rank 0's buffers, such as BatchNorm's statistics, go to all ranks in each step",
     )
     gradient_as_bucket_view: bool = Field(
-        True, description="ddp: gradients stand in the buckets that are sent, which saves a copy of them"
+        True, description="gradients stand in the buckets that are sent, which saves a copy of them"
     )
     bucket_mb: float = Field(
-        25.0, gt=0, le=10_000, description="ddp: MiB of gradients that are sent as one message"
+        25.0, gt=0, le=10_000, description="MiB of gradients that are sent as one message"
     )
     comm_hook: Literal["none", "bf16", "fp16", "powersgd"] = Field(
         "none",
-        description="ddp: what is sent of the gradients: rounded to bf16 or fp16, or their main directions "
+        description="what is sent of the gradients: rounded to bf16 or fp16, or their main directions "
         "(PowerSGD, Vogels et al. 2019)",
     )
-    powersgd_rank: int = Field(
-        2, ge=1, le=1024, description="directions of each matrix that comm_hook='powersgd' sends"
-    )
+    powersgd_rank: int = Field(2, ge=1, le=1024, description="directions of each matrix that are sent")
     checkpoint_activations: bool = Field(
         False,
         description="compute the model's blocks again in the backward pass, in place of keeping their activations",
@@ -264,22 +286,17 @@ class ParallelSettings(Settings):
     channels_last: bool = Field(False, description="channels_last_3d memory format of weights and volumes")
 
     def problems(self) -> Iterator[str]:
-        if self.strategy != "ddp":
-            set_for_ddp = {
-                "static_graph": self.static_graph,
-                "find_unused_parameters": self.find_unused_parameters,
-                "comm_hook": self.comm_hook != "none",
-            }
-            for name in (name for name, is_set in set_for_ddp.items() if is_set):
-                yield f"{name} is an option of strategy='ddp', and strategy is {self.strategy!r}"
-        if self.cpu_offload and self.strategy != "fsdp":
-            yield f"cpu_offload is an option of strategy='fsdp', and strategy is {self.strategy!r}"
         if self.static_graph and self.find_unused_parameters:
             yield "static_graph and find_unused_parameters exclude each other: set one of them"
 
 
 class CheckpointSettings(Settings):
     """What is kept on the disk to go on from, and when a run ends early."""
+
+    ONLY_WITH: ClassVar[Rules] = (
+        only(given("best_metric"), "best_mode", "restore_best", "early_stop_patience"),
+        only(given("early_stop_patience"), "early_stop_min_delta"),
+    )
 
     checkpoint_every: int = Field(
         0,
@@ -323,21 +340,14 @@ class CheckpointSettings(Settings):
         json_schema_extra=control("Run"),
     )
 
-    def problems(self) -> Iterator[str]:
-        if self.restore_best and not self.best_metric:
-            yield (
-                "restore_best=True asks for the best weights by best_metric, which is empty. "
-                "Give the validation value to follow, such as best_metric='loss'"
-            )
-        if self.early_stop_patience and not self.best_metric:
-            yield (
-                f"early_stop_patience={self.early_stop_patience} watches best_metric, which is empty. "
-                "Give the validation value to watch, such as best_metric='loss'"
-            )
-
 
 class LogSettings(Settings):
     """What is written down of a run, and where."""
+
+    ONLY_WITH: ClassVar[Rules] = (
+        only(given("tensorboard"), "histograms_every"),
+        only(one_of("wandb", "offline", "online"), "wandb_project", "wandb_entity", "wandb_name"),
+    )
 
     log_every: int = Field(
         1,

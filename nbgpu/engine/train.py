@@ -48,7 +48,7 @@ from nbgpu.engine.training.trainer import Trainer
 from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.problem import Problem
 from nbgpu.errors import ConfigError, NbgpuError
-from nbgpu.machine import devices, interpreter, transports
+from nbgpu.machine import allocator, devices, interpreter, transports
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import Device, RankFailure, RunState
 from nbgpu.run_folder import folder as runs
@@ -312,6 +312,11 @@ def main(arguments: list[str]) -> None:
         raise ConfigError(
             f"{arguments[0]} asks for a {cluster.simulated}, which only the ranks of a notebook or of nbgpu train have. "
             "Remove link and slow_rank from its [cluster]"
+        )
+    if cluster.allocator and not allocator.set_variables():
+        raise ConfigError(
+            f"{arguments[0]} asks for allocator={cluster.allocator!r}, which torch reads before this program does. "
+            f"Start torchrun with {allocator.variable()}={cluster.allocator} in its environment, or remove allocator"
         )
     rank = int(os.environ.get("RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))

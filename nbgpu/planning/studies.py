@@ -14,7 +14,7 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import Field
 
-from nbgpu.config import ClusterConfig, TrainConfig, read_tables, settings_of, train_config
+from nbgpu.config import ClusterConfig, TrainConfig, config_of_point, read_tables, settings_of, train_config
 from nbgpu.config.settings import Settings
 from nbgpu.errors import ConfigError
 from nbgpu.machine import devices, extras
@@ -148,12 +148,14 @@ class StudyPlan:
         cluster = self.point_cluster(value) if is_ranks else self.cluster
         ranks: Sequence[Device] = devices.choose(cluster.gpus, cluster.ranks)
         devices.require_simulable(cluster, ranks)
-        settings = dict(self.train) if is_ranks else {**self.train, self.vary: value}
         num_steps = self.config.warm_up_steps + self.config.measured_steps
         model = settings_of(self.recipe)
         defaults = {"val_every": 0, "warmup_steps": 0, "work_out_result": False}
-        settings = {n: v for n, v in defaults.items() if n not in model.UNUSED} | settings
-        config = train_config(self.recipe, **settings, steps=num_steps)
+        shared = {n: v for n, v in defaults.items() if n not in model.UNUSED} | {
+            **self.train,
+            "steps": num_steps,
+        }
+        config = config_of_point(self.recipe, shared, {} if is_ranks else {self.vary: value})
         if cycle := _cycle(config):
             if self.config.measured_steps % cycle:
                 fitting = cycle * (self.config.measured_steps // cycle + 1)

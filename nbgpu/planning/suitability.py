@@ -34,6 +34,23 @@ def settled(config: TrainConfig, devices: Sequence[Device]) -> TrainConfig:
     return config.changed(batch_size=config.global_batch_size // (len(devices) * config.accumulate))
 
 
+def without_gpus(config: TrainConfig, devices: Sequence[Device]) -> Iterator[str]:
+    """Yield a sentence for each setting that means nothing on CPU ranks, where these are some.
+
+    The run goes on: a notebook that was written for GPUs works where there is none.
+    """
+    if any(device.kind == "cuda" for device in devices):
+        return
+    if config.tf32 is not None:
+        yield f"tf32={config.tf32} does nothing: the ranks have no GPU"
+    if config.cudnn == "benchmark":
+        yield "cudnn='benchmark' does nothing: the ranks have no GPU"
+    if config.pin_memory == "on":
+        yield "pin_memory='on' does nothing: the ranks have no GPU, and pinned memory is what a GPU reads faster"
+    if config.transforms_on == "gpu":
+        yield "transforms_on='gpu' runs on the CPU: the ranks have no GPU"
+
+
 def wrong_with_data(config: TrainConfig) -> str | None:
     """Why the path in `data` cannot be read, as far as that is known without opening it; None where it may be
     readable."""
@@ -45,7 +62,7 @@ def wrong_with_data(config: TrainConfig) -> str | None:
 
 def _smaller(config: TrainConfig) -> TrainConfig:
     accumulate = min(config.accumulate, 2)
-    return config.changed(
+    return config.counting(
         steps=3,
         epochs=None,
         warmup_steps=0,
@@ -58,7 +75,6 @@ def _smaller(config: TrainConfig) -> TrainConfig:
         profile="",
         # Volumes are read when they are needed, because few of them are.
         dataset="plain",
-        cache_rate=0.0,
         replace_rate=0.0,
     )
 

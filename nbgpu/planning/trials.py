@@ -18,7 +18,7 @@ import tomli_w
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
-from nbgpu.config import ClusterConfig, TrainConfig, read_tables, settings_of, train_config
+from nbgpu.config import ClusterConfig, TrainConfig, config_of_point, read_tables, settings_of
 from nbgpu.config.settings import Settings
 from nbgpu.errors import ConfigError
 from nbgpu.machine import extras
@@ -106,7 +106,7 @@ class SweepPlan:
 
     def settings(self, number: int) -> TrainConfig:
         """The checked settings of one trial."""
-        return train_config(self.recipe, **{**self.shared, **self.trials[number]})
+        return config_of_point(self.recipe, self.shared, self.trials[number])
 
     def write(self, folder: Path) -> None:
         varied = {

@@ -15,6 +15,7 @@ import anywidget
 import traitlets
 from pydantic import BaseModel
 
+from nbgpu.config.conditions import meaning
 from nbgpu.config.settings import as_text, bounds, from_text, types_of
 from nbgpu.errors import ConfigError
 from nbgpu.package import STATIC
@@ -59,7 +60,7 @@ class Field(anywidget.AnyWidget):
             label=name.replace("_", " "),
             value=as_text(field.default),
             choices=choices,
-            meaning=f"{field.description}{f' ({allowed})' if allowed else ''}",
+            meaning=f"{meaning(model, name)}{f' ({allowed})' if allowed else ''}",
             empty=EMPTY if NoneType in types or field.default == () else "",
         )
 

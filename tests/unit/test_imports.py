@@ -75,6 +75,7 @@ HOUSE = [
     "config.data",
     "config.cluster",
     "config.settings",
+    "config.conditions",
     "machine.links",
     "serialization",
     "errors",

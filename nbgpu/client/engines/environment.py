@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
-from importlib import metadata
 
 from nbgpu.config import ClusterConfig
-from nbgpu.machine import devices
+from nbgpu.machine import allocator, devices
 from nbgpu.protocol.records import Device
-
-_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""The variables that torch's allocator reads; newer versions of torch read both, and the second wins."""
-_TORCH_WITH_ALLOC_CONF = (2, 10)
 
 
 def of_engines(config: ClusterConfig, ranks_devices: Sequence[Device]) -> dict[str, str]:
@@ -33,12 +27,9 @@ def of_engines(config: ClusterConfig, ranks_devices: Sequence[Device]) -> dict[s
 
 def _allocator_settings(wanted: str) -> dict[str, str]:
     """Return the variables with the allocator's settings; torch reads them once, when it is loaded."""
-    theirs = [f"{name}={os.environ[name]}" for name in _ALLOCATOR_VARIABLES if os.environ.get(name)]
+    theirs = allocator.set_variables()
     if wanted and theirs:
         warnings.warn(
             f"allocator={wanted!r} is left out, because you have set {' and '.join(theirs)}", stacklevel=5
         )
-    if not wanted or theirs:
-        return {}
-    newer = tuple(int(part) for part in metadata.version("torch").split(".")[:2]) >= _TORCH_WITH_ALLOC_CONF
-    return {_ALLOCATOR_VARIABLES[0 if newer else 1]: wanted}
+    return {allocator.variable(): wanted} if wanted and not theirs else {}

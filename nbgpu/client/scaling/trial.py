@@ -54,12 +54,13 @@ def try_advice(explained: Run | Study, number: int = 1, links: Links | None = No
     advice = _chosen(explanation, number)
     ((name, value),) = advice.settings.items()
     now = getattr(config, name)
-    given = config.model_dump(exclude_defaults=True)
+    left_out = {*DECIDED, *_BETWEEN} & type(config).model_fields.keys()
+    defaults = {each: type(config).model_fields[each].default for each in left_out}
+    given = config.counting(**defaults).model_dump(exclude_defaults=True)
     if given.get("global_batch_size") is not None:
         # The batch of a rank follows from it.
         given.pop("batch_size", None)
-    left_out = {*DECIDED, *_BETWEEN, "recipe", name}
-    train = {each: own for each, own in given.items() if each not in left_out}
+    train = {each: own for each, own in given.items() if each not in {"recipe", name}}
     if name in _BETWEEN:
         settings = {"measured_steps": max(_LEAST_STEPS, _CYCLES * value), **settings}
         settings["measured_steps"] += -settings["measured_steps"] % value

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nbgpu.config import own_file
+from nbgpu.config.conditions import conditions
 from nbgpu.config.recipes.autoencoder import AutoencoderConfig
 from nbgpu.config.recipes.diffusion import DiffusionConfig
 from nbgpu.config.recipes.lithography import LithographyConfig
 from nbgpu.config.recipes.microstructure import MicrostructureConfig
 from nbgpu.config.recipes.own import settings_in
 from nbgpu.config.recipes.survival import SurvivalConfig
+from nbgpu.config.settings import from_text
 from nbgpu.config.training import TrainConfig
 from nbgpu.errors import ConfigError
 
@@ -46,3 +49,34 @@ def train_config(recipe: str, **values: Any) -> TrainConfig:
     """The checked settings of one recipe; ConfigError where the name or a value is wrong."""
     model = settings_of(recipe)
     return model.checked(recipe=model.model_fields["recipe"].default, **values)
+
+
+def config_of_point(recipe: str, shared: Mapping[str, Any], varied: Mapping[str, Any]) -> TrainConfig:
+    """The checked settings of one run of several that differ in the settings `varied`.
+
+    A shared setting that does not count beside what varies is left at its default: a momentum that is given
+    for runs with SGD and with AdamW is for those with SGD.
+
+    Raises:
+        ConfigError: the name of the recipe or a value is wrong.
+    """
+    model = settings_of(recipe)
+    counting = {
+        name: value
+        for name, value in shared.items()
+        if all(
+            condition.holds(_typed(model, condition.name, varied[condition.name]))
+            for condition in conditions(model, name)
+            if condition.name in varied
+        )
+    }
+    return train_config(recipe, **{**counting, **varied})
+
+
+def _typed(model: type[TrainConfig], name: str, value: Any) -> Any:
+    """A value that may come as text, from a command line. One that cannot be read stays as it is, and is
+    refused with the others that are wrong."""
+    try:
+        return from_text(model, name, value) if isinstance(value, str) else value
+    except ConfigError:
+        return value

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from nbgpu.config.conditions import Rules, given, none_of, one_of, only
 from nbgpu.config.settings import control, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
 
@@ -21,6 +22,20 @@ class AutoencoderConfig(TrainConfig):
     WITHOUT_FILES = ("mni152", "phantoms")
     INPUTS = "a folder of NIfTI files, or a CSV or JSON list of them; 'mni152', 'phantoms'"
     TRIAL = "a template brain, 200 steps: 2 minutes on 2 CPU cores"
+    UNUSED: ClassVar[Mapping[str, str]] = {"sdpa": "the network has no attention"}
+    ONLY_WITH: ClassVar[Rules] = (
+        only(one_of("data", "phantoms"), "num_phantoms"),
+        only(none_of("data", "phantoms"), "patches_per_volume"),
+        only(one_of("perceptual", "spectral", "features"), "perceptual_weight"),
+        only(one_of("perceptual", "features"), "perceptual_network"),
+        only(
+            given("adversarial_weight"),
+            "adversarial_after",
+            "discriminator_lr",
+            "discriminator_channels",
+            "discriminator_layers",
+        ),
+    )
 
     recipe: Literal["autoencoder"] = Field("autoencoder", description="the workload")
     lr: float = Field(

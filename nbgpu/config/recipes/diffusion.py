@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from nbgpu.config.conditions import Rules, given, none_of, one_of, only
 from nbgpu.config.settings import control, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
 
@@ -22,6 +23,15 @@ class DiffusionConfig(TrainConfig):
     UNUSED: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("intensity_prob", "intensity_strength"),
         "one modality's brightness is told from the others', so that it cannot be changed alone",
+    )
+    ONLY_WITH: ClassVar[Rules] = (
+        only(one_of("data", "phantoms"), "num_phantoms"),
+        only(none_of("data", "phantoms"), "fit"),
+        only(given("attention_edges"), "sdpa"),
+        only(none_of("betas", "cosine"), "beta_start", "beta_end"),
+        only(one_of("spacing", "uniform", "uniform-from-0"), "sampling_steps"),
+        only(one_of("sampler", "ddim"), "eta"),
+        only(one_of("sampler", "posterior"), "variance"),
     )
 
     recipe: Literal["diffusion"] = Field("diffusion", description="the workload")
@@ -83,7 +93,7 @@ class DiffusionConfig(TrainConfig):
         None,
         ge=2,
         le=10_000,
-        description="how often sampling asks the network, with the uniform spacings; left out: 11, and 10 for 'uniform-from-0'",
+        description="how often sampling asks the network; left out: 11, and 10 for 'uniform-from-0'",
         json_schema_extra=control("Diffusion"),
     )
     train_times: Literal["sampled", "all"] = Field(
@@ -98,19 +108,17 @@ class DiffusionConfig(TrainConfig):
     betas: Literal["linear_beta", "scaled_linear_beta", "sigmoid_beta", "cosine"] = Field(
         "linear_beta", description="MONAI's schedule of the noise that each time adds"
     )
-    beta_start: float = Field(
-        1e-4, gt=0, lt=1, description="variance that the first time adds; not with cosine"
-    )
-    beta_end: float = Field(0.02, gt=0, lt=1, description="variance that the last time adds; not with cosine")
+    beta_start: float = Field(1e-4, gt=0, lt=1, description="variance that the first time adds")
+    beta_end: float = Field(0.02, gt=0, lt=1, description="variance that the last time adds")
     sampler: Literal["ddim", "posterior"] = Field(
         "ddim",
         description="the step between two times: DDIM's, with eta, or DDPM's draw from the posterior, with variance",
     )
     eta: float = Field(
-        0.0, ge=0, le=1, description="noise of sampler='ddim': 0 for none, 1 for the posterior's"
+        0.0, ge=0, le=1, description="noise of DDIM's steps: 0 for none, 1 for the posterior's"
     )
     variance: Literal["small", "large"] = Field(
-        "small", description="of sampler='posterior': its own, or beta of the step, which is larger"
+        "small", description="that the posterior is drawn with: its own, or beta of the step, which is larger"
     )
     clip: bool = Field(True, description="cut each predicted image to -1..1 while sampling")
     channels: tuple[int, ...] = Field(
@@ -153,8 +161,6 @@ class DiffusionConfig(TrainConfig):
         edges = [self.edge // 2**level for level in range(len(self.channels))]
         if wrong := sorted(set(self.attention_edges) - set(edges)):
             yield f"attention_edges={wrong} are no resolutions of the network. It has the edges {edges}"
-        if self.sampling_steps is not None and self.spacing in ("non-uniform", "all"):
-            yield f"sampling_steps={self.sampling_steps} is for the uniform spacings. Leave it out with {self.spacing!r}"
         if self.spacing == "non-uniform" and self.num_times != 1000:
             yield f"spacing='non-uniform' names times out of 1000, and num_times is {self.num_times}"
         if (self.sampling_steps or 2) > self.num_times:
@@ -163,7 +169,3 @@ class DiffusionConfig(TrainConfig):
             yield f"num_times={self.num_times} is less than the default's 11 steps. Give sampling_steps, or spacing='all'"
         if self.beta_start > self.beta_end:
             yield f"beta_start={self.beta_start} must not be above beta_end={self.beta_end}"
-        if self.eta and self.sampler != "ddim":
-            yield f"eta={self.eta} is for sampler='ddim'. Leave it out, or take that sampler"
-        if self.variance != "small" and self.sampler != "posterior":
-            yield f"variance={self.variance!r} is for sampler='posterior'. Leave it out, or take that sampler"

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from nbgpu.config.conditions import Rules, given, none_of, one_of, only
 from nbgpu.config.recipes.symmetry import NUM_FRINGE, broken_by_mirrors, broken_by_quarter_turns
 from nbgpu.config.settings import control, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
@@ -26,7 +27,17 @@ class LithographyConfig(TrainConfig):
             "a mask's value is its transmission and an image's its dose, so that neither can be shifted or scaled alone",
         ),
         "channels_last": "that is for volumes",
+        "sdpa": "the network has no attention",
     }
+    ONLY_WITH: ClassVar[Rules] = (
+        only(one_of("data", "generated"), "num_masks"),
+        only(none_of("data", "generated"), "layer"),
+        only(none_of("source", "point", "conventional"), "sigma_inner"),
+        only(none_of("source", "point"), "sigma_outer", "source_cells"),
+        only(one_of("source", "quadrupole", "quasar", "dipole"), "opening_deg", "source_angle_deg"),
+        # The optical kernels are convolved by FFT, in float32 or float64 whatever amp says.
+        only(given("corrections"), "amp", "tf32", "cudnn"),
+    )
 
     recipe: Literal["lithography"] = Field("lithography", description="the workload")
     steps: int = Field(

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from nbgpu.config.conditions import Rules, given, names_one_of, none_of, one_of, only
 from nbgpu.config.data import DataSettings
 from nbgpu.config.settings import control, shape_of_model, steered
 from nbgpu.config.training import OptimizerSettings, ParallelSettings, PrecisionSettings, TrainConfig
@@ -69,6 +70,16 @@ class MicrostructureConfig(TrainConfig):
             "it computes in float64, because it follows differences that 16 or 32 bits do not have",
         ),
     }
+    ONLY_WITH: ClassVar[Rules] = (
+        only(one_of("data", "generated"), "generated_fractions", "generated_correlation_length"),
+        only(names_one_of("descriptor_types", "GramMatrices"), "gram_network"),
+        only(given("multiphase"), "phase_sum_multiplier"),
+        only(one_of("optimizer_type", "simulatedannealing"), "temperature"),
+        only(none_of("optimizer_type", *_SWAPPING), "swap_steps"),
+        only(none_of("optimizer_type", *_SWAPPING), "tolerance"),
+        only(none_of("optimizer_type", "lbfgsb", "tnc", *_SWAPPING), "lr", "slices_per_step"),
+        only(none_of("optimizer_type", "lbfgsb", "tnc", *_SWAPPING), "oor_multiplier"),
+    )
 
     recipe: Literal["microstructure"] = Field("microstructure", description="the workload")
     steps: int = Field(
@@ -260,11 +271,6 @@ class MicrostructureConfig(TrainConfig):
             yield (
                 f"optimizer_type={self.optimizer_type!r} keeps the number of pixels in each phase, which a finer grid does not. "
                 "Leave out multigrid_reconstruction, or take another optimizer and swap_steps"
-            )
-        if self.slices_per_step is not None and self.optimizer_type in ("lbfgsb", "tnc", *_SWAPPING):
-            yield (
-                f"slices_per_step={self.slices_per_step} needs one of torch's optimizers: {self.optimizer_type} compares losses "
-                "of different steps, which have to be of the same slices"
             )
         if self.shape and self.add_dimension is not None:
             yield "shape and add_dimension both say what to look for. Give one of them"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from nbgpu.config.conditions import Rules, left_out, none_of, one_of, only
 from nbgpu.config.settings import control, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
 
@@ -21,6 +22,13 @@ class SurvivalConfig(TrainConfig):
         "a CSV list of NIfTI volumes with time, event, and folds and numbers if there are some; 'generated'"
     )
     TRIAL = "1400 generated patients, 1000 of them trained on, 800 steps: one to two minutes on 2 CPU cores"
+
+    UNUSED: ClassVar[Mapping[str, str]] = {"sdpa": "the network has no attention"}
+    ONLY_WITH: ClassVar[Rules] = (
+        only(one_of("data", "generated"), "num_patients"),
+        only(none_of("data", "generated"), "fold", "features", "check_time_unit"),
+        only(left_out("fold"), "val_fraction"),
+    )
 
     recipe: Literal["survival"] = Field("survival", description="the workload")
     steps: int = Field(
@@ -111,7 +119,7 @@ class SurvivalConfig(TrainConfig):
         0.2857,
         ge=0,
         lt=1,
-        description="share of the patients held out for validation, where there is no fold",
+        description="share of the patients held out for validation",
     )
     num_patients: int = Field(
         1400, ge=4, le=10_000_000, description="patients generated where data='generated'"
@@ -191,8 +199,6 @@ class SurvivalConfig(TrainConfig):
             yield f"image_size={self.image_size} must be three numbers from 8 to 1024"
         if self.hu_min >= self.hu_max:
             yield f"hu_min={self.hu_min:g} must be below hu_max={self.hu_max:g}"
-        if generated and (self.fold or self.features):
-            yield "fold and features are columns of a CSV file, and data='generated' has none. Leave them out"
         if len(set(self.features)) < len(self.features):
             yield f"features={self.features} names one twice"
         if self.widening * 64 < 1:

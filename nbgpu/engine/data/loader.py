@@ -134,7 +134,6 @@ class SampleLoader:
         self._num_samples = epoch.num_steps * config.accumulate * config.batch_size
         self._workers = workers.workers_for(config, workers.this_host(world_size))
         self.summary = (*epoch.words, self._workers.in_words())
-        self.warnings = tuple(_warnings(config, device))
         if config.transforms_on == "gpu":
             draw.on(device)
         self._pinned = device.type == "cuda" and config.transforms_on == "cpu" and config.pin_memory != "off"
@@ -167,7 +166,6 @@ class SampleLoader:
             next_epoch=self.next_epoch,
             close=self.close,
             summary=self.summary,
-            warnings=self.warnings,
             identity=lambda: {"the list of volumes": self._identity},
             cached_bytes=self._shard.cached_bytes,
         )
@@ -298,15 +296,6 @@ class SampleLoader:
                 return sample
         batch: dict[str, Tensor] = default_collate(samples)
         return {name: value.pin_memory() for name, value in batch.items()} if self._pinned else batch
-
-
-def _warnings(config: TrainConfig, device: torch.device) -> Iterator[str]:
-    if device.type == "cuda":
-        return
-    if config.pin_memory == "on":
-        yield "pin_memory='on' does nothing: the ranks have no GPU, and pinned memory is what a GPU reads faster"
-    if config.transforms_on == "gpu":
-        yield "transforms_on='gpu' runs on the CPU: the ranks have no GPU"
 
 
 def _errors_as_items(samples: Iterator[Sample]) -> Iterator[Sample | Exception]:

@@ -69,7 +69,7 @@ def _steps(config: TrainConfig, device: torch.device, num_steps: int, exchange: 
         raise RunError("a step with a discriminator cannot be timed: set adversarial_weight=0")
     model = models.build(config, recipe, device)[0]
     blocks = list(recipe.blocks(model))
-    alone = config.changed(strategy="ddp", comm_hook="none", cpu_offload=False)
+    alone = config.counting(strategy="ddp", comm_hook="none", cpu_offload=False)
     ready = _ReadyBuckets(device)
     # A lambda, because torch reads annotations, and does not understand those of this module.
     hook = None if exchange else lambda _, bucket: ready.note(bucket)

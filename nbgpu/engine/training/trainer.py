@@ -36,6 +36,7 @@ from nbgpu.engine.training.step_metrics import Readings, StepRecord
 from nbgpu.engine.workload.recipe import Recipe
 from nbgpu.errors import ConfigError, OutOfMemoryError, RunError
 from nbgpu.machine.signals import uninterrupted
+from nbgpu.planning.suitability import without_gpus
 from nbgpu.protocol.records import TIMELINE
 from nbgpu.run_folder import checkpoint_files
 from nbgpu.text.ranks import count_of_ranks
@@ -156,7 +157,7 @@ class Trainer(Loop):
                 loaders = self._smoke.few_of(loaders)
             stand_in = partial(self.recipe.example, self.config.batch_size)
             self._step_batches = StepBatches(loaders, self.config, self.device, stand_in)
-            self._note(*loaders.warnings)
+            self._note(*without_gpus(self.config, self._devices), *loaders.warnings)
             self._begin_data_at(0, 0)
             self._require_an_end_of_the_warm_up()
 

@@ -50,7 +50,7 @@ def sample_share(
     _, config = runs.read_settings(Path(run_folder))
     if not isinstance(config, DiffusionConfig):
         raise ConfigError(f"{run_folder} is a run of the recipe {config.recipe!r}, and not of 'diffusion'")
-    changed = config.changed(size=config.edge, **settings)
+    changed = config.counting(size=config.edge, **settings)
     assert isinstance(changed, DiffusionConfig)
     recipe = Diffusion(changed)
     items = recipe.items()[1] if data is None else _cases_to_fill(Path(data).expanduser(), changed.target)

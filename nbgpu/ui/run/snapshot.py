@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nbgpu.config import TrainConfig
+from nbgpu.config.conditions import meaning
 from nbgpu.errors import RunError
 from nbgpu.machine.files import write_whole
 from nbgpu.package import STATIC
@@ -215,8 +216,8 @@ def _cell(value: object) -> str:
 
 
 def _settings(run: Reportable) -> str:
-    fields = type(run.config).model_fields
-    rows = [(name, value, fields[name].description or "") for name, value in run.config.model_dump().items()]
+    model = type(run.config)
+    rows = [(name, value, meaning(model, name)) for name, value in run.config.model_dump().items()]
     return _table(("setting", "value", "meaning"), rows)
 
 

@@ -35,7 +35,7 @@ class Attention(nn.Module):
 def kernels_of(sdpa: Any) -> set[str]:
     model, tokens = Attention(), torch.randn(2, 5, 16)
     with (
-        precision.kernels(train_config("autoencoder", sdpa=sdpa)),
+        precision.kernels(train_config("diffusion", attention_edges=(8,), sdpa=sdpa)),
         profile(activities=[ProfilerActivity.CPU]) as seen,
     ):
         model(tokens).sum().backward()
