@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from nbgpu.config.conditions import Rules, none_of, one_of, only
-from nbgpu.config.settings import Settings, control
+from nbgpu.config.settings import Settings, control, several
 from nbgpu.errors import ConfigError
 from nbgpu.machine.links import Link, parse_link
 from nbgpu.text.ranks import named_ranks
@@ -32,7 +32,7 @@ class ClusterConfig(Settings):
     gpus: str = Field(
         "auto",
         description="GPUs to use: 'auto' for all, 'none' for CPU ranks, or numbers and UUIDs separated by commas",
-        json_schema_extra=control("Devices"),
+        json_schema_extra=control("Devices") | several(),
     )
     ranks: int | None = Field(
         None,

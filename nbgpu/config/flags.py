@@ -51,6 +51,7 @@ def parse(
             which.
     """
     flags: dict[str, tuple[str, Any, Any]] = {}
+    joined: list[str] = []
     for model, name, info in ((m, name, info) for m in models for name, info in m.model_fields.items()):
         if name in hidden or name in flags:
             continue
@@ -61,14 +62,21 @@ def parse(
             shown = tyro.conf.arg(help=f"{help_text} (default: {default})", metavar="VALUE[,...]")
             flags[name] = (name, Annotated[str | None, shown], field(default=None))
             continue
-        flags[name] = (
-            name,
-            Annotated[(info.annotation, tyro.conf.arg(help=help_text), *_marks(info))],
-            field(default=default),
-        )
+        kind = info.annotation
+        if takes_several := _takes_several(info):
+            kind, default = tuple[str, ...], (default,)
+            joined.append(name)
+        shown = tyro.conf.arg(help=help_text, metavar="VALUE[,...]" if takes_several else None)
+        flags[name] = (name, Annotated[(kind, shown, *_marks(info))], field(default=default))
     holder = make_dataclass("Settings", list(flags.values()))
     description = summary(models[-1])
-    return asdict(tyro.cli(holder, args=list(arguments), prog=prog, description=description))
+    values = asdict(tyro.cli(holder, args=list(arguments), prog=prog, description=description))
+    return values | {name: ",".join(values[name]) for name in joined}
+
+
+def _takes_several(info: FieldInfo) -> bool:
+    extra = info.json_schema_extra
+    return isinstance(extra, dict) and "several" in extra
 
 
 def _marks(info: FieldInfo) -> list[Any]:

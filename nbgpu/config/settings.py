@@ -40,6 +40,11 @@ def steered(at: Literal["step", "epoch"]) -> Any:
     return {"steered": at}
 
 
+def several() -> Any:
+    """Mark a text field whose flag takes several words, which are joined by commas: `--gpus 0 1` is '0,1'."""
+    return {"several": True}
+
+
 class Settings(BaseModel):
     """The base of all settings: frozen, without unknown names, and with errors that say what to do."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from nbgpu import cli
 from nbgpu.client.cluster.cluster import Cluster
-from nbgpu.config import ClusterConfig, TrainConfig, train_config, write_toml
+from nbgpu.config import ClusterConfig, TrainConfig, flags, train_config, write_toml
 
 
 class Reached(Exception):
@@ -126,3 +127,17 @@ def test_an_own_setting_may_have_the_name_of_a_flag(monkeypatch: pytest.MonkeyPa
     with pytest.raises(Reached):
         cli.main(["train", "mine.py", "--plan", "--hidden", "16", "--gpus", "none"])
     assert given[0].model_dump(include={"plan", "hidden"}) == {"plan": 3, "hidden": 16}
+
+
+@pytest.mark.parametrize("given", [["0", "1", "2"], ["0,1,2"], ["0,1", "2"]])
+def test_gpus_are_separated_by_spaces_or_commas(given: list[str]) -> None:
+    values = flags.parse([ClusterConfig], ["--ranks", "3", "--gpus", *given, "--keep"], prog="nbgpu")
+    assert re.findall(r"\d+", values["gpus"]) == ["0", "1", "2"]
+    assert (values["ranks"], values["keep"]) == (3, True)
+    assert flags.parse([ClusterConfig], [], prog="nbgpu")["gpus"] == "auto"
+
+
+def test_gpus_by_spaces_are_taken_by_train_and_named_where_there_are_none(no_engines: None) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", "autoencoder", "--gpus", "7", "8", "--steps", "3"])
+    assert "gpus = '7,8'" in str(ended.value)
