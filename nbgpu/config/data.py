@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from nbgpu.config.conditions import Rules, given, one_of, only
+from nbgpu.config.conditions import Rules, given, left_out, one_of, only
 from nbgpu.config.settings import Settings, control, steered
 
 
@@ -18,6 +18,7 @@ class DataSettings(Settings):
         only(one_of("dataset", "auto", "cache", "smart"), "cache_rate"),
         only(one_of("dataset", "persistent"), "cache_dir"),
         only(given("intensity_prob"), "intensity_strength"),
+        only(left_out("val_every_epochs"), "val_every"),
     )
 
     data: str = Field("", description="where the samples come from; each recipe says what it takes")
@@ -123,6 +124,18 @@ class DataSettings(Settings):
         description="steps between validations; 0 for none",
         json_schema_extra=steered("step"),
     )
+    val_every_epochs: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="epochs between validations, in place of val_every",
+        json_schema_extra=steered("step"),
+    )
+
+    @property
+    def validates(self) -> bool:
+        """Whether there are validations."""
+        return bool(self.val_every or self.val_every_epochs)
 
     @property
     def dataset_kind(self) -> Literal["plain", "cache", "smart", "persistent"]:

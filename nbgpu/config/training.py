@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from nbgpu.config import own_file
-from nbgpu.config.conditions import Rules, given, one_of, only
+from nbgpu.config.conditions import Rules, given, left_out, one_of, only
 from nbgpu.config.data import DataSettings
 from nbgpu.config.settings import Settings, control, shape_of_model, steered
 
@@ -83,6 +83,7 @@ class OptimizerSettings(Settings):
 
     ONLY_WITH: ClassVar[Rules] = (
         only(one_of("optimizer", "sgd"), "momentum"),
+        only(left_out("warmup_epochs"), "warmup_steps"),
         only(one_of("lr_scaling", "sqrt", "linear"), "lr_batch_size"),
         only(one_of("schedule", "cosine", "step", "plateau"), "min_lr"),
         only(one_of("schedule", "step", "plateau"), "lr_decay"),
@@ -154,6 +155,12 @@ class OptimizerSettings(Settings):
         ge=0,
         le=1_000_000,
         description="steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps",
+    )
+    warmup_epochs: float | None = Field(
+        None,
+        gt=0,
+        le=1_000_000,
+        description="the same in epochs, also in parts of one; in place of warmup_steps",
     )
     min_lr: float = Field(0.0, ge=0, le=10, description="where the schedule stops to lower the learning rate")
     lr_decay: float = Field(
@@ -439,8 +446,10 @@ class TrainConfig(
     """Whether runs of the recipe show pictures while they go on."""
 
     def problems(self) -> Iterator[str]:
-        if self.epochs is None and self.num_warmup_steps(self.steps) >= self.steps:
+        if self.epochs is None and (self.warmup_steps or 0) >= self.steps:
             yield f"warmup_steps={self.warmup_steps} must be smaller than steps={self.steps}"
+        if self.epochs is not None and (self.warmup_epochs or 0) >= self.epochs:
+            yield f"warmup_epochs={self.warmup_epochs:g} must be smaller than epochs={self.epochs}"
         if self.static_graph and self.accumulate > 1:
             yield (
                 f"static_graph does not go with accumulate={self.accumulate}: DDP fails where the first micro-batch is "
@@ -452,9 +461,9 @@ class TrainConfig(
             yield "optimizer='sgd' does not go with strategy='fsdp': torch has no fused SGD for sharded weights"
         if self.dtype == "float64" and self.amp != "off":
             yield f"amp={self.amp!r} does not go with dtype='float64'. Set one of them"
-        if self.schedule == "plateau" and not self.val_every:
+        if self.schedule == "plateau" and not self.validates:
             yield "schedule='plateau' looks at the validation loss, and val_every=0 makes none"
-        if self.best_metric and not self.val_every:
+        if self.best_metric and not self.validates:
             yield f"best_metric={self.best_metric!r} is a value of validations, and val_every=0 makes none"
         known = self.VALIDATION_VALUES
         if self.best_metric and known and self.best_metric not in known:
@@ -472,6 +481,9 @@ class TrainConfig(
         """The recipe's name as people and folders use it."""
         return Path(self.recipe).stem if own_file.is_file(self.recipe) else self.recipe
 
-    def num_warmup_steps(self, total_steps: int) -> int:
-        """The value of `warmup_steps`, or its default where it is left out."""
+    def num_warmup_steps(self, total_steps: int, steps_per_epoch: int) -> int:
+        """The steps over which the learning rate rises: `warmup_steps` or `warmup_epochs`, or their default
+        where both are left out."""
+        if self.warmup_epochs is not None:
+            return max(1, round(self.warmup_epochs * steps_per_epoch))
         return total_steps // 20 if self.warmup_steps is None else self.warmup_steps

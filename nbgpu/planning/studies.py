@@ -35,6 +35,9 @@ _NOTHING = {"nothing": True}
 DECIDED = {
     "steps": "measured_steps and warm_up_steps say how many steps a point has",
     "epochs": "measured_steps and warm_up_steps say how many steps a point has",
+    "warmup_epochs": "steps are measured; give warmup_steps",
+    "val_every_epochs": "a study counts whole cycles of steps; give val_every",
+    "checkpoint_every_epochs": "a study counts whole cycles of steps; give checkpoint_every",
     "smoke_test": "a smoke test is too short to be measured",
     "resume": "every point begins with the first step",
     "runs_dir": "the runs are in the study's folder; studies_dir names another place",

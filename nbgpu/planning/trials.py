@@ -277,7 +277,8 @@ def _problems(
         yield "keep does not go with a sweep: it ends with its process, and goes on with --resume FOLDER"
     if not shared.get("telemetry", True) or "telemetry" in varied:
         yield "telemetry=False records nothing by which trials could be compared; leave it out"
-    if config.sort_by.startswith("val_") and str(shared.get("val_every", "")) == "0":
+    has_no_validation = str(shared.get("val_every", "")) == "0" and not shared.get("val_every_epochs")
+    if config.sort_by.startswith("val_") and has_no_validation:
         yield f"sort_by={config.sort_by!r} comes from validation, and val_every=0 makes none. Take sort_by='loss'"
     for name, values in varied.items():
         if isinstance(values, Range):

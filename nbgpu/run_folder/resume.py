@@ -29,6 +29,7 @@ _CHANGE_NO_RESULT = frozenset(
         "best_mode",
         "telemetry",
         "val_every",
+        "val_every_epochs",
     }
 )
 

@@ -23,6 +23,16 @@ from nbgpu.config import ClusterConfig, train_config, write_toml
 from nbgpu.protocol.records import Event, Sample
 from nbgpu.run_folder.reader import Reader
 
+EPOCHS_OF_4_STEPS: dict[str, Any] = {
+    "data": "phantoms",
+    "num_phantoms": 20,
+    "patch_size": 16,
+    "channels": (4, 8),
+    "batch_size": 2,
+    "threads": 1,
+}
+"""Sixteen phantoms to train on, in batches of four over two ranks."""
+
 SMALL: dict[str, Any] = {
     "data": "phantoms",
     "patch_size": 16,
@@ -202,7 +212,7 @@ def test_a_file_that_is_bad_on_one_rank_ends_the_run_on_all(cluster2: nbgpu.Clus
     for name in "abc":
         whole = (folder / f"{name}.nii.gz").read_bytes()
         (folder / f"{name}.nii.gz").write_bytes(whole[: len(whole) // 2])
-    run = cluster2.train("autoencoder", runs_dir=str(tmp_path), **{**SMALL, "data": str(folder)})
+    run = cluster2.train("autoencoder", runs_dir=str(tmp_path), **{**SMALL, "data": str(folder), "num_phantoms": 512})
     with pytest.raises(nbgpu.RankError) as caught:
         run.wait(60)
     assert run.status == "failed"
@@ -227,11 +237,46 @@ def test_during_a_run_too_all_sockets_listen_on_loopback_only(
     assert listening == {"127.0.0.1"}
 
 
-def test_a_warm_up_that_is_longer_than_the_epochs_is_refused(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
-    settings = {name: value for name, value in SMALL.items() if name != "steps"}
-    run = cluster2.train("autoencoder", epochs=1, warmup_steps=1000, runs_dir=str(tmp_path), **settings)
-    with pytest.raises(
-        nbgpu.RankError, match=r"warmup_steps=1000 must be smaller than the \d+ steps of epochs=1"
-    ):
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"epochs": 1, "warmup_steps": 1000},
+            r"warmup_steps=1000 is a warm-up of 1000 steps, and the whole run",
+        ),
+        (
+            {"steps": 3, "warmup_epochs": 2.0},
+            r"warmup_epochs=2.0 is a warm-up of 8 steps, and the whole run has 3",
+        ),
+    ],
+)
+def test_a_warm_up_that_is_longer_than_the_run_is_refused(
+    cluster2: nbgpu.Cluster, tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    settings = {**EPOCHS_OF_4_STEPS, **settings}
+    run = cluster2.train("autoencoder", runs_dir=str(tmp_path), **settings)
+    with pytest.raises(nbgpu.RankError, match=said):
         run.wait(60)
     assert not list(run.folder.glob("checkpoints/*"))
+
+
+def test_warm_up_validations_and_discriminator_in_epochs(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    run = cluster2.train(
+        "autoencoder",
+        **EPOCHS_OF_4_STEPS,
+        epochs=3,
+        schedule="constant",
+        lr=0.5,
+        warmup_epochs=0.5,
+        val_every_epochs=2,
+        adversarial_weight=0.01,
+        adversarial_after_epochs=1.5,
+        runs_dir=str(tmp_path),
+    ).wait(120)
+    table = run.metrics()
+    table = table[table["rank"] == 0].set_index("step")
+    # Half an epoch of four steps.
+    assert list(table["lr"].dropna()[[1, 2, 3, 12]]) == pytest.approx([0.25, 0.5, 0.5, 0.5])
+    # After two epochs, and at the end.
+    assert list(table["val_loss"].dropna().index) == [8, 12]
+    assert table["discriminator_loss"].dropna().index.min() == 7

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from nbgpu.config.conditions import Rules, given, none_of, one_of, only
+from nbgpu.config.conditions import Rules, given, left_out, none_of, one_of, only
 from nbgpu.config.settings import control, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
 
@@ -25,12 +25,14 @@ class AutoencoderConfig(TrainConfig):
     UNUSED: ClassVar[Mapping[str, str]] = {"sdpa": "the network has no attention"}
     ONLY_WITH: ClassVar[Rules] = (
         only(one_of("data", "phantoms"), "num_phantoms"),
+        only(left_out("adversarial_after_epochs"), "adversarial_after"),
         only(none_of("data", "phantoms"), "patches_per_volume"),
         only(one_of("perceptual", "spectral", "features"), "perceptual_weight"),
         only(one_of("perceptual", "features"), "perceptual_network"),
         only(
             given("adversarial_weight"),
             "adversarial_after",
+            "adversarial_after_epochs",
             "discriminator_lr",
             "discriminator_channels",
             "discriminator_layers",
@@ -100,6 +102,12 @@ class AutoencoderConfig(TrainConfig):
     )
     adversarial_after: int = Field(
         100, ge=0, le=10_000_000, description="steps before the discriminator takes part"
+    )
+    adversarial_after_epochs: float | None = Field(
+        None,
+        gt=0,
+        le=1_000_000,
+        description="the same in epochs, also in parts of one; in place of adversarial_after",
     )
     discriminator_lr: float = Field(
         1e-3,

@@ -23,8 +23,13 @@ BucketHook = Callable[[None, Any], Sent]
 """What DDP calls with each `GradBucket` that is ready; the future holds the average over the ranks."""
 
 
-def of(config: TrainConfig) -> BucketHook:
-    """Return the hook that the settings choose."""
+def of(config: TrainConfig, num_warmup_steps: int) -> BucketHook:
+    """Return the hook that the settings choose.
+
+    Args:
+        config: the settings, with `comm_hook`.
+        num_warmup_steps: the steps in which PowerSGD sends gradients whole.
+    """
     group = dist.group.WORLD
     assert group is not None, "DDP has a process group"
     # Lambdas, because torch refuses a hook whose annotations are strings, as those of this module are.
@@ -39,8 +44,8 @@ def of(config: TrainConfig) -> BucketHook:
             state = powerSGD_hook.PowerSGDState(
                 process_group=None,
                 matrix_approximation_rank=config.powersgd_rank,
-                # Until then gradients are sent whole, while DDP rebuilds its buckets.
-                start_powerSGD_iter=max(10, config.num_warmup_steps(config.steps)),
+                # Until then gradients are sent whole, at least while DDP rebuilds its buckets.
+                start_powerSGD_iter=max(10, num_warmup_steps),
                 random_seed=config.seed,
             )
             first: dict[int, Tensor] = {}

@@ -61,10 +61,9 @@ class Discriminator:
         for group in self.optimizer.param_groups:
             group["weight_decay"] = config.weight_decay
 
-    @property
-    def first_step(self) -> int:
-        """The first step in which the discriminator takes part, counted from 0."""
-        return self.recipe.discriminator_first_step
+    def first_step(self, steps_per_epoch: int) -> int:
+        """Return the first step in which the discriminator takes part, counted from 0."""
+        return self.recipe.discriminator_first_step(steps_per_epoch)
 
     @property
     def tensors(self) -> Sequence[Tensor]:

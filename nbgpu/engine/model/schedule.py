@@ -19,28 +19,29 @@ class LearningRate:
         config: the settings.
         world_size: the number of ranks, for `lr_scaling`.
         total_steps: the step at which 'cosine' ends.
+        steps_per_epoch: the optimizer steps of one pass over the data, for `warmup_epochs`.
     """
 
-    def __init__(self, config: TrainConfig, world_size: int, total_steps: int) -> None:
+    def __init__(self, config: TrainConfig, world_size: int, total_steps: int, steps_per_epoch: int) -> None:
         self.peak = config.peak_lr(config.samples_per_step(world_size))
         self._config = config
         self._total_steps = total_steps
-        self._num_warmup_steps = config.num_warmup_steps(total_steps)
+        self.num_warmup_steps = config.num_warmup_steps(total_steps, steps_per_epoch)
         self._num_decays = 0
         self._best = math.inf
         self._num_worse = 0
 
     def at(self, step: int) -> float:
         """Return the rate of a step, counted from 0."""
-        after_warmup = step - self._num_warmup_steps
+        after_warmup = step - self.num_warmup_steps
         if after_warmup < 0:
-            return self.peak * (step + 1) / self._num_warmup_steps
+            return self.peak * (step + 1) / self.num_warmup_steps
         floor = min(self._config.min_lr, self.peak)
         match self._config.schedule:
             case "constant":
                 return self.peak
             case "cosine":
-                done = after_warmup / max(1, self._total_steps - self._num_warmup_steps)
+                done = after_warmup / max(1, self._total_steps - self.num_warmup_steps)
                 return floor + (self.peak - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
             case "step":
                 num_decays = after_warmup // self._config.lr_decay_every

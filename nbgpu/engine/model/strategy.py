@@ -67,6 +67,7 @@ def spread(
     blocks: Iterable[nn.Module],
     device: torch.device,
     hook: BucketHook | None = None,
+    num_warmup_steps: int = 0,
 ) -> Strategy:
     """Distribute a model over the ranks as the settings say. A collective.
 
@@ -76,12 +77,13 @@ def spread(
         blocks: the parts of the model that fsdp gathers one at a time.
         device: the rank's device.
         hook: sends DDP's buckets; None for the one that the settings choose.
+        num_warmup_steps: the steps of the learning rate's warm-up, in which PowerSGD sends gradients whole.
     """
     match config.strategy:
         case "single":
             return Alone(model)
         case "ddp":
-            return Replicated(config, model, device, hook)
+            return Replicated(config, model, device, hook, num_warmup_steps)
         case "fsdp":
             return Sharded(config, model, blocks, device)
 
@@ -113,7 +115,12 @@ class Replicated:
     survives = True
 
     def __init__(
-        self, config: TrainConfig, model: nn.Module, device: torch.device, hook: BucketHook | None
+        self,
+        config: TrainConfig,
+        model: nn.Module,
+        device: torch.device,
+        hook: BucketHook | None,
+        num_warmup_steps: int,
     ) -> None:
         self.transfers: Transfers | None = Transfers(device)
         self.keeps_gradients = config.gradient_as_bucket_view
@@ -130,7 +137,8 @@ class Replicated:
             **{_SYNC_BUFFERS: config.broadcast_buffers},  # type: ignore[arg-type]
         )
         self.replica: nn.Module = self._ddp
-        self._ddp.register_comm_hook(None, hook or self.transfers.noting(bucket_hooks.of(config)))
+        chosen = hook or self.transfers.noting(bucket_hooks.of(config, num_warmup_steps))
+        self._ddp.register_comm_hook(None, chosen)
 
     def exchange(self, now: bool) -> AbstractContextManager[None]:
         return nullcontext() if now else self._ddp.no_sync()

@@ -89,7 +89,13 @@ class RankModel:
         """Distribute the networks over the ranks, each of which has the result of `networks`. A
         collective."""
         model = networks.model
-        self._strategy = spread(config, model, recipe.blocks(model), self._device)
+        self._strategy = spread(
+            config,
+            model,
+            recipe.blocks(model),
+            self._device,
+            num_warmup_steps=learning_rate.num_warmup_steps,
+        )
         if self._state is None:
             self._state = State(config, model, learning_rate, self._device, networks.discriminator)
 
@@ -102,12 +108,12 @@ class RankModel:
 
     # ---- a step ----
 
-    def begin_step(self, config: TrainConfig, recipe: Recipe, step: int) -> PlainStep:
+    def begin_step(self, config: TrainConfig, recipe: Recipe, step: int, steps_per_epoch: int) -> PlainStep:
         """Return the work of the step after `step`, with the discriminator once its first step is reached."""
         self._buffers_before_step = [buffer.clone() for buffer in self.state.model.buffers()]
         parts = (config, recipe, self.state, self.strategy, self._device)
         discriminator = self.state.discriminator
-        if discriminator is None or step < discriminator.first_step:
+        if discriminator is None or step < discriminator.first_step(steps_per_epoch):
             return PlainStep(*parts)
         return AdversarialStep(*parts, discriminator)
 

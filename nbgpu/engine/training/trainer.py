@@ -164,11 +164,13 @@ class Trainer(Loop):
     def _require_an_end_of_the_warm_up(self) -> None:
         """Raise ConfigError if the run would end before its learning rate has risen. How many steps `epochs`
         has is only known now."""
-        warmup_steps = self.config.num_warmup_steps(self.total_steps)
-        if self.config.epochs is not None and warmup_steps >= self.total_steps:
+        config = self.config
+        num_warmup_steps = self._learning_rate().num_warmup_steps
+        if num_warmup_steps >= self.total_steps:
+            name = "warmup_steps" if config.warmup_epochs is None else "warmup_epochs"
             raise ConfigError(
-                f"warmup_steps={warmup_steps} must be smaller than the {self.total_steps} steps of epochs="
-                f"{self.config.epochs}"
+                f"{name}={getattr(config, name)} is a warm-up of {num_warmup_steps} steps, and the whole run has "
+                f"{self.total_steps}. Give a shorter one"
             )
 
     def _require_the_same_data(self) -> None:
@@ -192,7 +194,8 @@ class Trainer(Loop):
                 )
 
     def _learning_rate(self) -> LearningRate:
-        return LearningRate(self.config, self.member.world_size, self.total_steps)
+        steps_per_epoch = self._data.loaders.steps_per_epoch
+        return LearningRate(self.config, self.member.world_size, self.total_steps, steps_per_epoch)
 
     def state(self) -> WholeState:
         """Return the state as every Loop does, with the tensors of `State.parts`. A collective with fsdp."""
@@ -272,7 +275,7 @@ class Trainer(Loop):
     def _take_steps(self) -> None:
         """Step until the last step, or until the person stops the run; save and validate in between."""
         while True:
-            must_validate = self._due(self.config.val_every) and self._validated_step != self.step
+            must_validate = self._is_time_to_validate() and self._validated_step != self.step
             # A person who stops a run waits for its end, and the validation may be what hangs.
             if must_validate and self.command != "stop":
                 self._validate()
@@ -329,7 +332,9 @@ class Trainer(Loop):
         clock.enter("agreement")
         self._consensus.begin(failure)
         randomness.seed_step(self.config.seed, self.rank, self.step, self.device)
-        step = self._rank_model.begin_step(self.config, self.recipe, self.step)
+        step = self._rank_model.begin_step(
+            self.config, self.recipe, self.step, self._data.loaders.steps_per_epoch
+        )
         lr = self._built.learning_rate.at(self.step)
         sums: dict[str, Tensor] = {}
         own_s = 0.0
@@ -376,11 +381,20 @@ class Trainer(Loop):
         means = {name: total / self.config.accumulate for name, total in sums.items()}
         self._record(means | norms, numbers, clock, inputs)
 
+    def _is_time_to_validate(self) -> bool:
+        if self.config.val_every_epochs:
+            is_the_end = self.step > 0 and self.step == self.total_steps
+            return is_the_end or self._ends_an_epoch(self.config.val_every_epochs)
+        return self._due(self.config.val_every)
+
     def _is_worth_a_checkpoint(self) -> bool:
-        epoch, steps_into_epoch = self._data.epoch_at(self.step)
-        every = self.config.checkpoint_every_epochs
-        epoch_is_due = every > 0 and steps_into_epoch == 0 and epoch % every == 0
+        epoch_is_due = self._ends_an_epoch(self.config.checkpoint_every_epochs)
         return epoch_is_due or self._due(self.config.checkpoint_every) or self._progress.is_best(self.step)
+
+    def _ends_an_epoch(self, every: int) -> bool:
+        """Return whether the last step was the end of an epoch, of each `every`-th one; 0 for none."""
+        epoch, steps_into_epoch = self._data.epoch_at(self.step)
+        return every > 0 and self.step > 0 and steps_into_epoch == 0 and epoch % every == 0
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.step > 0 and (self.step % every == 0 or self.step == self.total_steps)

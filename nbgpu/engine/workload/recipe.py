@@ -116,10 +116,9 @@ class Adversarial(Protocol):
     The discriminator is a second network, trained alongside to distinguish the model's outputs from the data.
     """
 
-    @property
-    def discriminator_first_step(self) -> int:
-        """The first step in which the discriminator takes part, counted from 0; before it the loss is
-        `loss`."""
+    def discriminator_first_step(self, steps_per_epoch: int) -> int:
+        """Return the first step in which the discriminator takes part, counted from 0; before it the loss is
+        `loss`. An epoch has `steps_per_epoch` optimizer steps."""
         ...
 
     @property

@@ -89,15 +89,19 @@ class Autoencoder:
         loaders = SampleLoader(
             training, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
         ).loaders(val_batches)
-        return replace(loaders, warnings=(*loaders.warnings, *self._warnings()))
+        return replace(loaders, warnings=(*loaders.warnings, *self._warnings(loaders.steps_per_epoch)))
 
-    def _warnings(self) -> Iterator[str]:
+    def _warnings(self, steps_per_epoch: int) -> Iterator[str]:
         config = self.config
         if config.perceptual == "features" and config.perceptual_network == "random":
             yield "perceptual='features': the features are those of random filters; perceptual_network names others"
-        first_step = self.discriminator_first_step
-        if config.adversarial_weight and config.epochs is None and first_step >= config.steps:
-            yield f"adversarial_after={first_step}: the run ends with step {config.steps}, before the discriminator begins"
+        first_step = self.discriminator_first_step(steps_per_epoch)
+        last_step = config.total_steps(steps_per_epoch)
+        if config.adversarial_weight and first_step >= last_step:
+            yield (
+                f"the discriminator would begin after {first_step} steps, and the run ends with step {last_step}. "
+                "Lower adversarial_after"
+            )
 
     def inspect(self) -> None:
         """Read all volumes. DataError has a line for each unusable one."""
@@ -266,10 +270,14 @@ class Autoencoder:
 
     # ---- the discriminator ----
 
-    @property
-    def discriminator_first_step(self) -> int:
-        """`adversarial_after`, or the first step in a smoke test, which must cover everything."""
-        return 0 if self.config.smoke_test else self.config.adversarial_after
+    def discriminator_first_step(self, steps_per_epoch: int) -> int:
+        """Return the steps of `adversarial_after` or `adversarial_after_epochs`, or the first step in a smoke
+        test, which must cover everything."""
+        if self.config.smoke_test:
+            return 0
+        if self.config.adversarial_after_epochs is not None:
+            return round(self.config.adversarial_after_epochs * steps_per_epoch)
+        return self.config.adversarial_after
 
     @property
     def discriminator_lr(self) -> float:

@@ -26,14 +26,14 @@ MODELS: dict[str, type[Settings]] = {
 _ALWAYS = {
     "every run": """
         recipe steps batch_size accumulate global_batch_size epochs seed threads smoke_test
-        optimizer lr lr_scaling weight_decay clip_norm clip_value ema_decay schedule warmup_steps
+        optimizer lr lr_scaling weight_decay clip_norm clip_value ema_decay schedule warmup_epochs
         amp dtype tf32 cudnn sdpa on_nonfinite
         strategy sync_batchnorm checkpoint_activations compile channels_last
         checkpoint_every checkpoint_every_epochs keep_checkpoints best_metric resume
         log_every telemetry work_out_result runs_dir tensorboard wandb profile
         data dataset check_voxels replace_rate shards num_workers persistent_workers prefetch
         pin_memory non_blocking transforms_on rotate90_prob flip_prob intensity_prob
-        val_fraction val_every
+        val_fraction val_every_epochs
     """,
     "autoencoder": """
         patch_size channels latent_channels recon_loss kl_weight perceptual adversarial_weight
@@ -92,7 +92,12 @@ def _values(model: type[Settings], name: str) -> Iterator[Any]:
     if field.annotation is float:
         yield 0.0
     yield from {"data": ["patients.csv", "generated", "phantoms"], "gpus": ["none"]}.get(name, [])
-    yield from {"val_every_epochs": [1], "fold": ["Fold_1"]}.get(name, [])
+    yield from {
+        "val_every_epochs": [1],
+        "warmup_epochs": [1.0],
+        "adversarial_after_epochs": [1.0],
+        "fold": ["Fold_1"],
+    }.get(name, [])
 
 
 def _other(model: type[Settings], name: str) -> Any:

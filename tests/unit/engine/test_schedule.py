@@ -13,7 +13,17 @@ from nbgpu.errors import ConfigError
 
 def rate(total_steps: int = 100, world_size: int = 1, **settings: Any) -> LearningRate:
     config = TrainConfig.checked(**{"lr": 0.1, "warmup_steps": 0, "steps": total_steps, **settings})
-    return LearningRate(config, world_size, total_steps)
+    return LearningRate(config, world_size, total_steps, steps_per_epoch=8)
+
+
+def test_a_warm_up_in_epochs_has_their_steps() -> None:
+    # An epoch has eight steps here.
+    lr = rate(warmup_steps=None, warmup_epochs=0.5, schedule="constant")
+    assert [lr.at(step) for step in range(5)] == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1])
+    with pytest.raises(ConfigError, match="warmup_steps=4 counts only with no warmup_epochs"):
+        rate(warmup_steps=4, warmup_epochs=0.5)
+    with pytest.raises(ConfigError, match="warmup_epochs=3 must be smaller than epochs=3"):
+        rate(warmup_steps=None, warmup_epochs=3, epochs=3)
 
 
 def test_the_warm_up_rises_in_equal_steps_to_the_peak() -> None:
