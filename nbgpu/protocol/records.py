@@ -168,6 +168,9 @@ class RankStatus:
     """Seconds since the last record of the rank. A rank that holds the GIL in C code is silent, not dead."""
     values: dict[str, float]
     """The newest value of every series."""
+    done: int = 0
+    """The samples of the result that the rank has evaluated, of `total`; 0 of 0 before that."""
+    total: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,14 @@ class _RankSource:
     read_mono_s: float = 0.0
 
 
+def _progress_in(record: Event, before: tuple[int, int]) -> tuple[int, int]:
+    """How many samples of the result, of how many, a rank has evaluated by the record of a state."""
+    done, total = record.detail.get("done"), record.detail.get("total")
+    if isinstance(done, int) and isinstance(total, int) and 0 <= done <= total:
+        return done, total
+    return before if record.text in ("working out the result", "waiting for rank 0") else (0, 0)
+
+
 def _damage_of(source: _RankSource) -> list[str]:
     sentences = []
     if source.damaged_lines:
@@ -106,6 +114,7 @@ class Reader:
         self._lock = threading.Lock()
         self._events: list[Event] = []
         self._states: list[RunState] = ["starting"] * world_size
+        self._progress = [(0, 0)] * world_size
         self._steps = [0] * world_size
         self._values: list[dict[str, float]] = [{} for _ in range(world_size)]
         self._closing = threading.Event()
@@ -182,6 +191,8 @@ class Reader:
                     device=devices[s.rank],
                     silent_s=now_s - s.heard_mono_s if self._thread else 0.0,
                     values=dict(self._values[s.rank]),
+                    done=self._progress[s.rank][0],
+                    total=self._progress[s.rank][1],
                 )
                 for s in self._sources
             ]
@@ -342,6 +353,7 @@ class Reader:
                     self._values[source.rank].update(record.values)
                 elif record.kind == "state":
                     self._states[source.rank] = cast(RunState, record.text)
+                    self._progress[source.rank] = _progress_in(record, self._progress[source.rank])
                     if record.text not in STATES_OF_NO_STEP:
                         # With its weights spread over the ranks a run may go back, to its newest checkpoint.
                         self._steps[source.rank] = record.step

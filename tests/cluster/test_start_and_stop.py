@@ -18,6 +18,7 @@ from nbgpu.client.cluster.cluster import current
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.results import collect
 from nbgpu.client.host import registry
+from nbgpu.config import own_file
 from nbgpu.machine.processes import ProcessId
 
 
@@ -39,6 +40,24 @@ def test_a_collective_takes_no_longer_than_it_may() -> None:
         # The group that is formed after a failure has the same limit, and works.
         printed = cluster.execute("total = torch.ones(1); dist.all_reduce(total); print(int(total))")
         assert printed == {0: "2\n", 1: "2\n"}
+
+
+@pytest.mark.long
+def test_ranks_wait_longer_for_a_result_than_for_a_collective(tmp_path: Path) -> None:
+    path = own_file.create(str(tmp_path / "patient.py"))
+    result = "    def result(self, model, device):\n        time.sleep(7)\n        return {'note': 'slept'}\n"
+    path.write_text(
+        path.read_text().replace("import torch\n", "import time\nimport torch\n", 1) + f"\n{result}"
+    )
+    with nbgpu.Cluster(gpus="none", ranks=2, collective_timeout_s=3) as cluster:
+        run = cluster.train(str(path), steps=2, runs_dir=str(tmp_path / "runs")).wait(120)
+        assert run.status == "finished"
+        found = run.result()
+        assert found is not None
+        assert found["note"] == "slept"
+        # Collectives that come after it have their timeout as before.
+        with pytest.raises(nbgpu.RankError, match=r"(?i)timed out waiting 3000"):
+            cluster.execute("if rank == 0: dist.barrier()")
 
 
 def test_engines_that_cannot_start_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,11 +19,13 @@ from nbgpu.recipes.survival import metrics
 from nbgpu.recipes.survival.network import SurvivalNetwork, load_weights
 from nbgpu.recipes.survival.recipe import Survival
 
-SMALL = {"num_patients": 40, "batch_size": 4, "widen_factor": 0.0625}
+SMALL = {"batch_size": 4, "widen_factor": 0.0625}
+COHORT = {"num_patients": 40}
 
 
 def _config(**settings: Any) -> SurvivalConfig:
-    config = train_config("survival", **{**SMALL, **settings})
+    cohort = {} if "data" in settings else COHORT
+    config = train_config("survival", **{**SMALL, **cohort, **settings})
     assert isinstance(config, SurvivalConfig)
     return config
 
@@ -132,7 +134,7 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         ({"data": "a.csv"}, "give image_size"),
         ({"image_size": (16, 16)}, "three numbers"),
         ({"hu_min": 10, "hu_max": 10}, "must be below"),
-        ({"features": ("Age",)}, "columns of a CSV"),
+        ({"features": ("Age",)}, "features=.* counts only with data other than"),
         ({"eval_times": (3.0, 1.0)}, "must be above 0 and rise"),
         ({"freeze_epochs": 1}, "find_unused_parameters=True"),
     ):

@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -55,6 +55,7 @@ _CONNECT_TIMEOUT_S = 4.0
 """The time for gloo to connect ranks that have all arrived, which takes a few milliseconds. gloo waits five
 times as long for a peer's connection (gloo/transport/tcp/pair.cc, waitUntil)."""
 _CONNECT_TIMEOUT_S_PER_RANK = 0.1
+_LONGEST_WAIT = timedelta(days=30)
 _MAKING_PATIENCE_S = 0.1
 """How long a rank that is to be freed may still connect to its peers: cut off halfway, it would keep them
 waiting."""
@@ -167,6 +168,25 @@ def _let_collectives_wait(timeout: timedelta) -> None:
     """Give the default group the timeout of its collectives, once it is connected."""
     if torch_private.can_change_timeout():
         torch_private.change_timeout(timeout)
+
+
+@contextmanager
+def without_timeout() -> Iterator[None]:
+    """Let the ranks wait for one another in this block for as long as one of them works by itself.
+
+    A rank that dies or raises meanwhile is noticed as ever, because that does not depend on the timeout.
+    Where torch cannot change the timeout of a group it stays as it is.
+    """
+    if not (dist.is_initialized() and torch_private.can_change_timeout()):
+        yield
+        return
+    _let_collectives_wait(_LONGEST_WAIT)
+    try:
+        yield
+    finally:
+        # After a failure the group may be gone.
+        if dist.is_initialized():
+            _let_collectives_wait(membership().timeout)
 
 
 def prove(world_size: int, device: torch.device) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from nbgpu.config import TrainConfig
 from nbgpu.engine.checkpoints import files as checkpoint
 from nbgpu.engine.checkpoints.saving import WholeState
-from nbgpu.engine.group import activity
+from nbgpu.engine.group import activity, group
 from nbgpu.engine.group.consensus import together
 from nbgpu.engine.logs import run_info
 from nbgpu.engine.memory import usage as memory
@@ -275,7 +275,8 @@ class Minimiser(Loop):
         if self.step and self._validated_step != self.step and self.config.val_every:
             self._validate()
         failure = self._save_and_wait()
-        together(lambda: self._tell_the_end(failure))
+        with group.without_timeout():
+            together(lambda: self._tell_the_end(failure))
 
     def _tell_the_end(self, failure: RunError | None) -> None:
         self._enter("working out the result" if self.rank == 0 else "waiting for rank 0")

@@ -16,7 +16,7 @@ from nbgpu.engine.checkpoints.saving import WholeState
 from nbgpu.engine.data import identity as data_identity
 from nbgpu.engine.data.batches import StepBatches
 from nbgpu.engine.dry_run import fake_steps
-from nbgpu.engine.group import activity, straggler
+from nbgpu.engine.group import activity, group, straggler
 from nbgpu.engine.group.consensus import together
 from nbgpu.engine.logs import run_info
 from nbgpu.engine.logs.profiler import Profiler
@@ -26,14 +26,14 @@ from nbgpu.engine.model.moments import Anchors
 from nbgpu.engine.model.schedule import LearningRate
 from nbgpu.engine.model.state import State
 from nbgpu.engine.model.strategy import Strategy
-from nbgpu.engine.training import smoke, validation
+from nbgpu.engine.training import evaluation, smoke, validation
 from nbgpu.engine.training.loop import Loop, RunContext
 from nbgpu.engine.training.nonfinite import Guard
 from nbgpu.engine.training.rank_model import RankModel
 from nbgpu.engine.training.smoke import SmokeTest
 from nbgpu.engine.training.step_clock import StepClock, is_detailed
 from nbgpu.engine.training.step_metrics import Readings, StepRecord
-from nbgpu.engine.workload.recipe import Recipe
+from nbgpu.engine.workload.recipe import Evaluated, Recipe
 from nbgpu.errors import ConfigError, OutOfMemoryError, RunError
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.planning.suitability import without_gpus
@@ -446,8 +446,10 @@ class Trainer(Loop):
         failure = self._save_and_wait()
         if self.config.restore_best and self.command != "stop":
             self._go_back_to_best()
-        with validation.evaluating(self._built, self._spread):
-            together(lambda: self._tell_the_end(failure))
+        # The recipe decides how long this takes, and rank 0 does some of it alone.
+        with group.without_timeout(), validation.evaluating(self._built, self._spread):
+            evaluated = self._evaluated() if self._has_result else None
+            together(lambda: self._tell_the_end(failure, evaluated))
         if self._smoke is not None and self.command != "stop":
             self._look_back(self._smoke)
 
@@ -460,15 +462,38 @@ class Trainer(Loop):
         elif why:
             self._note(f"the result is that of the last step, not of the best one: {why}")
 
-    def _tell_the_end(self, failure: RunError | None) -> None:
+    @property
+    def _has_result(self) -> bool:
+        return self.config.work_out_result and self.command != "stop"
+
+    def _evaluated(self) -> list[Any] | None:
+        """Return what the model does with each sample of the result, where the recipe shares that out. A
+        collective."""
+        recipe = self.recipe
+        if not isinstance(recipe, Evaluated):
+            return None
+
+        def tell(num_done: int, num_samples: int) -> None:
+            if self.recorder is not None:
+                self.recorder.state("working out the result", self.step, done=num_done, total=num_samples)
+
+        return evaluation.evaluate(
+            recipe, self._model, self.device, self.member, self.config.batch_size, tell
+        )
+
+    def _tell_the_end(self, failure: RunError | None, evaluated: list[Any] | None) -> None:
         # The result is worth having even if the checkpoint could not be written.
-        has_result = self.config.work_out_result and self.command != "stop"
-        if has_result:
+        if self._has_result:
             self._enter("working out the result" if self.rank == 0 else "waiting for rank 0")
-        if self.rank == 0 and has_result:
+        if self.rank == 0 and self._has_result:
             weights = self._progress.weights_in_words(self.step)
+            recipe = self.recipe
             with activity.during("working out the result"):
-                result = self.recipe.result(self._model, self.device)
+                result = (
+                    recipe.result(self._model, self.device, evaluated)
+                    if isinstance(recipe, Evaluated)
+                    else recipe.result(self._model, self.device)
+                )
             self._event("result", self.config.title, weights=weights, **result)
         if failure is not None:
             raise failure

@@ -157,6 +157,34 @@ class Pictured(Protocol):
 
 
 @runtime_checkable
+class Evaluated(Protocol):
+    """A recipe whose result begins with the model's outputs for many samples. The ranks share these out."""
+
+    def samples_of_result(self) -> Sequence[Any]:
+        """Return the samples that the result is about, in order and the same on every rank. They are named
+        here, and not read."""
+        ...
+
+    def evaluate(self, model: nn.Module, device: torch.device, samples: Sequence[Any]) -> list[Any]:
+        """Return as JSON what the result needs to know of each of these samples. It must not call a
+        collective."""
+        ...
+
+    def result(
+        self, model: nn.Module, device: torch.device, evaluated: Sequence[Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the result as `Recipe.result` does.
+
+        Args:
+            model: the trained model.
+            device: where it is.
+            evaluated: what `evaluate` returned for each of the samples, in their order; None to evaluate all
+                of them here.
+        """
+        ...
+
+
+@runtime_checkable
 class Judge(Protocol):
     """A recipe whose held-out samples can only be judged together, such as by their order."""
 

@@ -205,25 +205,50 @@ class Diffusion:
 
     # ---- result ----
 
-    def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
+    def samples_of_result(self) -> Sequence[int]:
+        """Return the numbers of the held-out cases that the result is about."""
+        return range(min(len(self.items()[1]), 2 * self.config.val_cases))
+
+    def evaluate(
+        self, model: nn.Module, device: torch.device, samples: Sequence[int]
+    ) -> list[dict[str, dict[str, float]]]:
+        """Return for each case the `quality` of what is sampled, and of what the network says at once."""
+        held_out = self.items()[1]
+        data = self.decoded([held_out[number] for number in samples], with_label=True)
+        rows = {}
+        for name, last in (("diffusion", 0), ("the network asked once", len(self.sampler.times) - 1)):
+            made = self._sampled(model, device, data["condition"], samples, last)
+            rows[name] = quality(made, data["target"], data.get("label"))
+        return [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+
+    def _sampled(
+        self, model: nn.Module, device: torch.device, condition: Tensor, numbers: Sequence[int], last: int = 0
+    ) -> Tensor:
+        """Return what is sampled for these cases, with the noise of their numbers, on the CPU."""
+        dtype = next(model.parameters()).dtype
+        return self.sampler(model, condition.to(device, dtype), list(numbers), last).float().cpu()
+
+    def result(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        evaluated: Sequence[dict[str, dict[str, float]]] | None = None,
+    ) -> dict[str, Any]:
         """Return PSNR and SSIM of samples of held-out cases beside baselines: `table`, `cases`, `note` and
-        `images`."""
+        `images`. `evaluated` is from `evaluate`."""
         config = self.config
         training, held_out = self.items()
-        held_out = held_out[: 2 * config.val_cases]
+        numbers = self.samples_of_result()
+        held_out = held_out[: len(numbers)]
         if not held_out:
             return {"table": {}, "note": "Nothing was held out (val_fraction=0): no result.", "images": {}}
+        if evaluated is None:
+            chunks = [numbers[i : i + config.batch_size] for i in range(0, len(numbers), config.batch_size)]
+            evaluated = [row for chunk in chunks for row in self.evaluate(model, device, chunk)]
         data = self.decoded(held_out, with_label=True)
-        dtype = next(model.parameters()).dtype
-        outputs: dict[str, Tensor] = {}
-        for name, last in (("diffusion", 0), ("the network asked once", len(self.sampler.times) - 1)):
-            parts = [
-                self.sampler(model, data["condition"][chosen].to(device, dtype), chosen.tolist(), last)
-                for chosen in torch.arange(len(held_out)).split(config.batch_size)
-            ]
-            outputs[name] = torch.cat(parts).float().cpu()
-        outputs |= self._baselines(training, data["condition"])
-        rows = {name: quality(output, data["target"], data.get("label")) for name, output in outputs.items()}
+        rows = {name: [row[name] for row in evaluated] for name in evaluated[0]}
+        for name, output in self._baselines(training, data["condition"]).items():
+            rows[name] = quality(output, data["target"], data.get("label"))
         table = {name: _mean(of_cases) for name, of_cases in rows.items()}
         best_baseline = max(("mean image", "voxelwise quadratic"), key=lambda name: table[name]["psnr_db"])
         gain_db = table["diffusion"]["psnr_db"] - table[best_baseline]["psnr_db"]
@@ -232,12 +257,15 @@ class Diffusion:
             f"{abs(gain_db):.1f} dB {'above' if gain_db > 0 else 'below'} the best baseline, '{best_baseline}'. "
             "Values go from -1 to 1, and PSNR and SSIM are for that range."
         )
+        shown = slice(0, _NUM_PICTURES)
         cases = {str(item["name"]): row for item, row in zip(held_out, rows["diffusion"], strict=True)}
         return {
             "table": table,
             "cases": cases,
             "note": note,
-            "images": self._pictures(data, outputs["diffusion"]),
+            "images": self._pictures(
+                data, self._sampled(model, device, data["condition"][shown], numbers[shown])
+            ),
         }
 
     def _baselines(self, training: Sequence[Item], condition: Tensor) -> dict[str, Tensor]:
@@ -251,7 +279,7 @@ class Diffusion:
 
     def _pictures(self, data: dict[str, Tensor], made: Tensor) -> dict[str, str]:
         shown = slice(0, _NUM_PICTURES)
-        condition, target, found = data["condition"][shown], data["target"][shown, 0], made[shown, 0]
+        condition, target, found = data["condition"][shown], data["target"][shown, 0], made[:, 0]
         given = [name for name in MODALITIES if name != self.config.target]
         return {
             **{

@@ -174,10 +174,42 @@ class Survival:
 
     # ---- result ----
 
-    def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
+    def samples_of_result(self) -> Sequence[Item]:
+        """Return some training patients, to whom the baselines are fitted, and all held-out ones."""
+        patients = self._patients
+        if not patients.held_out:
+            return []
+        return [*(patients.items[number] for number in self._fitted_on()), *patients.held_out]
+
+    def _fitted_on(self) -> list[int]:
+        shuffled = np.random.RandomState(self.config.seed).permutation(self._patients.num_training)
+        return [int(number) for number in shuffled[:_MAX_FITTED]]
+
+    def evaluate(
+        self, model: nn.Module, device: torch.device, samples: Sequence[Item]
+    ) -> list[dict[str, float]]:
+        """Return for each patient `number`, `score`, the log hazard, and `mean_intensity`."""
+        dtype = next(model.parameters()).dtype
+        rows = []
+        for batch in self._decoded(samples):
+            on_device = {name: batch[name].to(device, dtype) for name in ("image", "features")}
+            columns = {
+                "number": batch["number"],
+                "score": _scores(model, on_device).double().cpu(),
+                "mean_intensity": batch["image"].flatten(1).double().mean(dim=1),
+            }
+            rows += [
+                dict(zip(columns, row, strict=True))
+                for row in zip(*(c.tolist() for c in columns.values()), strict=True)
+            ]
+        return rows
+
+    def result(
+        self, model: nn.Module, device: torch.device, evaluated: Sequence[dict[str, float]] | None = None
+    ) -> dict[str, Any]:
         """Evaluate predictions for the held-out patients beside baselines.
 
-        Returns `table`, `note` and `images`.
+        Returns `table`, `note` and `images`; `evaluated` is from `evaluate`.
 
         `auc_T` says how well events up to the time T are separated from later ones, and `ibs` is the mean
         Brier score between the first and the last of these times: 0 is perfect, and lower is better.
@@ -185,9 +217,10 @@ class Survival:
         patients = self._patients
         if not patients.held_out:
             return {"table": {}, "note": "Nothing was held out (val_fraction=0): no result.", "images": {}}
-        chosen = np.random.RandomState(self.config.seed).permutation(patients.num_training)[:_MAX_FITTED]
-        training = _Known(self, model, device, [patients.items[number] for number in chosen])
-        held_out = _Known(self, model, device, patients.held_out)
+        if evaluated is None:
+            evaluated = self.evaluate(model, device, self.samples_of_result())
+        num_fitted = len(self._fitted_on())
+        training, held_out = _Known(self, evaluated[:num_fitted]), _Known(self, evaluated[num_fitted:])
         predictions = {
             self.config.resnet: (training.scores, held_out.scores),
             "mean intensity": self._linear(training.means[:, None], held_out.means[:, None], training),
@@ -250,20 +283,14 @@ class Survival:
 class _Known:
     """The data of some patients, and the network's predictions for them."""
 
-    def __init__(
-        self, recipe: Survival, model: nn.Module, device: torch.device, items: Sequence[Item]
-    ) -> None:
-        dtype = next(model.parameters()).dtype
-        scores, means, features, numbers = [], [], [], []
-        for batch in recipe._decoded(items):
-            on_device = {name: batch[name].to(device, dtype) for name in ("image", "features")}
-            scores.append(_scores(model, on_device).double().cpu())
-            means.append(batch["image"].flatten(1).double().mean(dim=1))
-            features.append(batch["features"].double())
-            numbers.append(batch["number"])
-        self.numbers: NDArray[np.intp] = torch.cat(numbers).numpy()
-        self.means, self.features = torch.cat(means).numpy(), torch.cat(features).numpy()
-        self.scores, self.times, self.events = recipe._of(torch.cat(scores).numpy(), self.numbers)
+    def __init__(self, recipe: Survival, rows: Sequence[dict[str, float]]) -> None:
+        self.numbers: NDArray[np.intp] = np.array([row["number"] for row in rows], dtype=np.intp)
+        self.means = np.array([row["mean_intensity"] for row in rows])
+        items = [recipe._patients.items[number] for number in self.numbers]
+        # As float32, in which the network has seen them.
+        self.features = np.array([item["features"] for item in items], dtype=np.float32).astype(np.float64)
+        scores = np.array([row["score"] for row in rows])
+        self.scores, self.times, self.events = recipe._of(scores, self.numbers)
 
 
 def _worth(

@@ -289,11 +289,11 @@ class Panel(anywidget.AnyWidget):
             "num_epochs": now.num_epochs,
             "samples_per_s": now.samples_per_s,
             "eta": wording.duration(now.eta_s) if now.eta_s is not None else "",
-            "pace": wording.pace(self._follower.history),
+            "pace": wording.evaluated(statuses) or wording.pace(self._follower.history),
             "hang": self._run.hang,
             "ranks": [
                 {
-                    "state": s.state,
+                    "state": wording.state(s),
                     "step": s.step,
                     "memory_bytes": wording.memory_bytes(s),
                     "warning": wording.warning(s),

@@ -153,7 +153,8 @@ class _Screen:
         below = (
             [] if len(statuses) <= MAX_ROWS else [Text(f"and {len(statuses) - MAX_ROWS} more", style="dim")]
         )
-        pace = [Text(wording.pace(self._history), style="dim")] if wording.pace(self._history) else []
+        sentence = wording.evaluated(statuses) or wording.pace(self._history)
+        pace = [Text(sentence, style="dim")] if sentence else []
         hang = [Text(run.hang, style="bold red")] if run.hang else []
         return Group(head, *([Text(", ".join(parts))] if parts else []), table, *below, *pace, *hang)
 
@@ -166,7 +167,7 @@ def _row(status: RankStatus) -> list[RenderableType]:
     return [
         Text(f"{status.rank}", style=rank_color(status.rank)),
         Text(status.device.label(), no_wrap=True, overflow="ellipsis"),
-        status.state,
+        wording.state(status),
         f"{status.step}",
         _number(values, "loss"),
         _number(values, "samples_per_s", ".1f"),

@@ -60,6 +60,20 @@ def memory_bytes(status: RankStatus) -> float | None:
     return status.values.get("memory_reserved_bytes", status.values.get("memory_rss_bytes"))
 
 
+def state(status: RankStatus) -> str:
+    """What a rank is doing, and how far it has come with its samples of the result."""
+    if status.state != "working out the result" or status.done == status.total:
+        return status.state
+    return f"{status.state}, {status.done} of {status.total}"
+
+
+def evaluated(statuses: Sequence[RankStatus]) -> str:
+    """How many samples of the result all ranks have evaluated; empty before that and at the end."""
+    done, total = sum(s.done for s in statuses), sum(s.total for s in statuses)
+    is_over = all(s.state in FINAL_STATES for s in statuses)
+    return "" if is_over or done == total else f"{done} of {total} samples of the result evaluated"
+
+
 def warning(status: RankStatus) -> str:
     """A warning about a rank in words; empty where all is well.
 
@@ -138,6 +152,8 @@ def summary(info: RunInfo, state: str, statuses: Sequence[RankStatus], history: 
             parts.append(f"{label} {sum(newest) / len(newest):.4g}")
     if now.samples_per_s > 0:
         parts.append(f"{now.samples_per_s:.3g} samples/s on {count_of_ranks(info.world_size)}")
+    if shared := evaluated(statuses):
+        parts.append(shared)
     if info.simulated:
         parts.append(info.simulated)
     if now.eta_s is not None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from nbgpu.protocol.records import Device, Event, RankStatus, RunInfo, RunState, Sample
+from nbgpu.ui.run import wording
 from nbgpu.ui.run.history import History
 from nbgpu.ui.run.wording import duration, pace, progress, recent, summary, warning
 
@@ -46,6 +47,24 @@ def test_progress_is_the_slowest_ranks_and_the_rate_everyones() -> None:
 def test_nothing_is_said_to_be_left_while_the_result_is_worked_out() -> None:
     done = RankStatus(0, "working out the result", 100, GPU, 0.0, {"samples_per_s": 8.0})
     assert progress(INFO, "working out the result", [done]).eta_s is None
+
+
+def test_how_much_of_the_result_is_worked_out_is_said_by_rank_and_for_all() -> None:
+    ranks = [
+        RankStatus(0, "working out the result", 100, GPU, 0.0, {}, done=4, total=11),
+        RankStatus(1, "waiting for rank 0", 100, GPU, 0.0, {}, done=10, total=10),
+    ]
+    assert [wording.state(rank) for rank in ranks] == [
+        "working out the result, 4 of 11",
+        "waiting for rank 0",
+    ]
+    said = "14 of 21 samples of the result evaluated"
+    assert wording.evaluated(ranks) == said
+    assert said in wording.summary(INFO, "working out the result", ranks, History())
+    # After its share rank 0 does the rest alone.
+    done = [RankStatus(0, "working out the result", 100, GPU, 0.0, {}, done=11, total=11), ranks[1]]
+    assert [wording.state(rank) for rank in done] == ["working out the result", "waiting for rank 0"]
+    assert wording.evaluated(done) == ""
 
 
 @pytest.mark.parametrize("state", ["paused", "finished"])

@@ -193,4 +193,6 @@ def test_what_the_settings_leave_without_effect_is_told() -> None:
     loaders = recipe.build_loaders(0, 1)
     loaders.close()
     assert loaders.warnings[-2].endswith("random filters; perceptual_network names others")
-    assert loaders.warnings[-1].startswith("adversarial_after=200: the run ends with step 200, before")
+    assert loaders.warnings[-1] == (
+        "the discriminator would begin after 200 steps, and the run ends with step 200. Lower adversarial_after"
+    )
