@@ -120,7 +120,7 @@ def _train(cluster: nbgpu.Cluster, tmp_path: Path, **settings: Any) -> dict[str,
 @pytest.mark.long
 def test_a_short_run_beats_the_blur(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     result = _train(cluster2, tmp_path, num_masks=96, size=32, steps=120, val_every=60, kernel_nm=475)
-    network, blur = result["table"].values()
+    network, blur = result["table"]["network"], result["table"]["mask blurred and squared"]
     assert network["mse"] < blur["mse"] / 2
     assert network["iou"] > 0.9
     assert network["cd_nm"] < blur["cd_nm"]
