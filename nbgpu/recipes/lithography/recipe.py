@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from monai.transforms import Compose
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from nbgpu.engine.data.sampling import Draw
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
+from nbgpu.recipes.lithography.baselines import best_blur, num_systems, socs_images
 from nbgpu.recipes.lithography.contours import iou
 from nbgpu.recipes.lithography.lithobench import load_design, load_print
 from nbgpu.recipes.lithography.measures import Measures
@@ -204,8 +204,11 @@ class Lithography:
     # ---- result ----
 
     def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
-        """Compare the errors on held-out masks with those of the best blur of the mask, squared. Return
-        `table`, `note` and `images`; `Measures.errors` says what the columns are."""
+        """Compare the errors on held-out masks with those of the best blur of the mask, squared, and, where
+        images are simulated, of SOCS with as many kernels as the network has.
+
+        Return `table`, `note` and `images`; `Measures.errors` says what the columns are.
+        """
         training, held_out = self._items()
         data = self._decoded(held_out[:_MAX_IN_RESULT])
         mask, true = data["mask"], data["aerial"]
@@ -217,9 +220,13 @@ class Lithography:
         batches = torch.split(mask, self.config.batch_size)
         weights_dtype = next(model.parameters()).dtype
         found = torch.cat([_image(model, batch.to(device, weights_dtype)).float().cpu() for batch in batches])
-        sigma = _best_blur(self._decoded(training[:_MAX_IN_RESULT]))
+        fitted = self._decoded(training[:_MAX_IN_RESULT])
+        sigma = best_blur(fitted["mask"], fitted["aerial"])
         outputs = {"network": found, "mask blurred and squared": blurred(mask, sigma).square()}
-        outputs["given images" if "aerial" in held_out[0] else "simulated images"] = true
+        simulated = "aerial" not in held_out[0]
+        if simulated:
+            outputs[f"SOCS, {num_systems(self.config)} kernels"] = socs_images(self.config, mask)
+        outputs["simulated images" if simulated else "given images"] = true
         table = {name: self.measures.errors(output, true, design) for name, output in outputs.items()}
         for name, output in outputs.items() if prints else ():
             mine = self.measures.printed(output)
@@ -235,6 +242,11 @@ class Lithography:
             f"On {len(mask)} held-out masks the network has {verdict} the best blur of the mask ({sigma * self.config.pixel:.0f} nm), "
             f"squared. {self._in_words(design)}"
         )
+        if simulated:
+            note += (
+                f" SOCS knows the lens: its {num_systems(self.config)} complex kernels have as many numbers for each pixel as "
+                f"{self.config.num_kernels} learned ones."
+            )
         if prints:
             note += " printed_iou is beside the prints of the data, which is how far resist_threshold goes with them."
         return {"table": table, "note": note, "images": self._pictures(mask, true, found, design)}
@@ -285,11 +297,3 @@ class Lithography:
 def _image(model: nn.Module, mask: Tensor) -> Tensor:
     network = model.module if isinstance(model, DistributedDataParallel) else model
     return at_least_float32(network(mask))
-
-
-def _best_blur(data: dict[str, Tensor]) -> float:
-    """Return the blur, in pixels, with which the squared blurred masks come closest to the images of the
-    training masks."""
-    sigmas = np.arange(0.5, 6.0, 0.1)
-    errors = [float((blurred(data["mask"], s).square() - data["aerial"]).square().mean()) for s in sigmas]
-    return float(sigmas[int(np.argmin(errors))])
