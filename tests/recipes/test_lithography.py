@@ -120,17 +120,28 @@ def _train(cluster: nbgpu.Cluster, tmp_path: Path, **settings: Any) -> dict[str,
 @pytest.mark.long
 def test_a_short_run_beats_the_blur(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     result = _train(cluster2, tmp_path, num_masks=96, size=32, steps=120, val_every=60, kernel_nm=475)
-    network, blur = result["table"].values()
+    network, blur = result["table"]["network"], result["table"]["mask blurred and squared"]
     assert network["mse"] < blur["mse"] / 2
     assert network["iou"] > 0.9
     assert network["cd_nm"] < blur["cd_nm"]
+    # The lens itself, with as many kernels, and all of it.
+    socs, lens = result["table"]["SOCS, 24 kernels"], result["table"]["simulated images"]
+    assert lens["mse"] == lens["edges_lost"] == 0 < socs["mse"] < network["mse"]
+    assert "24 complex kernels have as many numbers" in result["note"]
     assert len(result["images"]) == 6
 
 
 @pytest.mark.quality
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_quality_gate(cluster2: nbgpu.Cluster, tmp_path: Path, seed: int) -> None:
-    """256 + 64 masks of 64 x 64 pixels at 193 nm and NA 0.85."""
-    network = _train(cluster2, tmp_path, seed=seed)["table"]["network"]
+    """256 + 64 masks of 64 x 64 pixels at 193 nm and NA 0.85. SOCS knows the lens, and the network is to come
+    near to it from pairs alone: within 15 times its error, where the best blur has 100 times as much."""
+    table = _train(cluster2, tmp_path, seed=seed)["table"]
+    network, blur, socs = (
+        table[name] for name in ("network", "mask blurred and squared", "SOCS, 24 kernels")
+    )
     assert network["mse"] <= 1.3e-4
+    assert network["mse"] <= blur["mse"] / 8
+    assert network["mse"] <= 15 * socs["mse"]
     assert network["iou"] >= 0.91
+    assert network["edges_lost"] <= blur["edges_lost"] / 2

@@ -112,8 +112,12 @@ class LithographyConfig(TrainConfig):
         le=10_000,
         description="kernels (SOCS) that images are simulated with; 0 for every source point (Abbe)",
     )
-    resist_threshold: float = Field(
-        0.3, gt=0, lt=2, description="intensity above which the resist clears, where a clear mask gives 1"
+    resist_threshold: float | None = Field(
+        None,
+        gt=0,
+        lt=2,
+        description="intensity above which the resist clears, where a clear mask gives 1; left out: 0.3, and 0.225 for "
+        "LithoBench's folders",
     )
     diffusion_nm: float = Field(
         0.0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -27,6 +27,8 @@ DescriptorType = Literal[
     "MultiPhaseGramMatrices",
 ]
 """The descriptors that a reconstruction can use; those that can only be measured are left out."""
+
+_DEFAULT_TYPES: tuple[DescriptorType, ...] = ("FFTCorrelations", "Variation", "VolumeFractions")
 
 _OF_ALL_PHASES = ("FFTCrossCorrelations", "CrossCorrelations", "MultiPhaseGramMatrices")
 _OF_A_MODEL = {
@@ -134,14 +136,14 @@ class MicrostructureConfig(TrainConfig):
         json_schema_extra=shape_of_model(),
     )
     descriptor_types: tuple[DescriptorType, ...] = Field(
-        ("FFTCorrelations", "Variation", "VolumeFractions"),
+        _DEFAULT_TYPES,
         min_length=1,
         description="the statistics to meet",
     )
-    descriptor_weights: tuple[float, ...] = Field(
-        (1.0, 1.0, 1.0),
-        description="what each descriptor's differences are multiplied by; empty for each one's own: Variation 100, "
-        "CrossCorrelations 10, all others 1",
+    descriptor_weights: tuple[float, ...] | None = Field(
+        None,
+        description="what each descriptor's differences are multiplied by; left out: 1 each for the default "
+        "descriptor_types, and otherwise, as for (), each one's own: Variation 100, CrossCorrelations 10, all others 1",
     )
     limit_to: int = Field(
         16,
@@ -242,12 +244,17 @@ class MicrostructureConfig(TrainConfig):
 
     @property
     def weights(self) -> dict[str, float | None]:
-        """The weight of each descriptor by name; None for the descriptor's own."""
-        given = self.descriptor_weights or (None,) * len(self.descriptor_types)
-        return dict(zip(self.descriptor_types, given, strict=True))
+        """The weight of each descriptor by name; None for the descriptor's own.
+
+        The default descriptors have weight 1 each: with its own weight, Variation takes most of the steps.
+        """
+        given: Sequence[float | None] = self.descriptor_weights or ()
+        if self.descriptor_weights is None and self.descriptor_types == _DEFAULT_TYPES:
+            given = (1.0,) * len(_DEFAULT_TYPES)
+        return dict(zip(self.descriptor_types, given or (None,) * len(self.descriptor_types), strict=True))
 
     def problems(self) -> Iterator[str]:
-        names, weights = self.descriptor_types, self.descriptor_weights
+        names, weights = self.descriptor_types, self.descriptor_weights or ()
         if len(set(names)) < len(names):
             yield f"descriptor_types={names} names one twice"
         if weights and len(weights) != len(names):

@@ -58,7 +58,7 @@ class Imager:
         for systems in self.systems.split(at_once):
             fields = torch.fft.ifft2(spectrum[:, None] * systems, norm="forward")
             intensity = intensity + (fields.real.square() + fields.imag.square()).sum(dim=1)
-        return _refine(intensity, *self.shape).view(mask.shape)
+        return refined(intensity, *self.shape).view(mask.shape)
 
 
 def abbe(
@@ -143,12 +143,14 @@ def _crop(spectrum: Tensor, h: int, w: int) -> Tensor:
     return spectrum[..., rows[:, None], columns]
 
 
-def _refine(image: Tensor, height: int, width: int) -> Tensor:
+def refined(image: Tensor, height: int, width: int) -> Tensor:
+    """Return the Fourier series of periodic images (..., h, w) at the points of a finer grid, (..., height,
+    width); the first points of both grids are the same."""
     h, w = image.shape[-2:]
     if (h, w) == (height, width):
         return image
     spectrum = torch.fft.fft2(image, norm="forward")
     fine: Tensor = spectrum.new_zeros(*image.shape[:-2], height, width)
     fine[..., _places(h, height)[:, None], _places(w, width)] = spectrum
-    refined: Tensor = torch.fft.ifft2(fine, norm="forward").real
-    return refined
+    values: Tensor = torch.fft.ifft2(fine, norm="forward").real
+    return values

@@ -44,14 +44,17 @@ def contours_over(masks: Tensor, true: Tensor, found: Tensor, threshold: float) 
     return _drawn(len(masks), draw)
 
 
-def errors_over(designs: Tensor, images: Tensor, threshold: float, pixel_nm: float) -> tuple[str, float]:
+def errors_over(
+    designs: Tensor, images: Tensor, threshold: float, pixel_nm: float, margin: int = 0
+) -> tuple[str, float]:
     """Draw what images (N, H, W) print over the designs, with the errors at the designs' edges and the widths
-    along the middle row.
+    along the middle row; without so many pixels on every side.
 
     Returns the picture and the error in nm that has the strongest colours.
     """
     height, width = (length * pixel_nm for length in designs.shape[1:])
-    middle = Cut((0.0, height / 2), (width, height / 2))
+    beside = margin * pixel_nm
+    middle = Cut((beside, height / 2), (width - beside, height / 2))
     shown = [
         overlay(design, image, threshold, pixel_nm, cuts=[middle])
         for design, image in zip(designs, images, strict=True)
@@ -60,6 +63,8 @@ def errors_over(designs: Tensor, images: Tensor, threshold: float, pixel_nm: flo
 
     def draw(axes: Axes, index: int) -> None:
         shown[index].draw(axes, largest, dot=3.0)
+        axes.set_xlim(beside, width - beside)
+        axes.set_ylim(beside, height - beside)
 
     return _drawn(len(shown), draw, inches=2.4), largest
 

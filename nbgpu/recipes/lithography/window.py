@@ -11,11 +11,22 @@ import torch
 from torch import Tensor
 
 from nbgpu.recipes.lithography.contours import crossings, iou, widths_nm
-from nbgpu.recipes.lithography.edges import edge_placement_errors_nm
-from nbgpu.recipes.lithography.imaging import abbe
+from nbgpu.recipes.lithography.edges import contest_sites, pixel_sites, placement_errors_nm
+from nbgpu.recipes.lithography.imaging import abbe, refined
 from nbgpu.recipes.lithography.pupil import Optics
 from nbgpu.recipes.lithography.resist import Resist
 from nbgpu.recipes.lithography.sources import Source
+from nbgpu.recipes.lithography.tiles import without_margin
+
+EPE_LIMIT_NM = 15.0
+"""An edge that prints further than this from the design, or not at all, is a violation."""
+DOSES = (0.98, 1.02)
+BAND_DEFOCUS_NM = 25.0
+"""The corners of the process variation band: the largest print has the higher dose in focus, the smallest
+the lower dose out of focus. These and the limit are those of the mask optimisation contest of ICCAD 2013
+(Banerjee, Li and Nassif)."""
+_FINER = 4
+"""Cells per pixel and axis in which areas are measured."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +41,10 @@ class Condition:
     """Mean absolute edge placement error over the edges with a contour within reach; NaN if there is no such
     edge."""
     num_lost: int
-    """Number of edges with no contour within reach."""
+    """Number of pixel sides at the design's edges with no contour within reach."""
+    epe_violations: int
+    """Number of the contest's sites (`contest_sites`) at which the print is more than 15 nm from the design,
+    or has no edge."""
     iou: float
     """Intersection over union of the printed image and the design."""
 
@@ -51,6 +65,7 @@ def process_window(
     asked: Sequence[tuple[float, float]],
     *,
     cut_row: int | None = None,
+    margin: int = 0,
 ) -> list[Condition]:
     """Return what the mask prints under each (defocus_nm, dose), in the order of `asked`.
 
@@ -66,29 +81,90 @@ def process_window(
         pixel_nm: the width of a pixel at the wafer.
         asked: the result of `conditions`, or a part of it.
         cut_row: the row along which the critical dimension is measured, by default the middle row.
+        margin: pixels on every side that surround the mask and are not measured; `cut_row` does not count
+            them.
     """
     shape = (int(mask.shape[0]), int(mask.shape[1]))
-    dtype = torch.complex64 if mask.dtype == torch.float32 else torch.complex128
-    row = shape[0] // 2 if cut_row is None else cut_row
+    dtype = _precision(mask)
+    row = shape[0] // 2 if cut_row is None else margin + cut_row
+    inner_nm = margin * pixel_nm, (shape[1] - margin) * pixel_nm
+    sites, of_contest = (
+        every.inside(*inner_nm) if margin else every
+        for every in (pixel_sites(design, pixel_nm), contest_sites(design, pixel_nm))
+    )
     found = []
     for defocus_nm, group in groupby(asked, key=lambda condition: condition[0]):
         moved = replace(optics, defocus_nm=optics.defocus_nm + defocus_nm)
         aerial = abbe(moved, source.points().to(mask.device), shape, pixel_nm, dtype)(mask)
         for _, dose in group:
             latent = resist.latent(aerial, pixel_nm, dose)
-            errors = edge_placement_errors_nm(latent, resist.threshold, design, pixel_nm)
-            seen = errors[~errors.isnan()].abs()
+            errors, at_sites = (
+                np.abs(placement_errors_nm(latent, resist.threshold, some, pixel_nm))
+                for some in (sites, of_contest)
+            )
+            seen = errors[~np.isnan(errors)]
+            printed = without_margin((latent > resist.threshold).float(), margin)
             found.append(
                 Condition(
                     dose=dose,
                     defocus_nm=defocus_nm,
                     cd_nm=_middle_width(latent[row], resist.threshold, pixel_nm),
                     mean_epe_nm=float(seen.mean()) if len(seen) else float("nan"),
-                    num_lost=int(errors.isnan().sum()),
-                    iou=float(iou((latent > resist.threshold)[None].float(), design[None])),
+                    num_lost=int(np.isnan(errors).sum()),
+                    epe_violations=int((~(at_sites <= EPE_LIMIT_NM)).sum()),
+                    iou=float(iou(printed[None], without_margin(design, margin)[None])),
                 )
             )
     return found
+
+
+def pv_band_nm2(
+    mask: Tensor, optics: Optics, source: Source, resist: Resist, pixel_nm: float, *, margin: int = 0
+) -> float:
+    """Return the area of the process variation band in nm^2: what prints with a dose of 1.02 in focus and not
+    with a dose of 0.98 at 25 nm of defocus, or the other way round.
+
+    The arguments are those of `process_window`; the defocus is added to that of `optics`.
+    """
+    shape = (int(mask.shape[0]), int(mask.shape[1]))
+    largest, smallest = (
+        resist.latent(
+            abbe(
+                replace(optics, defocus_nm=optics.defocus_nm + defocus_nm),
+                source.points().to(mask.device),
+                shape,
+                pixel_nm,
+                _precision(mask),
+            )(mask),
+            pixel_nm,
+            dose,
+        )
+        for dose, defocus_nm in ((DOSES[1], 0.0), (DOSES[0], BAND_DEFOCUS_NM))
+    )
+    return band_nm2(largest, smallest, resist.threshold, pixel_nm, margin)
+
+
+def band_nm2(largest: Tensor, smallest: Tensor, threshold: float, pixel_nm: float, margin: int = 0) -> float:
+    """Return the area in nm^2, over all images (..., H, W) together, that only one of two latent images
+    prints."""
+    first, second = (
+        without_margin(_covered(latent, threshold), _FINER * margin) for latent in (largest, smallest)
+    )
+    return float((first - second).abs().sum()) * (pixel_nm / _FINER) ** 2
+
+
+def _covered(latent: Tensor, threshold: float) -> Tensor:
+    """Return the share of each of 4 x 4 cells per pixel that prints, where the image rises evenly within a
+    cell: the band is often narrower than a cell."""
+    height, width = (_FINER * length for length in latent.shape[-2:])
+    values = refined(latent, height, width)
+    rise = sum((values.roll(-1, axis) - values.roll(1, axis)).abs() / 2 for axis in (-2, -1))
+    assert isinstance(rise, Tensor)
+    return (0.5 + (values - threshold) / rise.clamp(min=torch.finfo(values.dtype).tiny)).clamp(0, 1)
+
+
+def _precision(mask: Tensor) -> torch.dtype:
+    return torch.complex64 if mask.dtype == torch.float32 else torch.complex128
 
 
 def _middle_width(profile: Tensor, threshold: float, pixel_nm: float) -> float:

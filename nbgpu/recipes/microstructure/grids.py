@@ -14,6 +14,10 @@ _SPREAD = 0.1
 """The standard deviation of the initial values around the middle between the phases."""
 
 
+_TIE = 1e-6
+"""The weight of the neighbours of a pixel where a field is cut into phases."""
+
+
 def num_grids(shape: Sequence[int], limit_to: int, levels_of_target: int) -> int:
     """Return the number of grids on which a field can be searched for one after another.
 
@@ -54,6 +58,43 @@ def decided(field: Tensor) -> Tensor:
     """Return the phase of each pixel, int64, without the phase axis: the phase with the largest share, or for
     P = 1 whether the share is above 1/2."""
     return field.argmax(dim=0) if len(field) > 1 else (field[0] > 0.5).long()
+
+
+def pixels_of(shares: Tensor, num_pixels: int) -> Tensor:
+    """Return how many of the pixels each phase gets, (P,), for shares (P,): exact to one pixel."""
+    positive = shares.clamp(min=0)
+    ends = (positive.cumsum(0) / positive.sum() * num_pixels).round().long()
+    return ends.diff(prepend=ends.new_zeros(1))
+
+
+def cut(field: Tensor, shares: Tensor) -> Tensor:
+    """Return the phase of each pixel, int64, so that each phase has its share of the pixels, exact to one.
+
+    For one phase indicator that is a threshold, which need not be 1/2. For several, each pixel gets the phase
+    with the largest share, and then those pixels change from a phase with too many to one with too few that
+    lose least by it. Where shares are equal, as many are at 0 and at 1, the neighbours decide.
+
+    Args:
+        field: the shares of the phases in each pixel, (P, ...).
+        shares: the share of the pixels that each phase gets: (P,), or (2,) for P = 1.
+    """
+    wanted = pixels_of(shares, field[0].numel())
+    if len(field) == 1:
+        field = torch.cat([1 - field, field])
+    dims = range(1, field.ndim)
+    around = torch.stack([field.roll(step, dim) for dim in dims for step in (-1, 1)]).mean(dim=0)
+    worth = (field + _TIE * around).flatten(1)
+    phases = worth.argmax(dim=0)
+    lacking = wanted - phases.bincount(minlength=len(wanted))
+    for phase in (lacking < 0).nonzero().flatten().tolist():
+        for other in (lacking > 0).nonzero().flatten().tolist():
+            num_moved = int(min(-lacking[phase], lacking[other]))
+            places = (phases == phase).nonzero().flatten()
+            order = (worth[phase, places] - worth[other, places]).argsort(stable=True)
+            phases[places[order[:num_moved]]] = other
+            lacking[phase] += num_moved
+            lacking[other] -= num_moved
+    return phases.view(field.shape[1:])
 
 
 def indicated(phases: Tensor, num_phases: int) -> Tensor:

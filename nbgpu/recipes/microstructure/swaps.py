@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nbgpu.recipes.microstructure.grids import decided, indicated
+from nbgpu.recipes.microstructure.grids import decided, indicated, pixels_of
 from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS, share_of, slices_along
 
@@ -260,6 +260,6 @@ def at_random(shares: Tensor, shape: Sequence[int], seed: int) -> Tensor:
     """Return phases (*shape), int64, at random places, each phase with its share (P,) of the pixels, exact to
     one pixel."""
     num_pixels = math.prod(shape)
-    ends = (shares.clamp(min=0).cumsum(0) / shares.clamp(min=0).sum() * num_pixels).round().long()
+    ends = pixels_of(shares, num_pixels).cumsum(0)
     order = torch.randperm(num_pixels, generator=torch.Generator().manual_seed(seed))
     return torch.bucketize(order, ends, right=True).view(*shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import fields as fields_of
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -18,11 +19,14 @@ from nbgpu.recipes.microstructure.files import load_fields
 from nbgpu.recipes.microstructure.grids import decided, indicated
 from nbgpu.recipes.microstructure.measure import Measure
 from nbgpu.recipes.microstructure.sample import micrograph
+from nbgpu.recipes.microstructure.structure import Structure, mean_structure, structures
 
 _GENERATED_SHAPE = (128, 128)
 _SHAPE_FOR_GENERATED = (32, 32, 32)
 S2 = "FFTCorrelations"
 """Measured of every target, even if it is not to be matched: results are judged by it."""
+_FEW = 5
+"""Correlation lengths that the shortest axis of a field should have."""
 _MEASURE_KEYS = ("limit_to", "periodic")
 
 
@@ -40,10 +44,51 @@ class Target:
     summary: str
     phases: Tensor | None = None
     """The phases of the data; None if only descriptors were given."""
+    structure: Sequence[Structure] = ()
+    """The structure by which a result is judged, for each direction or for all; empty where the data are
+    descriptors of a run that had not measured it."""
 
     @property
     def levels(self) -> int:
         return min(values.shape[1] for values in self.descriptors[0].values())
+
+    @property
+    def shares(self) -> Tensor:
+        """The share of each phase, (P,), or (2,) for P = 1: the correlations at lag 0, as a mean over the
+        directions."""
+        middle = self.measure.limit_to - 1
+        shares = torch.stack([t[S2][:, 0, middle, middle] for t in self.descriptors]).mean(dim=0)
+        return torch.stack([1 - shares[0], shares[0]]) if self.num_phases == 1 else shares
+
+    @property
+    def correlation_length_px(self) -> float:
+        """The distance along an axis, in pixels, at which the covariance of the phase that is correlated
+        farthest falls to 1 / e; at least limit_to - 1 where it does not."""
+        middle = self.measure.limit_to - 1
+        longest = 0.0
+        for s2 in torch.stack([t[S2][:, 0] for t in self.descriptors]).mean(dim=0):
+            share = float(s2[middle, middle])
+            along = (s2[middle:, middle] + s2[middle, middle:]).numpy() / 2
+            covariance = (along - share**2) / max(share - share**2, 1e-12)
+            below = np.flatnonzero(covariance < 1 / np.e)
+            if not len(below):
+                return float(middle)
+            after = int(below[0])
+            step = (covariance[after - 1] - 1 / np.e) / (covariance[after - 1] - covariance[after])
+            longest = max(longest, after - 1 + float(step))
+        return longest
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a person should know before they believe the numbers of a result."""
+        length, shortest = self.correlation_length_px, min(self.shape)
+        if shortest >= _FEW * length:
+            return []
+        at_least = "at least " if length >= self.measure.limit_to - 1 else ""
+        return [
+            f"the shortest axis, {shortest} pixels, is less than {_FEW} correlation lengths of {at_least}{length:.1f} pixels: so "
+            "small a field has few independent parts, and its statistics are a matter of chance. Take a larger shape"
+        ]
 
 
 def measure_of(config: MicrostructureConfig) -> Measure:
@@ -81,7 +126,17 @@ def load_target(config: MicrostructureConfig) -> Target:
         shape=_shape(config, tuple(fields[0].shape[1:])),
         summary=f"{origin}; descriptors {', '.join(config.descriptor_types)}",
         phases=decided(fields[0]),
+        structure=_structure(config, fields),
     )
+
+
+def _structure(config: MicrostructureConfig, fields: Sequence[Tensor]) -> list[Structure]:
+    parts = [
+        part
+        for field in fields
+        for part in structures(decided(field), max(2, len(field)), config.limit_to, config.periodic)
+    ]
+    return [mean_structure(parts)] if config.isotropic else parts
 
 
 def _described(
@@ -115,13 +170,15 @@ def _shape(config: MicrostructureConfig, of_data: tuple[int, ...]) -> tuple[int,
 
 
 def save_descriptors(path: Path, target: Target) -> None:
-    """Write all descriptors as `direction_0/NAME` and so on, beside limit_to, periodic, num_phases and the
-    shape."""
+    """Write all descriptors as `direction_0/NAME` and so on and the structure as `structure_0/NAME`, beside
+    limit_to, periodic, num_phases and the shape."""
     arrays = {
         f"direction_{direction}/{name}": values.numpy()
         for direction, of_direction in enumerate(target.descriptors)
         for name, values in of_direction.items()
     }
+    for direction, part in enumerate(target.structure):
+        arrays |= {f"structure_{direction}/{name}": values.numpy() for name, values in vars(part).items()}
     np.savez(
         path,
         allow_pickle=False,
@@ -167,6 +224,15 @@ def _from_descriptors(config: MicrostructureConfig, names: Sequence[str]) -> Tar
         num_phases,
         _shape(config, tuple(int(length) for length in arrays["shape"])),
         summary=f"descriptors {', '.join(config.descriptor_types)} from {config.data}",
+        structure=[
+            Structure(
+                *(
+                    torch.from_numpy(arrays[f"structure_{direction}/{field.name}"])
+                    for field in fields_of(Structure)
+                )
+            )
+            for direction in range(sum(key.endswith("/lineal_path") for key in arrays))
+        ],
     )
 
 

@@ -1,0 +1,128 @@
+"""How far what an image prints is from what another one prints, and from the design."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from nbgpu.recipes.lithography.contours import iou
+from nbgpu.recipes.lithography.edges import (
+    Cut,
+    Sites,
+    contest_sites,
+    pixel_sites,
+    placement_errors_nm,
+    stretches_nm,
+)
+from nbgpu.recipes.lithography.resist import Resist
+from nbgpu.recipes.lithography.tiles import without_margin
+from nbgpu.recipes.lithography.window import DOSES, EPE_LIMIT_NM, band_nm2
+
+REACH_NM = 100.0
+"""Distance from an edge within which its contour is searched for."""
+
+
+@dataclass(frozen=True)
+class Measures:
+    """Measures of images (N, 1, H, W), over their inner pixels.
+
+    Args:
+        resist: what prints.
+        pixel_nm: the width of a pixel.
+        margin: pixels on every side that surround a tile and are not measured themselves.
+    """
+
+    resist: Resist
+    pixel_nm: float
+    margin: int = 0
+
+    def inner(self, images: Tensor) -> Tensor:
+        """Return images without their margins."""
+        return without_margin(images, self.margin)
+
+    def printed(self, images: Tensor) -> Tensor:
+        """Return where the inner pixels of images print, 0 to 1."""
+        return self.inner(self.resist.printed(images, self.pixel_nm))
+
+    def iou(self, found: Tensor, true: Tensor) -> Tensor:
+        """Return the intersection over union of what two sets of images print, per sample: (N,)."""
+        return iou(self.printed(found), self.printed(true))
+
+    def errors(self, found: Tensor, true: Tensor, designs: Tensor) -> dict[str, float]:
+        """Return the errors of images against the true ones, and what they print against the designs.
+
+        `edge_nm` is the mean distance, normal to the designs' edges, between the edges that both images
+        print; `edges_lost` counts the pixel sides that only one of both images has an edge near to, which
+        `edge_nm` leaves out. `cd_nm` is the mean difference of the widths along the middle row, and
+        `cds_lost` counts the true widths in rows in which both print a different number of stretches.
+        `epe_violations` counts the sites of `contest_sites` at which the image itself prints more than
+        15 nm from the design, or no edge; `pv_band_nm2` is the mean area per mask that prints with one of
+        the doses 0.98 and 1.02 and not with the other.
+        """
+        difference = self.inner(found - true)
+        latent, wanted = (self.resist.latent(images, self.pixel_nm)[:, 0] for images in (found, true))
+        edges, violations = self._edges(latent, wanted, designs[:, 0])
+        widths, cds_lost = self._widths(latent, wanted)
+        return {
+            "mse": float(f"{float(difference.square().mean()):.3g}"),
+            "mae": round(float(difference.abs().mean()), 5),
+            "iou": round(float(self.iou(found, true).mean()), 4),
+            "cd_nm": _mean(widths),
+            "cds_lost": cds_lost,
+            "edge_nm": _mean(edges[~np.isnan(edges).any(axis=1)] @ [1.0, -1.0]),
+            "edges_lost": int((np.isnan(edges).sum(axis=1) == 1).sum()),
+            "epe_violations": violations,
+            "pv_band_nm2": round(float(np.mean([self._band_nm2(image) for image in latent]))),
+        }
+
+    def num_sites(self, designs: Tensor) -> tuple[int, int]:
+        """Return the number of pixel sides at edges of the designs, and that of the contest's sites."""
+        return (
+            sum(len(self._inside(pixel_sites(design, self.pixel_nm), design)) for design in designs[:, 0]),
+            sum(len(self._inside(contest_sites(design, self.pixel_nm), design)) for design in designs[:, 0]),
+        )
+
+    def _inside(self, sites: Sites, design: Tensor) -> Sites:
+        low = self.margin * self.pixel_nm
+        return sites.inside(low, (design.shape[-1] - self.margin) * self.pixel_nm) if self.margin else sites
+
+    def _edges(self, latent: Tensor, wanted: Tensor, designs: Tensor) -> tuple[np.ndarray, int]:
+        """Return the placement errors of both sets of images, (K, 2), NaN where nothing prints near, and the
+        number of violations of the first."""
+        errors, violations = [np.empty((0, 2))], 0
+        for first, second, design in zip(latent, wanted, designs, strict=True):
+            sites = self._inside(pixel_sites(design, self.pixel_nm), design)
+            errors.append(np.stack([self._placement(image, sites) for image in (first, second)], axis=1))
+            of_contest = self._placement(first, self._inside(contest_sites(design, self.pixel_nm), design))
+            violations += int((~(np.abs(of_contest) <= EPE_LIMIT_NM)).sum())
+        return np.concatenate(errors), violations
+
+    def _band_nm2(self, latent: Tensor) -> float:
+        smallest, largest = (latent * dose for dose in DOSES)
+        return band_nm2(largest, smallest, self.resist.threshold, self.pixel_nm, self.margin)
+
+    def _placement(self, image: Tensor, sites: Sites) -> np.ndarray:
+        return placement_errors_nm(image, self.resist.threshold, sites, self.pixel_nm, REACH_NM)
+
+    def _widths(self, latent: Tensor, wanted: Tensor) -> tuple[np.ndarray, int]:
+        """Return the differences of the widths along the middle rows, and the number of true widths that
+        could not be compared."""
+        apart, num_lost = [np.empty(0)], 0
+        for images in zip(latent, wanted, strict=True):
+            low, high = (self.pixel_nm * edge for edge in (self.margin, images[0].shape[-1] - self.margin))
+            middle = (low + high) / 2
+            cut = Cut((low, middle), (high, middle))
+            found, true = (
+                np.diff(stretches_nm(image, self.resist.threshold, cut, self.pixel_nm)) for image in images
+            )
+            if len(found) == len(true):
+                apart.append((found - true).ravel())
+            else:
+                num_lost += len(true)
+        return np.concatenate(apart), num_lost
+
+
+def _mean(differences: np.ndarray) -> float:
+    return round(float(np.abs(differences).mean()), 2) if len(differences) else float("nan")

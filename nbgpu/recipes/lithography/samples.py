@@ -1,0 +1,185 @@
+"""Which masks and images the settings name, and how each of them becomes tensors."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from monai.transforms import Transform
+from torch import Tensor
+
+from nbgpu.config import LithographyConfig
+from nbgpu.engine.data.decoding import Item
+from nbgpu.errors import DataError
+from nbgpu.recipes.lithography import layouts
+from nbgpu.recipes.lithography.imaging import Imager, abbe, socs
+from nbgpu.recipes.lithography.lithobench import MASKS, find_lithobench, load_png, pixel_problems
+from nbgpu.recipes.lithography.manhattan import manhattan
+from nbgpu.recipes.lithography.pairs import Pair, read_npz
+from nbgpu.recipes.lithography.pupil import Optics
+from nbgpu.recipes.lithography.resist import Resist
+from nbgpu.recipes.lithography.sources import Source
+from nbgpu.recipes.lithography.tiles import tiles_of_all
+
+_OPTICAL_DIAMETER = 3.2
+"""Width of the image of a point with its first rings, in units of wavelength / NA."""
+_THRESHOLD = 0.3
+_THRESHOLD_OF_LITHOBENCH = 0.225
+"""The threshold that LithoBench's prints were made with, `TargetDensity` of its simulator, OpenILT."""
+_HIGHEST_SCALAR_NA = 0.8
+
+
+class Look(Transform):
+    """A transform that reads the files of an Item to their end and raises DataError with a line for each file
+    that cannot be used."""
+
+    def __init__(self, size: int, pixel_nm: float) -> None:
+        self.size = size
+        self.pixel_nm = pixel_nm
+
+    def __call__(self, item: Item) -> dict[str, Tensor]:
+        if problems := list(pixel_problems(Pair(**item), self.size, self.pixel_nm)):
+            raise DataError("\n".join(problems))
+        return {}
+
+
+class Prepare(Transform):
+    """A transform from an Item to {"mask", "aerial"}, each (1, size, size) in float32.
+
+    Args:
+        optics, source: how images are simulated.
+        size: the edge of the masks with their margins, in pixels.
+        pixel_nm: the width of a pixel.
+        num_kernels: the number of SOCS kernels that images are simulated with; 0 for Abbe.
+        seed: the seed of generated masks.
+    """
+
+    def __init__(
+        self, optics: Optics, source: Source, size: int, pixel_nm: float, num_kernels: int, seed: int
+    ) -> None:
+        self.optics = optics
+        self.source = source
+        self.size = size
+        self.pixel_nm = pixel_nm
+        self.num_kernels = num_kernels
+        self.seed = seed
+
+    def __call__(self, item: Item) -> dict[str, Tensor]:
+        mask, aerial = item.get("mask"), item.get("aerial")
+        if mask is None:
+            mask = manhattan(self.size, self.pixel_nm, self.seed, item["generated"])
+        elif isinstance(mask, Path):
+            mask = load_png(mask, self.size, binary=True)
+        if isinstance(aerial, Path):
+            aerial = load_png(aerial, self.size, binary=False)
+        elif aerial is None:
+            aerial = imager_of(self.optics, self.source, self.size, self.pixel_nm, self.num_kernels)(mask)
+        return {"mask": mask, "aerial": aerial}
+
+
+@lru_cache(maxsize=4)
+def imager_of(optics: Optics, source: Source, size: int, pixel_nm: float, num_kernels: int) -> Imager:
+    """Return an imager in complex64, by SOCS with so many kernels or, for 0, by Abbe."""
+    imager = abbe(optics, source.points(), (size, size), pixel_nm)
+    return (socs(imager, num_kernels) if num_kernels else imager).to(torch.complex64)
+
+
+def optics_of(config: LithographyConfig) -> Optics:
+    """Return the lens of a config."""
+    return Optics(
+        config.wavelength_nm,
+        config.numerical_aperture,
+        config.medium_index,
+        config.defocus_nm,
+        config.aberrations,
+    )
+
+
+def source_of(config: LithographyConfig) -> Source:
+    """Return the illumination of a config."""
+    return Source(
+        config.source,
+        config.sigma_inner,
+        config.sigma_outer,
+        config.opening_deg,
+        config.source_angle_deg,
+        config.source_cells,
+    )
+
+
+def resist_of(config: LithographyConfig) -> Resist:
+    """Return the resist of a config; for LithoBench's folders, by default with LithoBench's threshold."""
+    threshold = config.resist_threshold
+    if threshold is None:
+        threshold = _THRESHOLD_OF_LITHOBENCH if _is_lithobench(config) else _THRESHOLD
+    return Resist(threshold, config.diffusion_nm)
+
+
+def scalar_warning(config: LithographyConfig) -> str | None:
+    """Return what images that are simulated with these settings lack; None if the NA is moderate."""
+    na = config.numerical_aperture
+    if na <= _HIGHEST_SCALAR_NA:
+        return None
+    return (
+        f"numerical_aperture={na:g}: images are simulated with scalar light; above NA {_HIGHEST_SCALAR_NA:g} those of "
+        "a real lens depend on polarisation, which this model leaves out"
+    )
+
+
+def optical_diameter_nm(config: LithographyConfig) -> float:
+    """Return the width of the area of the mask that the image at a point depends on, for practical
+    purposes."""
+    return _OPTICAL_DIAMETER * config.wavelength_nm / config.numerical_aperture
+
+
+def margin_of(config: LithographyConfig) -> int:
+    """Return how many pixels of the layout surround each tile on every side: an optical diameter, or half of
+    the learned kernels where that is more; 0 if the data are not layouts."""
+    if not _drawn(config):
+        return 0
+    return math.ceil(max(optical_diameter_nm(config), (config.kernel_nm or 0) / 2) / config.pixel)
+
+
+def pairs_of(config: LithographyConfig) -> list[Pair]:
+    """Return the pairs in the files of a config; only names and headers of pictures are read. Masks cut from
+    layouts have margins, see `margin_of`.
+
+    Raises:
+        DataError: a message that names every bad file.
+    """
+    paths = _paths(config)
+    missing = [path for path in paths if not (path.is_file() or path.is_dir())]
+    if missing:
+        raise DataError("\n".join(f"{path}: there is no such file or folder" for path in missing))
+    if drawn := _drawn(config):
+        return tiles_of_all(drawn, config.layer, config.size, config.pixel, margin_of(config))
+    if len(paths) == 1 and paths[0].is_dir():
+        return find_lithobench(paths[0], config.size, config.pixel)
+    if len(paths) == 1 and paths[0].suffix.lower() == ".npz":
+        return read_npz(paths[0], config.size, config.pixel)
+    raise DataError(
+        f"data={config.data!r}: it takes 'generated', one .npz, a folder, or layouts ({', '.join(layouts.SUFFIXES)})"
+    )
+
+
+def _paths(config: LithographyConfig) -> list[Path]:
+    return [Path(name.strip()).expanduser() for name in config.data.split(",")]
+
+
+def _is_lithobench(config: LithographyConfig) -> bool:
+    (folder, *others) = _paths(config)
+    return not others and folder.is_dir() and any(path.is_dir() for path in folder.rglob(MASKS))
+
+
+def _drawn(config: LithographyConfig) -> list[Path]:
+    """Return the layouts that the settings name; empty if the data are something else."""
+    if config.data == "generated":
+        return []
+    paths = _paths(config)
+    if len(paths) == 1 and paths[0].is_dir():
+        if _is_lithobench(config):
+            return []
+        return sorted(p for p in paths[0].rglob("*") if p.suffix.lower() in layouts.SUFFIXES and p.is_file())
+    return paths if {path.suffix.lower() for path in paths} <= set(layouts.SUFFIXES) else []
