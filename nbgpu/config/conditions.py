@@ -89,7 +89,8 @@ def meaning(model: type[BaseModel], name: str) -> str:
 
 
 def without_effect(model: type[BaseModel], values: Mapping[str, Any]) -> Iterator[tuple[str, Condition]]:
-    """Yield the settings that differ from their defaults and do not count beside the others.
+    """Yield the settings that differ from their defaults and do not count beside the others, each with every
+    condition that does not hold.
 
     Args:
         model: the class of the settings.
@@ -100,4 +101,3 @@ def without_effect(model: type[BaseModel], values: Mapping[str, Any]) -> Iterato
             for condition in conditions(model, name):
                 if not condition.holds(values[condition.name]):
                     yield name, condition
-                    break

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from nbgpu.config.conditions import Rules, given, left_out, one_of, only
-from nbgpu.config.settings import Settings, control, steered
+from nbgpu.config.settings import Settings, control, divides_the_data, steered
 
 
 class DataSettings(Settings):
@@ -19,6 +19,7 @@ class DataSettings(Settings):
         only(one_of("dataset", "persistent"), "cache_dir"),
         only(given("intensity_prob"), "intensity_strength"),
         only(left_out("val_every_epochs"), "val_every"),
+        only(left_out("split"), "val_fraction", "test_fraction"),
     )
 
     data: str = Field("", description="where the samples come from; each recipe says what it takes")
@@ -116,7 +117,34 @@ class DataSettings(Settings):
         le=1,
         description="largest change by intensity_prob: scaled by 1 - s to 1 + s, shifted by -s to s",
     )
-    val_fraction: float = Field(0.2, ge=0, lt=1, description="share of the samples held out for validation")
+    val_fraction: float = Field(
+        0.2,
+        ge=0,
+        lt=1,
+        description="share of the samples held out for validation",
+        json_schema_extra=divides_the_data(),
+    )
+    test_fraction: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the samples that the result at the end is about, and that nothing looks at before; 0 for none: "
+        "the result is then about the validation samples",
+        json_schema_extra=divides_the_data(),
+    )
+    split_seed: int = Field(
+        0,
+        ge=0,
+        le=2**31 - 1,
+        description="seed of which samples are held out, and of generated data; runs with other values of seed have the same",
+        json_schema_extra=divides_the_data(),
+    )
+    split: str = Field(
+        "",
+        description="a .csv file with a name and a part (train, val or test) in each line, or a .json file with a list of "
+        "names for each part; in place of val_fraction and test_fraction",
+        json_schema_extra=divides_the_data(),
+    )
     val_every: int = Field(
         50,
         ge=0,
@@ -145,6 +173,10 @@ class DataSettings(Settings):
         return "smart" if self.replace_rate > 0 else "cache"
 
     def problems(self) -> Iterator[str]:
+        if self.val_fraction + self.test_fraction >= 1:
+            yield (
+                f"val_fraction={self.val_fraction:g} and test_fraction={self.test_fraction:g} leave nothing to train on"
+            )
         if self.replace_rate > 0 and self.cache_rate in (0, 1):
             keeps = "every volume" if self.cache_rate else "none"
             yield (

@@ -40,6 +40,11 @@ def steered(at: Literal["step", "epoch"]) -> Any:
     return {"steered": at}
 
 
+def divides_the_data() -> Any:
+    """Mark a field that determines which samples are trained on and which are held out."""
+    return {"divides_the_data": True}
+
+
 def several() -> Any:
     """Mark a text field whose flag takes several words, which are joined by commas: `--gpus 0 1` is '0,1'."""
     return {"several": True}
@@ -318,12 +323,13 @@ def unused(model: type[BaseModel]) -> frozenset[str]:
     return frozenset(getattr(model, "UNUSED", ()))
 
 
-def shapes_the_model(model: type[BaseModel]) -> list[str]:
-    """The fields that must be the same in a checkpoint and in a run that resumes from it."""
+def marked(model: type[BaseModel], mark: Literal["shapes_the_model", "divides_the_data"]) -> list[str]:
+    """The fields with a mark. Those of the first must be the same in a checkpoint and in a run that resumes
+    from it, those of the second if the run has the same data."""
     return [
         name
         for name, field in model.model_fields.items()
-        if isinstance(field.json_schema_extra, dict) and "shapes_the_model" in field.json_schema_extra
+        if isinstance(field.json_schema_extra, dict) and mark in field.json_schema_extra
     ]
 
 

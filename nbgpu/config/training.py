@@ -481,6 +481,16 @@ class TrainConfig(
         """The recipe's name as people and folders use it."""
         return Path(self.recipe).stem if own_file.is_file(self.recipe) else self.recipe
 
+    @property
+    def chosen_by_validation(self) -> tuple[str, ...]:
+        """The settings that let validations choose the weights of the result."""
+        chosen = {
+            "restore_best": self.restore_best,
+            "early_stop_patience": self.early_stop_patience > 0,
+            "schedule='plateau'": self.schedule == "plateau",
+        }
+        return tuple(name for name, chooses in chosen.items() if chooses)
+
     def num_warmup_steps(self, total_steps: int, steps_per_epoch: int) -> int:
         """The steps over which the learning rate rises: `warmup_steps` or `warmup_epochs`, or their default
         where both are left out."""

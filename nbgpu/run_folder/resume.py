@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu.config import TrainConfig, read_tables
-from nbgpu.config.settings import shapes_the_model
+from nbgpu.config.settings import marked
 from nbgpu.errors import ConfigError, RunError
 from nbgpu.run_folder import checkpoint_files, lines, names
 
@@ -172,12 +172,21 @@ def _way_out(candidates: list[Path]) -> str:
 
 def _refuse_what_does_not_fit(checkpoint: Path, about: dict[str, Any], config: TrainConfig) -> None:
     then, now = about.get("config", {}), config.model_dump(mode="json")
-    fixed = ["recipe", *shapes_the_model(type(config))]
+    fixed = ["recipe", *marked(type(config), "shapes_the_model")]
     wrong = [
         f"{name} is {then.get(name)!r} there, and {now[name]!r} in the settings"
         for name in fixed
         if then.get(name) != now[name]
     ]
+    if then.get("data") == now["data"]:
+        # Before there was a split_seed, samples were held out by the run's own seed.
+        then = ({"split_seed": then["seed"]} if "seed" in then else {}) | then
+        wrong += [
+            f"{name} is {then[name]!r} there, and {now[name]!r} in the settings: samples that would be held out now were "
+            "trained on there"
+            for name in marked(type(config), "divides_the_data")
+            if name in then and then[name] != now[name]
+        ]
     if config.epochs is None and about["step"] >= config.steps:
         wrong.append(
             f"all {about['step']} steps are done there, and steps is {config.steps}: give more, or leave resume out"

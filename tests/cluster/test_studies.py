@@ -23,7 +23,7 @@ QUICK: dict[str, Any] = {
     "measured_steps": 4,
     "warm_up_steps": 1,
 }
-SMALL = QUICK | {"patch_size": 16, "num_phantoms": 8}
+SMALL = QUICK | {"patch_size": 16}
 HANG_S = 300
 RECIPE = """
 import torch

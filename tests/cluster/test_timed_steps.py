@@ -59,7 +59,7 @@ def test_nccl_s_times_come_from_a_rank(cluster2: Any) -> None:
 @pytest.mark.parametrize(
     ("recipe", "settings", "message"),
     [
-        ("autoencoder", {"strategy": "dp", "batch_size": 2}, "strategy='dp'"),
+        ("autoencoder", {"strategy": "single", "batch_size": 2}, "strategy='single'"),
         ("autoencoder", {"batch_size": 0}, "batch_size"),
         ("autoencoder", {"num_steps": 0}, "num_steps = 0"),
         ("microstructure", {}, "has no batches"),

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nbgpu.config import train_config
 from nbgpu.engine.data.decoding import Item
-from nbgpu.engine.data.loader import SampleLoader, grid_patches, hold_out, shard
+from nbgpu.engine.data.loader import SampleLoader, grid_patches, shard
 from nbgpu.engine.data.sampling import Draw
 from nbgpu.engine.data.volumes import check_headers, find_volumes, load_volume, scale_intensity
 from nbgpu.errors import DataError
@@ -349,17 +349,6 @@ def test_every_rank_gets_as_many_volumes_and_together_they_get_all(count: int, w
 
 def test_with_fewer_volumes_than_ranks_each_takes_all() -> None:
     assert shard(named(2), 2, 3, seed=0, padded=True) == named(2)
-
-
-@pytest.mark.parametrize(
-    ("count", "fraction", "expected"), [(10, 0.2, 2), (2, 0.01, 1), (2, 0.99, 1), (1, 0.5, 0), (5, 0.0, 0)]
-)
-def test_held_out_volumes_are_a_share_and_no_training_volumes(
-    count: int, fraction: float, expected: int
-) -> None:
-    training, held_out = hold_out(named(count), fraction, seed=1)
-    assert len(held_out) == expected
-    assert sorted(i["name"] for i in [*training, *held_out]) == [i["name"] for i in named(count)]
 
 
 # ---- batches -------------------------------------------------------------------------------------------

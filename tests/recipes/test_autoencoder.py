@@ -70,7 +70,7 @@ def test_the_template_is_cut_in_two_parts_that_share_no_voxel() -> None:
     loaders.close()
 
     recipe = autoencoder(data="mni152")
-    parts = [recipe._steps()(item)["image"] for items in recipe._items() for item in items]
+    parts = [recipe._steps()(item)["image"] for item in recipe._parts().everything]
     template = nibabel.as_closest_canonical(nilearn_template()).get_fdata(dtype=np.float32)
     front = int(np.flatnonzero(template.any(axis=(0, 2)))[-1])
     num_slices = [part.shape[2] for part in parts]
@@ -97,9 +97,8 @@ def test_whole_volumes_of_a_folder_are_held_out(tmp_path: Path) -> None:
     for i in range(5):
         write_brain(tmp_path / f"{i}.nii.gz", edge=20, seed=i)
     recipe = autoencoder(data=str(tmp_path), patch_size=8, patches_per_volume=4)
-    training, held_out = recipe._items()
-    assert len(training) == 4
-    assert len(held_out) == 1
+    parts = recipe._parts()
+    assert (len(parts.training), len(parts.validation), len(parts.test)) == (4, 1, 0)
     # One held-out volume and two ranks: each takes every other patch of it.
     shares = [recipe.build_loaders(rank, 2) for rank in range(2)]
     counts = [sum(len(batch["image"]) for batch in loaders.val) for loaders in shares]
@@ -111,7 +110,7 @@ def test_a_list_may_name_what_is_held_out(tmp_path: Path) -> None:
     for name in "abc":
         write_brain(tmp_path / f"{name}.nii", edge=16, seed=ord(name))
     (tmp_path / "list.json").write_text(json.dumps({"training": ["a.nii", "b.nii"], "validation": ["c.nii"]}))
-    _, held_out = autoencoder(data=str(tmp_path / "list.json"), patch_size=8)._items()
+    held_out = autoencoder(data=str(tmp_path / "list.json"), patch_size=8)._parts().validation
     assert [Path(item["name"]).name for item in held_out] == ["c.nii"]
 
 
@@ -252,9 +251,9 @@ def test_the_result_compares_with_baselines_that_others_compute_the_same() -> No
         "mean image",
     ]
 
-    training, held_out = recipe._items()
-    fitted_on = recipe._training_patches(training)
-    image = recipe._held_out_patches(held_out, len(held_out))
+    parts = recipe._parts()
+    fitted_on = recipe._training_patches(parts.training)
+    image = recipe._held_out_patches(parts.validation, len(parts.validation))
     assert (len(fitted_on), len(image)) == (16, 4)
     pca = PCA(n_components=15).fit(fitted_on.flatten(1).double().numpy())
     projected = pca.inverse_transform(pca.transform(image.flatten(1).double().numpy()))

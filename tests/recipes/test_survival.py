@@ -161,7 +161,7 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_features_are_standardised_with_the_training_patients_alone(cohort: Path) -> None:
     recipe = Survival(_config(data=str(cohort), fold="Fold_1", features=("Age",), image_size=(16, 16, 8)))
     patients = recipe._patients
-    assert (patients.num_training, len(patients.held_out)) == (18, 6)
+    assert (patients.num_training, len(patients.parts.validation)) == (18, 6)
     features = np.array([item["features"][0] for item in patients.items])
     assert features[:18].mean() == pytest.approx(0)
     assert features[:18].std() == pytest.approx(1)
@@ -181,7 +181,7 @@ def test_split_patients_have_all_their_volumes_on_one_side(cohort: Path) -> None
     patients = Survival(_config(data=str(path), image_size=(16, 16, 8)))._patients
     sides = [
         {int(Path(item["name"]).name.split(".")[0]) // 3 for item in items}
-        for items in (patients.training, patients.held_out)
+        for items in (patients.parts.training, patients.parts.validation)
     ]
     assert sides[1]
     assert not sides[0] & sides[1]

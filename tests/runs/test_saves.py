@@ -96,7 +96,7 @@ def test_a_run_that_gets_no_better_ends_early_on_all_ranks_and_says_so(
 
 
 def test_a_run_without_a_best_checkpoint_says_why(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
-    settings = {**SMALL, "best_metric": "", "steps": 2, "runs_dir": str(tmp_path)}
+    settings = {**SMALL, "best_metric": "", "best_mode": "min", "steps": 2, "runs_dir": str(tmp_path)}
     run = cluster2.train("autoencoder", **settings).wait(120)
     with pytest.raises(nbgpu.RunError, match="it follows no validation value"):
         run.checkpoint("best")

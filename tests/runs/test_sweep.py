@@ -26,7 +26,6 @@ from nbgpu.ui.sweep import view as sweep_view
 SMALL: dict[str, Any] = {
     "gpus": "none",
     "patch_size": 16,
-    "num_phantoms": 16,
     "threads": 1,
     "val_every": 5,
 }

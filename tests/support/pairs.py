@@ -54,7 +54,9 @@ def loader(
     device: str = "cpu",
     **settings: Any,
 ) -> SampleLoader:
-    values = {"batch_size": 2, "num_workers": 0, "cache_dir": str(files[0].parent / "cache"), **settings}
+    values = {"batch_size": 2, "num_workers": 0, **settings}
+    if values.get("dataset") == "persistent":
+        values.setdefault("cache_dir", str(files[0].parent / "cache"))
     config = train_config("autoencoder", **values)
     cube = (EDGE,) * 3
     return SampleLoader(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from nbgpu.config.conditions import Rules, given, left_out, none_of, one_of, only
-from nbgpu.config.settings import control, shape_of_model, steered
+from nbgpu.config.settings import control, divides_the_data, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
 
 
@@ -27,6 +28,7 @@ class AutoencoderConfig(TrainConfig):
         only(one_of("data", "phantoms"), "num_phantoms"),
         only(left_out("adversarial_after_epochs"), "adversarial_after"),
         only(none_of("data", "phantoms"), "patches_per_volume"),
+        only(none_of("data", "phantoms", "mni152"), "patient_pattern", "split"),
         only(one_of("perceptual", "spectral", "features"), "perceptual_weight"),
         only(one_of("perceptual", "features"), "perceptual_network"),
         only(
@@ -63,6 +65,13 @@ class AutoencoderConfig(TrainConfig):
     )
     patches_per_volume: int = Field(
         16, ge=1, le=4096, description="random patches that one volume gives in one epoch"
+    )
+    patient_pattern: str = Field(
+        "",
+        description="regular expression whose first group names the patient in a file's path, such as '(case_[0-9]+)'; "
+        "left out: the names of BIDS and BraTS, or a column 'patient' of the list, else each file by itself. All "
+        "files of a patient are in the same part",
+        json_schema_extra=divides_the_data(),
     )
     num_phantoms: int = Field(512, ge=4, le=1_000_000, description="phantoms generated where data='phantoms'")
     channels: tuple[int, ...] = Field(
@@ -142,6 +151,11 @@ class AutoencoderConfig(TrainConfig):
         return int(math.log2(self.patch_size)) - 2
 
     def problems(self) -> Iterator[str]:
+        try:
+            if self.patient_pattern and not re.compile(self.patient_pattern).groups:
+                yield f"patient_pattern={self.patient_pattern!r} has no group, such as (case_[0-9]+)"
+        except re.error as error:
+            yield f"patient_pattern={self.patient_pattern!r} is no regular expression: {error}"
         if self.discriminator_layers is not None and self.discriminator_layers > self._most_layers:
             yield (
                 f"discriminator_layers={self.discriminator_layers} are too many for patch_size={self.patch_size}: at most "

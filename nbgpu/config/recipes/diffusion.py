@@ -26,7 +26,7 @@ class DiffusionConfig(TrainConfig):
     )
     ONLY_WITH: ClassVar[Rules] = (
         only(one_of("data", "phantoms"), "num_phantoms"),
-        only(none_of("data", "phantoms"), "fit"),
+        only(none_of("data", "phantoms"), "fit", "split"),
         only(given("attention_edges"), "sdpa"),
         only(none_of("betas", "cosine"), "beta_start", "beta_end"),
         only(one_of("spacing", "uniform", "uniform-from-0"), "sampling_steps"),

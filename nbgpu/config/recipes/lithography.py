@@ -31,7 +31,7 @@ class LithographyConfig(TrainConfig):
     }
     ONLY_WITH: ClassVar[Rules] = (
         only(one_of("data", "generated"), "num_masks"),
-        only(none_of("data", "generated"), "layer"),
+        only(none_of("data", "generated"), "layer", "split"),
         only(none_of("source", "point", "conventional"), "sigma_inner"),
         only(none_of("source", "point"), "sigma_outer", "source_cells"),
         only(one_of("source", "quadrupole", "quasar", "dipole"), "opening_deg", "source_angle_deg"),

@@ -37,6 +37,9 @@ class OwnConfig(TrainConfig):
             "intensity_strength",
         ),
         "the dataset is the recipe's own, which decides what is read, kept and changed",
+    ) | dict.fromkeys(
+        ("test_fraction", "split"),
+        "its result is about what it reads for that; val_dataset holds samples out",
     )
     CLASS_NAME: ClassVar[str] = ""
     """The name of the recipe's class in the file."""

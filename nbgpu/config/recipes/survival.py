@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from nbgpu.config.conditions import Rules, left_out, none_of, one_of, only
-from nbgpu.config.settings import control, shape_of_model, steered
+from nbgpu.config.settings import control, divides_the_data, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
 
 
@@ -26,8 +26,8 @@ class SurvivalConfig(TrainConfig):
     UNUSED: ClassVar[Mapping[str, str]] = {"sdpa": "the network has no attention"}
     ONLY_WITH: ClassVar[Rules] = (
         only(one_of("data", "generated"), "num_patients"),
-        only(none_of("data", "generated"), "fold", "features", "check_time_unit"),
-        only(left_out("fold"), "val_fraction"),
+        only(none_of("data", "generated"), "fold", "split", "features", "check_time_unit"),
+        only(left_out("fold"), "val_fraction", "test_fraction", "split"),
     )
 
     recipe: Literal["survival"] = Field("survival", description="the workload")
@@ -103,8 +103,9 @@ class SurvivalConfig(TrainConfig):
     )
     fold: str = Field(
         "",
-        description="column of the CSV file that says 'train' or 'val', such as 'Fold_1'; empty to hold out val_fraction",
-        json_schema_extra=control("Data"),
+        description="column of the CSV file that says 'train', 'val' or 'test', such as 'Fold_1'; empty to hold out "
+        "val_fraction",
+        json_schema_extra=control("Data") | divides_the_data(),
     )
     check_time_unit: bool = Field(
         True,
@@ -120,6 +121,7 @@ class SurvivalConfig(TrainConfig):
         ge=0,
         lt=1,
         description="share of the patients held out for validation",
+        json_schema_extra=divides_the_data(),
     )
     num_patients: int = Field(
         1400, ge=4, le=10_000_000, description="patients generated where data='generated'"

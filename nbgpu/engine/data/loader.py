@@ -1,6 +1,6 @@
 """From volumes to batches: distribute over ranks, decode, cache, crop, augment and prefetch.
 
-    find_volumes -> check_headers (volumes.py) -> hold_out -> SampleLoader
+    find_volumes -> check_headers (volumes.py) -> split (parts.py) -> SampleLoader
 
 A SampleLoader needs three things of a recipe: items (decoding.py), the steps that decode one, and what a
 decoded volume gives (sampling.py). Its other parts are planning/epochs.py (how volumes are divided over ranks
@@ -52,20 +52,6 @@ MONAI's default is
 10 ms, and each check takes the GIL from the step for a moment, which added up to 2 % of all time."""
 
 # ---- sharing out ---------------------------------------------------------------------------------------
-
-
-def hold_out(items: Sequence[Item], fraction: float, seed: int) -> tuple[list[Item], list[Item]]:
-    """Return (training, held out), divided at random by whole volumes, at least one each if `fraction` >
-    0."""
-    if fraction == 0 or len(items) < 2:
-        return list(items), []
-    num_held_out = min(max(1, round(fraction * len(items))), len(items) - 1)
-    order = np.random.RandomState(seed).permutation(len(items))
-    held_out = set(order[:num_held_out].tolist())
-    return (
-        [item for i, item in enumerate(items) if i not in held_out],
-        [items[i] for i in sorted(held_out)],
-    )
 
 
 def shard(items: Sequence[Item], rank: int, world_size: int, seed: int, padded: bool) -> list[Item]:

@@ -10,10 +10,11 @@ import csv
 import gzip
 import json
 import math
+import re
 import struct
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,41 @@ READ_ERRORS = (OSError, EOFError, zlib.error, ImageFileError, HeaderDataError, V
 # ---- finding -------------------------------------------------------------------------------------------
 
 
+_PATIENT_IN_NAME = (
+    re.compile(r"(?:^|[/\\\\])(sub-[A-Za-z0-9]+)"),  # BIDS: sub-01/anat/sub-01_T1w.nii.gz
+    re.compile(r"(BraTS[A-Za-z0-9-]*?-[0-9]{5})-[0-9]{3}"),  # BraTS-GLI-00005-100/...-t1n.nii.gz
+    re.compile(r"(BraTS[0-9]{2,4}_[A-Za-z_]*?[0-9]+)(?:_|$)"),  # BraTS20_Training_001_flair.nii
+)
+"""Where the names of public collections have the patient."""
+_PATIENT_KEYS = ("patient", "patient_id", "subject", "subject_id")
+
+
 @dataclass(frozen=True)
 class VolumeList:
-    """The files that a folder or a list names. `validation` is empty unless a list has that section."""
+    """The files that a folder or a list names. `validation` and `test` are empty unless a list has these
+    sections."""
 
     training: tuple[Path, ...]
     validation: tuple[Path, ...] = ()
+    test: tuple[Path, ...] = ()
+    patients: Mapping[Path, str] = field(default_factory=dict)
+    """The patient of each file, as far as a list names them."""
+
+    @property
+    def everything(self) -> tuple[Path, ...]:
+        """All files."""
+        return (*self.training, *self.validation, *self.test)
+
+    def patient_of(self, path: Path, pattern: str = "") -> str:
+        """Return the patient of a file: what the pattern finds in its path, or what the list says, or what
+        names of BIDS and BraTS say; otherwise the file is one of its own."""
+        if pattern:
+            found = re.search(pattern, str(path))
+            return found[1] if found else str(path)
+        if path in self.patients:
+            return self.patients[path]
+        matches = (known.search(str(path)) for known in _PATIENT_IN_NAME)
+        return next((match[1] for match in matches if match), str(path))
 
 
 def find_volumes(source: str) -> VolumeList:
@@ -54,8 +84,8 @@ def find_volumes(source: str) -> VolumeList:
 
     `source` is a folder (searched with its subfolders for .nii and .nii.gz), one such file, a CSV list with
     one of IMAGE_COLUMNS as a heading, or a JSON list: of paths, of {"image": path}, or MONAI's and the
-    Medical Segmentation Decathlon's {"training": [...], "validation": [...]}. Relative paths in a list are
-    relative to the list's own folder.
+    Medical Segmentation Decathlon's {"training": [...], "validation": [...], "test": [...]}. A column or
+    entry 'patient' names whose volume it is. Relative paths in a list are relative to the list's own folder.
 
     Raises DataError if `source` does not exist, names no volume, or is no such list.
     """
@@ -101,29 +131,51 @@ def _read_csv(path: Path) -> VolumeList:
                 f"{path}: no column names the files. Its headings are: {', '.join(headings) or '(none)'}. "
                 f"Call one of them: {', '.join(IMAGE_COLUMNS)}"
             )
-        entries = [(f"line {rows.line_num}", row[column]) for row in rows]
-    return VolumeList(_resolve(path, entries))
+        patient = next((h for key in _PATIENT_KEYS for h in headings if h.strip().lower() == key), None)
+        entries = [
+            (f"line {rows.line_num}", {"image": row[column], "patient": row[patient] if patient else None})
+            for row in rows
+        ]
+    return VolumeList(_resolve(path, entries), patients=_patients(path, entries))
 
 
 def _read_json(path: Path) -> VolumeList:
     content = json.loads(path.read_text(encoding="utf-8"))
-    if isinstance(content, dict) and "training" in content:
-        training, validation = content["training"], content.get("validation", [])
-    else:
-        training, validation = content, []
-    if not (isinstance(training, list) and isinstance(validation, list)):
+    sections = content if isinstance(content, dict) and "training" in content else {"training": content}
+    lists = {part: sections.get(part, []) for part in ("training", "validation", "test")}
+    if not all(isinstance(entries, list) for entries in lists.values()):
         raise DataError(
-            f"{path}: is neither a list nor an object with the lists 'training' and 'validation'. Write "
+            f"{path}: is neither a list nor an object with the lists 'training', 'validation' and 'test'. Write "
             '["a.nii.gz", ...], [{"image": "a.nii.gz"}, ...] or {"training": [...]}'
         )
-    held_out = _resolve(path, [(f"validation[{i}]", e) for i, e in enumerate(validation)])
-    trained_on = _resolve(path, [(f"training[{i}]", e) for i, e in enumerate(training)])
-    in_both = sorted(set(trained_on) & set(held_out))
-    if in_both:
-        raise DataError(
-            "\n".join(f"{p}: is listed for training and for validation. Keep one of the two" for p in in_both)
-        )
-    return VolumeList(trained_on, held_out)
+    entries = {part: [(f"{part}[{i}]", entry) for i, entry in enumerate(own)] for part, own in lists.items()}
+    found = {part: _resolve(path, own) for part, own in entries.items()}
+    parts_of: dict[Path, list[str]] = {}
+    for part, paths in found.items():
+        for each in paths:
+            parts_of.setdefault(each, []).append(part)
+    twice = [
+        f"{each}: is listed for {' and for '.join(parts)}. Keep one of them"
+        for each, parts in sorted(parts_of.items())
+        if len(parts) > 1
+    ]
+    if twice:
+        raise DataError("\n".join(twice))
+    return VolumeList(**found, patients=_patients(path, [pair for own in entries.values() for pair in own]))
+
+
+def _patients(list_path: Path, entries: Sequence[tuple[str, Any]]) -> dict[Path, str]:
+    """Return the patient of each file whose entry names one."""
+    named = (entry for _, entry in entries if isinstance(entry, dict))
+    found = (
+        (entry["image"], next((entry[key] for key in _PATIENT_KEYS if entry.get(key)), None))
+        for entry in named
+    )
+    return {
+        list_path.parent / Path(image.strip()).expanduser(): str(patient).strip()
+        for image, patient in found
+        if patient
+    }
 
 
 def _resolve(list_path: Path, entries: Sequence[tuple[str, Any]]) -> tuple[Path, ...]:

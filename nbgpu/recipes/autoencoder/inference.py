@@ -237,15 +237,14 @@ def _items(config: AutoencoderConfig, data: str | None) -> list[Item]:
     if source == "mni152":
         return [{"name": "mni152", "image": mni152()}]
     found = find_volumes(source)
-    paths = (*found.training, *found.validation)
-    check_headers(paths, 1)
-    return [item_of(path) for path in paths]
+    check_headers(found.everything, 1)
+    return [item_of(path) for path in found.everything]
 
 
 def _volume(item: Item, config: AutoencoderConfig) -> Tensor:
     """Return (1, right, front, top) with values 0 to 1, including the outside of the head."""
     if "phantom" in item:
-        return phantom(config.patch_size, config.seed, item["phantom"])
+        return phantom(config.patch_size, config.split_seed, item["phantom"])
     source, name = item["image"], str(item["name"])
     try:
         image = load_volume(source) if isinstance(source, Path) else source

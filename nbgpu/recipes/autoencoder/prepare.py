@@ -21,10 +21,11 @@ class Prepare(Transform):
     """The deterministic part of the transforms, whose results are cached: an Item to {"image": (1, D, H, W),
     FOREGROUND}."""
 
-    def __init__(self, patch_size: int, seed: int, val_fraction: float) -> None:
+    def __init__(self, patch_size: int, seed: int, val_fraction: float, test_fraction: float = 0.0) -> None:
         self.patch_size = patch_size
         self.seed = seed
         self.val_fraction = val_fraction
+        self.test_fraction = test_fraction
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
         if "phantom" in item:
@@ -39,26 +40,30 @@ class Prepare(Transform):
         return {"image": image, FOREGROUND: (image > image.mean()).flatten().nonzero().flatten().int()}
 
     def _cut(self, image: Tensor, item: Item) -> Tensor:
-        """Return the training or the held-out part of a volume, which a cut across its longest axis
-        separates."""
+        """Return one part of a volume, which cuts across its longest axis separate: behind the training part
+        comes the one for validation, and at the front that for the test."""
         p = self.patch_size
         axis = max((1, 2, 3), key=lambda a: image.shape[a])
         length = image.shape[axis]
-        if length < 2 * p:
+        shares = {"validation": self.val_fraction, "test": self.test_fraction}
+        wanted = {name: max(p, round(share * length)) if share else 0 for name, share in shares.items()}
+        num_parts = 1 + sum(share > 0 for share in shares.values())
+        if length < num_parts * p:
             raise DataError(
                 f"{item['name']}: is one volume of {length} voxels along its longest axis (without empty margins), "
-                f"too short for a training and a held-out part of {p} voxels each. Lower patch_size, give a "
-                "second volume, or set val_fraction=0"
+                f"too short for {num_parts} parts of {p} voxels each. Lower patch_size, give a second volume, or set "
+                f"{' and '.join(f'{part}=0' for part in ('val_fraction', 'test_fraction')[: num_parts - 1])}"
             )
-        num_held_out = min(max(p, round(self.val_fraction * length)), length - p)
-        parts = torch.split(image, [length - num_held_out, num_held_out], dim=axis)
-        part = parts[0 if item["part"] == "training" else 1].contiguous()
+        while sum(wanted.values()) > length - p:
+            wanted[max(wanted, key=lambda name: wanted[name])] -= 1
+        sizes = {"training": length - sum(wanted.values()), **wanted}
+        part = dict(zip(sizes, torch.split(image, list(sizes.values()), dim=axis), strict=True))[item["part"]]
         if part.min() == part.max():
             raise DataError(
                 f"{item['name']}: is one volume, and its {item['part']} part is empty. Give a second volume, or set "
                 "val_fraction=0"
             )
-        return part
+        return part.contiguous()
 
 
 def item_of(path: Path) -> Item:

@@ -24,9 +24,10 @@ from nbgpu.config import AutoencoderConfig
 from nbgpu.engine.data import inspection
 from nbgpu.engine.data.augmentation import augmentation
 from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
-from nbgpu.engine.data.loader import SampleLoader, grid_patches, hold_out
+from nbgpu.engine.data.loader import SampleLoader, grid_patches
+from nbgpu.engine.data.parts import Parts, split
 from nbgpu.engine.data.sampling import Draw
-from nbgpu.engine.data.volumes import find_volumes, header_problem
+from nbgpu.engine.data.volumes import VolumeList, find_volumes, header_problem
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
@@ -78,16 +79,16 @@ class Autoencoder:
         config = self.config
         if config.perceptual == "features":
             layers_of(config.perceptual_network)
-        training, held_out = self._items()
-        inspection.require_share(config, training + held_out, self._steps(), rank, world_size)
+        parts = self._parts()
+        inspection.require_share(config, parts.everything, self._steps(), rank, world_size)
         # The held-out share is decoded first, because it is the smaller part and a bad file in it should be
         # reported before the cache is filled.
-        share = self._held_out_share(held_out, rank, world_size)
+        share = self._held_out_share(parts.validation, rank, world_size)
         val_batches = [{"image": chunk} for chunk in torch.split(share, config.batch_size) if len(chunk)]
         cube = (config.patch_size,) * 3
         draw = self._draw(augment=augmentation(config, ["image"], cube, intensity_keys=["image"]))
         loaders = SampleLoader(
-            training, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
+            parts.training, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
         ).loaders(val_batches)
         return replace(loaders, warnings=(*loaders.warnings, *self._warnings(loaders.steps_per_epoch)))
 
@@ -105,13 +106,11 @@ class Autoencoder:
 
     def inspect(self) -> None:
         """Read all volumes. DataError has a line for each unusable one."""
-        training, held_out = self._items()
-        inspection.require(self.config, training + held_out, self._steps())
+        inspection.require(self.config, self._parts().everything, self._steps())
 
     def amount(self) -> tuple[int, int]:
         """Return the amount of data; only names and headers of files are read."""
-        training, _ = self._items()
-        return len(training), self._patches_per_volume
+        return len(self._parts().training), self._patches_per_volume
 
     def _draw(self, augment: Compose | None = None) -> Draw:
         return Draw(
@@ -122,23 +121,45 @@ class Autoencoder:
     def _patches_per_volume(self) -> int:
         return 1 if self.config.data == "phantoms" else self.config.patches_per_volume
 
-    def _items(self) -> tuple[list[Item], list[Item]]:
-        """Return (training, held out). An item's `part` says which part of a volume it is."""
+    def _parts(self) -> Parts:
+        """Return the volumes, with all of a patient in the same part. An item's `part` says which part of a
+        volume it is."""
         config = self.config
         if config.data == "phantoms":
             items: list[Item] = [{"name": f"phantom {i}", "phantom": i} for i in range(config.num_phantoms)]
-            num_held_out = min(round(config.val_fraction * len(items)), len(items) - 1)
-            return items[num_held_out:], items[:num_held_out]
+            num_left = len(items) - 1
+            num_val = min(round(config.val_fraction * len(items)), num_left)
+            num_test = min(round(config.test_fraction * len(items)), num_left - num_val)
+            end = num_val + num_test
+            return Parts(items[end:], items[:num_val], items[num_val:end])
         if config.data == "mni152":
-            return self._two_parts({"name": "mni152", "image": mni152()})
+            return self._parts_of_one({"name": "mni152", "image": mni152()})
         volumes = find_volumes(config.data)
-        self._check_headers((*volumes.training, *volumes.validation))
-        training = [item_of(path) for path in volumes.training]
-        if volumes.validation:
-            return training, [item_of(path) for path in volumes.validation]
-        if len(training) == 1:
-            return self._two_parts(training[0])
-        return hold_out(training, config.val_fraction, config.seed)
+        self._check_headers(volumes.everything)
+        items = [item_of(path) for path in volumes.training]
+        if volumes.validation or volumes.test:
+            validation, test = ([item_of(p) for p in own] for own in (volumes.validation, volumes.test))
+            parts = Parts(items, validation, test)
+            self._refuse_shared_patients(parts, volumes)
+            return parts
+        if len(items) == 1:
+            return self._parts_of_one(items[0])
+        return split(items, config, lambda item: volumes.patient_of(item["image"], config.patient_pattern))
+
+    def _refuse_shared_patients(self, parts: Parts, volumes: VolumeList) -> None:
+        parts_of: dict[str, set[str]] = {}
+        for part, items in vars(parts).items():
+            for item in items:
+                patient = volumes.patient_of(item["image"], self.config.patient_pattern)
+                parts_of.setdefault(patient, set()).add(part)
+        shared = {patient: of for patient, of in parts_of.items() if len(of) > 1}
+        if shared:
+            raise DataError(
+                "\n".join(
+                    f"{self.config.data}: the patient {patient} is in {' and in '.join(sorted(of))}"
+                    for patient, of in shared.items()
+                )
+            )
 
     def _check_headers(self, paths: Sequence[Path]) -> None:
         problems = {path: header_problem(path, self.config.patch_size) for path in paths}
@@ -148,14 +169,22 @@ class Autoencoder:
             told = [f"{path}: {problem}" for path, problem in problems.items() if problem is not None]
             raise DataError("\n".join(told + inspection.problems(self.config, others, self._steps())))
 
-    def _two_parts(self, item: Item) -> tuple[list[Item], list[Item]]:
-        if self.config.val_fraction == 0:
-            return [item], []
-        return [{**item, "part": "training"}], [{**item, "part": "held out"}]
+    def _parts_of_one(self, item: Item) -> Parts:
+        """Return the parts of a single volume, which is cut; see `Prepare`."""
+        config = self.config
+        shares = {"validation": config.val_fraction, "test": config.test_fraction}
+        if not any(shares.values()):
+            return Parts([item], [], [])
+        held_out: dict[str, list[Item]] = {
+            name: [{**item, "part": name}] if share else [] for name, share in shares.items()
+        }
+        return Parts([{**item, "part": "training"}], held_out["validation"], held_out["test"])
 
     def _steps(self) -> Compose:
         config = self.config
-        return Compose([Prepare(config.patch_size, config.seed, config.val_fraction)])
+        return Compose(
+            [Prepare(config.patch_size, config.split_seed, config.val_fraction, config.test_fraction)]
+        )
 
     def _held_out_share(self, held_out: Sequence[Item], rank: int, world_size: int) -> Tensor:
         """Return the rank's held-out patches (N, 1, p, p, p), N >= 0: those of its volumes, or its share of
@@ -345,7 +374,8 @@ class Autoencoder:
         Every reconstruction is clipped to 0..1, the range of the data. Returns `table` {method: {"psnr_db",
         "ssim"}}, `note` in words, and `images` {caption: PNG as a data URI}.
         """
-        training, held_out = self._items()
+        parts = self._parts()
+        training, held_out = parts.training, parts.reported
         image = self._held_out_patches(held_out, num_volumes=len(held_out))
         if not len(image):
             return {"table": {}, "note": "Nothing was held out (val_fraction=0): no result.", "images": {}}
@@ -383,7 +413,8 @@ class Autoencoder:
         )
         if len(components) < num_latent:
             note += f" (no more, because it was fitted on {len(fitted_on)} training patches)"
-        return {"table": table, "note": note + ".", "images": pictures(image, reconstruction)}
+        note += "." + parts.in_words(self.config)
+        return {"table": table, "note": note, "images": pictures(image, reconstruction)}
 
     @property
     def _latent_edge(self) -> int:

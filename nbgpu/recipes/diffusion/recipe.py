@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +19,8 @@ from nbgpu.config import DiffusionConfig
 from nbgpu.engine.data import inspection
 from nbgpu.engine.data.augmentation import augmentation
 from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
-from nbgpu.engine.data.loader import SampleLoader, hold_out
+from nbgpu.engine.data.loader import SampleLoader
+from nbgpu.engine.data.parts import Parts, split
 from nbgpu.engine.data.sampling import Draw
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
@@ -59,12 +59,12 @@ class Diffusion:
         """
         config = self.config
         self._inspect(rank, world_size, are_read_anyhow=inspection.are_read_anyhow(config))
-        training, held_out = self.items()
+        parts = self.parts()
         batches = []
-        numbers = range(min(len(held_out), config.val_cases))[rank::world_size]
+        numbers = range(min(len(parts.validation), config.val_cases))[rank::world_size]
         for start in range(0, len(numbers), config.batch_size):
             chosen = numbers[start : start + config.batch_size]
-            data = self.decoded([held_out[number] for number in chosen])
+            data = self.decoded([parts.validation[number] for number in chosen])
             batches.append(
                 {
                     "condition": data["condition"],
@@ -75,37 +75,26 @@ class Diffusion:
         both = ("condition", "target")
         draw = Draw(both, augment=augmentation(config, both, (config.edge,) * 3))
         return SampleLoader(
-            training, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
+            parts.training, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
         ).loaders(batches)
 
     def amount(self) -> tuple[int, int]:
         """Return the amount of data; only names and headers of files are read."""
-        training, _ = self.items()
-        return len(training), 1
+        return len(self.parts().training), 1
 
-    def items(self) -> tuple[list[Item], list[Item]]:
-        """Return (training, held out), with no patient in both.
+    def parts(self) -> Parts:
+        """Return the cases, with all of a patient in the same part.
 
         Raises DataError for bad names and headers.
         """
         config = self.config
         if config.data == "phantoms":
-            generated: list[Item] = [
-                {"name": f"head {i}", "generated": i} for i in range(config.num_phantoms)
-            ]
-            return hold_out(generated, config.val_fraction, config.seed)
+            return split([{"name": f"head {i}", "generated": i} for i in range(config.num_phantoms)], config)
         cases, problems = self._found
         if problems:
             raise DataError("\n".join(problems))
-        visits: dict[str, list[Item]] = defaultdict(list)
-        for case in cases:
-            visits[case.patient].append(as_item(case))
-        patients: list[Item] = [{"name": name} for name in sorted(visits)]
-        training, held_out = hold_out(patients, config.val_fraction, config.seed)
-        return (
-            [visit for patient in training for visit in visits[patient["name"]]],
-            [visit for patient in held_out for visit in visits[patient["name"]]],
-        )
+        in_order = sorted(cases, key=lambda case: case.patient)
+        return split([as_item(case) for case in in_order], config, lambda item: _case(item).patient)
 
     @cached_property
     def _found(self) -> tuple[list[Case], list[str]]:
@@ -128,7 +117,7 @@ class Diffusion:
 
     def _steps(self, with_label: bool = False) -> Compose:
         config = self.config
-        return Compose([_Prepare(config.target, config.edge, config.fit, config.seed, with_label)])
+        return Compose([_Prepare(config.target, config.edge, config.fit, config.split_seed, with_label)])
 
     def decoded(self, items: Sequence[Item], with_label: bool = False) -> dict[str, Tensor]:
         """`condition` (N, 3, e, e, e), N >= 1, and if all have one `target` (N, 1, e, e, e) and `label` (N,
@@ -207,13 +196,13 @@ class Diffusion:
 
     def samples_of_result(self) -> Sequence[int]:
         """Return the numbers of the held-out cases that the result is about."""
-        return range(min(len(self.items()[1]), 2 * self.config.val_cases))
+        return range(min(len(self.parts().reported), 2 * self.config.val_cases))
 
     def evaluate(
         self, model: nn.Module, device: torch.device, samples: Sequence[int]
     ) -> list[dict[str, dict[str, float]]]:
         """Return for each case the `quality` of what is sampled, and of what the network says at once."""
-        held_out = self.items()[1]
+        held_out = self.parts().reported
         data = self.decoded([held_out[number] for number in samples], with_label=True)
         rows = {}
         for name, last in (("diffusion", 0), ("the network asked once", len(self.sampler.times) - 1)):
@@ -237,9 +226,9 @@ class Diffusion:
         """Return PSNR and SSIM of samples of held-out cases beside baselines: `table`, `cases`, `note` and
         `images`. `evaluated` is from `evaluate`."""
         config = self.config
-        training, held_out = self.items()
+        parts = self.parts()
         numbers = self.samples_of_result()
-        held_out = held_out[: len(numbers)]
+        held_out = parts.reported[: len(numbers)]
         if not held_out:
             return {"table": {}, "note": "Nothing was held out (val_fraction=0): no result.", "images": {}}
         if evaluated is None:
@@ -247,7 +236,7 @@ class Diffusion:
             evaluated = [row for chunk in chunks for row in self.evaluate(model, device, chunk)]
         data = self.decoded(held_out, with_label=True)
         rows = {name: [row[name] for row in evaluated] for name in evaluated[0]}
-        for name, output in self._baselines(training, data["condition"]).items():
+        for name, output in self._baselines(parts.training, data["condition"]).items():
             rows[name] = quality(output, data["target"], data.get("label"))
         table = {name: _mean(of_cases) for name, of_cases in rows.items()}
         best_baseline = max(("mean image", "voxelwise quadratic"), key=lambda name: table[name]["psnr_db"])
@@ -255,7 +244,7 @@ class Diffusion:
         note = (
             f"On {len(held_out)} held-out cases {config.target} in {len(self.sampler.times)} steps is "
             f"{abs(gain_db):.1f} dB {'above' if gain_db > 0 else 'below'} the best baseline, '{best_baseline}'. "
-            "Values go from -1 to 1, and PSNR and SSIM are for that range."
+            "Values go from -1 to 1, and PSNR and SSIM are for that range." + parts.in_words(config)
         )
         shown = slice(0, _NUM_PICTURES)
         cases = {str(item["name"]): row for item, row in zip(held_out, rows["diffusion"], strict=True)}

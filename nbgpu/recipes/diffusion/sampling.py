@@ -53,7 +53,9 @@ def sample_share(
     changed = config.counting(size=config.edge, **settings)
     assert isinstance(changed, DiffusionConfig)
     recipe = Diffusion(changed)
-    items = recipe.items()[1] if data is None else _cases_to_fill(Path(data).expanduser(), changed.target)
+    items = (
+        recipe.parts().reported if data is None else _cases_to_fill(Path(data).expanduser(), changed.target)
+    )
     model = load_trained(run_folder).to(device)
     dtype = next(model.parameters()).dtype
     found: list[dict[str, Any]] = []

@@ -30,6 +30,8 @@ class Pair:
     """Printed image of the mask."""
     design: Path | None = None
     """Design that the mask should print, as a picture or a .glp."""
+    region: str | None = None
+    """The part of a layout that it is cut from; all masks of a region are trained on, or none is."""
 
 
 def read_npz(path: Path, size: int, pixel_nm: float) -> list[Pair]:

@@ -16,7 +16,8 @@ from nbgpu.config import LithographyConfig
 from nbgpu.engine.data import inspection
 from nbgpu.engine.data.augmentation import augmentation
 from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
-from nbgpu.engine.data.loader import SampleLoader, hold_out
+from nbgpu.engine.data.loader import SampleLoader
+from nbgpu.engine.data.parts import Parts, split
 from nbgpu.engine.data.sampling import Draw
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
@@ -80,10 +81,10 @@ class Lithography:
             DataError: a line for each bad file.
         """
         config = self.config
-        training, held_out = self._items()
+        parts = self._parts()
         look = Compose([Look(config.size, config.pixel)])
-        inspection.require(config, (training + held_out)[rank::world_size], look)
-        share = self._decoded(held_out[rank::world_size])
+        inspection.require(config, parts.everything[rank::world_size], look)
+        share = self._decoded(parts.validation[rank::world_size])
         val = [
             {name: share[name][i : i + config.batch_size] for name in share}
             for i in range(0, len(share["mask"]), config.batch_size)
@@ -91,9 +92,9 @@ class Lithography:
         both = ("mask", "aerial")
         draw = Draw(both, augment=augmentation(config, both, (self._field, self._field)))
         loaders = SampleLoader(
-            training, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
+            parts.training, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
         ).loaders(val)
-        return replace(loaders, warnings=(*loaders.warnings, *self._warnings(training)))
+        return replace(loaders, warnings=(*loaders.warnings, *self._warnings(parts.training)))
 
     def _warnings(self, items: Sequence[Item]) -> Iterator[str]:
         """Yield what a person should know of the data before they believe a number."""
@@ -111,18 +112,16 @@ class Lithography:
         Raises:
             DataError: a line for each file that cannot be used.
         """
-        training, held_out = self._items()
         look = Compose([Look(self.config.size, self.config.pixel)])
-        inspection.require(self.config, training + held_out, look)
+        inspection.require(self.config, self._parts().everything, look)
 
     def amount(self) -> tuple[int, int]:
         """Return (the number of training masks, 1), with one sample of each mask in an epoch. Only names and
         headers of pictures are read."""
-        training, _ = self._items()
-        return len(training), 1
+        return len(self._parts().training), 1
 
-    def _items(self) -> tuple[list[Item], list[Item]]:
-        """Return (training items, held-out items)."""
+    def _parts(self) -> Parts:
+        """Return the masks; tiles of the same region of a layout are in the same part."""
         config = self.config
         if config.data == "generated":
             items: list[Item] = [{"name": f"mask {i}", "generated": i} for i in range(config.num_masks)]
@@ -138,7 +137,7 @@ class Lithography:
             items = [
                 {name: value for name, value in vars(pair).items() if value is not None} for pair in pairs
             ]
-        return hold_out(items, config.val_fraction, config.seed)
+        return split(items, config, lambda item: item.get("region", item["name"]))
 
     def _steps(self) -> Compose:
         config = self.config
@@ -150,7 +149,7 @@ class Lithography:
                     self._field,
                     config.pixel,
                     config.simulated_kernels,
-                    config.seed,
+                    config.split_seed,
                 )
             ]
         )
@@ -209,7 +208,8 @@ class Lithography:
 
         Return `table`, `note` and `images`; `Measures.errors` says what the columns are.
         """
-        training, held_out = self._items()
+        parts = self._parts()
+        training, held_out = parts.training, parts.reported
         data = self._decoded(held_out[:_MAX_IN_RESULT])
         mask, true = data["mask"], data["aerial"]
         known = held_out[:_MAX_IN_RESULT]
@@ -249,6 +249,7 @@ class Lithography:
             )
         if prints:
             note += " printed_iou is beside the prints of the data, which is how far resist_threshold goes with them."
+        note += parts.in_words(self.config)
         return {"table": table, "note": note, "images": self._pictures(mask, true, found, design)}
 
     def _designs(self, items: Sequence[Item], masks: Tensor) -> Tensor:

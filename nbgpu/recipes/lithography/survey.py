@@ -122,7 +122,7 @@ def _mask(config: LithographyConfig, number: int) -> tuple[Tensor, Tensor]:
     """Return (mask, design), each (size, size) with the margins; the mask is its own design if the data have
     none."""
     if config.data == "generated":
-        mask = manhattan(config.size, config.pixel, config.seed, number)[0]
+        mask = manhattan(config.size, config.pixel, config.split_seed, number)[0]
         return mask, mask
     pairs = pairs_of(config)
     if number >= len(pairs):

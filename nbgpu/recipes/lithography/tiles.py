@@ -15,6 +15,8 @@ from nbgpu.recipes.lithography.layouts import read_layout
 from nbgpu.recipes.lithography.pairs import Pair
 from nbgpu.recipes.lithography.rasterise import rasterised
 
+_NUM_REGIONS = 20
+
 
 def tiles(path: Path, layer: str, size: int, pixel_nm: float, margin: int = 0) -> list[Pair]:
     """Return the masks of a layout: its bounding box is centred on whole tiles of size x size pixels, and
@@ -35,8 +37,14 @@ def tiles(path: Path, layer: str, size: int, pixel_nm: float, margin: int = 0) -
     shape = (rows * size + 2 * margin, columns * size + 2 * margin)
     whole = torch.from_numpy(rasterised(polygons, (float(begin[0]), float(begin[1])), shape, pixel_nm))
     cut = whole.unfold(0, size + 2 * margin, size).unfold(1, size + 2 * margin, size)
+    # Some twenty regions, so that a fifth of them can be held out; a small layout has smaller ones.
+    edge = max(1, math.isqrt(rows * columns // _NUM_REGIONS))
     return [
-        Pair(f"{path} row {row} column {column}", cut[row, column][None].clone())
+        Pair(
+            f"{path} row {row} column {column}",
+            cut[row, column][None].clone(),
+            region=f"{path} rows from {row // edge * edge}, columns from {column // edge * edge}",
+        )
         for row in range(rows)
         for column in range(columns)
         if bool(without_margin(cut[row, column], margin).any())

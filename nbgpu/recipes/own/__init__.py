@@ -173,7 +173,7 @@ class Own:
         """Return (training dataset, held-out dataset)."""
         if self._sets is None:
             # A dataset that is shuffled or drawn is then the same on all ranks, even on a replaced one.
-            with randomness.seeded(self.config.seed):
+            with randomness.seeded(self.config.split_seed):
                 self._whole = dataset = checks.dataset(self._own.dataset(), self._own.dataset)
                 own = self._own.val_dataset()
             if own is not None:
@@ -185,7 +185,7 @@ class Own:
             if num_held_out == 0 or num_samples < 2:
                 self._sets = dataset, own
             else:
-                generator = torch.Generator().manual_seed(self.config.seed)
+                generator = torch.Generator().manual_seed(self.config.split_seed)
                 order = torch.randperm(num_samples, generator=generator).tolist()
                 held_out = sorted(order[: min(num_held_out, num_samples - 1)])
                 self._sets = Subset(dataset, sorted(order[len(held_out) :])), Subset(dataset, held_out)

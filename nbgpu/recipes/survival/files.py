@@ -19,7 +19,12 @@ PATIENT_COLUMNS = ("patient", "patient_id", "id", "mrn")
 patient."""
 
 _EVENTS = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
-_TRAINING, _HELD_OUT = ("train", "training"), ("val", "validation", "test", "held out")
+_WORDS = {
+    **dict.fromkeys(("train", "training"), "training"),
+    **dict.fromkeys(("val", "validation", "held out"), "validation"),
+    "test": "test",
+}
+"""The parts by what a column with folds may say."""
 _MAX_SHOWN = 20
 _GAP, _SHARE = 10.0, 0.1
 """If all times are in one unit, no time is more than `_GAP` times the next smaller one while at least the
@@ -40,14 +45,14 @@ class PatientRow:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a CSV file. If the file has no column with folds, `held_out` is empty, and `training` has
-    all rows."""
+    """The rows of a CSV file."""
 
-    training: tuple[PatientRow, ...]
-    held_out: tuple[PatientRow, ...]
+    rows: tuple[PatientRow, ...]
     patients: tuple[str, ...]
-    """The patient of each row in `training`. If there is no fold, rows of one patient have to stay
-    together."""
+    """The patient of each row."""
+    parts: tuple[str, ...]
+    """The part of each row: 'training', 'validation' or 'test'. Without a fold they are empty, and rows of
+    one patient have to stay together."""
 
 
 def read_table(
@@ -62,7 +67,7 @@ def read_table(
     Args:
         path: a file with a heading for the volume (IMAGE_COLUMNS; paths are relative to the file), 'time' and
             'event' (0 or 1).
-        fold: the heading of the column that says 'train' or 'val' for each row; empty for none.
+        fold: the heading of the column that says 'train', 'val' or 'test' for each row; empty for none.
         features: headings of columns with numbers that go to the network beside the volume.
         image_problem: a function that returns what is wrong with a volume's file, or None.
         check_time_unit: whether to reject times with a gap as if some were in days and some in years.
@@ -91,10 +96,11 @@ def read_table(
         problems.append(f"{path}: has no rows")
     if problems:
         raise DataError("\n".join(problems))
-    held_out = tuple(row for _, row, part, _ in found if part == "held out")
-    training = tuple(row for _, row, part, _ in found if part != "held out")
-    patients = tuple(patient for _, _, part, patient in found if part != "held out")
-    return Table(training, held_out, patients)
+    return Table(
+        tuple(row for _, row, _, _ in found),
+        tuple(patient for _, _, _, patient in found),
+        tuple(part for _, _, part, _ in found),
+    )
 
 
 def _lines(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
@@ -158,7 +164,7 @@ class _Reading:
         if line[self._event].lower() not in _EVENTS:
             yield f"{self._event} is {line[self._event]!r}, and must be 0 or 1"
         if self._fold is not None and not self.part(line):
-            yield f"{self._fold} is {line[self._fold]!r}, and must be 'train' or 'val'"
+            yield f"{self._fold} is {line[self._fold]!r}, and must be 'train', 'val' or 'test'"
         for name in self._features:
             value = _number(line[name])
             if value is None or not math.isfinite(value):
@@ -172,9 +178,8 @@ class _Reading:
         )
 
     def part(self, line: Mapping[str, str]) -> str:
-        """Return 'training', 'held out', or an empty string if the line does not say."""
-        said = line[self._fold].lower() if self._fold is not None else ""
-        return "training" if said in _TRAINING else "held out" if said in _HELD_OUT else ""
+        """Return 'training', 'validation' or 'test', or an empty string if the line does not say."""
+        return _WORDS.get(line[self._fold].lower(), "") if self._fold is not None else ""
 
     def patient(self, line: Mapping[str, str]) -> str:
         return line[self._patient]
@@ -203,10 +208,13 @@ def _problems_of_all(found: Sequence[tuple[int, PatientRow, str, str]], fold: st
     for patient, parts in parts_of.items():
         if len(parts) > 1:
             places = "; ".join(f"{part} in line {', '.join(map(str, n))}" for part, n in parts.items())
-            yield f"patient {patient!r} is in both parts of {fold}: {places}"
-    for part in ("training", "held out") if fold else ("",):
+            yield f"patient {patient!r} is in several parts of {fold}: {places}"
+    named = {part for _, _, part, _ in found}
+    if fold and found and not named & {"validation", "test"}:
+        yield f"no row is held out in {fold}"
+    for part in sorted({"training", *named}) if fold else ("",):
         rows = [row for _, row, its, _ in found if its == part]
-        among = f" {part} in {fold}" if fold else ""
+        among = f" of {part} in {fold}" if fold else ""
         if found and not rows:
             yield f"no row is{among}"
         elif found and not any(row.event for row in rows):

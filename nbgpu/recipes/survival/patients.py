@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nbgpu.config import SurvivalConfig
 from nbgpu.engine.data.decoding import Item
-from nbgpu.engine.data.loader import hold_out
+from nbgpu.engine.data.parts import Part, Parts, split
 from nbgpu.engine.data.volumes import header_problem
 from nbgpu.errors import DataError
 from nbgpu.recipes.survival.cohort import patient
@@ -27,6 +28,7 @@ class Patients:
     """Each item has its `number` in the arrays, its `order` in time (equal times have the same), its `event`
     and its `features`."""
     num_training: int
+    num_validation: int
     times: Floats
     events: Flags
     true_log_hazards: Floats | None
@@ -38,9 +40,10 @@ class Patients:
         return list(self.items[: self.num_training])
 
     @property
-    def held_out(self) -> list[Item]:
-        """Return the held-out patients."""
-        return list(self.items[self.num_training :])
+    def parts(self) -> Parts:
+        """Return the patients to train on, those for validation, and those for the test."""
+        end = self.num_training + self.num_validation
+        return Parts(self.training, list(self.items[self.num_training : end]), list(self.items[end:]))
 
 
 def patients_of(config: SurvivalConfig) -> Patients:
@@ -58,33 +61,32 @@ def patients_of(config: SurvivalConfig) -> Patients:
         header_problem,
         config.check_time_unit,
     )
-    training, held_out = list(table.training), list(table.held_out)
-    if not config.fold:
-        # All volumes of a patient are on the same side.
-        names: list[Item] = [{"name": name} for name in dict.fromkeys(table.patients)]
-        apart = {item["name"] for item in hold_out(names, config.val_fraction, config.seed)[1]}
-        sides = list(zip(table.patients, table.training, strict=True))
-        training = [row for name, row in sides if name not in apart]
-        held_out = [row for name, row in sides if name in apart]
-    rows = training + held_out
-    features = _standardised(rows, len(training), config)
+    listed: list[Item] = [
+        {"name": str(row.image), "row": row, "patient": patient, "part": part}
+        for row, patient, part in zip(table.rows, table.patients, table.parts, strict=True)
+    ]
+    if config.fold:
+        own = {part: [item for item in listed if item["part"] == part] for part in get_args(Part)}
+        parts = Parts(**own)
+    else:
+        parts = split(listed, config, lambda item: item["patient"])
+    rows = [item["row"] for item in parts.everything]
+    features = _standardised(rows, len(parts.training), config)
     times = np.array([row.time for row in rows])
     events = np.array([row.event for row in rows])
     sources: list[Item] = [{"name": str(row.image), "image": row.image} for row in rows]
-    return _checked(config, sources, features, len(training), times, events)
+    return _checked(config, sources, features, parts, times, events)
 
 
 def _generated(config: SurvivalConfig) -> Patients:
-    training, held_out = hold_out(
-        [{"name": f"patient {i}", "generated": i} for i in range(config.num_patients)],
-        config.val_fraction,
-        config.seed,
-    )
-    sources = training + held_out
-    known = np.array(_outcomes(config.seed, config.num_patients))[[item["generated"] for item in sources]]
+    parts = split([{"name": f"patient {i}", "generated": i} for i in range(config.num_patients)], config)
+    sources = parts.everything
+    known = np.array(_outcomes(config.split_seed, config.num_patients))[
+        [item["generated"] for item in sources]
+    ]
     none = np.empty((len(sources), 0))
     times, events, log_hazards = known[:, 0], known[:, 1] > 0, known[:, 2]
-    return _checked(config, sources, none, len(training), times, events, log_hazards)
+    return _checked(config, sources, none, parts, times, events, log_hazards)
 
 
 @lru_cache(maxsize=4)
@@ -114,18 +116,24 @@ def _checked(
     config: SurvivalConfig,
     sources: list[Item],
     features: NDArray[np.float64],
-    num_training: int,
+    parts: Parts,
     times: Floats,
     events: Flags,
     log_hazards: Floats | None = None,
 ) -> Patients:
     problems = []
+    num_training, num_validation = len(parts.training), len(parts.validation)
+    end = num_training + num_validation
     if num_training < 2:
         problems.append(f"{config.data}: has {num_training} patient(s) to train on; two are needed")
-    for part, own in (("trained on", events[:num_training]), ("held out", events[num_training:])):
+    for part, own in (
+        ("trained on", events[:num_training]),
+        ("for validation", events[num_training:end]),
+        ("for the test", events[end:]),
+    ):
         if len(own) and not own.any():
             problems.append(
-                f"{config.data}: none of the {len(own)} patients that are {part} has the event. Take another seed or "
+                f"{config.data}: none of the {len(own)} patients that are {part} has the event. Take another split_seed or "
                 "val_fraction, or more patients"
             )
     last = times.max(initial=0.0)
@@ -147,4 +155,4 @@ def _checked(
         }
         for number, source in enumerate(sources)
     ]
-    return Patients(tuple(items), num_training, times, events, log_hazards)
+    return Patients(tuple(items), num_training, num_validation, times, events, log_hazards)

@@ -69,7 +69,7 @@ class Survival:
         """
         config = self.config
         inspection.require_share(config, self._patients.items, self._steps(), rank, world_size)
-        held_out = list(self._decoded(self._patients.held_out[rank::world_size]))
+        held_out = list(self._decoded(self._patients.parts.validation[rank::world_size]))
         draw = Draw(augment=augmentation(config, ["image"], config.volume_shape, intensity_keys=["image"]))
         loaders = SampleLoader(
             self._patients.training,
@@ -95,7 +95,7 @@ class Survival:
 
     def _steps(self) -> Compose:
         config = self.config
-        return Compose([_Prepare(config.volume_shape, config.hu_min, config.hu_max, config.seed)])
+        return Compose([_Prepare(config.volume_shape, config.hu_min, config.hu_max, config.split_seed)])
 
     def _decoded(self, items: Sequence[Item]) -> Iterator[dict[str, Tensor]]:
         """Yield batches of the patients, in order."""
@@ -177,12 +177,12 @@ class Survival:
     def samples_of_result(self) -> Sequence[Item]:
         """Return some training patients, to whom the baselines are fitted, and all held-out ones."""
         patients = self._patients
-        if not patients.held_out:
+        if not (reported := patients.parts.reported):
             return []
-        return [*(patients.items[number] for number in self._fitted_on()), *patients.held_out]
+        return [*(patients.items[number] for number in self._fitted_on()), *reported]
 
     def _fitted_on(self) -> list[int]:
-        shuffled = np.random.RandomState(self.config.seed).permutation(self._patients.num_training)
+        shuffled = np.random.RandomState(self.config.split_seed).permutation(self._patients.num_training)
         return [int(number) for number in shuffled[:_MAX_FITTED]]
 
     def evaluate(
@@ -215,7 +215,7 @@ class Survival:
         Brier score between the first and the last of these times: 0 is perfect, and lower is better.
         """
         patients = self._patients
-        if not patients.held_out:
+        if not patients.parts.reported:
             return {"table": {}, "note": "Nothing was held out (val_fraction=0): no result.", "images": {}}
         if evaluated is None:
             evaluated = self.evaluate(model, device, self.samples_of_result())
@@ -242,7 +242,7 @@ class Survival:
         note = (
             f"On {len(held_out.numbers)} held-out patients with {patients.events[held_out.numbers].sum()} events the "
             f"C-index is {found:.3f}, and that of '{best}' {others[best]:.3f}. Hazards, groups and baselines were fitted on "
-            f"{len(training.numbers)} training patients."
+            f"{len(training.numbers)} training patients." + patients.parts.in_words(self.config)
         )
         return {"table": table, "note": note, "images": self._pictures(training, held_out)}
 

@@ -196,7 +196,7 @@ def test_the_search_for_a_loss_scale_is_no_failure_and_its_collapse_is(
     # Small, because a CPU has no fp16 arithmetic of its own.
     fp16 = {**SETTINGS, "amp": "fp16", "patch_size": 8, "batch_size": 1, "runs_dir": str(tmp_path)}
     # A discriminator has to search, too, and its first steps would be left out.
-    fp16["adversarial_weight"] = 0.0
+    del fp16["adversarial_weight"], fp16["adversarial_after"]
     cluster2.execute(faults.in_training(1, step=2, action="inf_gradient", num_times=3))
     assert cluster2.train("autoencoder", **fp16).wait(120).status == "finished"
     cluster2.execute(f"{faults.MEND}\n{faults.in_training(1, step=2, action='inf_gradient', num_times=1000)}")

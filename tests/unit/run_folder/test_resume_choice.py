@@ -134,6 +134,32 @@ def test_all_that_does_not_fit_is_named_at_once(tmp_path: Path) -> None:
     ]
 
 
+def test_samples_that_were_trained_on_are_not_held_out_later(tmp_path: Path) -> None:
+    folder = run_with_checkpoints(tmp_path, 5, data="volumes", seed=3)
+    other = {"split_seed": 1, "val_fraction": 0.1, "test_fraction": 0.3, "patient_pattern": "(case_[0-9]+)"}
+    with pytest.raises(ConfigError) as caught:
+        resume.find(settings(tmp_path, resume=str(folder), data="volumes", **other))
+    lines = str(caught.value).splitlines()[1:]
+    assert [line.split()[0] for line in lines] == [
+        "val_fraction",
+        "test_fraction",
+        "split_seed",
+        "patient_pattern",
+    ]
+    assert "samples that would be held out now were trained on there" in lines[0]
+    # Other data are divided by themselves, and another seed of the run changes nothing that is held out.
+    assert resume.find(settings(tmp_path, resume=str(folder), data="others", **other)).step == 5
+    assert resume.find(settings(tmp_path, resume=str(folder), data="volumes", seed=4)).step == 5
+    # Before there was a split_seed, the seed of the run decided.
+    config = settings(tmp_path, seed=3)
+    known = config.model_dump(mode="json", exclude={"split_seed"})
+    old = runs.create(config, ClusterConfig())
+    checkpoint.save(old, 5, TENSORS, {"config": known})
+    with pytest.raises(ConfigError, match="split_seed is 3 there, and 0 in the settings"):
+        resume.find(settings(tmp_path, resume=str(old)))
+    assert resume.find(settings(tmp_path, resume=str(old), split_seed=3)).step == 5
+
+
 def test_other_settings_are_said(tmp_path: Path) -> None:
     folder = run_with_checkpoints(tmp_path, 5, lr=1e-3)
     changed = settings(tmp_path, resume=str(folder), lr=1e-4, seed=3, val_every=7)

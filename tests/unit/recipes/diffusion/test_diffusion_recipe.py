@@ -122,7 +122,8 @@ def test_the_network_runs_on_the_device_meta() -> None:
 def test_files_become_cubes_and_patients_stay_together(tmp_path: Path, fit: str) -> None:
     _brats(tmp_path, patients=5)
     recipe = Diffusion(_config(data=str(tmp_path), size=16, fit=fit, val_fraction=0.4))
-    training, held_out = recipe.items()
+    parts = recipe.parts()
+    training, held_out = parts.training, parts.validation
     assert (len(training), len(held_out)) == (6, 4)
     patients = [{item["case"][:-4] for item in part} for part in (training, held_out)]
     assert not patients[0] & patients[1]

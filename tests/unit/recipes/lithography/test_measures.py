@@ -60,8 +60,8 @@ def test_no_tile_is_in_training_and_held_out_at_the_same_time(tmp_path: Path) ->
     assert len(every) == 18
     # Two columns of three; a corner has a small box more.
     assert len(set(inner)) == len(distinct(every, margin)) == 14
-    training, held_out = Lithography(config)._items()
-    both = [without_margin(item["mask"], margin).numpy().tobytes() for item in (*training, *held_out)]
+    parts = Lithography(config)._parts()
+    both = [without_margin(item["mask"], margin).numpy().tobytes() for item in parts.everything]
     assert len(set(both)) == len(both) == 14
     loaders = Lithography(config).build_loaders(0, 1)
     assert any("4 mask(s) repeat another one" in warning for warning in loaders.warnings)

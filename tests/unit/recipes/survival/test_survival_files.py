@@ -49,16 +49,17 @@ GOOD = [
 
 def test_a_table_gives_its_rows(volumes: Path) -> None:
     table = _table(volumes, GOOD)
-    assert [row.image.name[0] for row in table.training + table.held_out] == ["a", "b", "c", "d"]
-    assert [(row.time, row.event, row.features) for row in table.training] == [
+    assert [row.image.name[0] for row in table.rows] == ["a", "b", "c", "d"]
+    assert table.parts == ("training", "training", "validation", "validation")
+    assert [(row.time, row.event, row.features) for row in table.rows[:2]] == [
         (12.5, True, (61.0,)),
         (30.0, False, (70.0,)),
     ]
-    assert [row.event for row in table.held_out] == [True, False]
+    assert [row.event for row in table.rows[2:]] == [True, False]
     table = _table(volumes, GOOD, fold="", features=())
-    assert (len(table.training), table.held_out) == (4, ())
+    assert (len(table.rows), set(table.parts)) == (4, {""})
     assert table.patients == ("p1", "p2", "p3", "p4")
-    assert table.training[0].features == ()
+    assert table.rows[0].features == ()
 
 
 def test_all_that_is_wrong_is_told_at_once(volumes: Path) -> None:
@@ -87,12 +88,12 @@ def test_all_that_is_wrong_is_told_at_once(volumes: Path) -> None:
         "line 4: Age is 'old', not a number",
         "line 5: time is 'nan', not a number",
         "line 5: event is '100', and must be 0 or 1",
-        "line 5: Fold_1 is 'perhaps', and must be 'train' or 'val'",
+        "line 5: Fold_1 is 'perhaps', and must be 'train', 'val' or 'test'",
         "line 6: time is 'twelve', not a number",
         "line 8: NIFTI Path is empty",
         "lines 2, 9: all name .*a.nii.gz",
-        "patient 'p1' is in both parts of Fold_1: training in line 2, 9; held out in line 7",
-        "none of the 1 rows held out in Fold_1 has the event",
+        "patient 'p1' is in several parts of Fold_1: training in line 2, 9; validation in line 7",
+        "none of the 1 rows of validation in Fold_1 has the event",
     ]
     assert len(told) == len(expected)
     for line, pattern in zip(told, expected, strict=True):
@@ -119,7 +120,7 @@ def test_times_that_tell_nothing_or_mix_units_are_refused(volumes: Path) -> None
     with pytest.raises(DataError, match=r"no time is between 4 and 400, as if .* in lines 2, 3, 4, 5. Give"):
         _table(volumes, days_and_years, fold="")
     path = volumes / "cohort.csv"
-    assert len(read_table(path, "", [], header_problem, check_time_unit=False).training) == 8
+    assert len(read_table(path, "", [], header_problem, check_time_unit=False).rows) == 8
 
 
 def test_files_are_read_without_torch() -> None:

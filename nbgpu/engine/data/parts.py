@@ -1,0 +1,211 @@
+"""Which samples are trained on, which ones choose the weights, and which ones the result is about.
+
+Validation samples are looked at while a run goes on: early stopping, `restore_best` and the schedule
+'plateau' choose by them, so that a value of theirs at the end is better than that of samples nobody has
+looked at. A test part is for that value alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from nbgpu.config import TrainConfig
+from nbgpu.engine.data.decoding import Item
+from nbgpu.errors import DataError
+
+Part = Literal["training", "validation", "test"]
+
+_WORDS: Mapping[str, Part] = {
+    **dict.fromkeys(("train", "training"), "training"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+_NAME_COLUMNS = ("name", "image", "path", "file", "filename", "case", "patient", "subject")
+_PART_COLUMNS = ("part", "split", "set", "fold")
+_MAX_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The samples of a run, each in one part."""
+
+    training: list[Item]
+    validation: list[Item]
+    test: list[Item]
+
+    @property
+    def everything(self) -> list[Item]:
+        """All samples."""
+        return [*self.training, *self.validation, *self.test]
+
+    @property
+    def reported(self) -> list[Item]:
+        """The samples that the result is about: the test part, or if there is none the validation part."""
+        return self.test or self.validation
+
+    def in_words(self, config: TrainConfig) -> str:
+        """Say what the result's samples were used for before; empty if they are validation samples that chose
+        nothing."""
+        if self.test:
+            return f" These are the test part: {len(self.test)} samples that took no part in training and chose no weights."
+        chosen_by = config.chosen_by_validation
+        if not self.validation or not chosen_by:
+            return ""
+        return (
+            f" {' and '.join(chosen_by)} chose these weights by the same samples, so that others would come out worse; "
+            "test_fraction holds some out for the result."
+        )
+
+
+def named(item: Item) -> Hashable:
+    """The group of a sample that belongs to no other: its own name."""
+    name: Hashable = item["name"]
+    return name
+
+
+def split(items: Sequence[Item], config: TrainConfig, group: Callable[[Item], Hashable] = named) -> Parts:
+    """Divide samples into the three parts, the same on every rank and for every `seed`.
+
+    Args:
+        items: all samples, in a fixed order.
+        config: `val_fraction`, `test_fraction` and `split_seed`, or the file `split`.
+        group: samples of one group are in the same part, such as those of one patient.
+
+    Raises:
+        DataError: there are too few groups, or the file does not divide these samples; the message has a line
+            for everything that is wrong with it.
+    """
+    groups = list(dict.fromkeys(group(item) for item in items))
+    if config.split:
+        of_group = _as_in_file(Path(config.split).expanduser(), items, group)
+    else:
+        of_group = _at_random(groups, config)
+    parts: dict[Part, list[Item]] = {part: [] for part in get_args(Part)}
+    for item in items:
+        parts[of_group[group(item)]].append(item)
+    return Parts(**parts)
+
+
+def _at_random(groups: Sequence[Hashable], config: TrainConfig) -> dict[Hashable, Part]:
+    """Return the part of each group: at least one in every part whose share is above 0, if there are enough
+    for two parts."""
+    fractions = {"validation": config.val_fraction, "test": config.test_fraction}
+    wanted = [part for part, fraction in fractions.items() if fraction]
+    if config.test_fraction and len(groups) < 1 + len(wanted):
+        raise DataError(
+            f"data={config.data!r}: {len(groups)} sample(s) that belong together cannot be divided into "
+            f"{1 + len(wanted)} parts. Give more, or test_fraction=0"
+        )
+    of_group: dict[Hashable, Part] = dict.fromkeys(groups, "training")
+    order = np.random.RandomState(config.split_seed).permutation(len(groups)).tolist()
+    num_left = len(groups) - 1
+    part: Part
+    for part in ("validation", "test"):
+        fraction = fractions[part]
+        # Each of the parts that follow gets one at least.
+        spared = 1 if part == "validation" and config.test_fraction else 0
+        number = min(max(1, round(fraction * len(groups))), num_left - spared) if fraction else 0
+        chosen, order = order[: max(0, number)], order[max(0, number) :]
+        num_left -= len(chosen)
+        of_group |= dict.fromkeys([groups[index] for index in chosen], part)
+    return of_group
+
+
+def _as_in_file(path: Path, items: Sequence[Item], group: Callable[[Item], Hashable]) -> dict[Hashable, Part]:
+    listed = _read(path)
+    used: set[str] = set()
+    of_group: dict[Hashable, Part] = {}
+    problems = []
+    for item in items:
+        own = group(item)
+        names = [name for name in _names_of(item, own) if name in listed]
+        used.update(names)
+        found = {listed[name] for name in names}
+        if not found:
+            problems.append(f"{item['name']} is in none of its parts")
+        elif len(found | {of_group.get(own, next(iter(found)))}) > 1:
+            problems.append(f"{item['name']} and what belongs to it ({own}) is in two of its parts")
+        else:
+            (of_group[own],) = found
+    problems += [f"{name} is no sample of the data" for name in listed if name not in used]
+    if "training" not in of_group.values():
+        problems.append("nothing is left to train on")
+    if problems:
+        more = [f"and {len(problems) - _MAX_SHOWN} more"] if len(problems) > _MAX_SHOWN else []
+        raise DataError("\n".join([f"split={str(path)!r}: {line}" for line in problems[:_MAX_SHOWN]] + more))
+    return of_group
+
+
+def _names_of(item: Item, group: Hashable) -> Iterator[str]:
+    """Yield the names under which a file may list a sample: its own, its file's, or its group's."""
+    name = str(item["name"])
+    file = Path(name).name
+    yield from dict.fromkeys((name, file, file.partition(".")[0], str(group)))
+
+
+def _read(path: Path) -> dict[str, Part]:
+    """Return the part of each name in a split file."""
+    try:
+        if path.suffix.lower() == ".json":
+            content = json.loads(path.read_text(encoding="utf-8"))
+            pairs = list(_pairs_of(content, path))
+        elif path.suffix.lower() == ".csv":
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                pairs = list(_rows_of(csv.DictReader(file, restval=""), path))
+        else:
+            raise DataError(f"split={str(path)!r}: give a .csv or a .json file")
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
+        raise DataError(f"split={str(path)!r}: cannot be read: {error}") from None
+    problems = [
+        f"split={str(path)!r}: {name} is in {said!r}, and must be in train, val or test"
+        for name, said in pairs
+        if said.lower() not in _WORDS
+    ]
+    parts_of: dict[str, set[Part]] = {}
+    for name, said in pairs:
+        if said.lower() in _WORDS:
+            parts_of.setdefault(name, set()).add(_WORDS[said.lower()])
+    problems += [
+        f"split={str(path)!r}: {name} is in {' and in '.join(sorted(parts))}"
+        for name, parts in parts_of.items()
+        if len(parts) > 1
+    ]
+    if problems:
+        raise DataError("\n".join(problems))
+    return {name: next(iter(parts)) for name, parts in parts_of.items()}
+
+
+def _pairs_of(content: Any, path: Path) -> Iterator[tuple[str, str]]:
+    """Yield (name, part) of a JSON object with a list for each part."""
+    if not isinstance(content, dict):
+        raise DataError(
+            f'split={str(path)!r}: is no object with a list for each part, such as {{"train": [...], "test": [...]}}'
+        )
+    for said, names in content.items():
+        # Other entries of such files describe the data.
+        if said.lower() in _WORDS and isinstance(names, list):
+            for name in names:
+                yield str(name.get("image", "")) if isinstance(name, dict) else str(name), said
+
+
+def _rows_of(rows: csv.DictReader[str], path: Path) -> Iterator[tuple[str, str]]:
+    """Yield (name, part) of a CSV file's rows."""
+    headings = list(rows.fieldnames or [])
+    columns = {heading.strip().lower(): heading for heading in headings}
+    name = next((columns[c] for c in _NAME_COLUMNS if c in columns), None)
+    part = next((columns[c] for c in _PART_COLUMNS if c in columns), None)
+    if name is None or part is None:
+        raise DataError(
+            f"split={str(path)!r}: needs a column with names ({', '.join(_NAME_COLUMNS)}) and one with parts "
+            f"({', '.join(_PART_COLUMNS)}). Its headings are: {', '.join(headings) or '(none)'}"
+        )
+    for row in rows:
+        if row[name].strip():
+            yield row[name].strip(), row[part].strip()
