@@ -1,22 +1,127 @@
-"""docs/coming-from.md names flags that there are."""
+"""docs/coming-from.md names commands that there are: each is parsed with its values by its own recipe."""
 
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
+import pytest
 from conftest import REPOSITORY
 
-from nbgpu.config import TRAIN_CONFIGS, ClusterConfig
+import nbgpu
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, flags
+from nbgpu.config.settings import unused
+from nbgpu.planning.suitability import settled
+from nbgpu.protocol.records import Device
 
-_OF_COMMANDS = {"config", "find-batch-size", "nproc-per-node", "nnodes", "logdir"}
-"""Flags that are no settings."""
+_OF_TRAIN = {"config": True, "find-batch-size": False}
+"""The flags of `nbgpu train` that are no settings, and whether they take a value."""
+_NEEDS_FILES = {"data", "resume", "initial", "pretrained", "fold", "eval_times", "wandb", "tensorboard"}
+"""Settings with files, or packages, of which the page gives examples only."""
+_GPUS = [Device("cuda", "NVIDIA H100", f"GPU-{i}", i, 80 * 2**30, compute_capability=9.0) for i in range(2)]
 
 
-def test_every_flag_is_a_setting() -> None:
-    known = {*ClusterConfig.model_fields, *(name for c in TRAIN_CONFIGS.values() for name in c.model_fields)}
-    text = (REPOSITORY / "docs" / "coming-from.md").read_text()
-    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    assert len(rows) > 40
-    named = {flag for row in rows for flag in re.findall(r"--([a-z][a-z0-9-]*)", row[1])} - _OF_COMMANDS
-    assert len(named) > 30
-    assert not {flag for flag in named if flag.replace("-", "_") not in known}
+@dataclass(frozen=True)
+class Command:
+    """What a row tells people to type."""
+
+    recipe: str
+    text: str
+
+    @property
+    def words(self) -> list[str]:
+        """Its flags and their values."""
+        words = shlex.split(self.text)
+        return words[3:] if words[:2] == ["nbgpu", "train"] else words
+
+    @property
+    def is_mention(self) -> bool:
+        """Whether it is a flag alone that takes a value: the row says what it means."""
+        words = self.words
+        return len(words) == 1 and not _takes_no_value(self.recipe, words[0])
+
+
+def _takes_no_value(recipe: str, flag: str) -> bool:
+    name = flag.removeprefix("--").replace("-", "_")
+    field = {**ClusterConfig.model_fields, **TRAIN_CONFIGS[recipe].model_fields}.get(name)
+    is_switch = field is not None and field.annotation is bool
+    return is_switch or flag.removeprefix("--") in _OF_TRAIN
+
+
+def _commands() -> Iterator[Command]:
+    recipe = "autoencoder"
+    for line in (REPOSITORY / "docs" / "coming-from.md").read_text().splitlines():
+        if found := re.match(r"The recipe is \[(\w+)\]", line):
+            recipe = found[1]
+        if line.startswith("| "):
+            for text in re.findall(r"`([^`]*)`", line.split(" | ")[1]):
+                if text.startswith(("--", "nbgpu train ")) and "RECIPE" not in text:
+                    yield Command(recipe, text)
+
+
+COMMANDS = list(dict.fromkeys(_commands()))
+
+
+def _parsed(command: Command) -> tuple[ClusterConfig, TrainConfig]:
+    words = list(command.words)
+    for flag, takes_value in _OF_TRAIN.items():
+        if f"--{flag}" in words:
+            place = words.index(f"--{flag}")
+            del words[place : place + 1 + takes_value]
+    model = TRAIN_CONFIGS[command.recipe]
+    values = flags.parse([ClusterConfig, model], words, prog=command.text, hidden=("recipe", *unused(model)))
+    of_cluster = {name: values.pop(name) for name in ClusterConfig.model_fields}
+    return ClusterConfig.checked(**of_cluster), model.checked(**_with_what_it_needs(command, values))
+
+
+def _with_what_it_needs(command: Command, values: dict[str, Any]) -> dict[str, Any]:
+    """Add what a row about one setting leaves out."""
+    if command.recipe == "survival" and values["fold"]:
+        values |= {"data": "cohort.csv", "image_size": (256, 256, 64)}
+    return values
+
+
+def test_the_page_has_commands_of_every_recipe() -> None:
+    assert len(COMMANDS) > 70
+    assert {command.recipe for command in COMMANDS} == set(TRAIN_CONFIGS)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: f"{c.recipe}: {c.text}")
+def test_every_command_is_one_of_its_recipe(command: Command) -> None:
+    if command.is_mention:
+        name = command.words[0].removeprefix("--").replace("-", "_")
+        model = TRAIN_CONFIGS[command.recipe]
+        assert name in ClusterConfig.model_fields or name in model.model_fields.keys() - unused(model)
+        return
+    _, config = _parsed(command)
+    if command.text.startswith("nbgpu train"):
+        assert command.text.split()[2] == command.recipe
+    settled(config, _GPUS)
+
+
+@pytest.mark.long
+def test_what_needs_no_files_can_be_planned(cluster2: nbgpu.Cluster) -> None:
+    planned = 0
+    for command in COMMANDS:
+        given = {word.removeprefix("--").replace("-", "_") for word in command.words if word.startswith("--")}
+        of_run = given & TRAIN_CONFIGS[command.recipe].model_fields.keys()
+        on_gpus_only = {
+            "amp",
+            "cpu_offload",
+            "cudnn",
+            "sdpa",
+            "compile",
+            "transforms_on",
+            "global_batch_size",
+        }
+        if command.is_mention or not of_run or of_run & (_NEEDS_FILES | on_gpus_only):
+            continue
+        _, config = _parsed(command)
+        values = {name: getattr(config, name) for name in of_run}
+        plan = cluster2.plan(command.recipe, **values)
+        assert "unknown" not in plan.memory, (command, plan.memory)
+        planned += 1
+    assert planned > 15
