@@ -44,7 +44,8 @@ test-long: $(FOR_DEVELOPMENT) ## run the tests that take long; three quarters of
 	@bash tests/all.sh long
 
 quality: $(FOR_DEVELOPMENT) ## train every recipe in full with three seeds, and hold what it learns to a floor; twenty minutes or so
-	@$(RUN) -m pytest -m quality --timeout=1200 --durations=0
+	@$(RUN) -m pytest -m quality --timeout=1200 --durations=0; failed=$$?; \
+		$(RUN) docs/generate_quality.py && exit $$failed
 
 test-oldest: $(FOR_OLDEST) ## run the tests in Python with the oldest versions that are supported
 	@$(OLDEST_VENV)/bin/python -m pytest -m "not quality"
