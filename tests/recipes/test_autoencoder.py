@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from monai.metrics import PSNRMetric
+from scipy.fft import dctn
 from sklearn.decomposition import PCA
 from torch.distributions import Normal, kl_divergence
 
@@ -22,6 +23,7 @@ import nbgpu
 from nbgpu.config import AutoencoderConfig, train_config
 from nbgpu.engine.workload.by_name import load
 from nbgpu.errors import DataError
+from nbgpu.recipes.autoencoder.baselines import lowest_frequencies
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
 from nbgpu.recipes.image_quality import psnr_db, ssim
 
@@ -248,6 +250,7 @@ def test_the_result_compares_with_baselines_that_others_compute_the_same() -> No
     assert list(table) == [
         "autoencoder",
         "trilinear, same number of values",
+        "DCT, same number of values",
         "PCA, same number of values",
         "mean image",
     ]
@@ -265,7 +268,28 @@ def test_the_result_compares_with_baselines_that_others_compute_the_same() -> No
     mean = fitted_on.mean(dim=0).expand_as(image)
     assert table["mean image"]["psnr_db"] == pytest.approx(float(psnr_db(mean, image).mean()), abs=0.01)
     # 2 x 4^3 = 128 numbers: 5^3 = 125 points, and no more components than 16 patches have.
-    assert "keeps 128 numbers, trilinear sampling 5^3 = 125, PCA 15 (no more, because" in result["note"]
+    assert "keep 128 numbers, trilinear sampling 5^3 = 125, PCA 15 (no more, because" in result["note"]
+
+
+def test_the_lowest_frequencies_are_as_many_as_were_asked_for() -> None:
+    rng = np.random.default_rng(0)
+    # A patch of these three frequencies only, by the definition of the DCT-II.
+    angles = np.pi * (np.arange(8) + 0.5) / 8
+    waves = [np.cos(number * angles) for number in range(8)]
+    of = [
+        0.5 + 0.1 * np.einsum("i,j,k->ijk", waves[a], waves[b], waves[c])
+        for a, b, c in ((1, 1, 0), (2, 0, 0), (0, 0, 3))
+    ]
+    image = torch.from_numpy(np.stack(of)[:, None])
+    # 0, three at distance 1, three at sqrt(2), one at sqrt(3), and then those at distance 2.
+    kept = lowest_frequencies(image, 11)
+    torch.testing.assert_close(kept[:2], image[:2])
+    torch.testing.assert_close(kept[2], torch.full_like(kept[2], 0.5))
+    torch.testing.assert_close(lowest_frequencies(image[:1], 4)[0], torch.full_like(image[0], 0.5))
+    noise = torch.from_numpy(rng.uniform(0.4, 0.6, (2, 1, 8, 8, 8)))
+    torch.testing.assert_close(lowest_frequencies(noise, 8**3), noise)
+    frequencies = dctn(lowest_frequencies(noise, 128).numpy(), axes=(2, 3, 4), norm="ortho")
+    assert [int((np.abs(one) > 1e-9).sum()) for one in frequencies] == [128, 128]
 
 
 def test_the_note_says_who_is_best() -> None:
