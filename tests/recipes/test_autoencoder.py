@@ -357,21 +357,32 @@ def test_it_learns_against_a_discriminator_too(cluster2: nbgpu.Cluster, tmp_path
 
 @pytest.mark.quality
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize(
-    ("settings", "least_db"),
-    [
-        ({}, 23.0),
-        ({"adversarial_weight": 0.01, "adversarial_after": 200}, 22.5),
-    ],
-    ids=["alone", "against a discriminator"],
-)
-def test_in_600_steps_it_beats_baselines_that_keep_as_many_numbers(
-    cluster2: nbgpu.Cluster, tmp_path: Path, settings: dict[str, Any], least_db: float, seed: int
+def test_in_1500_steps_it_beats_baselines_that_keep_as_many_numbers(
+    cluster2: nbgpu.Cluster, tmp_path: Path, seed: int
 ) -> None:
-    table, _ = trained(cluster2, tmp_path, steps=600, val_every=0, seed=seed, **settings)
-    psnr = {name: row["psnr_db"] for name, row in table.items()}
-    assert psnr["autoencoder"] >= least_db
-    assert psnr["autoencoder"] > max(v for name, v in psnr.items() if name != "autoencoder")
-    # The phantoms must stay hard, or the number above says nothing.
-    assert psnr["mean image"] < 14.5
-    assert psnr["trilinear, same number of values"] < 22.5
+    table, _ = trained(cluster2, tmp_path, steps=1500, val_every=0, seed=seed)
+    own = table.pop("autoencoder")
+    assert own["psnr_db"] >= max(row["psnr_db"] for row in table.values()) + 1.5
+    assert own["ssim"] >= max(row["ssim"] for row in table.values()) + 0.01
+    _require_that_the_phantoms_are_hard(table)
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_in_600_steps_against_a_discriminator_it_beats_a_coarser_grid(
+    cluster2: nbgpu.Cluster, tmp_path: Path, seed: int
+) -> None:
+    contest = {"adversarial_weight": 0.01, "adversarial_after": 200}
+    table, _ = trained(cluster2, tmp_path, steps=600, val_every=0, seed=seed, **contest)
+    own = table.pop("autoencoder")["psnr_db"]
+    assert own >= 22.5
+    # The discriminator raises the squared error, and the frequencies of a cosine transform have the least.
+    assert own > max(row["psnr_db"] for name, row in table.items() if not name.startswith("DCT"))
+    _require_that_the_phantoms_are_hard(table)
+
+
+def _require_that_the_phantoms_are_hard(baselines: dict[str, dict[str, float]]) -> None:
+    """Easier ones would flatter every method."""
+    assert baselines["mean image"]["psnr_db"] < 14.5
+    assert baselines["trilinear, same number of values"]["psnr_db"] < 22.5
+    assert baselines["DCT, same number of values"]["psnr_db"] < 26

@@ -65,7 +65,8 @@ def test_the_quality_gate(cluster2: nbgpu.Cluster, tmp_path: Path, seed: int) ->
         table[name] for name in ("diffusion", "the network asked once", "voxelwise quadratic")
     )
     assert sampled["psnr_db"] >= quadratic["psnr_db"] + 2.5
-    # One pass has the smallest squared error that there is, and is too smooth: the steps must be worth their time.
+    # One pass has the smallest squared error that there is, and is too smooth: the steps must be worth their
+    # time.
     assert sampled["ssim"] >= max(row["ssim"] for row in (once, quadratic)) + 0.02
     assert sampled["spectrum_db"] <= once["spectrum_db"] - 0.5
     assert sampled["tumour_ssim"] >= once["tumour_ssim"]
