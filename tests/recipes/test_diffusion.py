@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import quality
 
 import nbgpu
 
@@ -60,7 +61,14 @@ def test_a_short_run_beats_both_baselines_and_ranks_share_its_cases(
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_quality_gate(cluster2: nbgpu.Cluster, tmp_path: Path, seed: int) -> None:
     """Noisy heads of 16 x 16 x 16 voxels with a tumour: T2-FLAIR from the other three in 11 steps."""
-    table = _train(cluster2, tmp_path, seed=seed)[0]["table"]
-    assert table["diffusion"]["psnr_db"] >= 17.9
-    assert table["diffusion"]["psnr_db"] >= table["voxelwise quadratic"]["psnr_db"] + 2.5
-    assert table["diffusion"]["ssim"] >= table["voxelwise quadratic"]["ssim"] + 0.2
+    table = _train(cluster2, tmp_path, seed=seed, split_seed=seed)[0]["table"]
+    quality.note("Diffusion, 256 generated heads", "ssim", seed, table)
+    sampled, once, quadratic = (
+        table[name] for name in ("diffusion", "the network asked once", "voxelwise quadratic")
+    )
+    assert sampled["psnr_db"] >= quadratic["psnr_db"] + 2.5
+    # One pass has the smallest squared error that there is, and is too smooth: the steps must be worth their
+    # time.
+    assert sampled["ssim"] >= max(row["ssim"] for row in (once, quadratic)) + 0.02
+    assert sampled["spectrum_db"] <= once["spectrum_db"] - 0.5
+    assert sampled["tumour_ssim"] >= once["tumour_ssim"]

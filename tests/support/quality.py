@@ -1,4 +1,4 @@
-"""What trained recipes reach beside their baselines: tests of `make quality` note it for docs/benchmarks.md."""
+"""What trained recipes reach beside their baselines, as the tests of `make quality` note it for the docs."""
 
 from __future__ import annotations
 

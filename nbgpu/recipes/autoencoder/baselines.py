@@ -1,11 +1,13 @@
-"""Baselines without a network that keep as many values per patch as the autoencoder: a coarser grid, and
-principal components."""
+"""Baselines without a network that keep as many values per patch as the autoencoder: a coarser grid, the
+lowest frequencies, and principal components."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
+from scipy.fft import dctn, idctn
 from torch import Tensor
 from torch.nn import functional
 
@@ -22,6 +24,23 @@ def trilinear(image: Tensor, grid_edge: int) -> Tensor:
         return image
     sampled = functional.interpolate(image, size=(grid_edge,) * 3, mode="trilinear")
     return functional.interpolate(sampled, size=size, mode="trilinear").clamp(0, 1)
+
+
+def lowest_frequencies(image: Tensor, num_values: int) -> Tensor:
+    """Keep the `num_values` lowest frequencies of patches (N, 1, p, p, p), as a cosine transform (DCT-II)
+    has them.
+
+    Frequencies count as low by their distance from 0. Of the orders tried on the ellipsoids it is the best:
+    25.5 dB, where cubes of frequencies give 25.3 dB and planes 25.2 dB. Those that are equally far come in
+    the order of their indices, so that exactly `num_values` numbers are kept.
+    """
+    axes = (2, 3, 4)
+    indices = np.indices(image.shape[2:])
+    order = np.argsort(np.square(indices).sum(axis=0), axis=None, kind="stable")
+    is_kept = np.zeros(order.size, bool)
+    is_kept[order[:num_values]] = True
+    frequencies = dctn(image.numpy(), axes=axes, norm="ortho") * is_kept.reshape(image.shape[2:])
+    return torch.from_numpy(idctn(frequencies, axes=axes, norm="ortho")).clamp(0, 1)
 
 
 def principal_components(training: Tensor, max_components: int) -> tuple[Tensor, Tensor]:

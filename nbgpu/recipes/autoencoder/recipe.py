@@ -31,7 +31,13 @@ from nbgpu.engine.data.volumes import VolumeList, find_volumes, header_problem
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
-from nbgpu.recipes.autoencoder.baselines import largest_cube_edge, principal_components, project, trilinear
+from nbgpu.recipes.autoencoder.baselines import (
+    largest_cube_edge,
+    lowest_frequencies,
+    principal_components,
+    project,
+    trilinear,
+)
 from nbgpu.recipes.autoencoder.losses import deceived, discrimination_loss, kl_divergence
 from nbgpu.recipes.autoencoder.perceptual import feature_distance, layers_of, spectral_distance
 from nbgpu.recipes.autoencoder.pictures import pictures
@@ -387,6 +393,7 @@ class Autoencoder:
         mean_image, components = principal_components(fitted_on, num_latent)
         baselines = {
             "trilinear, same number of values": trilinear(image, grid_edge),
+            "DCT, same number of values": lowest_frequencies(image, num_latent),
             "PCA, same number of values": project(image, mean_image, components),
             "mean image": mean_image.expand_as(image),
         }
@@ -408,7 +415,7 @@ class Autoencoder:
         )
         note = (
             f"{verdict}, on {len(image)} held-out patches of {self.config.patch_size}^3 voxels. For each patch the "
-            f"autoencoder keeps {num_latent} numbers, trilinear sampling {grid_edge}^3 = {grid_edge**3}, PCA "
+            f"autoencoder and the DCT keep {num_latent} numbers, trilinear sampling {grid_edge}^3 = {grid_edge**3}, PCA "
             f"{len(components)}"
         )
         if len(components) < num_latent:

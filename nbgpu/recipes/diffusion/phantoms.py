@@ -33,7 +33,8 @@ def phantom(size: int, seed: int, index: int, clean: str = "t2f", noise: float =
 
     Returns:
         Each modality as float32 (1, size, size, size): the modality named by `clean` from -1 to 1, the others
-        with noise added. Also `label` in int64: 0, or CORE, OEDEMA and ENHANCING as in BraTS.
+        with noise added. Also `label` in int64: 0, or CORE, OEDEMA and ENHANCING as in BraTS; and `brain` in
+        float32: 1 where there is no air.
     """
     rng = np.random.default_rng((seed, index))
     tissue = _tissues(size, rng)
@@ -47,6 +48,7 @@ def phantom(size: int, seed: int, index: int, clean: str = "t2f", noise: float =
         added = rng.normal(0, 2 * noise, image.shape)
         images[name] = torch.from_numpy((image if name == clean else image + added).astype(np.float32))[None]
     images["label"] = torch.from_numpy(_LABELS[tissue])[None]
+    images["brain"] = torch.from_numpy((tissue > 0).astype(np.float32))[None]
     return images
 
 

@@ -29,14 +29,16 @@ from nbgpu.recipes import data_uri
 from nbgpu.recipes.diffusion import files
 from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic, mean_image
 from nbgpu.recipes.diffusion.files import MODALITIES, Case
+from nbgpu.recipes.diffusion.measures import masked_psnr_db, mean_over_cases, quality, unit
 from nbgpu.recipes.diffusion.phantoms import phantom
 from nbgpu.recipes.diffusion.sampler import Sampler
 from nbgpu.recipes.diffusion.schedules import antithetic
-from nbgpu.recipes.image_quality import psnr_db, ssim
 
 _MAX_BASELINE_VOXELS = 2**24
 """The largest number of voxels of the training cases to which baselines are fitted."""
 _NUM_PICTURES = 6
+ONCE = "the network asked once"
+"""The baseline that says what the steps of sampling bring."""
 
 
 class Diffusion:
@@ -64,14 +66,9 @@ class Diffusion:
         numbers = range(min(len(parts.validation), config.val_cases))[rank::world_size]
         for start in range(0, len(numbers), config.batch_size):
             chosen = numbers[start : start + config.batch_size]
-            data = self.decoded([parts.validation[number] for number in chosen])
-            batches.append(
-                {
-                    "condition": data["condition"],
-                    "target": data["target"],
-                    "number": torch.tensor(list(chosen)),
-                }
-            )
+            data = self.decoded([parts.validation[number] for number in chosen], with_masks=True)
+            batch = {name: data[name] for name in ("condition", "target", "brain")}
+            batches.append({**batch, "number": torch.tensor(list(chosen))})
         both = ("condition", "target")
         draw = Draw(both, augment=augmentation(config, both, (config.edge,) * 3))
         return SampleLoader(
@@ -115,17 +112,18 @@ class Diffusion:
         if problems:
             raise DataError("\n".join(problems))
 
-    def _steps(self, with_label: bool = False) -> Compose:
+    def _steps(self, with_masks: bool = False) -> Compose:
         config = self.config
-        return Compose([_Prepare(config.target, config.edge, config.fit, config.split_seed, with_label)])
+        return Compose([_Prepare(config.target, config.edge, config.fit, config.split_seed, with_masks)])
 
-    def decoded(self, items: Sequence[Item], with_label: bool = False) -> dict[str, Tensor]:
-        """`condition` (N, 3, e, e, e), N >= 1, and if all have one `target` (N, 1, e, e, e) and `label` (N,
-        1, e, e, e)."""
-        decode = Decode(self._steps(with_label))
+    def decoded(self, items: Sequence[Item], with_masks: bool = False) -> dict[str, Tensor]:
+        """`condition` (N, 3, e, e, e), N >= 1, and `target` (N, 1, e, e, e) if all have one; with masks also
+        `brain`, and `label` if all have one, in the shape of `target`."""
+        decode = Decode(self._steps(with_masks))
         decoded = [decode(item) for item in items]
         raise_together(decode.failures)
-        names = [n for n in ("condition", "target", "label") if all(n in opened(one) for one in decoded)]
+        all_names = ("condition", "brain", "target", "label")
+        names = [name for name in all_names if all(name in opened(one) for one in decoded)]
         return {name: torch.stack([one[name] for one in decoded]) for name in names}
 
     # ---- model and loss ----
@@ -181,15 +179,16 @@ class Diffusion:
         return (said - noise.target(self.config.prediction, clean, epsilon, t)).square()
 
     def validate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss`, with a fixed noise and time for each case, and `psnr_db` of its sample, shape
-        (N,)."""
+        """Return `loss`, with a fixed noise and time for each case, and `psnr_db` of its sample over the
+        brain, shape (N,)."""
         numbers = batch["number"].long().tolist()
         _, epsilon, t = self.sampler.noisy(batch["target"], numbers)
         errors = self._errors(model, batch, batch["target"], epsilon, t)
         made = self.sampler(model, batch["condition"], numbers)
+        cases = zip(unit(made), unit(batch["target"]), batch["brain"] > 0, strict=True)
         return {
             "loss": errors.flatten(1).mean(dim=1),
-            "psnr_db": psnr_db(_unit(made), _unit(batch["target"])),
+            "psnr_db": torch.stack([masked_psnr_db(*case) for case in cases]),
         }
 
     # ---- result ----
@@ -203,11 +202,11 @@ class Diffusion:
     ) -> list[dict[str, dict[str, float]]]:
         """Return for each case the `quality` of what is sampled, and of what the network says at once."""
         held_out = self.parts().reported
-        data = self.decoded([held_out[number] for number in samples], with_label=True)
+        data = self.decoded([held_out[number] for number in samples], with_masks=True)
         rows = {}
-        for name, last in (("diffusion", 0), ("the network asked once", len(self.sampler.times) - 1)):
+        for name, last in (("diffusion", 0), (ONCE, len(self.sampler.times) - 1)):
             made = self._sampled(model, device, data["condition"], samples, last)
-            rows[name] = quality(made, data["target"], data.get("label"))
+            rows[name] = quality(made, data["target"], data["brain"], data.get("label"))
         return [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
 
     def _sampled(
@@ -223,8 +222,11 @@ class Diffusion:
         device: torch.device,
         evaluated: Sequence[dict[str, dict[str, float]]] | None = None,
     ) -> dict[str, Any]:
-        """Return PSNR and SSIM of samples of held-out cases beside baselines: `table`, `cases`, `note` and
-        `images`. `evaluated` is from `evaluate`."""
+        """Return the `quality` of samples of held-out cases beside baselines: `table`, `cases`, `note` and
+        `images`. `evaluated` is from `evaluate`.
+
+        The baselines are the network asked once, at the latest time, where it has nothing to go by but the
+        other modalities; and two methods with no network."""
         config = self.config
         parts = self.parts()
         numbers = self.samples_of_result()
@@ -234,17 +236,16 @@ class Diffusion:
         if evaluated is None:
             chunks = [numbers[i : i + config.batch_size] for i in range(0, len(numbers), config.batch_size)]
             evaluated = [row for chunk in chunks for row in self.evaluate(model, device, chunk)]
-        data = self.decoded(held_out, with_label=True)
+        data = self.decoded(held_out, with_masks=True)
         rows = {name: [row[name] for row in evaluated] for name in evaluated[0]}
         for name, output in self._baselines(parts.training, data["condition"]).items():
-            rows[name] = quality(output, data["target"], data.get("label"))
-        table = {name: _mean(of_cases) for name, of_cases in rows.items()}
-        best_baseline = max(("mean image", "voxelwise quadratic"), key=lambda name: table[name]["psnr_db"])
-        gain_db = table["diffusion"]["psnr_db"] - table[best_baseline]["psnr_db"]
+            rows[name] = quality(output, data["target"], data["brain"], data.get("label"))
+        table = {name: mean_over_cases(of_cases) for name, of_cases in rows.items()}
         note = (
-            f"On {len(held_out)} held-out cases {config.target} in {len(self.sampler.times)} steps is "
-            f"{abs(gain_db):.1f} dB {'above' if gain_db > 0 else 'below'} the best baseline, '{best_baseline}'. "
-            "Values go from -1 to 1, and PSNR and SSIM are for that range." + parts.in_words(config)
+            f"On {len(held_out)} held-out cases, over the brain, {config.target} in {len(self.sampler.times)} steps "
+            f"{_beside_the_best(table)}. Values go from -1 to 1, and PSNR and SSIM are for that range; spectrum_db "
+            "is how far its frequencies are from the true ones, so that less is better."
+            + parts.in_words(config)
         )
         shown = slice(0, _NUM_PICTURES)
         cases = {str(item["name"]): row for item, row in zip(held_out, rows["diffusion"], strict=True)}
@@ -281,31 +282,23 @@ class Diffusion:
         }
 
 
-def quality(output: Tensor, target: Tensor, label: Tensor | None = None) -> list[dict[str, float]]:
-    """`psnr_db` and `ssim` of each volume (N, 1, D, H, W), and `tumour_psnr_db` of its labelled voxels, if it
-    has any."""
-    output, target = _unit(output), _unit(target)
-    rows = [
-        {"psnr_db": round(float(psnr), 3), "ssim": round(float(similar), 4)}
-        for psnr, similar in zip(psnr_db(output, target), ssim(output, target), strict=True)
-    ]
-    for index, row in enumerate(rows):
-        if label is not None and (inside := label[index] > 0).any():
-            both = output[index][inside], target[index][inside]
-            row["tumour_psnr_db"] = round(float(psnr_db(both[0][None], both[1][None])), 3)
-    return rows
-
-
-def _mean(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    found = {}
-    for name in ("psnr_db", "ssim", "tumour_psnr_db"):
-        if values := [row[name] for row in rows if name in row]:
-            found[name] = round(sum(values) / len(values), 4)
-    return found
-
-
-def _unit(image: Tensor) -> Tensor:
-    return (image + 1) / 2
+def _beside_the_best(table: dict[str, dict[str, float]]) -> str:
+    """Say of each measure of the brain how the samples differ from the best baseline."""
+    parts = []
+    for name, measure, best_of, digits in (
+        ("PSNR", "psnr_db", max, 1),
+        ("SSIM", "ssim", max, 3),
+        ("spectrum", "spectrum_db", min, 1),
+    ):
+        baselines = {of: row[measure] for of, row in table.items() if of != "diffusion"}
+        best = best_of(baselines, key=lambda of: baselines[of])
+        difference = table["diffusion"][measure] - baselines[best]
+        is_better = difference < 0 if best_of is min else difference > 0
+        parts.append(
+            f"{abs(difference):.{digits}f}{' dB' if measure.endswith('_db') else ''} "
+            f"{'better' if is_better else 'worse'} in {name} than '{best}'"
+        )
+    return f"is {', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def as_item(case: Case) -> Item:
@@ -329,15 +322,15 @@ class _Look(Transform):
 
 
 class _Prepare(Transform):
-    """An Item to `condition` (3, e, e, e), `target` (1, e, e, e) if it is there, and `label` (1, e, e, e) if
-    it is asked for."""
+    """An Item to `condition` (3, e, e, e), `target` (1, e, e, e) if it is there, and if they are asked for
+    `brain` and, if it is there, `label` (1, e, e, e)."""
 
-    def __init__(self, target: str, edge: int, fit: str, seed: int, with_label: bool) -> None:
+    def __init__(self, target: str, edge: int, fit: str, seed: int, with_masks: bool) -> None:
         self.target = target
         self.edge = edge
         self.fit = fit
         self.seed = seed
-        self.with_label = with_label
+        self.with_masks = with_masks
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
         if "generated" in item:
@@ -345,10 +338,8 @@ class _Prepare(Transform):
         else:
             images = self._read(item)
         prepared = {"condition": torch.cat([images[name] for name in MODALITIES if name != self.target])}
-        if self.target in images:
-            prepared["target"] = images[self.target]
-        if self.with_label and "label" in images:
-            prepared["label"] = images["label"]
+        wanted = {"target": self.target} | ({"brain": "brain", "label": "label"} if self.with_masks else {})
+        prepared |= {name: images[source] for name, source in wanted.items() if source in images}
         return prepared
 
     def _read(self, item: Item) -> dict[str, Tensor]:
@@ -360,6 +351,10 @@ class _Prepare(Transform):
         box = generate_spatial_bounding_box(given, select_fn=lambda values: values > -1)
         cut = (slice(None), *(slice(start, end) for start, end in zip(*box, strict=True)))
         images = {name: self._fitted(one[cut], -1.0, "trilinear") for name, one in volumes.items()}
+        # What is 0 in all modalities is not brain. The darkest hundredth of a brain is -1 here too, but
+        # hardly in all of them at once.
+        brain = (torch.cat(list(volumes.values())) > -1).any(dim=0, keepdim=True)
+        images["brain"] = self._fitted(brain[cut].float(), 0.0, "nearest")
         if label is not None:
             images["label"] = self._fitted(label[cut].float(), 0.0, "nearest").long()
         return images

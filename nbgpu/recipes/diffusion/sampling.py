@@ -11,7 +11,8 @@ from nbgpu.config import DiffusionConfig
 from nbgpu.engine.data.decoding import Item
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.diffusion.files import MODALITIES, find_cases
-from nbgpu.recipes.diffusion.recipe import Diffusion, as_item, quality
+from nbgpu.recipes.diffusion.measures import quality
+from nbgpu.recipes.diffusion.recipe import Diffusion, as_item
 from nbgpu.recipes.trained import load_trained
 from nbgpu.run_folder import folder as runs
 
@@ -39,8 +40,8 @@ def sample_share(
 
     Returns:
         For each case its `name`, its `number` among all cases, and `image`, (1, D, H, W) from -1 to 1 on the
-        CPU. If the case has the modality that is made, also that modality as `target`, and `psnr_db` and
-        `ssim`.
+        CPU. If the case has the modality that is made, also that modality as `target`, and the measures of
+        `quality`.
 
     Raises:
         ConfigError: the folder is not a run of this recipe, or the settings contradict each other.
@@ -61,11 +62,14 @@ def sample_share(
     found: list[dict[str, Any]] = []
     # One case at a time: some may have the modality that is made, and others not.
     for number, item in list(enumerate(items))[:max_cases][rank::world_size]:
-        case = recipe.decoded([item])
+        case = recipe.decoded([item], with_masks=True)
         made = recipe.sampler(model, case["condition"].to(device, dtype), [number]).float().cpu()
         sampled: dict[str, Any] = {"name": item["name"], "number": number, "image": made[0]}
         if "target" in case:
-            sampled |= {"target": case["target"][0], **quality(made, case["target"])[0]}
+            sampled |= {
+                "target": case["target"][0],
+                **quality(made, case["target"], case["brain"], case.get("label"))[0],
+            }
         found.append(sampled)
     return found
 

@@ -127,7 +127,7 @@ def test_files_become_cubes_and_patients_stay_together(tmp_path: Path, fit: str)
     assert (len(training), len(held_out)) == (6, 4)
     patients = [{item["case"][:-4] for item in part} for part in (training, held_out)]
     assert not patients[0] & patients[1]
-    data = recipe.decoded(held_out, with_label=True)
+    data = recipe.decoded(held_out, with_masks=True)
     assert data["condition"].shape == (4, 3, 16, 16, 16)
     assert data["label"].shape == data["target"].shape == (4, 1, 16, 16, 16)
     assert set(data["label"].unique().tolist()) == {0, 1, 2, 3}
