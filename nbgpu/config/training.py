@@ -372,6 +372,13 @@ class LogSettings(Settings):
         "steps",
     )
     runs_dir: str = Field("nbgpu_runs", description="folder that gets one folder for each run")
+    run_name: str = Field(
+        "",
+        max_length=64,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$",
+        description="what the folder of the run, sweep or study is called, between date and number; empty for the recipe",
+        json_schema_extra=control("Logs"),
+    )
     tensorboard: bool = Field(
         False,
         description="write TensorBoard's files into the run's folder: scalars, and histograms of weights and gradients",
@@ -442,6 +449,8 @@ class TrainConfig(
     UNUSED: ClassVar[Mapping[str, str]] = {}
     """Fields without meaning in the recipe, each with the reason. A value other than the default is
     refused."""
+    VOLUME: ClassVar[str] = "volume"
+    """What one entry of the data is called, in the singular."""
     LIVE_PICTURES: ClassVar[bool] = False
     """Whether runs of the recipe show pictures while they go on."""
 
@@ -480,6 +489,11 @@ class TrainConfig(
     def title(self) -> str:
         """The recipe's name as people and folders use it."""
         return Path(self.recipe).stem if own_file.is_file(self.recipe) else self.recipe
+
+    @property
+    def folder_title(self) -> str:
+        """What the run's folder is called, between the date and the number that makes it unique."""
+        return self.run_name or self.title
 
     @property
     def chosen_by_validation(self) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ def epoch_of(config: TrainConfig, num_volumes: int, samples_per_volume: int, wor
     num_repeated = fillers + (0 if any(num_replaced) else num_shared * samples_per_volume)
     num_left_out = sum(max(0, num - num_taken) for num in samples)
     words = (
-        _words_for_shards(sizes, num_volumes),
+        _words_for_shards(config, sizes, num_volumes),
         _words_for_memory(config, sizes, num_cached, num_replaced),
         _words_for_steps(num_steps, num_taken * world_size, num_repeated, num_left_out, any(num_replaced)),
     )
@@ -108,11 +108,11 @@ def _shard_sizes(config: TrainConfig, num_volumes: int, world_size: int) -> tupl
     return tuple(whole + (rank < rest) for rank in range(world_size))
 
 
-def _words_for_shards(sizes: tuple[int, ...], num_volumes: int) -> str:
+def _words_for_shards(config: TrainConfig, sizes: tuple[int, ...], num_volumes: int) -> str:
     world_size = len(sizes)
     if world_size == 1:
-        return f"{_volumes(num_volumes)} on one rank"
-    words = f"{_volumes(num_volumes)} over {world_size} ranks"
+        return f"{_count(config, num_volumes)} on one rank"
+    words = f"{_count(config, num_volumes)} over {world_size} ranks"
     if num_volumes < world_size:
         return f"{words}: fewer than ranks, so each rank takes all of them and draws its own samples"
     if len(set(sizes)) > 1:
@@ -129,17 +129,15 @@ def _words_for_memory(
 ) -> str:
     size, cached, replaced = sizes[0], num_cached[0], num_replaced[0]
     if config.dataset_kind == "persistent":
-        return (
-            f"PersistentDataset: every volume is decoded once, and read from {config.cache_dir} from then on"
-        )
+        return f"PersistentDataset: every {config.VOLUME} is decoded once, and read from {config.cache_dir} from then on"
     if cached == 0:
-        return "Dataset: every volume is decoded anew each time that it is used"
+        return f"Dataset: every {config.VOLUME} is decoded each time that it is used"
     if replaced:
         return (
-            f"SmartCacheDataset: an epoch uses the {cached} of {size} volumes that a rank has in memory; "
+            f"SmartCacheDataset: an epoch uses the {cached} of {size} {config.VOLUME}s that a rank has in memory; "
             f"{replaced} of them {'gives' if replaced == 1 else 'give'} way to the next after each epoch"
         )
-    kept = f"CacheDataset: a rank keeps {cached} of its {_volumes(size)} decoded in host memory"
+    kept = f"CacheDataset: a rank keeps {cached} of its {_count(config, size)} decoded in host memory"
     if config.dataset_kind == "smart":
         return f"{kept}; there is nothing to replace them with"
     return kept if cached == size else f"{kept}, and decodes the others each time that they are used"
@@ -161,5 +159,5 @@ def _words_for_steps(
     return f"{words}; {', and '.join(parts)}"
 
 
-def _volumes(count: int) -> str:
-    return f"{count} volume{'s' if count != 1 else ''}"
+def _count(config: TrainConfig, number: int) -> str:
+    return f"{number} {config.VOLUME}{'s' if number != 1 else ''}"

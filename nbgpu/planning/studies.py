@@ -112,7 +112,8 @@ class StudyPlan:
     @property
     def title(self) -> str:
         """The recipe and what is varied, as people and folders use it."""
-        return f"{train_config(self.recipe).title}-{self.vary}"
+        of_run = str(self.train.get("run_name") or train_config(self.recipe).title)
+        return f"{of_run}-{self.vary}"
 
     @property
     def subject(self) -> str:

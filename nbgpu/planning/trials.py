@@ -236,7 +236,13 @@ def checked(plan: SweepPlan, ranks: Sequence[Sequence[Device]]) -> SweepPlan:
         )
     configs = [plan.settings(number).model_dump() for number in range(len(plan.trials))]
     trials = [{name: config[name] for name in plan.varied} for config in configs]
-    shared = {n: value for n, value in configs[0].items() if n not in (*plan.varied, "recipe")}
+    fields = settings_of(plan.recipe).model_fields
+    # A setting that does not count in every trial is at its default in the others.
+    shared = {
+        name: next((config[name] for config in configs if config[name] != fields[name].default), value)
+        for name, value in configs[0].items()
+        if name not in (*plan.varied, "recipe")
+    }
     return SweepPlan(plan.recipe, plan.config, plan.cluster, shared, plan.varied, trials)
 
 
@@ -244,7 +250,7 @@ def create_folder(plan: SweepPlan) -> Path:
     """Make the folder of a new sweep, with access for the user only, and write sweep.toml into it."""
     started = time.strftime("%Y%m%d-%H%M%S")
     runs_dir = Path(plan.settings(0).runs_dir).absolute()
-    folder = runs_dir / f"{started}-sweep-{plan.settings(0).title}-{secrets.token_hex(2)}"
+    folder = runs_dir / f"{started}-sweep-{plan.settings(0).folder_title}-{secrets.token_hex(2)}"
     folder.mkdir(parents=True, mode=0o700)
     plan.write(folder)
     return folder

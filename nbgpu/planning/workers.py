@@ -50,7 +50,8 @@ def workers_for(config: TrainConfig, host: HostResources) -> Workers:
         return Workers(0, "SmartCacheDataset decodes in threads of its own while a rank trains")
     if config.dataset_kind == "cache" and config.cache_rate == 1:
         return Workers(
-            0, "all volumes are decoded in memory, and a thread crops and augments while a step computes"
+            0,
+            f"all {config.VOLUME}s are decoded in memory, and a thread crops and augments while a step computes",
         )
     if host.shared_bytes is not None and host.shared_bytes < MIN_SHARED_BYTES:
         return Workers(
@@ -65,7 +66,7 @@ def workers_for(config: TrainConfig, host: HostResources) -> Workers:
     enough = f", of which {MAX_WORKERS} are enough" if num_left > MAX_WORKERS else ""
     return Workers(
         min(MAX_WORKERS, num_left),
-        f"volumes are decoded during training, and {cores} {num_left} for each rank's workers{enough}",
+        f"{config.VOLUME}s are decoded during training, and {cores} {num_left} for each rank's workers{enough}",
     )
 
 

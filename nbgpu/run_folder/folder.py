@@ -52,7 +52,7 @@ def create(config: TrainConfig, cluster: ClusterConfig) -> Path:
         _log.warning(note)
     started = time.strftime("%Y%m%d-%H%M%S")
     runs_dir = Path(config.runs_dir).absolute()
-    folder = runs_dir / f"{started}-{config.title}-{secrets.token_hex(2)}"
+    folder = runs_dir / f"{started}-{config.folder_title}-{secrets.token_hex(2)}"
     missing = [path for path in (runs_dir, *runs_dir.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, mode=0o700)

@@ -22,6 +22,7 @@ _CHANGE_NO_RESULT = frozenset(
     {
         "resume",
         "runs_dir",
+        "run_name",
         "checkpoint_every",
         "checkpoint_every_epochs",
         "keep_checkpoints",

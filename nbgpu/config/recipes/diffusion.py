@@ -18,6 +18,7 @@ class DiffusionConfig(TrainConfig):
     IMPLEMENTATION = "nbgpu.recipes.diffusion.recipe:Diffusion"
     VALIDATION_VALUES = ("loss", "psnr_db")
     WITHOUT_FILES = ("phantoms",)
+    VOLUME = "case"
     INPUTS = "a folder of BraTS (2023, before, or the Decathlon's Task01); 'phantoms'"
     TRIAL = "320 generated heads, 200 steps: 1 minute on 2 CPU cores"
     UNUSED: ClassVar[Mapping[str, str]] = dict.fromkeys(

@@ -19,6 +19,7 @@ class LithographyConfig(TrainConfig):
     IMPLEMENTATION = "nbgpu.recipes.lithography.recipe:Lithography"
     VALIDATION_VALUES = ("loss", "mae", "iou")
     WITHOUT_FILES = ("generated",)
+    VOLUME = "mask"
     INPUTS = "masks as .npz, LithoBench's folders, or layouts: .glp, .gds, .oas"
     TRIAL = "320 generated masks, 256 steps: 40 s on 2 CPU cores"
     UNUSED: ClassVar[Mapping[str, str]] = {

@@ -30,7 +30,7 @@ _ALWAYS = {
         amp dtype tf32 cudnn sdpa on_nonfinite
         strategy sync_batchnorm checkpoint_activations compile channels_last
         checkpoint_every checkpoint_every_epochs keep_checkpoints best_metric resume
-        log_every telemetry work_out_result runs_dir tensorboard wandb profile
+        log_every telemetry work_out_result runs_dir run_name tensorboard wandb profile
         data dataset check_voxels replace_rate shards num_workers persistent_workers prefetch
         pin_memory non_blocking transforms_on rotate90_prob flip_prob intensity_prob
         val_every_epochs split_seed

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nbgpu.config import TrainConfig
+from nbgpu.config import TrainConfig, train_config
 from nbgpu.planning.epochs import epoch_of, share_of
 from nbgpu.planning.workers import MIN_SHARED_BYTES, HostResources, workers_for
 
@@ -52,7 +52,7 @@ def test_no_sample_is_lost_or_counted_twice(
             7,
             [
                 "7 volumes over 2 ranks: 4 on each; 1 of them on two ranks, so that all have as many",
-                "Dataset: every volume is decoded anew each time that it is used",
+                "Dataset: every volume is decoded each time that it is used",
                 "an epoch has 2 steps of 6 samples; 5 of its 12 samples are repeats",
             ],
         ),
@@ -126,3 +126,10 @@ def test_workers_are_chosen_with_a_reason(
     chosen = workers_for(TrainConfig(**settings), host)
     assert chosen.count == count
     assert said in chosen.reason
+
+
+def test_masks_and_cases_are_called_by_their_names() -> None:
+    for recipe, said in {"lithography": "8 masks over 2 ranks", "diffusion": "8 cases over 2 ranks"}.items():
+        words = epoch_of(train_config(recipe), 8, 1, 2).words
+        assert words[0].startswith(said)
+        assert not any("volume" in sentence for sentence in words)

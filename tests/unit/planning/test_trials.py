@@ -43,6 +43,20 @@ def test_a_grid_has_every_combination_and_what_is_no_list_is_shared() -> None:
     assert plan.settings(3).model_dump()["channels"] == (8, 16)
 
 
+@pytest.mark.parametrize("order", [["adamw", "sgd"], ["sgd", "adamw"]])
+def test_a_shared_setting_is_for_the_trials_in_which_it_counts(order: list[str]) -> None:
+    plan = checked(optimizer=order, momentum=0.5)
+    momentum = {plan.settings(n).optimizer: plan.settings(n).momentum for n in range(2)}
+    assert momentum == {"sgd": 0.5, "adamw": 0.9}
+    (line,) = refused(lr=[1e-3, 1e-4], momentum=0.5)[1:]
+    assert "momentum=0.5 counts only with optimizer='sgd'" in line
+
+
+def test_a_sweep_has_the_name_that_its_runs_have(tmp_path: Path) -> None:
+    folder = trials.create_folder(checked(lr=[1e-3, 1e-4], run_name="first-try", runs_dir=str(tmp_path)))
+    assert "-sweep-first-try-" in folder.name
+
+
 def test_text_from_a_command_line_becomes_the_fields_values() -> None:
     given = {"lr": "1e-4,1e-3", "channels": "8 16,8 32", "warmup_steps": "none,3", "compile": "true,false"}
     plan = checked(**{name: trials.from_text(text) for name, text in given.items()})

@@ -183,3 +183,10 @@ def test_a_runs_folder_keeps_where_the_run_began(tmp_path: Path) -> None:
     assert beginning.checkpoint == str(first / "checkpoints" / "step-00000005")
     assert beginning.step == 5
     assert resume.Beginning.read(first) == resume.Beginning()
+
+
+def test_a_run_may_have_a_name(tmp_path: Path) -> None:
+    folder = runs.create(settings(tmp_path, run_name="with-ema"), ClusterConfig())
+    assert re.fullmatch(r"\d{8}-\d{6}-with-ema-[0-9a-f]{4}", folder.name)
+    with pytest.raises(ConfigError, match=r"run_name = '\.\./elsewhere' is not valid"):
+        settings(tmp_path, run_name="../elsewhere")
