@@ -56,6 +56,48 @@ def test_a_short_run_beats_both_baselines_and_ranks_share_its_cases(
         assert psnr_db == pytest.approx(expected_db, abs=0.01)
 
 
+RECORD_TIMES = """
+import torch
+from nbgpu.recipes.diffusion.recipe import Diffusion
+
+times_seen = []
+original = Diffusion._errors
+
+def recording(self, model, batch, clean, epsilon, t):
+    if torch.is_grad_enabled():
+        times_seen.extend(t.tolist())
+    return original(self, model, batch, clean, epsilon, t)
+
+Diffusion._errors = recording
+"""
+
+
+def test_the_times_of_a_step_are_pairs_however_its_samples_are_cut(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    """Two ranks with one sample in each micro-batch, and with four."""
+    cuts = [{"batch_size": 1, "accumulate": 4}, {"batch_size": 4, "accumulate": 1}]
+    seen = []
+    cluster2.execute(RECORD_TIMES)
+    try:
+        for cut in cuts:
+            cluster2.execute("times_seen.clear()")
+            settings = {"num_phantoms": 20, "steps": 2, "val_every": 0, "work_out_result": False, "size": 8}
+            run = cluster2.train("diffusion", threads=1, runs_dir=str(tmp_path), **settings, **cut)
+            assert run.wait().status == "finished", run.failures
+            ranks = list(cluster2.pull("times_seen", ranks="all").values())
+            assert [len(times) for times in ranks] == [8, 8]
+            seen.append(ranks)
+    finally:
+        cluster2.execute("Diffusion._errors = original")
+    assert seen[0] == seen[1]
+    visited = [0, *range(99, 1000, 100)]
+    for times in seen[0]:
+        positions = [visited.index(time) for time in times]
+        assert all(a + b == 10 for a, b in zip(positions[::2], positions[1::2], strict=True))
+    assert seen[0][0] != seen[0][1]
+
+
 @pytest.mark.quality
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_quality_gate(cluster2: nbgpu.Cluster, tmp_path: Path, seed: int) -> None:
