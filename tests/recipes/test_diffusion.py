@@ -57,18 +57,75 @@ def test_a_short_run_beats_both_baselines_and_ranks_share_its_cases(
         assert psnr_db == pytest.approx(expected_db, abs=0.01)
 
 
+RECORD_TIMES = """
+import torch
+from nbgpu.recipes.diffusion.recipe import Diffusion
+
+times_seen = []
+original = Diffusion._errors
+
+def recording(self, model, batch, clean, epsilon, t):
+    if torch.is_grad_enabled():
+        times_seen.extend(t.tolist())
+    return original(self, model, batch, clean, epsilon, t)
+
+Diffusion._errors = recording
+"""
+
+
+def test_the_times_of_a_step_are_pairs_however_its_samples_are_cut(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    """Two ranks with one sample in each micro-batch, and with four."""
+    cuts = [{"batch_size": 1, "accumulate": 4}, {"batch_size": 4, "accumulate": 1}]
+    seen = []
+    cluster2.execute(RECORD_TIMES)
+    try:
+        for cut in cuts:
+            cluster2.execute("times_seen.clear()")
+            settings = {"num_phantoms": 20, "steps": 2, "val_every": 0, "work_out_result": False, "size": 8}
+            run = cluster2.train("diffusion", threads=1, runs_dir=str(tmp_path), **settings, **cut)
+            assert run.wait().status == "finished", run.failures
+            ranks = list(cluster2.pull("times_seen", ranks="all").values())
+            assert [len(times) for times in ranks] == [8, 8]
+            seen.append(ranks)
+    finally:
+        cluster2.execute("Diffusion._errors = original")
+    assert seen[0] == seen[1]
+    visited = [0, *range(99, 1000, 100)]
+    for times in seen[0]:
+        positions = [visited.index(time) for time in times]
+        assert all(a + b == 10 for a, b in zip(positions[::2], positions[1::2], strict=True))
+    assert seen[0][0] != seen[0][1]
+
+
+SIMPLE = ("mean image", "voxelwise quadratic")
+
+
 @pytest.mark.quality
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_quality_gate(cluster2: nbgpu.Cluster, tmp_path: Path, seed: int) -> None:
     """Noisy heads of 16 x 16 x 16 voxels with a tumour: T2-FLAIR from the other three in 11 steps."""
     table = _train(cluster2, tmp_path, seed=seed, split_seed=seed)[0]["table"]
     quality.note("Diffusion, 256 generated heads", "ssim", seed, table)
-    sampled, once, quadratic = (
-        table[name] for name in ("diffusion", "the network asked once", "voxelwise quadratic")
-    )
-    assert sampled["psnr_db"] >= quadratic["psnr_db"] + 2.5
-    # One pass has the smallest squared error that there is, and is too smooth: the steps must be worth their
-    # time.
-    assert sampled["ssim"] >= max(row["ssim"] for row in (once, quadratic)) + 0.02
-    assert sampled["spectrum_db"] <= once["spectrum_db"] - 0.5
-    assert sampled["tumour_ssim"] >= once["tumour_ssim"]
+    sampled, once = table["diffusion"], table["the network asked once"]
+    assert sampled["psnr_db"] >= max(table[name]["psnr_db"] for name in SIMPLE) + 3
+    # The steps must be worth their time. So short a training makes them no sharper than one pass, as
+    # docs/recipes/diffusion.md says, but closer to the truth.
+    assert sampled["ssim"] >= max(row["ssim"] for name, row in table.items() if name != "diffusion") + 0.005
+    assert sampled["tumour_ssim"] >= once["tumour_ssim"] + 0.003
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_quality_gate_of_the_papers_prediction(
+    cluster2: nbgpu.Cluster, tmp_path: Path, seed: int
+) -> None:
+    """The same with a network that predicts the noise, as all three configurations for BraTS do."""
+    settings = {"prediction": "epsilon", "steps": 1000, "ema_decay": 0.99, "val_every": 0}
+    table = _train(cluster2, tmp_path, seed=seed, split_seed=seed, **settings)[0]["table"]
+    quality.note("Diffusion that predicts the noise, 1000 steps", "ssim", seed, table)
+    sampled = table.pop("diffusion")
+    assert sampled["psnr_db"] >= max(row["psnr_db"] for row in table.values()) + 0.5
+    assert sampled["ssim"] >= max(row["ssim"] for row in table.values()) + 0.08
+    assert sampled["spectrum_db"] <= min(row["spectrum_db"] for row in table.values()) - 0.3

@@ -103,7 +103,8 @@ class DiffusionConfig(TrainConfig):
     )
     antithetic: bool = Field(
         True,
-        description="the times of a batch come in pairs, an early and a late one, instead of each by itself",
+        description="the times of a step's samples, over all ranks and micro-batches, come in pairs, an early and a late one, "
+        "instead of each by itself",
     )
     num_times: int = Field(1000, ge=2, le=10_000, description="times from the clean image to noise")
     betas: Literal["linear_beta", "scaled_linear_beta", "sigmoid_beta", "cosine"] = Field(

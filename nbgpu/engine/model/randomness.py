@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -84,6 +85,36 @@ def seed_step(seed: int, rank: int, step: int, device: torch.device) -> None:
         torch.cuda.manual_seed(int(torch_seed))
     np.random.seed(numpy_seed)
     random.seed(int(python_seed))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a micro-batch stands among the samples of an optimizer step."""
+
+    seed: tuple[int, ...]
+    """The same for all samples of the step, on every rank, and different for each step."""
+    first_sample: int
+    """The number of its first sample: those of all ranks and micro-batches are counted through."""
+
+
+_place: Place | None = None
+
+
+@contextmanager
+def at(place: Place) -> Iterator[None]:
+    """Let `place` return this one within the block."""
+    global _place
+    before, _place = _place, place
+    try:
+        yield
+    finally:
+        _place = before
+
+
+def place() -> Place:
+    """Return where the micro-batch stands that is computed, so that a recipe can draw what belongs to several
+    samples of a step without an exchange; outside a run it stands alone, with a seed of torch's generator."""
+    return _place or Place((int(torch.randint(2**62, ())),), 0)
 
 
 @contextmanager

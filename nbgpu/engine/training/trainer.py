@@ -342,7 +342,8 @@ class Trainer(Loop):
             # Gradients accumulate on each rank, and are exchanged once, with the last micro-batch.
             with self._spread.exchange(now=index == len(batches) - 1):
                 clock.enter("forward")
-                terms = step.forward(batch)
+                with randomness.at(self._place_of(index)):
+                    terms = step.forward(batch)
                 straggler.catch_up()
                 if index == 0:
                     own_s = time.perf_counter() - started_s
@@ -380,6 +381,10 @@ class Trainer(Loop):
             numbers["compute_s"] = own_s
         means = {name: total / self.config.accumulate for name, total in sums.items()}
         self._record(means | norms, numbers, clock, inputs)
+
+    def _place_of(self, micro_batch: int) -> randomness.Place:
+        before = (self.rank * self.config.accumulate + micro_batch) * self.config.batch_size
+        return randomness.Place((self.config.seed, self.step), before)
 
     def _is_time_to_validate(self) -> bool:
         if self.config.val_every_epochs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
 from nbgpu.engine.data.loader import SampleLoader
 from nbgpu.engine.data.parts import Parts, split
 from nbgpu.engine.data.sampling import Draw
+from nbgpu.engine.model import randomness
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
@@ -71,9 +73,13 @@ class Diffusion:
             batches.append({**batch, "number": torch.tensor(list(chosen))})
         both = ("condition", "target")
         draw = Draw(both, augment=augmentation(config, both, (config.edge,) * 3))
-        return SampleLoader(
+        loaders = SampleLoader(
             parts.training, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
         ).loaders(batches)
+        if config.antithetic and config.samples_per_step(world_size) == 1:
+            alone = "antithetic has no effect: a step has one sample, and pairs take two. Raise accumulate"
+            return replace(loaders, warnings=(*loaders.warnings, alone))
+        return loaders
 
     def amount(self) -> tuple[int, int]:
         """Return the amount of data; only names and headers of files are read."""
@@ -165,7 +171,7 @@ class Diffusion:
         if config.train_times == "sampled":
             times = torch.tensor(self.sampler.times.tolist(), device=device)
         if config.antithetic:
-            t = times[antithetic(count, len(times), device)]
+            t = times[antithetic(count, len(times), randomness.place(), device)]
         else:
             t = times[torch.randint(len(times), (count,), device=device)]
         epsilon = torch.randn_like(clean)

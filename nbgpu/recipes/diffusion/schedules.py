@@ -14,9 +14,12 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from monai.networks.schedulers import DDPMScheduler
 from torch import Tensor
+
+from nbgpu.engine.model import randomness
 
 BetaSchedule = Literal["linear_beta", "scaled_linear_beta", "sigmoid_beta", "cosine"]
 """Noise schedules, by their names in MONAI."""
@@ -55,11 +58,25 @@ def times(spacing: Spacing, num_points: int | None = None, num_times: int = 1000
     return torch.tensor([k * num_times // count for k in range(count)])
 
 
-def antithetic(num_samples: int, num_points: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return random indices into the points, (num_samples,), each paired with its mirror image, so that a
-    batch has both early and late times."""
-    drawn = torch.randint(num_points, ((num_samples + 1) // 2,), device=device)
-    return torch.stack([drawn, num_points - 1 - drawn], dim=1).flatten()[:num_samples]
+def antithetic(
+    num_samples: int,
+    num_points: int,
+    place: randomness.Place,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Return random indices into the points for a micro-batch, (num_samples,), as a part of those of its
+    whole step: there the second sample of each pair has the mirror image of the first one's.
+
+    So the step has early and late times in equal number, and the same ones however its samples are divided
+    among ranks and micro-batches.
+    """
+    samples = range(place.first_sample, place.first_sample + num_samples)
+    found = []
+    for sample in samples:
+        (drawn,) = np.random.SeedSequence([*place.seed, sample // 2]).generate_state(1, np.uint64)
+        point = int(drawn) % num_points
+        found.append(num_points - 1 - point if sample % 2 else point)
+    return torch.tensor(found, device=device)
 
 
 class Noise:

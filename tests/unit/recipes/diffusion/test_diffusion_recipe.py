@@ -108,6 +108,18 @@ def test_batches_hold_three_modalities_and_the_fourth() -> None:
         each.close()
 
 
+@pytest.mark.parametrize(
+    ("ranks", "settings", "is_alone"),
+    [(1, {}, True), (2, {}, False), (1, {"accumulate": 2}, False), (1, {"antithetic": False}, False)],
+)
+def test_a_step_of_one_sample_is_told_that_it_has_no_pairs(
+    ranks: int, settings: dict[str, Any], is_alone: bool
+) -> None:
+    loaders = Diffusion(_config(num_phantoms=20, batch_size=1, **settings)).build_loaders(0, ranks)
+    loaders.close()
+    assert any("antithetic has no effect" in warning for warning in loaders.warnings) == is_alone
+
+
 def test_the_network_runs_on_the_device_meta() -> None:
     """There, what a step takes is worked out."""
     recipe = Diffusion(_config(attention_edges=(8,), num_res_blocks=2))

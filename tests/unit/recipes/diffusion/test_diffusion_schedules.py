@@ -7,6 +7,7 @@ import torch
 from monai.networks.schedulers import DDIMScheduler, DDPMScheduler
 from monai.networks.schedulers.scheduler import Scheduler
 
+from nbgpu.engine.model.randomness import Place
 from nbgpu.recipes.diffusion.schedules import Noise, Prediction, Variance, antithetic, times
 
 MONAI_NAMES = {"epsilon": "epsilon", "x0": "sample", "v": "v_prediction"}
@@ -38,10 +39,20 @@ def test_each_schedule_has_as_many_times_as_it_says() -> None:
 
 def test_times_of_a_batch_mirror_each_other() -> None:
     torch.manual_seed(0)
-    drawn = antithetic(4000, 11)
+    drawn = antithetic(4000, 11, Place((0, 0), 0))
     assert (drawn.view(-1, 2).sum(dim=1) == 10).all()
     assert drawn.bincount(minlength=11).min() > 250
-    assert len(antithetic(5, 11)) == 5
+    assert len(antithetic(5, 11, Place((0, 0), 0))) == 5
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+def test_a_step_has_the_same_pairs_of_times_however_it_is_cut(size: int) -> None:
+    step = (5, 17)
+    whole = antithetic(12, 11, Place(step, 0))
+    assert (whole.view(-1, 2).sum(dim=1) == 10).all()
+    parts = [antithetic(size, 11, Place(step, first)) for first in range(0, 12, size)]
+    assert torch.equal(torch.cat(parts), whole)
+    assert not torch.equal(antithetic(12, 11, Place((5, 18), 0)), whole)
 
 
 @pytest.mark.parametrize("kind", ["epsilon", "x0", "v"])
