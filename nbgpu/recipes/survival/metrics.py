@@ -93,10 +93,79 @@ def c_index(scores: Floats, times: Floats, events: Flags) -> float:
     concordant = comparable = 0.0
     rows = np.flatnonzero(events)
     for part in np.split(rows, range(_ROWS, len(rows), _ROWS)):
-        later = (times > times[part, None]) | ((times == times[part, None]) & ~events)
+        later = _later(times, events, part)
         concordant += _in_order(scores[part], scores)[later].sum()
         comparable += np.count_nonzero(later)
     return float(concordant / comparable) if comparable else float("nan")
+
+
+def uno_c_index(
+    scores: Floats, times: Floats, events: Flags, observed: Steps, end: float = float("inf")
+) -> float:
+    """Compute the concordance index of the pairs whose earlier time is at most `end`, each weighted with the
+    inverse square of the probability of still being observed just before that time (Uno et al. 2011).
+
+    Unlike Harrell's it does not depend on how many patients were censored. Where few are still observed,
+    single patients have most of the weight: an `end` before that keeps it steady. NaN if there is no such
+    pair within the training follow-up.
+
+    Args:
+        scores: log hazards (N,).
+        times, events: of the same patients.
+        observed: the result of `censoring` for the training patients.
+        end: the latest time of the earlier event of a pair.
+    """
+    concordant = comparable = 0.0
+    weights = _inverse(observed.before(times)) ** 2
+    rows = np.flatnonzero(events & is_known(times, observed) & (times <= end))
+    for part in np.split(rows, range(_ROWS, len(rows), _ROWS)):
+        later = _later(times, events, part)
+        concordant += weights[part] @ (_in_order(scores[part], scores) * later).sum(axis=1)
+        comparable += weights[part] @ later.sum(axis=1)
+    return float(concordant / comparable) if comparable else float("nan")
+
+
+def c_index_interval(
+    scores: Floats, times: Floats, events: Flags, seed: int, num_draws: int = 1000, share: float = 0.95
+) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of `c_index` over patients (Efron & Tibshirani 1993, chapter
+    13): (lower end, upper end), or NaN if no draw has a comparable pair.
+
+    Args:
+        scores: log hazards (N,).
+        times, events: of the same patients.
+        seed: of the draws.
+        num_draws: how often as many patients are drawn with replacement.
+        share: of the draws that the interval holds.
+    """
+    num = len(scores)
+    drawn = (
+        np.random.default_rng(seed).multinomial(num, np.full(num, 1 / num), size=num_draws).astype(np.float64)
+    )
+    concordant, comparable = np.zeros(num_draws), np.zeros(num_draws)
+    rows = np.flatnonzero(events)
+    for part in np.split(rows, range(_ROWS, len(rows), _ROWS)):
+        later = _later(times, events, part)
+        # A patient who is drawn twice forms pairs twice, and none with itself.
+        concordant += (drawn[:, part] * (drawn @ (_in_order(scores[part], scores) * later).T)).sum(axis=1)
+        comparable += (drawn[:, part] * (drawn @ later.T.astype(np.float64))).sum(axis=1)
+    found = concordant[comparable > 0] / comparable[comparable > 0]
+    if not len(found):
+        return float("nan"), float("nan")
+    low, high = np.quantile(found, [(1 - share) / 2, (1 + share) / 2])
+    return float(low), float(high)
+
+
+def _later(times: Floats, events: Flags, part: NDArray[np.intp]) -> Flags:
+    """Return which patients are known to have the event after each of the patients `part`, who have it: (M,
+    N)."""
+    return np.asarray((times > times[part, None]) | ((times == times[part, None]) & ~events))
+
+
+def is_known(when: ArrayLike, observed: Steps) -> Flags:
+    """Return at which times it is known how many training patients are still observed, which the weights of
+    AUC and Brier score need: before the last one's time."""
+    return np.asarray((np.asarray(when) < observed.times[-1]) & (observed.at(when) > 0))
 
 
 def _in_order(earlier: Floats, later: Floats) -> Floats:
@@ -111,7 +180,7 @@ def auc(scores: Floats, times: Floats, events: Flags, when: Floats, observed: St
     (T,) (Uno et al. 2007).
 
     Cumulative/dynamic AUC: each event is weighted with the inverse of the probability of still being observed
-    just before it. NaN if either group is empty.
+    just before it. NaN if either group is empty, and beyond the training follow-up (`is_known`).
 
     Args:
         scores: log hazards (N,).
@@ -121,7 +190,10 @@ def auc(scores: Floats, times: Floats, events: Flags, when: Floats, observed: St
     """
     weights = _inverse(observed.before(times)) * events
     found = []
-    for time in when:
+    for time, known in zip(when, is_known(when, observed), strict=True):
+        if not known:
+            found.append(np.nan)
+            continue
         cases, controls = (times <= time) & events, times > time
         in_order = weights[cases] @ _in_order(scores[cases], scores[controls])
         total = weights[cases].sum() * np.count_nonzero(controls)
@@ -131,6 +203,7 @@ def auc(scores: Floats, times: Floats, events: Flags, when: Floats, observed: St
 
 def brier(probabilities: Floats, times: Floats, events: Flags, when: Floats, observed: Steps) -> Floats:
     """Compute the mean squared error of the probability of no event until each time, (T,) (Graf et al. 1999).
+    NaN beyond the training follow-up (`is_known`).
 
     Args:
         probabilities: the probabilities of no event, (N, T).
@@ -142,7 +215,7 @@ def brier(probabilities: Floats, times: Floats, events: Flags, when: Floats, obs
     later = times[:, None] > when
     at_event, at_time = _inverse(observed.before(times))[:, None], _inverse(observed.at(when))
     errors = had_it * probabilities**2 * at_event + later * (1 - probabilities) ** 2 * at_time
-    return np.asarray(errors.mean(axis=0))
+    return np.where(is_known(when, observed), errors.mean(axis=0), np.nan)
 
 
 def integrated(values: Floats, when: Floats) -> float:

@@ -136,9 +136,9 @@ def _checked(
                 f"{config.data}: none of the {len(own)} patients that are {part} has the event. Take another split_seed or "
                 "val_fraction, or more patients"
             )
-    last = times.max(initial=0.0)
+    last = times[:num_training].max(initial=0.0)
     problems += [
-        f"eval_times has {time:g}, and nobody is observed for longer than {last:g}"
+        f"eval_times has {time:g}, and no training patient is observed for longer than {last:g}"
         for time in config.eval_times
         if time >= last
     ]
