@@ -108,8 +108,8 @@ def test_the_quality_gate(cluster2: nbgpu.Cluster, tmp_path: Path, seed: int) ->
     table = _train(cluster2, tmp_path, seed=seed)[0]["table"]
     sampled, once = table["diffusion"], table["the network asked once"]
     assert sampled["psnr_db"] >= max(table[name]["psnr_db"] for name in SIMPLE) + 3
-    # The steps must be worth their time. With x0 they bring an image closer to the truth than one pass, and no
-    # sharper one, as docs/recipes/diffusion.md says.
+    # The steps must be worth their time. With x0 they bring an image closer to the truth than one pass, and
+    # no sharper one, as docs/recipes/diffusion.md says.
     assert sampled["ssim"] >= max(row["ssim"] for name, row in table.items() if name != "diffusion") + 0.005
     assert sampled["tumour_ssim"] >= once["tumour_ssim"] + 0.003
 
