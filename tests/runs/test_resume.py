@@ -172,7 +172,7 @@ def test_new_settings_and_another_number_of_ranks_count_after_a_resume_and_are_s
     """The second run is one process with no launcher, which is also how torchrun's ranks train."""
     settings = {**SMALL, "runs_dir": str(tmp_path / "first"), "schedule": "constant", "warmup_steps": 0}
     first = cluster2.train("autoencoder", **settings).wait(120)
-    changed = {"lr": 1e-5, "steps": 12, "amp": "bf16", "resume": str(first.folder), "val_fraction": 0}
+    changed = {"lr": 1e-5, "steps": 12, "amp": "bf16", "resume": str(first.folder), "clip_norm": 0.5}
     config = train_config("autoencoder", **{**settings, **changed, "runs_dir": str(tmp_path / "second")})
     write_toml(tmp_path / "run.toml", ClusterConfig(gpus="none", ranks=1), config)
     command = [sys.executable, "-m", "nbgpu.engine.train", str(tmp_path / "run.toml")]
@@ -182,8 +182,8 @@ def test_new_settings_and_another_number_of_ranks_count_after_a_resume_and_are_s
     records, _ = Reader(folder, world_size=1, live=False).since()
     assert [r.text for r in records if isinstance(r, Event) and r.kind == "note"] == [
         f"going on from step-00000010 of {first.folder.name}",
-        "goes on with other settings: steps was 10, is 12; lr was 0.004, is 1e-05; amp was 'off', is 'bf16'; "
-        "val_fraction was 0.2, is 0.0",
+        "goes on with other settings: steps was 10, is 12; lr was 0.004, is 1e-05; clip_norm was 1.0, is 0.5; "
+        "amp was 'off', is 'bf16'",
         "goes on with another number of ranks: 2 ranks then, 1 now",
     ]
     rates = {r.step: r.values["lr"] for r in records if isinstance(r, Sample) and "lr" in r.values}

@@ -106,7 +106,7 @@ def test_a_run_without_a_best_checkpoint_says_why(cluster2: nbgpu.Cluster, tmp_p
 def test_validation_is_of_the_average_which_is_a_plain_file_for_the_model(
     cluster2: nbgpu.Cluster, tmp_path: Path
 ) -> None:
-    settings = {**SMALL, "best_metric": "", "ema_decay": 0.9, "runs_dir": str(tmp_path)}
+    settings = {**SMALL, "best_metric": "", "best_mode": "min", "ema_decay": 0.9, "runs_dir": str(tmp_path)}
     run = cluster2.train("autoencoder", **settings).wait(120)
     assert "ema_decay: validation and result are those of the averaged weights" in run.notes()
     assert isinstance(run.config, AutoencoderConfig)

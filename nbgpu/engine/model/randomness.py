@@ -113,8 +113,11 @@ def at(place: Place) -> Iterator[None]:
 
 def place() -> Place:
     """Return where the micro-batch stands that is computed, so that a recipe can draw what belongs to several
-    samples of a step without an exchange; outside a run it stands alone, with a seed of torch's generator."""
-    return _place or Place((int(torch.randint(2**62, ())),), 0)
+    samples of a step without an exchange; outside a run it stands alone, with a seed of Python's generator.
+
+    A number of torch's is none where memory is estimated with tensors that hold no values.
+    """
+    return _place or Place((random.getrandbits(62),), 0)
 
 
 @contextmanager
