@@ -301,7 +301,7 @@ def _beside_the_best(table: dict[str, dict[str, float]]) -> str:
         difference = table["diffusion"][measure] - baselines[best]
         is_better = difference < 0 if best_of is min else difference > 0
         parts.append(
-            f"{abs(difference):.{digits}f}{' dB' if measure.endswith('_db') else ''} "
+            f"{abs(difference):.{digits}f}{' dB' if measure.rpartition('_')[2] == 'db' else ''} "
             f"{'better' if is_better else 'worse'} in {name} than '{best}'"
         )
     return f"is {', '.join(parts[:-1])} and {parts[-1]}"
