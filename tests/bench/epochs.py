@@ -47,11 +47,12 @@ def measure(
         places = {
             "data": str(folder / "volumes"),
             "runs_dir": str(folder / "runs"),
-            "cache_dir": str(folder / "cache"),
         }
+        cache = {"cache_dir": str(folder / "cache")}
         for turn in range(4):
             for dataset, settings in DATASETS.items():
-                run = cluster.train("autoencoder", **SETTINGS, **settings, **places).wait()
+                on_disk = cache if settings.get("dataset") == "persistent" else {}
+                run = cluster.train("autoencoder", **SETTINGS, **settings, **places, **on_disk).wait()
                 if not turn:  # the first of each warms up, and fills the folder of PersistentDataset
                     continue
                 steps = run.metrics().dropna(subset="loss").query("rank == 0").set_index("step")

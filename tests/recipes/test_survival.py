@@ -265,7 +265,7 @@ def test_the_quality_gate(cluster2: nbgpu.Cluster, tmp_path: Path, seed: int) ->
     assert table["resnet18"]["c_index"] >= table["true hazard"]["c_index"] - 0.01
     # The hazard of this cohort is the amount of lesions, which counting voxels finds without a network.
     dense = table["voxels 200 HU above the median"]["c_index"]
-    assert abs(table["resnet18"]["c_index"] - dense) < 0.02
+    assert table["resnet18"]["c_index"] >= dense - 0.01
     assert table["mean intensity"]["c_index"] < 0.6
 
 

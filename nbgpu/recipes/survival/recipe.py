@@ -345,7 +345,7 @@ def _unknown_in_words(when: Floats, observed: Steps) -> str:
         return ""
     return (
         f" At {', '.join(f'{time:.4g}' for time in unknown)} neither AUC nor Brier score is known: no training patient is "
-        f"observed beyond {observed.times[-1]:.4g}, and ibs ends before that."
+        f"observed beyond {observed.times[-1]:.4g}, so that ibs leaves them out."
     )
 
 

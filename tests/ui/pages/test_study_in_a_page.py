@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 STUDY = """
 import nbgpu
-settings = dict(gpus="none", num_phantoms=8, patch_size=16, threads=1, measured_steps=6, warm_up_steps=1)
+settings = dict(gpus="none", patch_size=16, threads=1, measured_steps=6, warm_up_steps=1)
 study = nbgpu.scaling("autoencoder", ranks=[1, 2], repeats=3, **settings)
 study
 """.strip()
