@@ -91,7 +91,7 @@ def jupyter_lab(folder: Path) -> Iterator[Lab]:
     }
     for place in places.values():
         Path(place).mkdir(mode=0o700)
-    _silence_news(folder / "settings")
+    _leave_pages_to_the_test(folder / "settings")
     environment = {
         **os.environ,
         **places,
@@ -123,13 +123,17 @@ def jupyter_lab(folder: Path) -> Iterator[Lab]:
             process.wait()
 
 
-def _silence_news(settings: Path) -> None:
-    """JupyterLab asks once whether it may fetch news, in a box that covers a corner of the page."""
-    folder = settings / "@jupyterlab" / "apputils-extension"
-    folder.mkdir(parents=True)
-    (folder / "notification.jupyterlab-settings").write_text(
-        '{"fetchNews": "false", "checkForUpdates": false}'
-    )
+def _leave_pages_to_the_test(settings: Path) -> None:
+    """JupyterLab asks once whether it may fetch news, in a box that covers a corner of the page; and a save
+    that meets the automatic one asks which of the two is to stay, and waits for an answer."""
+    chosen = {
+        "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+        "docmanager-extension/plugin": {"autosave": False},
+    }
+    for name, values in chosen.items():
+        path = settings / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(values))
 
 
 def _wait_until_up(lab: Lab, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -227,7 +231,8 @@ class Notebook:
 
     def save(self) -> Any:
         """Saves, and returns the notebook as it is on disk."""
-        self.page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
+        # The page does not wait for it: a question of JupyterLab's would hold the test up without a limit.
+        self.page.evaluate("() => void jupyterapp.commands.execute('docmanager:save')")
         self.page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
         return nbformat.read(self.lab.root / self.name, as_version=4)
 

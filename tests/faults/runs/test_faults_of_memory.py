@@ -151,7 +151,7 @@ def test_a_run(cluster2: nbgpu.Cluster, measured: Measured, tmp_path: Path) -> N
 @pytest.mark.long
 def test_a_batch_that_would_have_fitted_is_named(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     """Both ranks may take 400 MiB more than they have, and the first step takes more."""
-    settings = {**SETTINGS, "patch_size": 32, "patches_per_volume": 64, "runs_dir": str(tmp_path)}
+    settings = {**SETTINGS, "patch_size": 32, "num_phantoms": 256, "runs_dir": str(tmp_path)}
     cluster2.train("autoencoder", **{**settings, "steps": 1, "batch_size": 1}).wait(90)
     cluster2.execute(
         "import resource, psutil\n"
