@@ -41,7 +41,6 @@ UNFINISHED = ".unfinished"
 BEST = "best.json"
 
 _FORMAT = 1
-_READ_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,13 @@ def checkpoints(run_folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
-def sealed(content: bytes) -> Seal:
+def sealed(content: bytes | memoryview) -> Seal:
     return Seal(len(content), hashlib.sha256(content).hexdigest())
+
+
+def seal_of(path: Path) -> Seal:
+    """The seal of a file as it is now."""
+    return Seal(path.stat().st_size, _sha256_of_file(path))
 
 
 def text(manifest: Manifest) -> str:
@@ -237,6 +241,11 @@ def _sha256_of_fields(fields: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
+def _sha256_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _damage_of_file(path: Path, seal: Seal, contents: bool) -> str:
     try:
         if not path.is_file():
@@ -250,11 +259,7 @@ def _damage_of_file(path: Path, seal: Seal, contents: bool) -> str:
 
 
 def _damage_of_contents(path: Path, seal: Seal) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-    if digest.hexdigest() != seal.sha256:
+    if _sha256_of_file(path) != seal.sha256:
         return "sha256 differs"
     # Anybody who can write the file can write its sha256, too. So the file is parsed, but never unpickled.
     if path.name != STATE:

@@ -11,16 +11,18 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
+from nbgpu.engine.checkpoints import tensor_files
+from nbgpu.engine.checkpoints.snapshot import InMemory, OnDisk, Snapshot, write_through
+from nbgpu.engine.checkpoints.tensor_files import StoredTensors
+from nbgpu.engine.model.strategy import WholeTensors, is_sharded
 from nbgpu.errors import RunError
 from nbgpu.run_folder import checkpoint_files
 from nbgpu.run_folder import folder as runs
@@ -52,7 +54,8 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], about: Mapping[
     Args:
         folder: the run's folder.
         step: the number of optimizer steps done.
-        tensors: tensors by name, which begins with `model.`, `optimizer.`, `average.` or `discriminator.`.
+        tensors: tensors by name, which begins with `model.`, `optimizer.`, `average.` or `discriminator.`;
+            none of them sharded.
         about: JSON to store with the tensors, such as the settings and the schedule's state.
 
     Returns:
@@ -61,22 +64,50 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], about: Mapping[
     Raises:
         OSError: the checkpoint could not be written, and nothing of it is left.
     """
-    return _write(folder, step, _as_bytes(step, tensors, about))
+    name = f"{checkpoint_files.checkpoint_name(step)}{UNFINISHED}"
+    snapshot = InMemory(step, checkpoint_files.checkpoints_folder(folder) / name)
+    _fill(snapshot, _by_file(tensors), gathering(tensors), about)
+    return _complete(folder, snapshot, ())
 
 
-def load(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return (tensors, about) as given to `save`, with the step in `about`; RunError if the checkpoint is
-    damaged."""
+def gathering(tensors: Mapping[str, Tensor]) -> WholeTensors:
+    """Return the tensors of a state in the order in which a checkpoint has them, to be made whole. Every rank
+    takes all of them where some are sharded."""
+    return WholeTensors(tensor for named in _by_file(tensors).values() for tensor in named.values())
+
+
+def load(checkpoint: Path) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+    """Return (tensors, about) as given to `save`, with the step in `about`.
+
+    Each tensor is read when it is asked for, and not kept: no more than one has to be in memory.
+
+    Raises:
+        RunError: the checkpoint is damaged.
+    """
     if what := checkpoint_files.damage(checkpoint):
         raise RunError(f"checkpoint {checkpoint} is damaged ({what}). Resume from an older one")
     files = checkpoint_files.read(checkpoint).seals
-    tensors = {
-        f"{prefix}.{name}": tensor
-        for prefix, file in _FILE_BY_PREFIX.items()
-        if file in files
-        for name, tensor in load_file(checkpoint / file).items()
+    stored = {
+        prefix: StoredTensors(checkpoint / file) for prefix, file in _FILE_BY_PREFIX.items() if file in files
     }
-    return tensors, checkpoint_files.state(checkpoint)
+    return _Stored(stored), checkpoint_files.state(checkpoint)
+
+
+class _Stored(Mapping[str, Tensor]):
+    """The tensors of a checkpoint's files, by name with its prefix."""
+
+    def __init__(self, files: Mapping[str, StoredTensors]) -> None:
+        self._files = files
+
+    def __getitem__(self, full_name: str) -> Tensor:
+        prefix, _, name = full_name.partition(".")
+        return self._files[prefix][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"{prefix}.{name}" for prefix, file in self._files.items() for name in file)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._files.values()))
 
 
 def point_to_earlier_best(folder: Path, resumed_from: Path, score: Score) -> str | None:
@@ -110,8 +141,9 @@ def point_to_earlier_best(folder: Path, resumed_from: Path, score: Score) -> str
 class Writer:
     """Writes the checkpoints of a run in a thread, so that a slow disk delays no step and no other rank.
 
-    The state is copied first, because training continues meanwhile. A checkpoint that cannot be written is
-    reported, and does not end the run.
+    The state is copied first, because training continues meanwhile: into memory, or straight to a file if it
+    is sharded, tensor by tensor, because a state that is sharded may be larger than a rank's memory. A
+    checkpoint that cannot be written is reported, and does not end the run.
 
     Args:
         folder: the run's folder.
@@ -126,47 +158,61 @@ class Writer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nbgpu-checkpoint")
         self._writing: Future[None] | None = None
         self._step = 0
-        self._best: tuple[int, Mapping[str, bytes], Score] | None = None
+        self._best: tuple[Snapshot, Score] | None = None
         """The best checkpoint so far, while it waits for another one to be written."""
         self._best_lock = threading.Lock()
+        self._num_snapshots = 0
+        self._unfinished: set[Path] = set()
+        """The folders of the snapshots that are not complete yet."""
 
     def begin(
         self, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any], score: Score | None = None
     ) -> None:
-        """Copy the state and begin to write it; problems are reported and not raised.
+        """Copy the state and begin to write it; problems are reported and not raised. A collective if the
+        state is sharded: the other ranks take all tensors of `gathering`.
 
         Args:
             step, tensors, about: as for `save`.
             score: the score of the validation, if it is the best so far. Such a checkpoint waits if another
                 one is being written, in place of an earlier best one; any other is then skipped, with a note.
         """
+        whole = gathering(tensors)
         if score is None and self._writing is not None and not self._writing.done():
             text = f"no checkpoint at step {step}: the one of step {self._step} is still being written"
             self._tell("note", text, step)
+            whole.take_rest()
             return
         try:
-            files = _as_bytes(step, tensors, about)
-        except Exception as error:  # noqa: BLE001 - most likely a lack of memory; training continues
+            snapshot = self._copy(step, tensors, whole, about)
+        except Exception as error:
+            if whole.failure is not None:
+                raise
+            # A full disk, or a lack of memory: training continues.
             self._tell("note", self._failure(step, error), step)
             return
         self._step = step
         if score is None:
-            self._writing = self._thread.submit(self._write_or_tell, step, files)
+            self._writing = self._thread.submit(self._write_or_tell, snapshot)
             return
         with self._best_lock:
-            self._best = step, files, score
+            if self._best is not None:
+                self._remove(self._best[0].folder)
+            self._best = snapshot, score
         self._writing = self._thread.submit(self._write_best)
 
     def finish(
         self, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any], score: Score | None = None
     ) -> None:
-        """Write the last checkpoint and wait for it; RunError if it cannot be written. `score` as in
-        `begin`."""
+        """Write the last checkpoint and wait for it; RunError if it cannot be written. `score` as in `begin`,
+        and a collective as that is."""
+        whole = gathering(tensors)
         try:
-            files = _as_bytes(step, tensors, about)
-            self._writing = self._thread.submit(self._write, step, files, score)
+            snapshot = self._copy(step, tensors, whole, about)
+            self._writing = self._thread.submit(self._write, snapshot, score)
             self._writing.result()
         except Exception as error:
+            if whole.failure is not None:
+                raise
             raise RunError(self._failure(step, error)) from error
 
     def wait(self) -> None:
@@ -178,20 +224,54 @@ class Writer:
         """Let the thread end after the current checkpoint, without waiting for it."""
         self._thread.shutdown(wait=False)
 
+    def _copy(
+        self, step: int, tensors: Mapping[str, Tensor], whole: WholeTensors, about: Mapping[str, Any]
+    ) -> Snapshot:
+        """Copy the state, and take part in the gathering of all its tensors even if it cannot be copied."""
+        self._num_snapshots += 1
+        name = f"{checkpoint_files.checkpoint_name(step)}.{self._num_snapshots}{UNFINISHED}"
+        folder = checkpoint_files.checkpoints_folder(self._folder) / name
+        snapshot: Snapshot
+        try:
+            if is_sharded(tensors.values()):
+                _parent(self._folder)
+                # Known before it is there, because the writing thread removes what it does not know.
+                self._unfinished.add(folder)
+                snapshot = OnDisk(step, folder)
+            else:
+                snapshot = InMemory(step, folder)
+            _fill(snapshot, _by_file(tensors), whole, about)
+        except Exception:
+            self._remove(folder)
+            whole.take_rest()
+            raise
+        except BaseException:
+            self._remove(folder)
+            raise
+        return snapshot
+
+    def _remove(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        self._unfinished.discard(folder)
+
     def _write_best(self) -> None:
         with self._best_lock:
             best, self._best = self._best, None
         if best is not None:
             self._write_or_tell(*best)
 
-    def _write_or_tell(self, step: int, files: Mapping[str, bytes], score: Score | None = None) -> None:
+    def _write_or_tell(self, snapshot: Snapshot, score: Score | None = None) -> None:
         try:
-            self._write(step, files, score)
+            self._write(snapshot, score)
         except Exception as error:  # noqa: BLE001 - training continues after any error, and a note says so
-            self._tell("note", self._failure(step, error), step)
+            self._tell("note", self._failure(snapshot.step, error), snapshot.step)
 
-    def _write(self, step: int, files: Mapping[str, bytes], score: Score | None) -> None:
-        path = _write(self._folder, step, files)
+    def _write(self, snapshot: Snapshot, score: Score | None) -> None:
+        step = snapshot.step
+        try:
+            path = _complete(self._folder, snapshot, self._unfinished)
+        finally:
+            self._unfinished.discard(snapshot.folder)
         if score is not None:
             checkpoint_files.point_to_best(self._folder, path, score)
         best = f", the best so far: {score.metric} {score.value:.4g}" if score is not None else ""
@@ -208,61 +288,68 @@ class Writer:
         return f"checkpoint at step {step} could not be written: {cause}; {kept}"
 
 
-def _as_bytes(step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return a copy of the contents of each file: the tensors may change while they are written."""
+def _by_file(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors by the file that they belong in and by their names there, in the files' order."""
     by_file: dict[str, dict[str, Tensor]] = {MODEL: {}, OPTIMIZER: {}}
-    storages = set()
     for full_name, tensor in tensors.items():
         prefix, name = full_name.split(".", 1)
-        on_cpu = tensor.detach().cpu().contiguous()
-        # Tied weights: safetensors does not support two names for the same numbers.
-        storage = on_cpu.untyped_storage().data_ptr()
-        by_file.setdefault(_FILE_BY_PREFIX[prefix], {})[name] = (
-            on_cpu.clone() if storage in storages else on_cpu
-        )
-        storages.add(storage)
-    # As bytes and not with save_file, which holds the GIL for as long as the disk takes.
-    files = {file: to_safetensors(named) for file, named in by_file.items()}
-    return files | {STATE: (json.dumps({"step": step, **about}, indent=2) + "\n").encode()}
+        by_file.setdefault(_FILE_BY_PREFIX[prefix], {})[name] = tensor
+    return {file: tensor_files.in_order(named) for file, named in by_file.items()}
 
 
-def _write(folder: Path, step: int, files: Mapping[str, bytes]) -> Path:
+def _fill(
+    snapshot: Snapshot,
+    by_file: Mapping[str, Mapping[str, Tensor]],
+    whole: WholeTensors,
+    about: Mapping[str, Any],
+) -> None:
+    """Copy a state into a snapshot: the tensors may change once this returns."""
+    for file, named in by_file.items():
+        snapshot.write(file, tensor_files.pieces(named, lambda: whole.next().detach().cpu()))
+    state = json.dumps({"step": snapshot.step, **about}, indent=2) + "\n"
+    snapshot.write(STATE, [state.encode()])
+
+
+def _parent(folder: Path) -> Path:
+    """Return the folder of a run's checkpoints, and make it if it is not there."""
     runs.require_own(folder)
     parent = checkpoint_files.checkpoints_folder(folder)
     if parent.exists():
         runs.require_own(parent)
-    final = parent / checkpoint_files.checkpoint_name(step)
-    if final.exists() and not checkpoint_files.damage(final):
-        return final
     parent.mkdir(exist_ok=True)
+    return parent
+
+
+def _complete(folder: Path, snapshot: Snapshot, unfinished: Collection[Path]) -> Path:
+    """Put a snapshot on the disk and give it its name, or remove it.
+
+    Args:
+        folder: the run's folder.
+        snapshot: the files of the checkpoint.
+        unfinished: the folders of other snapshots that are still needed.
+    """
+    parent = _parent(folder)
+    final = parent / checkpoint_files.checkpoint_name(snapshot.step)
     for leftover in parent.glob(f"*{UNFINISHED}"):
-        shutil.rmtree(leftover)
-    seals = {name: checkpoint_files.sealed(content) for name, content in files.items()}
-    unfinished = final.with_name(final.name + UNFINISHED)
+        if leftover != snapshot.folder and leftover not in unfinished:
+            shutil.rmtree(leftover)
     try:
-        unfinished.mkdir()
-        for name, content in files.items():
-            _write_to_disk(unfinished / name, content)
-        _write_to_disk(
-            unfinished / MANIFEST, checkpoint_files.text(Manifest(step, time.time(), seals)).encode()
-        )
-        _sync_folder(unfinished)
+        if final.exists() and not checkpoint_files.damage(final):
+            snapshot.discard()
+            return final
+        seals = snapshot.put_on_disk()
+        manifest = Manifest(snapshot.step, time.time(), seals)
+        write_through(snapshot.folder / MANIFEST, checkpoint_files.text(manifest).encode())
+        _sync_folder(snapshot.folder)
         if final.exists():
             shutil.rmtree(final)
-        unfinished.rename(final)
+        snapshot.folder.rename(final)
     except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        snapshot.discard()
         raise
     _sync_folder(parent)
     _sync_folder(folder)
     return final
-
-
-def _write_to_disk(path: Path, content: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _sync_folder(path: Path) -> None:

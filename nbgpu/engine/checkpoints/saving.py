@@ -15,8 +15,8 @@ from nbgpu.errors import RunError
 from nbgpu.run_folder import checkpoint_files, resume
 from nbgpu.run_folder.checkpoint_files import Score
 
-WholeState = tuple[dict[str, Tensor], dict[str, Any]]
-"""A state's tensors by name, and the rest of it as JSON."""
+StateParts = tuple[dict[str, Tensor], dict[str, Any]]
+"""A state's tensors by name, which are sharded with fsdp, and the rest of it as JSON."""
 
 
 class Saves:
@@ -35,25 +35,30 @@ class Saves:
         self._folder = folder
         self._writer = checkpoint.Writer(folder, keep, tell) if rank == 0 else None
 
-    def begin(self, step: int, whole_state: WholeState, score: Score | None) -> None:
-        """Begin a checkpoint. No rank waits for it, and training continues if it fails.
+    def begin(self, step: int, state: StateParts, score: Score | None) -> None:
+        """Begin a checkpoint; training continues if it fails. A collective if the state is sharded. No rank
+        waits for the disk, unless the state is sharded and the system takes it no faster than the disk does.
 
         Args:
             step: the number of optimizer steps done.
-            whole_state: the state of training.
+            state: the state of training.
             score: the score of this step's validation, if it is the best so far.
         """
         self.newest_step = step
         if self._writer is not None:
-            self._writer.begin(step, *whole_state, score=score)
+            self._writer.begin(step, *state, score=score)
+        else:
+            checkpoint.gathering(state[0]).take_rest()
 
-    def finish(self, step: int, whole_state: WholeState, score: Score | None) -> RunError | None:
-        """Write a last checkpoint and wait for it, on rank 0; return the error if it could not be written."""
+    def finish(self, step: int, state: StateParts, score: Score | None) -> RunError | None:
+        """Write a last checkpoint and wait for it, on rank 0; return the error if it could not be written. A
+        collective if the state is sharded."""
         if self._writer is None:
+            checkpoint.gathering(state[0]).take_rest()
             return None
         try:
             with activity.during("writing the last checkpoint"):
-                self._writer.finish(step, *whole_state, score=score)
+                self._writer.finish(step, *state, score=score)
         except RunError as error:
             return error
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -148,11 +148,19 @@ def need_of(config: TrainConfig, world_size: int) -> Need | None:
         return None
     # Weights, gradients, and the optimizer's two moments.
     state_bytes = 4 * sum(p.nbytes for p in model.parameters())
-    if config.strategy == "fsdp":
-        state_bytes //= world_size
+    if config.strategy == "fsdp" and world_size > 1:
+        state_bytes = state_bytes // world_size + _gathered_bytes(recipe.blocks(model), model)
     if rival is not None:
         state_bytes += 4 * sum(p.nbytes for p in rival.network.parameters())
     return Need(state_bytes + max(0, 2 * one_bytes - two_bytes), max(1, two_bytes - one_bytes))
+
+
+def _gathered_bytes(blocks: Sequence[nn.Module], model: nn.Module) -> int:
+    """Return the most that FSDP has gathered in a step, in bytes: in the backward pass the weights of a block
+    and of the next one, the block's gradients, and the weights outside of all blocks with theirs."""
+    of_blocks = [sum(parameter.nbytes for parameter in block.parameters()) for block in blocks]
+    rest_bytes = sum(parameter.nbytes for parameter in model.parameters()) - sum(of_blocks)
+    return 3 * max(of_blocks, default=0) + 2 * rest_bytes
 
 
 def _activations(config: TrainConfig, model: nn.Module, rival: Discriminator | None, batch_size: int) -> int:

@@ -20,13 +20,21 @@ from nbgpu.engine.group import simulated_link
 def gather(value: Any) -> list[Any]:
     """Return every rank's value, in order of rank, on every rank. A collective; the values must be JSON."""
     own = _encoded(value)
-    sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(own)], dtype=torch.int64, device="cpu"))
-    padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8, device="cpu")
+    sizes = gather_numbers(len(own))
+    padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
     padded[: len(own)] = own
     texts = [torch.zeros_like(padded) for _ in sizes]
     dist.all_gather(texts, padded)
-    return [_decoded(text[: int(size)]) for text, size in zip(texts, sizes, strict=True)]
+    return [_decoded(text[:size]) for text, size in zip(texts, sizes, strict=True)]
+
+
+@simulated_link.not_simulated()
+def gather_numbers(number: int) -> list[int]:
+    """Return every rank's whole number, in order of rank, on every rank. A collective, which takes one
+    message where `gather` takes two."""
+    numbers = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(dist.get_world_size())]
+    dist.all_gather(numbers, torch.tensor([number], dtype=torch.int64, device="cpu"))
+    return [int(found) for found in numbers]
 
 
 @simulated_link.not_simulated()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from nbgpu.engine.model import optimizers
 from nbgpu.engine.model.averaging import Average
 from nbgpu.engine.model.discriminator import Discriminator
 from nbgpu.engine.model.schedule import LearningRate
-from nbgpu.engine.model.strategy import gathered, shared_out
+from nbgpu.engine.model.strategy import shared_out
 
 
 class State:
@@ -68,10 +68,9 @@ class State:
         return self.discriminator.tensors if self.discriminator is not None else ()
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return (whole tensors by name, the rest as JSON).
+        """Return (tensors by name, with fsdp sharded; the rest as JSON).
 
-        Names begin with 'model.', 'optimizer.' and, where there are some, 'average.' and 'discriminator.'. A
-        collective with fsdp.
+        Names begin with 'model.', 'optimizer.' and, where there are some, 'average.' and 'discriminator.'.
         """
         moments, groups = optimizers.state_of(self.optimizer)
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
@@ -86,39 +85,58 @@ class State:
         if self.discriminator is not None:
             own, about["discriminator"] = self.discriminator.parts()
             tensors |= {f"discriminator.{name}": tensor for name, tensor in own.items()}
-        return gathered(tensors), about
+        return tensors, about
 
     def load(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """Load the result of `parts` from this or another rank; every rank loads the same.
+        """Load the result of `parts` from this or another rank, with whole tensors; every rank loads the
+        same.
 
-        Learning rate and weight decay come from this run's settings, not from the other run's state. If the
-        other run had no average, this one begins with its weights; a discriminator that it lacked keeps its
-        initial weights.
+        Each tensor is asked for once, when its place is known, so that tensors which come from a file need
+        not be in memory together. Learning rate and weight decay come from this run's settings, not from the
+        other run's state. If the other run had no average, this one begins with its weights; a discriminator
+        that it lacked keeps its initial weights.
         """
-        parts: dict[str, dict[str, Tensor]] = {
-            "model": {},
-            "optimizer": {},
-            "average": {},
-            "discriminator": {},
-        }
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition(".")
-            parts[part][rest] = tensor
         own = self.model.state_dict()
+        of_model = _Part("model", tensors)
         self.model.load_state_dict(
-            {name: shared_out(t, own[name]) if name in own else t for name, t in parts["model"].items()}
+            {name: shared_out(t, own[name]) if name in own else t for name, t in of_model.items()}
         )
+        # The moments that the optimizer has would otherwise be held beside the new ones.
+        self.optimizer.state.clear()
         parameters = list(self.model.parameters())
         moments = {
             name: tensor if tensor.dim() == 0 else shared_out(tensor, parameters[int(name.split(".")[0])])
-            for name, tensor in parts["optimizer"].items()
+            for name, tensor in _Part("optimizer", tensors).items()
         }
         groups = [{**group, "weight_decay": self._weight_decay} for group in about["optimizer"]]
         optimizers.load_state(self.optimizer, moments, groups)
         if self.average is not None:
-            self.average.load_state_dict(parts["average"] or parts["model"])
-        if self.discriminator is not None and parts["discriminator"]:
-            self.discriminator.load(parts["discriminator"], about["discriminator"])
+            self.average.load_state_dict(_Part("average", tensors) or of_model)
+        if self.discriminator is not None and (of_discriminator := _Part("discriminator", tensors)):
+            self.discriminator.load(of_discriminator, about["discriminator"])
         self.learning_rate.load_state(about["schedule"])
         # Empty if the other run had no scaler: then this one keeps its initial state.
         self.scaler.load_state_dict(about["scaler"] or self.scaler.state_dict())
+
+
+class _Part(Mapping[str, Tensor]):
+    """The tensors of one part of the state, by their names within it.
+
+    Args:
+        part: the part's name, such as 'model'.
+        tensors: those of the whole state.
+    """
+
+    def __init__(self, part: str, tensors: Mapping[str, Tensor]) -> None:
+        self._part = part
+        self._tensors = tensors
+        self._names = [name.partition(".")[2] for name in tensors if name.startswith(f"{part}.")]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[f"{self._part}.{name}"]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

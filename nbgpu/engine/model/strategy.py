@@ -7,9 +7,11 @@ tensors that can be gathered for a checkpoint. A checkpoint of one strategy fits
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -20,7 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.config import TrainConfig
-from nbgpu.engine.group import ddp_objects
+from nbgpu.engine.group import ddp_objects, exchange
 from nbgpu.engine.model import bucket_hooks
 from nbgpu.engine.model.bucket_hooks import BucketHook
 from nbgpu.engine.model.transfers import Transfers
@@ -29,6 +31,10 @@ _SYNC_BUFFERS = "forward_sync_buffers"
 if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
     # The parameter's name before torch 2.13.
     _SYNC_BUFFERS = "broadcast_buffers"
+
+Result = TypeVar("Result")
+
+_NOTHING = -1
 
 
 class Strategy(Protocol):
@@ -49,10 +55,15 @@ class Strategy(Protocol):
         up locally."""
         ...
 
-    def whole(self) -> AbstractContextManager[None]:
-        """Return a context in which each rank can use the whole model alone.
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Return a context in which `each_alone` can be used. Entering it is a collective."""
+        ...
 
-        Entering and leaving it are collectives.
+    def each_alone(self, work: Callable[[], Result]) -> Result:
+        """Do work in which this rank uses the model as often as it likes, whatever the other ranks do, and
+        return its result.
+
+        A collective: it returns, or raises what the work raised, once every rank has done its own work.
         """
         ...
 
@@ -101,8 +112,11 @@ class Alone:
     def exchange(self, now: bool) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def whole(self) -> AbstractContextManager[None]:
+    def evaluating(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def each_alone(self, work: Callable[[], Result]) -> Result:
+        return work()
 
     def close(self) -> None:
         pass
@@ -143,8 +157,11 @@ class Replicated:
     def exchange(self, now: bool) -> AbstractContextManager[None]:
         return nullcontext() if now else self._ddp.no_sync()
 
-    def whole(self) -> AbstractContextManager[None]:
+    def evaluating(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def each_alone(self, work: Callable[[], Result]) -> Result:
+        return work()
 
     def close(self) -> None:
         ddp_objects.forget(self._ddp)
@@ -167,7 +184,13 @@ class Sharded:
             fully_shard(block, mesh=mesh, offload_policy=offload)
         fully_shard(model, mesh=mesh, offload_policy=offload)
         self.replica = model
-        self._parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        assert isinstance(model, FSDPModule)
+        self._root: FSDPModule = model
+        self._blocks = [
+            module for module in model.modules() if isinstance(module, FSDPModule) and module is not model
+        ]
+        self._broken: Exception | None = None
+        """The failure of a gathering in an evaluation, after which none can follow."""
 
     def exchange(self, now: bool) -> AbstractContextManager[None]:
         root = self.replica
@@ -176,31 +199,112 @@ class Sharded:
         return nullcontext()
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
-        for part in self._parts:
-            part.set_reshard_after_forward(False, recurse=False)
-            part.unshard()
+    def evaluating(self) -> Iterator[None]:
+        # The weights outside of all blocks stay whole in a forward pass of training, too.
+        self._root.unshard()
+        hooks = [
+            part.register_forward_pre_hook(partial(self._gather_before, number), prepend=True)
+            for number, part in enumerate(self._blocks)
+        ]
         try:
             yield
         finally:
-            for part in self._parts:
-                # The default of fully_shard: the root's weights stay, because the backward pass needs them at
-                # once.
-                part.set_reshard_after_forward(part is not self.replica, recurse=False)
+            for hook in hooks:
+                hook.remove()
+            for part in (*self._blocks, self._root):
                 part.reshard()
+            # FSDP has noted the forward passes, which differ between the ranks, and would prefetch by them in
+            # the next backward pass. Before torch 2.13 it could not be told to forget them.
+            if hasattr(self._root, "reset_iter_state"):
+                self._root.reset_iter_state()
+
+    def each_alone(self, work: Callable[[], Result]) -> Result:
+        result, failure = None, None
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - the others still need this rank's shards, whatever it is
+            failure = error
+        if self._broken is not None:
+            raise self._broken
+        while self._gather_next(_NOTHING) is not None:
+            pass
+        if failure is not None:
+            raise failure
+        return cast(Result, result)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _gather_before(self, number: int, *_: object) -> None:
+        """Gather a block that is about to compute; other ranks may need other blocks first."""
+        try:
+            while self._gather_next(number) != number:
+                pass
+        except Exception as error:
+            self._broken = error
+            raise
+
+    def _gather_next(self, own: int) -> int | None:
+        """Gather the block that is next for all ranks together; return its number, None once no rank needs
+        any.
+
+        FSDP gathers a block where a forward pass reaches it, and waits for every rank to reach it. Held-out
+        samples are not the same number on every rank, and rank 0 alone works out the result. So the ranks
+        first say what each of them needs.
+
+        Args:
+            own: the number of the block that this rank needs, or `_NOTHING`.
+        """
+        needed = [number for number in exchange.gather_numbers(own) if number != _NOTHING]
+        if not needed:
+            return None
+        number = min(needed)
+        block = self._blocks[number]
+        # A block that one rank has, and another has not, would be gathered by one of them alone.
+        block.reshard()
+        block.unshard()
+        if number != own:
+            block.reshard()
+        return number
 
     def close(self) -> None:
         pass
 
 
-def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors, each whole on every rank. A collective if some are sharded."""
-    return {name: whole(tensor) for name, tensor in tensors.items()}
-
-
 def whole(tensor: Tensor) -> Tensor:
     """Return the whole of a tensor that may be sharded. A collective if it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+class WholeTensors:
+    """Tensors that are made whole one after the other, so that a rank has no more than one of them whole.
+
+    Each sharded tensor is a collective: every rank takes all of them, in the same order.
+
+    Args:
+        tensors: the same on every rank, sharded or not.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._left = deque(tensors)
+        self.failure: Exception | None = None
+        """The failure of a collective, after which nothing more can be gathered."""
+
+    def next(self) -> Tensor:
+        """Return the next tensor, whole; a tensor that is not sharded is not copied."""
+        try:
+            return whole(self._left.popleft())
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def take_rest(self) -> None:
+        """Take part in the gathering of the tensors that are left, which this rank does not need."""
+        while self._left and self.failure is None:
+            self.next()
+
+
+def is_sharded(tensors: Iterable[Tensor]) -> bool:
+    """Return whether some of the tensors are spread over the ranks."""
+    return any(isinstance(tensor, DTensor) for tensor in tensors)
 
 
 def own_part(tensor: Tensor) -> Tensor:
@@ -209,8 +313,11 @@ def own_part(tensor: Tensor) -> Tensor:
 
 
 def shared_out(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a whole tensor, which every rank has, sharded as `like` is. No collective."""
+    """Return a whole tensor, which every rank has, sharded as `like` is. No collective.
+
+    The shard has memory of its own, so that the whole tensor's can be freed.
+    """
     if not isinstance(like, DTensor):
         return tensor
     on_device = tensor.to(device=like.to_local().device, dtype=like.dtype)
-    return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)
+    return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None).clone()

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from nbgpu.engine.group import activity, exchange
-from nbgpu.engine.group.consensus import together
 from nbgpu.engine.group.group import Membership
+from nbgpu.engine.model.strategy import Strategy
+from nbgpu.engine.training.validation import each_alone
 from nbgpu.engine.workload.recipe import Evaluated
 
 _PERIOD_S = 0.5
@@ -21,6 +22,7 @@ _PERIOD_S = 0.5
 def evaluate(
     recipe: Evaluated,
     model: nn.Module,
+    strategy: Strategy,
     device: torch.device,
     member: Membership,
     chunk_size: int,
@@ -28,11 +30,12 @@ def evaluate(
 ) -> list[Any]:
     """Return what the recipe's `evaluate` gives for every sample of the result, in order, on every rank.
 
-    A collective. Raises on every rank if a share failed on any, as `together` does.
+    A collective, inside `evaluating`. Raises on every rank if a share failed on any, as `together` does.
 
     Args:
         recipe: names the samples and evaluates them.
-        model: the trained model, whole on this rank.
+        model: the trained model.
+        strategy: how it is spread over the ranks.
         device: the rank's device.
         member: the rank's place in the group.
         chunk_size: the number of samples that are evaluated at a time.
@@ -40,7 +43,7 @@ def evaluate(
     """
     samples = recipe.samples_of_result()
     own = samples[member.rank :: member.world_size]
-    share = together(lambda: _share(recipe, model, device, own, chunk_size, tell))
+    share = each_alone(strategy, lambda: _share(recipe, model, device, own, chunk_size, tell))
     shares: list[list[Any]] = exchange.gather(share)
     evaluated: list[Any] = [None] * len(samples)
     for rank, of_rank in enumerate(shares):

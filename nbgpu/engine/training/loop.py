@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from nbgpu.config import TrainConfig
-from nbgpu.engine.checkpoints.saving import Saves, WholeState
+from nbgpu.engine.checkpoints.saving import Saves, StateParts
 from nbgpu.engine.group import clocks, exchange
 from nbgpu.engine.group.consensus import Consensus, together
 from nbgpu.engine.group.group import Membership
@@ -136,12 +136,14 @@ class Loop(ABC):
         """Return the error that explains why this rank ran out of memory."""
 
     @abstractmethod
-    def state(self) -> WholeState:
-        """Return the whole state that the run can continue from: tensors by name, and the rest as JSON."""
+    def state(self) -> StateParts:
+        """Return the state that the run can continue from: tensors by name, with fsdp sharded, and the rest
+        as JSON."""
 
     @abstractmethod
     def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """Continue from the result of `state` on this or another rank; every rank loads the same."""
+        """Continue from the result of `state` on this or another rank, with whole tensors; every rank loads
+        the same."""
 
     def close(self) -> None:
         """End the threads that read data and write checkpoints."""
@@ -209,7 +211,7 @@ class Loop(ABC):
                 at_s=time.monotonic(),
             )
 
-    def _take(self, own: WholeState, source: int) -> None:
+    def _take(self, own: StateParts, source: int) -> None:
         """Copy the state of one rank to all ranks, over the process group.
 
         Args:
@@ -260,9 +262,8 @@ class Loop(ABC):
 
     # ---- checkpoints ----
 
-    def _whole_state(self) -> WholeState:
-        """Return the state, with the data that decide whether another run can continue from it. A collective
-        with fsdp."""
+    def _state_to_save(self) -> StateParts:
+        """Return the state, with the data that decide whether another run can continue from it."""
         tensors, about = self.state()
         config = self.config.model_dump(mode="json")
         return tensors, {**about, "config": config, "world_size": self.member.world_size}
@@ -273,8 +274,9 @@ class Loop(ABC):
 
     def _save_and_wait(self) -> RunError | None:
         """Write a checkpoint on rank 0; return the error if it could not be written. A collective."""
-        whole_state = self._whole_state()
-        return together(lambda: self._saves.finish(self.step, whole_state, self._score()))
+        failure = self._saves.finish(self.step, self._state_to_save(), self._score())
+        # All ranks wait until rank 0 has written it.
+        return together(lambda: failure)
 
     # ---- records ----
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.checkpoints import files as checkpoint
-from nbgpu.engine.checkpoints.saving import WholeState
+from nbgpu.engine.checkpoints.saving import StateParts
 from nbgpu.engine.group import activity, group
 from nbgpu.engine.group.consensus import together
 from nbgpu.engine.logs import run_info
@@ -118,7 +118,7 @@ class Minimiser(Loop):
         if gone is not None:
             self._event("note", gone)
 
-    def state(self) -> WholeState:
+    def state(self) -> StateParts:
         """Return the state of the last whole step."""
         return {"model.field": self._found}, {
             "step": self.step,
@@ -206,7 +206,7 @@ class Minimiser(Loop):
         message."""
         is_best = self._progress.is_best(self.step)
         if self._saves.newest_step < self.step and (self._due(self.config.checkpoint_every) or is_best):
-            self._saves.begin(self.step, self._whole_state(), self._score())
+            self._saves.begin(self.step, self._state_to_save(), self._score())
         if self.command == "pause":
             self._pause()
         if self.command == "stop":

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.group import exchange
-from nbgpu.engine.model.strategy import own_part
+from nbgpu.engine.model.strategy import own_part, shared_out
 from nbgpu.engine.workload.recipe import Batch, Loaders
 from nbgpu.text.ranks import count_of_ranks
 
@@ -66,8 +66,8 @@ class SmokeTest:
 
         Args:
             model: the model after the last step.
-            loaded: the tensors read from the checkpoint.
-            state: the tensors that it should have held.
+            loaded: the tensors read from the checkpoint, whole.
+            state: the tensors that it should have held, with fsdp sharded.
             checkpoint: its name.
         """
         findings = [
@@ -139,12 +139,17 @@ def _of_checkpoint(
     loaded: Mapping[str, Tensor], state: Mapping[str, Tensor], checkpoint: str
 ) -> tuple[bool, str]:
     wrong = sorted({*loaded} ^ {*state})
-    wrong += [n for n in sorted({*loaded} & {*state}) if not torch.equal(loaded[n], state[n].detach().cpu())]
+    wrong += [n for n in sorted({*loaded} & {*state}) if not _are_equal(loaded[n], state[n].detach())]
     ranks = [rank for rank, theirs in enumerate(exchange.gather(wrong)) if theirs]
     if ranks:
         named = ", ".join(wrong[:_MAX_NAMES]) or "see there"
         return False, f"{checkpoint} does not give back what was saved, on rank {ranks[0]}: {named}"
     return True, f"{checkpoint} was written and read back, to the last bit"
+
+
+def _are_equal(loaded: Tensor, held: Tensor) -> bool:
+    """Compare a whole tensor with this rank's part of one."""
+    return torch.equal(own_part(shared_out(loaded, held)).cpu(), own_part(held).cpu())
 
 
 def _fingerprint(tensor: Tensor) -> str:

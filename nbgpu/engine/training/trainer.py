@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.checkpoints import files as checkpoint
-from nbgpu.engine.checkpoints.saving import WholeState
+from nbgpu.engine.checkpoints.saving import StateParts
 from nbgpu.engine.data import identity as data_identity
 from nbgpu.engine.data.batches import StepBatches
 from nbgpu.engine.dry_run import fake_steps
@@ -197,8 +197,8 @@ class Trainer(Loop):
         steps_per_epoch = self._data.loaders.steps_per_epoch
         return LearningRate(self.config, self.member.world_size, self.total_steps, steps_per_epoch)
 
-    def state(self) -> WholeState:
-        """Return the state as every Loop does, with the tensors of `State.parts`. A collective with fsdp."""
+    def state(self) -> StateParts:
+        """Return the state as every Loop does, with the tensors of `State.parts`."""
         assert self._unrecorded is None, "the last step was looked at (_flush) before its state counts"
         tensors, about = self._built.parts()
         return tensors, about | {
@@ -440,7 +440,7 @@ class Trainer(Loop):
         # First find out whether the step was left out: if the run stops for that, an earlier step is to be
         # saved.
         self._flush()
-        self._saves.begin(self.step, self._whole_state(), self._score())
+        self._saves.begin(self.step, self._state_to_save(), self._score())
 
     def _conclude(self) -> None:
         """Write the last checkpoint, and evaluate the trained model. Rank 0 does both."""
@@ -454,7 +454,7 @@ class Trainer(Loop):
         # The recipe decides how long this takes, and rank 0 does some of it alone.
         with group.without_timeout(), validation.evaluating(self._built, self._spread):
             evaluated = self._evaluated() if self._has_result else None
-            together(lambda: self._tell_the_end(failure, evaluated))
+            validation.each_alone(self._spread, lambda: self._tell_the_end(failure, evaluated))
         if self._smoke is not None and self.command != "stop":
             self._look_back(self._smoke)
 
@@ -483,7 +483,7 @@ class Trainer(Loop):
                 self.recorder.state("working out the result", self.step, done=num_done, total=num_samples)
 
         return evaluation.evaluate(
-            recipe, self._model, self.device, self.member, self.config.batch_size, tell
+            recipe, self._model, self._spread, self.device, self.member, self.config.batch_size, tell
         )
 
     def _tell_the_end(self, failure: RunError | None, evaluated: list[Any] | None) -> None:

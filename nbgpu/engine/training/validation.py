@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import islice
+from typing import TypeVar
 
 import torch
 
@@ -18,18 +19,25 @@ from nbgpu.engine.model.state import State
 from nbgpu.engine.model.strategy import Strategy
 from nbgpu.engine.workload.recipe import Judge, Pictured, Recipe
 
+Result = TypeVar("Result")
+
 
 @contextmanager
 def evaluating(state: State, strategy: Strategy) -> Iterator[None]:
-    """Let each rank use the whole model on its own inside the context, with the averaged weights if there are
-    any."""
+    """Let `each_alone` use the model inside the context, with the averaged weights if there are any."""
     average = state.average
-    with nullcontext() if average is None else average.in_the_model(), strategy.whole():
+    with nullcontext() if average is None else average.in_the_model(), strategy.evaluating():
         state.model.eval()
         try:
             yield
         finally:
             state.model.train()
+
+
+def each_alone(strategy: Strategy, work: Callable[[], Result]) -> Result:
+    """Do this rank's share of some work with the model, as often as it likes, and raise on every rank if a
+    share failed on any, as `together` does. A collective, inside `evaluating`."""
+    return together(lambda: strategy.each_alone(work))
 
 
 def validate(
@@ -52,12 +60,14 @@ def validate(
     """
     with evaluating(state, strategy):
         if isinstance(recipe, Pictured):
-            together(
-                lambda: None if show is None else _show(recipe, state, step_batches, config, device, show)
+            each_alone(
+                strategy,
+                lambda: None if show is None else _show(recipe, state, step_batches, config, device, show),
             )
         if isinstance(recipe, Judge):
-            return _judged(recipe, together(lambda: _own_values(recipe, state, step_batches, config, device)))
-        own = together(lambda: _own_share(recipe, state, step_batches, config, device))
+            values = each_alone(strategy, lambda: _own_values(recipe, state, step_batches, config, device))
+            return _judged(recipe, values)
+        own = each_alone(strategy, lambda: _own_share(recipe, state, step_batches, config, device))
     # A rank may have had no sample, and then does not know the names.
     gathered: list[tuple[dict[str, float], int]] = exchange.gather(own)
     num_samples = sum(count for _, count in gathered)

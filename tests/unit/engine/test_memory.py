@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from nbgpu.config import train_config
+from nbgpu.engine.dry_run import fake_steps
+from nbgpu.engine.dry_run.steps import without_exchange
 from nbgpu.engine.memory.budget import Static, batch_size_that_fits
 from nbgpu.engine.memory.usage import Usage, asked_bytes, is_exhausted, largest
 from nbgpu.errors import RunError
@@ -97,3 +100,13 @@ def test_the_largest_variables_by_name() -> None:
         ("array: 1 x 30, float32", 240),
         ("log: list with 2 tensors", 160),
     ]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 8])
+def test_a_need_computed_without_values_counts_what_fsdp_gathers(num_ranks: int) -> None:
+    """As the plan does, which follows every tensor."""
+    config = without_exchange(train_config("diffusion", data="phantoms", batch_size=1, strategy="fsdp"))
+    planned_bytes = sum(fake_steps.parts(config, torch.device("cpu"), num_ranks).values())
+    need = fake_steps.need_of(config, num_ranks)
+    assert need is not None
+    assert need.fixed_bytes + need.sample_bytes == pytest.approx(planned_bytes, rel=0.1)

@@ -1,0 +1,88 @@
+"""A state as it is after one step, as the files of its checkpoint: in memory, or at once on the disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from io import BytesIO
+from pathlib import Path
+
+from nbgpu.run_folder import checkpoint_files
+from nbgpu.run_folder.checkpoint_files import Seal
+
+
+class Snapshot(ABC):
+    """The files of a checkpoint, before it has its name.
+
+    Args:
+        step: the number of optimizer steps done.
+        folder: the folder in which the files are completed; it does not exist yet, and its parent does.
+    """
+
+    def __init__(self, step: int, folder: Path) -> None:
+        self.step = step
+        self.folder = folder
+
+    @abstractmethod
+    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+        """Take the content of a file."""
+
+    @abstractmethod
+    def put_on_disk(self) -> dict[str, Seal]:
+        """Write every file through to the disk, and return the seals by file name."""
+
+    def discard(self) -> None:
+        """Remove what is in the folder; the snapshot is not used again."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class InMemory(Snapshot):
+    """Files that are copied into memory, so that no step waits for a disk."""
+
+    def __init__(self, step: int, folder: Path) -> None:
+        super().__init__(step, folder)
+        self._contents: dict[str, memoryview] = {}
+
+    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+        content = BytesIO()
+        for piece in pieces:
+            content.write(piece)
+        self._contents[name] = content.getbuffer()
+
+    def put_on_disk(self) -> dict[str, Seal]:
+        self.folder.mkdir()
+        for name, content in self._contents.items():
+            write_through(self.folder / name, content)
+        return {name: checkpoint_files.sealed(content) for name, content in self._contents.items()}
+
+
+class OnDisk(Snapshot):
+    """Files that are written as their pieces come, which takes no more memory than one piece does. The system
+    still has them in its own memory when `write` returns, unless the disk is slower than what comes."""
+
+    def __init__(self, step: int, folder: Path) -> None:
+        super().__init__(step, folder)
+        self._names: list[str] = []
+        folder.mkdir()
+
+    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+        self._names.append(name)
+        with (self.folder / name).open("xb") as file:
+            for piece in pieces:
+                file.write(piece)
+
+    def put_on_disk(self) -> dict[str, Seal]:
+        for name in self._names:
+            with (self.folder / name).open("rb") as file:
+                os.fsync(file.fileno())
+        return {name: checkpoint_files.seal_of(self.folder / name) for name in self._names}
+
+
+def write_through(path: Path, content: bytes | memoryview) -> None:
+    """Write a new file, and return once the disk has it."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
