@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,15 @@ class Layers(OwnRecipe):
 """
 
 
+LIMIT_BYTES = 2**30
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbgpu.Cluster]:
+    with nbgpu.Cluster(gpus="none", ranks=2, memory_limit=LIMIT_BYTES) as cluster:
+        yield cluster
+
+
 @pytest.fixture
 def recipe(tmp_path: Path) -> str:
     path = tmp_path / "layers.py"
@@ -74,12 +84,12 @@ def validations(run: Any) -> list[float]:
 
 
 def test_ranks_with_different_forward_passes_validate_as_one_does(
-    cluster2: nbgpu.Cluster, recipe: str, tmp_path: Path
+    cluster: nbgpu.Cluster, recipe: str, tmp_path: Path
 ) -> None:
     """Rank 0 has three held-out samples and rank 1 has two; each takes another number of forward passes."""
     settings: dict[str, Any] = {"steps": 2, "val_every": 1, "ema_decay": 0.9, "runs_dir": str(tmp_path)}
-    shared_out = cluster2.train(recipe, **settings).wait(120)
-    replicated = cluster2.train(recipe, **settings, strategy="ddp").wait(120)
+    shared_out = cluster.train(recipe, **settings).wait(120)
+    replicated = cluster.train(recipe, **settings, strategy="ddp").wait(120)
     assert len(validations(shared_out)) == 4
     assert validations(shared_out) == pytest.approx(validations(replicated), rel=1e-5)
     assert shared_out.result()["ones"] == pytest.approx(replicated.result()["ones"], rel=1e-5)
@@ -92,27 +102,27 @@ def test_ranks_with_different_forward_passes_validate_as_one_does(
 
 @pytest.mark.parametrize("bad_sample", [1, 4])
 def test_a_sample_that_fails_on_one_rank_holds_no_other_up(
-    cluster2: nbgpu.Cluster, recipe: str, tmp_path: Path, bad_sample: int
+    cluster: nbgpu.Cluster, recipe: str, tmp_path: Path, bad_sample: int
 ) -> None:
     """Sample 1 is the first of rank 1, while rank 0 still has passes to do, and 4 the last of rank 0."""
     settings: dict[str, Any] = {"steps": 2, "val_every": 1, "runs_dir": str(tmp_path)}
-    run = cluster2.train(recipe, **settings, bad_sample=bad_sample)
+    run = cluster.train(recipe, **settings, bad_sample=bad_sample)
     with pytest.raises(nbgpu.RankError) as caught:
         run.wait(60)
     (failure,) = caught.value.failures
     assert (failure.rank, failure.error_type) == (bad_sample % 2, "ValueError")
     assert f"sample {bad_sample} is bad" in failure.message
-    assert cluster2.train(recipe, **settings).wait(60).status == "finished"
+    assert cluster.train(recipe, **settings).wait(60).status == "finished"
 
 
 @pytest.mark.long
 def test_a_state_of_60_percent_of_the_limit_trains_validates_is_saved_and_resumed(
-    recipe: str, tmp_path: Path
+    cluster: nbgpu.Cluster, recipe: str, tmp_path: Path
 ) -> None:
     """Weights and both moments; with the gradients a rank has half of four times the weights."""
-    limit_bytes, width, num_layers = 2**30, 1280, 33
+    width, num_layers = 1280, 33
     model_bytes = 4 * width**2 * num_layers
-    assert 3 * model_bytes > 0.6 * limit_bytes
+    assert 3 * model_bytes > 0.6 * LIMIT_BYTES
     settings: dict[str, Any] = {
         "width": width,
         "num_layers": num_layers,
@@ -124,15 +134,14 @@ def test_a_state_of_60_percent_of_the_limit_trains_validates_is_saved_and_resume
         "keep_checkpoints": 1,
         "runs_dir": str(tmp_path / "runs"),
     }
-    with nbgpu.Cluster(gpus="none", ranks=2, memory_limit=limit_bytes) as cluster:
-        first = cluster.train(recipe, **settings, steps=2).wait(200)
-        assert first.status == "finished"
-        assert (first.checkpoint() / checkpoint_files.MODEL).stat().st_size > model_bytes
-        notes = first.notes()
-        assert not [note for note in notes if "could not be written" in note], notes
-        resumed = cluster.train(recipe, **settings, steps=4, resume=str(first.folder)).wait(200)
-        assert resumed.status == "finished"
-        straight = cluster.train(recipe, **settings, steps=4).wait(200)
+    first = cluster.train(recipe, **settings, steps=2).wait(200)
+    assert first.status == "finished"
+    assert (first.checkpoint() / checkpoint_files.MODEL).stat().st_size > model_bytes
+    notes = first.notes()
+    assert not [note for note in notes if "could not be written" in note], notes
+    resumed = cluster.train(recipe, **settings, steps=4, resume=str(first.folder)).wait(200)
+    assert resumed.status == "finished"
+    straight = cluster.train(recipe, **settings, steps=4).wait(200)
     losses = [run.metrics().dropna(subset=["loss"]) for run in (resumed, straight)]
     last = [table[table["step"] > 2].sort_values(["step", "rank"])["loss"].tolist() for table in losses]
     assert last[0] == last[1]

@@ -336,5 +336,9 @@ def form_again(member: Membership, rendezvous: Path, generation: int) -> None:
             # Nothing may wait in the old group for ever, such as a thread of the person's own.
             _cut()
     if dist.is_initialized():  # unless the person's own code has ended it
+        groups = torch_private.living_groups()
         dist.destroy_process_group()
+        # gloo does not notice that a send was cut in the middle, as it is where another rank's process was
+        # stopped: a thread of the group waits for it, and the group's own end waits for that thread.
+        threading.Thread(target=groups.clear, name="nbgpu-end-of-group", daemon=True).start()
     form(member, rendezvous, generation)

@@ -126,6 +126,27 @@ def test_stop_does_not_wait_for_a_rank_that_stands_still(
         assert why(pid).removeprefix("rank 1 ") in notebook.run("%nbgpu status").stdout
 
 
+@row(
+    "a rank is stopped by SIGSTOP in the middle of a large all_reduce, and Stop",
+    "no rank loses a variable; when the rank goes on, the next cell is right",
+    bound_s=None,
+)
+def test_a_transfer_that_is_cut_in_the_middle_costs_no_variables(notebook: Kernel) -> None:
+    """The ranks do not wait for it, so that only threads of the process group do."""
+    pid = pid_of(notebook, 1)
+    send = (
+        "%%distributed\nimport os, signal, threading, time\nwork = dist.all_reduce(torch.ones(2**26), async_op=True)\n"
+        "if rank == 1: time.sleep(0.15); os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(60)"
+    )
+    with later(3, lambda: interrupt(notebook)):
+        done = notebook.run(send, timeout_s=BOUND_S)
+    os.kill(pid, signal.SIGCONT)
+    assert why(pid).removeprefix("rank 1 ") in done.error
+    for _ in range(2):
+        done = notebook.run(SUM, timeout_s=BOUND_S)
+        assert done.stdout == RIGHT, done.error
+
+
 def test_a_rank_that_stands_still_can_be_given_up(notebook: Kernel) -> None:
     pid = pid_of(notebook, 1)
     with stopped(pid):
