@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,54 @@ def test_batches_and_validation_are_of_each_patient_once() -> None:
     assert np.array_equal(batch["order"].argsort().numpy(), times[numbers].argsort())
     for each in loaders:
         each.close()
+
+
+def _epochs(config: SurvivalConfig, first_step: int = 0) -> list[list[dict[str, list[int]]]]:
+    """Two epochs of two ranks: for each micro-batch the numbers and the events of both together."""
+    recipe = Survival(config)
+    loaders = [recipe.build_loaders(rank, 2) for rank in range(2)]
+    for each in loaders:
+        each.seek(first_step)
+    try:
+        return [
+            [
+                {name: [*first[name].tolist(), *second[name].tolist()] for name in ("number", "event")}
+                for first, second in zip(*(each.train for each in loaders), strict=True)
+            ]
+            for _ in range(2)
+        ]
+    finally:
+        for each in loaders:
+            each.close()
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_events_are_spread_over_ranks_and_micro_batches(seed: int) -> None:
+    settings = {"batch_size": 2, "accumulate": 2, "num_patients": 44, "val_fraction": 0.273, "seed": seed}
+    config = _config(**settings)
+    events = Survival(config)._patients.events[:32]
+    epochs = _epochs(config)
+    for micro_batches in epochs:
+        assert sorted(number for batch in micro_batches for number in batch["number"]) == list(range(32))
+        num_events = [sum(batch["event"]) for batch in micro_batches]
+        assert sum(num_events) == events.sum()
+        assert max(num_events) - min(num_events) <= 1
+    assert epochs[0] != epochs[1]
+    # A run that goes on in the middle of an epoch goes on with the same batches.
+    assert _epochs(config, first_step=2)[0] == epochs[0][4:]
+    at_random = _epochs(_config(**settings, spread_events=False))
+    assert any(np.ptp([sum(batch["event"]) for batch in each]) > 1 for each in at_random)
+
+
+def test_a_run_says_how_many_events_a_micro_batch_has() -> None:
+    loaders = Survival(_config(batch_size=2)).build_loaders(0, 1)
+    loaders.close()
+    assert re.fullmatch(
+        r"\d+ events in an epoch: \d( or \d)? in each micro-batch of all ranks together", loaders.summary[-1]
+    )
+    loaders = Survival(_config(batch_size=2, spread_events=False)).build_loaders(0, 1)
+    loaders.close()
+    assert "events" not in loaders.summary[-1]
 
 
 def test_held_out_patients_are_judged_together() -> None:

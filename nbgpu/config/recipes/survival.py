@@ -28,6 +28,7 @@ class SurvivalConfig(TrainConfig):
         only(one_of("data", "generated"), "num_patients"),
         only(none_of("data", "generated"), "fold", "split", "features", "check_time_unit"),
         only(left_out("fold"), "val_fraction", "test_fraction", "split"),
+        only(left_out("replace_rate"), "spread_events"),
     )
 
     recipe: Literal["survival"] = Field("survival", description="the workload")
@@ -122,6 +123,12 @@ class SurvivalConfig(TrainConfig):
         lt=1,
         description="share of the patients held out for validation",
         json_schema_extra=divides_the_data(),
+    )
+    spread_events: bool = Field(
+        True,
+        description="spread the patients with the event evenly over the ranks and, in each epoch, over the micro-batches: "
+        "one that has none learns nothing",
+        json_schema_extra=control("Data"),
     )
     num_patients: int = Field(
         1400, ge=4, le=10_000_000, description="patients generated where data='generated'"

@@ -4,7 +4,8 @@
 
 A SampleLoader needs three things of a recipe: items (decoding.py), the steps that decode one, and what a
 decoded volume gives (sampling.py). Its other parts are planning/epochs.py (how volumes are divided over ranks
-and steps), datasets.py (which of MONAI's datasets holds them) and workers.py (processes that work ahead).
+and steps), spreading.py (rare volumes, evenly over ranks and micro-batches), datasets.py (which of MONAI's
+datasets holds them) and workers.py (processes that work ahead).
 
 Everything is checked as early as possible. Names, headers and file sizes are read for every file before
 training; voxels (NaN, a constant volume, damage inside the compressed data) when a volume is decoded, which
@@ -22,7 +23,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -38,6 +41,7 @@ from nbgpu.engine.data import workers as data_workers
 from nbgpu.engine.data.datasets import Shard
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.sampling import Draw, Sample
+from nbgpu.engine.data.spreading import chosen, dealt, micro_batches_of_rare, num_rare_visits
 from nbgpu.engine.data.workers import Visit, Visits, WorkerProcesses
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.planning import workers
@@ -69,6 +73,21 @@ def shard(items: Sequence[Item], rank: int, world_size: int, seed: int, padded: 
     return parts[rank]
 
 
+@dataclass(frozen=True)
+class _Rare:
+    """The volumes that are spread evenly."""
+
+    is_rare: Sequence[bool]
+    """For each volume of this rank."""
+    num_visits: Sequence[int]
+    """How many of them each rank visits in an epoch."""
+
+    @classmethod
+    def of(cls, shares: Sequence[Sequence[bool]], rank: int, num_samples: int) -> _Rare:
+        """Compute it from what every rank has, of which an epoch takes so many samples on each."""
+        return cls(shares[rank], [num_rare_visits(sum(share), len(share), num_samples) for share in shares])
+
+
 # ---- batches -------------------------------------------------------------------------------------------
 
 
@@ -91,6 +110,8 @@ class SampleLoader:
         config: the run's settings.
         rank, world_size: the rank, and the number of ranks.
         device: the rank's.
+        is_rare: tells which volumes are spread evenly over the ranks and, where no volumes are replaced, over
+            the micro-batches of an epoch; None to draw all alike. Such volumes give one sample each.
 
     Raises:
         DataError: with all bad files among the cached volumes.
@@ -105,6 +126,7 @@ class SampleLoader:
         rank: int = 0,
         world_size: int = 1,
         device: torch.device = CPU,
+        is_rare: Callable[[Item], bool] | None = None,
     ) -> None:
         self._config = config
         self._rank = rank
@@ -133,8 +155,21 @@ class SampleLoader:
             "samples": {"a name": names.hexdigest()},
             "advice": "All ranks must see the same files: they were perhaps added or removed while the run began",
         }
+        own = shard(items, rank, world_size, config.seed, padded=config.shards == "padded")
+        self._rare: _Rare | None = None
+        if is_rare is not None:
+            assert draw.samples_per_volume == 1, "a micro-batch has whole visits"
+            shares = [own] * world_size
+            if len(items) >= world_size:
+                rare = [is_rare(item) for item in items]
+                shares = dealt(items, rare, world_size, config.seed, padded=config.shards == "padded")
+                own = shares[rank]
+            if not any(epoch.num_replaced):
+                self._rare = _Rare.of(
+                    [[is_rare(item) for item in share] for share in shares], rank, self._num_samples
+                )
         self._shard = Shard(
-            shard(items, rank, world_size, config.seed, padded=config.shards == "padded"),
+            own,
             steps,
             config,
             num_cached=epoch.num_cached[rank],
@@ -155,6 +190,17 @@ class SampleLoader:
             identity=lambda: {"the list of volumes": self._identity},
             cached_bytes=self._shard.cached_bytes,
         )
+
+    @property
+    def num_micro_batches(self) -> int:
+        """The micro-batches of an epoch, each of which all ranks have a part of."""
+        return self.steps_per_epoch * self._config.accumulate
+
+    @property
+    def num_rare_samples(self) -> int | None:
+        """The rare samples that an epoch spreads over the micro-batches of all ranks; None where it spreads
+        none."""
+        return None if self._rare is None else sum(self._rare.num_visits)
 
     def names(self) -> list[str]:
         """Return the names of the current epoch's volumes: with SmartCacheDataset those in its cache."""
@@ -242,6 +288,11 @@ class SampleLoader:
         per_volume = self._draw.samples_per_volume
         num_visits = -(-self._num_samples // per_volume)
         rng = np.random.RandomState(order_seed)
+        if self._rare is not None:
+            volumes = self._spread(self._rare, epoch, rng)
+            return [Visit(volume, epoch, number) for number, volume in enumerate(volumes)], [
+                (number, 0) for number in range(len(volumes))
+            ]
         visits: list[Visit] = []
         while len(visits) < num_visits:  # the last round may be cut off
             for volume in rng.permutation(len(self._shard)).tolist():
@@ -254,6 +305,22 @@ class SampleLoader:
             seed=mix_seed % 2**31,
         )
         return visits[:num_visits], list(mixed)
+
+    def _spread(self, rare: _Rare, epoch: int, rng: np.random.RandomState) -> list[int]:
+        """Return the volumes that an epoch visits, in order, with the rare ones spread over its
+        micro-batches."""
+        size = self._config.batch_size
+        # Alike on all ranks.
+        shared_seed = np.random.SeedSequence([self._config.seed, epoch]).generate_state(1)[0]
+        counts = micro_batches_of_rare(
+            rare.num_visits, self._rank, self.num_micro_batches, size, np.random.RandomState(shared_seed)
+        )
+        rare_ones, others = map(iter, chosen(rare.is_rare, self._num_samples, rng))
+        return [
+            volume
+            for count in counts
+            for volume in (*islice(rare_ones, count), *islice(others, size - count))
+        ]
 
     def _visited(self, visits: list[Visit]) -> Iterator[tuple[Visit, list[Sample]]]:
         """Yield each visit with its samples, made in this thread or by the worker processes."""

@@ -4,6 +4,7 @@ occur."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ class Survival:
         inspection.require_share(config, self._patients.items, self._steps(), rank, world_size)
         held_out = list(self._decoded(self._patients.parts.validation[rank::world_size]))
         draw = Draw(augment=augmentation(config, ["image"], config.volume_shape, intensity_keys=["image"]))
-        loaders = SampleLoader(
+        spreads = config.spread_events and config.dataset_kind != "smart"
+        loader = SampleLoader(
             self._patients.training,
             self._steps(),
             draw,
@@ -81,7 +83,12 @@ class Survival:
             rank=rank,
             world_size=world_size,
             device=device,
-        ).loaders(held_out)
+            is_rare=_has_event if spreads else None,
+        )
+        loaders = loader.loaders(held_out)
+        if loader.num_rare_samples is not None:
+            words = _events_in_words(loader.num_rare_samples, loader.num_micro_batches)
+            loaders = replace(loaders, summary=(*loaders.summary, words))
         return freezing(loaders, config.freeze_epochs) if config.freeze_epochs else loaders
 
     def inspect(self) -> None:
@@ -359,6 +366,22 @@ def _share_above_median(values: Tensor, by: float) -> Tensor:
 def _scores(model: nn.Module, batch: Batch) -> Tensor:
     network = model.module if isinstance(model, DistributedDataParallel) else model
     return at_least_float32(network(batch["image"], batch["features"]))
+
+
+def _has_event(item: Item) -> bool:
+    has_event: bool = item["event"]
+    return has_event
+
+
+def _events_in_words(num_events: int, num_micro_batches: int) -> str:
+    fewest, rest = divmod(num_events, num_micro_batches)
+    if not fewest:
+        return (
+            f"{num_events} events in an epoch of {num_micro_batches} micro-batches: one each in {num_events} of them, and "
+            "the others learn nothing. A larger batch_size makes them fewer"
+        )
+    each = f"{fewest} or {fewest + 1}" if rest else f"{fewest}"
+    return f"{num_events} events in an epoch: {each} in each micro-batch of all ranks together"
 
 
 class _Prepare(Transform):

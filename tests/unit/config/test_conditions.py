@@ -98,6 +98,7 @@ def _values(model: type[Settings], name: str) -> Iterator[Any]:
         "adversarial_after_epochs": [1.0],
         "fold": ["Fold_1"],
         "split": ["split.csv"],
+        "replace_rate": [0.25],
     }.get(name, [])
 
 
