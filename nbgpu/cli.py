@@ -36,6 +36,7 @@ from nbgpu.machine import extras
 from nbgpu.performance.study_results import PointSummary
 from nbgpu.planning import studies, trials
 from nbgpu.planning.studies import StudyConfig
+from nbgpu.planning.suitability import require_paths
 from nbgpu.planning.trials import SweepConfig
 from nbgpu.run_folder import resume
 from nbgpu.ui.run import terminal
@@ -174,7 +175,7 @@ def _train(arguments: list[str]) -> None:
     if asked.find_batch_size:
         _require_search(config, rest)
     extras.require(config)
-    resume.find(config, contents=False)
+    together(lambda: resume.find(config, contents=False), lambda: require_paths(config))
     # The fork server imports torch while the data are read.
     with preloading.begun(cluster):
         data_check.require(config)

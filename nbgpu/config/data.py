@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from nbgpu.config.conditions import Rules, given, left_out, one_of, only
-from nbgpu.config.settings import Settings, control, divides_the_data, steered
+from nbgpu.config.settings import Settings, control, divides_the_data, read_from, steered
 
 
 class DataSettings(Settings):
@@ -143,7 +143,7 @@ class DataSettings(Settings):
         "",
         description="a .csv file with a name and a part (train, val or test) in each line, or a .json file with a list of "
         "names for each part; in place of val_fraction and test_fraction",
-        json_schema_extra=divides_the_data(),
+        json_schema_extra=divides_the_data() | read_from(),
     )
     val_every: int = Field(
         50,

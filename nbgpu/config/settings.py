@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
@@ -48,6 +48,23 @@ def divides_the_data() -> Any:
 def several() -> Any:
     """Mark a text field whose flag takes several words, which are joined by commas: `--gpus 0 1` is '0,1'."""
     return {"several": True}
+
+
+def read_from(*words: str, several: bool = False) -> Any:
+    """Mark a text field that names what is read: a file or folder, with `several` some separated by commas.
+    `words`, and '' for none, are no paths."""
+    return {"read_from": {"words": ["", *words], "several": several}}
+
+
+def paths_to_read(config: BaseModel, name: str) -> list[Path]:
+    """Return the files and folders that a setting marked by `read_from` names; none where it is not
+    marked."""
+    extra = type(config).model_fields[name].json_schema_extra
+    marked: Any = extra.get("read_from") if isinstance(extra, dict) else None
+    text = getattr(config, name)
+    if marked is None or text in marked["words"]:
+        return []
+    return [Path(part.strip()).expanduser() for part in (text.split(",") if marked["several"] else [text])]
 
 
 class Settings(BaseModel):

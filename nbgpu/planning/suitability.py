@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nbgpu.config import TrainConfig
+from nbgpu.config.settings import paths_to_read
 from nbgpu.errors import ConfigError
 from nbgpu.protocol.records import Device
 from nbgpu.text.ranks import count_of_ranks
@@ -23,8 +24,7 @@ def settled(config: TrainConfig, devices: Sequence[Device]) -> TrainConfig:
         ConfigError: the ranks cannot train with these settings; the message has one line for each reason.
     """
     problems = list(_problems(config, devices))
-    if (unreadable := wrong_with_data(config)) is not None:
-        problems.append(unreadable)
+    problems += _wrong_paths(config)
     if problems:
         raise ConfigError("\n".join(problems))
     if config.smoke_test:
@@ -51,13 +51,36 @@ def without_gpus(config: TrainConfig, devices: Sequence[Device]) -> Iterator[str
         yield "transforms_on='gpu' runs on the CPU: the ranks have no GPU"
 
 
-def wrong_with_data(config: TrainConfig) -> str | None:
-    """Why the path in `data` cannot be read, as far as that is known without opening it; None where it may be
-    readable."""
-    path = Path(config.data)
-    if config.data in type(config).WITHOUT_FILES or not path.exists() or path.is_file() or path.is_dir():
-        return None
-    return f"data = {config.data!r} is neither a file nor a folder, but a pipe or a device, which might be waited for without end"
+def require_paths(config: TrainConfig) -> None:
+    """Raise ConfigError with a line for every path among the settings that cannot be read, as far as that is
+    known without opening it."""
+    if wrong := list(_wrong_paths(config)):
+        raise ConfigError("\n".join(wrong))
+
+
+def _wrong_paths(config: TrainConfig) -> Iterator[str]:
+    """Yield a sentence for each path among the settings that cannot be read."""
+    for name, field in type(config).model_fields.items():
+        for path in paths_to_read(config, name):
+            if not path.exists():
+                yield f"{name} = {str(path)!r}: there is no such file or folder. {name}: {field.description}"
+            elif _is_special(path):
+                yield _not_read(name, path)
+    # What an own recipe calls its data need not be a path.
+    data = Path(config.data)
+    if _is_special(data) and data not in paths_to_read(config, "data"):
+        yield _not_read("data", data)
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not (path.is_file() or path.is_dir())
+
+
+def _not_read(name: str, path: Path) -> str:
+    return (
+        f"{name} = {str(path)!r} is neither a file nor a folder, but a pipe or a device, which might be waited for "
+        "without end"
+    )
 
 
 def _smaller(config: TrainConfig) -> TrainConfig:

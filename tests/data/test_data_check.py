@@ -18,12 +18,96 @@ from rows import Measured, row
 
 from nbgpu.client.runs import data_check
 from nbgpu.config import train_config
-from nbgpu.errors import DataError
+from nbgpu.errors import ConfigError, DataError
+from nbgpu.planning import suitability
 
 
 def _train(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nbgpu.cli", "train", *arguments, "--gpus", "none"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def test_missing_paths_are_told_at_once_and_torch_is_not_loaded_for_that(tmp_path: Path) -> None:
+    settings = [
+        "--data",
+        "nope.csv",
+        "--split",
+        "gone.csv",
+        "--pretrained",
+        "~/none.pth",
+        "--resume",
+        "no_run",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "nbgpu.cli",
+        "train",
+        "survival",
+        *settings,
+        "--image-size",
+        "8",
+        "8",
+        "8",
+    ]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    told = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    assert "".join(told).startswith("ConfigError: ")
+    for name, path in (
+        ("data", "nope.csv"),
+        ("split", "gone.csv"),
+        ("pretrained", Path("~/none.pth").expanduser()),
+    ):
+        assert any(
+            f"{name} = '{path}': there is no such file or folder. {name}: " in line for line in told
+        ), told
+    assert any("no_run" in line for line in told)
+    imported = {
+        line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "import time:" in line
+    }
+    assert "nbgpu.cli" in imported or "nbgpu.config" in imported
+    assert "torch" not in imported
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "missing"),
+    [
+        ("autoencoder", {"data": "nowhere"}, ["data = 'nowhere'"]),
+        (
+            "autoencoder",
+            {"perceptual_weight": 0.1, "perceptual": "features", "perceptual_network": "w"},
+            ["w"],
+        ),
+        ("diffusion", {"data": "nowhere"}, ["data = 'nowhere'"]),
+        ("lithography", {"data": "a.gds, b.gds", "pixel_nm": 8.0}, ["data = 'a.gds'", "data = 'b.gds'"]),
+        (
+            "microstructure",
+            {"data": "x.png,y.png,z.png", "initial": "i.npy"},
+            ["x.png", "y.png", "z.png", "i.npy"],
+        ),
+    ],
+)
+def test_each_recipe_names_the_paths_that_it_cannot_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    recipe: str,
+    settings: dict[str, object],
+    missing: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        suitability.require_paths(train_config(recipe, **settings))
+    lines = str(caught.value).splitlines()
+    assert len(lines) == len(missing)
+    assert all(path in line for path, line in zip(missing, lines, strict=True))
 
 
 def _refused(done: subprocess.CompletedProcess[str], *wrong: str) -> None:

@@ -19,9 +19,9 @@ from rows import row
 from safetensors.numpy import save
 
 from nbgpu.client.host import registry
-from nbgpu.client.runs import data_check
 from nbgpu.config import ClusterConfig, read_toml, train_config, write_toml
 from nbgpu.errors import ConfigError, DataError, NbgpuError, RunError
+from nbgpu.planning import suitability
 from nbgpu.protocol.records import PROFILE_PARTS, Sample
 from nbgpu.recipes.lithography.recipe import pairs_of
 from nbgpu.run_folder import checkpoint_files, lines, metrics_files, resume
@@ -109,8 +109,8 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, what: str) -> None:
 
 
 def test_data_that_are_a_device() -> None:
-    with pytest.raises(DataError, match=r"/dev/zero.* neither a file nor a folder"):
-        data_check.require(train_config("microstructure", data="/dev/zero"))
+    with pytest.raises(ConfigError, match=r"/dev/zero.* neither a file nor a folder"):
+        suitability.require_paths(train_config("microstructure", data="/dev/zero"))
 
 
 @row("`nbgpu new {name!r}`", "the name is refused in a sentence", bound_s=None)

@@ -9,7 +9,6 @@ import subprocess
 from nbgpu.config import TrainConfig
 from nbgpu.errors import DataError
 from nbgpu.machine import interpreter
-from nbgpu.planning.suitability import wrong_with_data
 
 _log = logging.getLogger("nbgpu.data")
 
@@ -25,8 +24,6 @@ def require(config: TrainConfig) -> None:
     """
     if config.data in type(config).WITHOUT_FILES:
         return
-    if (wrong := wrong_with_data(config)) is not None:
-        raise DataError(wrong)
     command = interpreter.command("nbgpu.recipes.check", str(os.getpid()))
     # The process itself reports the steps that take long.
     done = subprocess.run(command, input=config.model_dump_json(), stderr=subprocess.PIPE, text=True)

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from nbgpu.config.conditions import Rules, given, left_out, none_of, one_of, only
-from nbgpu.config.settings import control, divides_the_data, shape_of_model, steered
+from nbgpu.config.settings import control, divides_the_data, read_from, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
 
 
@@ -53,7 +53,7 @@ class AutoencoderConfig(TrainConfig):
         "mni152",
         description="'mni152' (nilearn's template brain), 'phantoms' (generated ellipsoids), a folder of NIfTI "
         "files, or a CSV or JSON list of them",
-        json_schema_extra=control("Data"),
+        json_schema_extra=control("Data") | read_from(*WITHOUT_FILES),
     )
     patch_size: int = Field(
         32,
@@ -101,6 +101,7 @@ class AutoencoderConfig(TrainConfig):
         min_length=1,
         description="weights for perceptual='features': 'random' for two layers of random filters, or a safetensors file "
         "with 0.weight, 0.bias, 1.weight ... of 3D convolutions, with an average over 2 x 2 x 2 before each but the first",
+        json_schema_extra=read_from("random"),
     )
     adversarial_weight: float = Field(
         0.0,

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from nbgpu.config.conditions import Rules, given, none_of, one_of, only
-from nbgpu.config.settings import control, shape_of_model, steered
+from nbgpu.config.settings import control, read_from, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
 
 
@@ -54,7 +54,7 @@ class DiffusionConfig(TrainConfig):
         "phantoms",
         min_length=1,
         description="'phantoms' (generated heads with a tumour and noise), or a folder of BraTS",
-        json_schema_extra=control("Data"),
+        json_schema_extra=control("Data") | read_from(*WITHOUT_FILES),
     )
     target: Literal["t1n", "t1c", "t2w", "t2f"] = Field(
         "t2f", description="the modality that is made from the others", json_schema_extra=control("Data")

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from nbgpu.config.conditions import Rules, given, none_of, one_of, only
 from nbgpu.config.recipes.symmetry import NUM_FRINGE, broken_by_mirrors, broken_by_quarter_turns
-from nbgpu.config.settings import control, shape_of_model, steered
+from nbgpu.config.settings import control, read_from, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
 
 
@@ -56,7 +56,7 @@ class LithographyConfig(TrainConfig):
         min_length=1,
         description="'generated' masks, an .npz with masks (and aerials), a folder as LithoBench has them, or layouts "
         "(.glp, .gds, .oas, several separated by commas), which are cut into tiles",
-        json_schema_extra=control("Data"),
+        json_schema_extra=control("Data") | read_from(*WITHOUT_FILES, several=True),
     )
     num_masks: int = Field(320, ge=2, le=10_000_000, description="masks generated where data='generated'")
     size: int = Field(

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from nbgpu.config.conditions import Rules, given, names_one_of, none_of, one_of, only
 from nbgpu.config.data import DataSettings
-from nbgpu.config.settings import control, shape_of_model, steered
+from nbgpu.config.settings import control, read_from, shape_of_model, steered
 from nbgpu.config.training import OptimizerSettings, ParallelSettings, PrecisionSettings, TrainConfig
 
 DescriptorType = Literal[
@@ -110,7 +110,7 @@ class MicrostructureConfig(TrainConfig):
         min_length=1,
         description="'generated' (smooth noise, cut at thresholds), a .npy file with phases or shares, three pictures "
         "separated by commas, one across each direction, or a descriptors.npz of an earlier run",
-        json_schema_extra=control("Data") | shape_of_model(),
+        json_schema_extra=control("Data") | shape_of_model() | read_from(*WITHOUT_FILES, several=True),
     )
     generated_fractions: tuple[float, ...] = Field(
         (0.35,),
@@ -178,6 +178,7 @@ class MicrostructureConfig(TrainConfig):
         min_length=1,
         description="weights for GramMatrices: 'random' for one layer of random filters, or a safetensors file with "
         "0.weight, 0.bias, 1.weight ... of convolutions, with an average over 2 x 2 before each but the first",
+        json_schema_extra=read_from("random"),
     )
     loss_type: Literal["MSE", "SSE", "RMS", "L1", "L2"] = Field(
         "MSE",
@@ -240,6 +241,7 @@ class MicrostructureConfig(TrainConfig):
     initial: str = Field(
         "",
         description="a .npy file of the shape to begin with, phases or shares; empty for noise from the seed",
+        json_schema_extra=read_from(),
     )
 
     @property

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from nbgpu.config.conditions import Rules, left_out, none_of, one_of, only
-from nbgpu.config.settings import control, divides_the_data, shape_of_model, steered
+from nbgpu.config.settings import control, divides_the_data, read_from, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
 
 
@@ -100,7 +100,7 @@ class SurvivalConfig(TrainConfig):
         "generated",
         min_length=1,
         description="'generated' patients, or a CSV file with 'NIFTI path' (or 'image', 'path'), 'time' and 'event'",
-        json_schema_extra=control("Data"),
+        json_schema_extra=control("Data") | read_from(*WITHOUT_FILES),
     )
     fold: str = Field(
         "",
@@ -164,7 +164,7 @@ class SurvivalConfig(TrainConfig):
     pretrained: str = Field(
         "",
         description="file with the ResNet's weights, .safetensors or of torch.save, such as MedicalNet's; empty for none",
-        json_schema_extra=control("Model"),
+        json_schema_extra=control("Model") | read_from(),
     )
     freeze_epochs: int = Field(
         0,
