@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from conftest import REPOSITORY
 
 import nbgpu
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, flags
-from nbgpu.config.settings import unused
+from nbgpu.config.settings import paths_to_read, unused
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import Device
 
@@ -90,7 +91,9 @@ def test_the_page_has_commands_of_every_recipe() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: f"{c.recipe}: {c.text}")
-def test_every_command_is_one_of_its_recipe(command: Command) -> None:
+def test_every_command_is_one_of_its_recipe(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if command.is_mention:
         name = command.words[0].removeprefix("--").replace("-", "_")
         model = TRAIN_CONFIGS[command.recipe]
@@ -99,6 +102,12 @@ def test_every_command_is_one_of_its_recipe(command: Command) -> None:
     _, config = _parsed(command)
     if command.text.startswith("nbgpu train"):
         assert command.text.split()[2] == command.recipe
+    # The files that the row names are not there, and settings whose files are missing are refused.
+    monkeypatch.chdir(tmp_path)
+    for setting in type(config).model_fields:
+        for path in paths_to_read(config, setting):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
     settled(config, _GPUS)
 
 
