@@ -160,10 +160,15 @@ def test_a_number_that_cannot_be_is_refused(cluster: nbgpu.Cluster, ranks: int) 
     require_works(cluster, 2)
 
 
-def test_a_rank_in_a_cell_is_left_alone(cluster: nbgpu.Cluster) -> None:
-    cells = cluster.submit("import time; time.sleep(3); kept = 1", ranks=[1])
-    with pytest.raises(nbgpu.ClusterError, match="rank 1 is still at work"):
-        cluster.resize(3)
+def test_a_rank_in_a_cell_is_left_alone(cluster: nbgpu.Cluster, tmp_path: Path) -> None:
+    refused = tmp_path / "refused"
+    waits = f"import pathlib, time\nwhile not pathlib.Path({str(refused)!r}).exists():\n    time.sleep(0.01)\nkept = 1"
+    cells = cluster.submit(waits, ranks=[1])
+    try:
+        with pytest.raises(nbgpu.ClusterError, match="rank 1 is still at work"):
+            cluster.resize(3)
+    finally:
+        refused.touch()
     cells[1].get(BOUND_S)
     require_works(cluster, 2)
     assert cluster.pull("kept", rank=1) == 1

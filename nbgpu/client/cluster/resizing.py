@@ -130,7 +130,8 @@ def _require_idle(cluster: Cluster) -> None:
                 rank: lookout.seen[rank].where.doing if rank in lookout.seen else ""
                 for rank in range(cluster.world_size)
             }
-            busy = [rank for rank, what in doing.items() if what != "idle"]
+            # A rank is idle too while a cell is on its way to it.
+            busy = [rank for rank, what in doing.items() if what != "idle" or cluster.ranks.owes_answer(rank)]
             if not busy:
                 return
             standstills = cluster.ranks.standstills(busy)

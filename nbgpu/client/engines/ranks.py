@@ -197,6 +197,10 @@ class Ranks:
             for rank in chosen
         }
 
+    def owes_answer(self, rank: int) -> bool:
+        """Return whether a rank has yet to answer a message, which it may not have received yet."""
+        return bool(self[rank].outstanding & self._client.outstanding)
+
     def interrupt(self, ranks: Iterable[int]) -> None:
         """Raise KeyboardInterrupt in the Python code of the ranks, and end the programs that they run, as
         Ctrl-C would."""
