@@ -5,11 +5,16 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 import psutil
 
+FINISHES_ALONE = "NBGPU_FINISHES_ALONE"
+"""Environment variable of a process, and of those that it starts, that finishes its work and ends by itself
+once its parent has ended, such as a writer of logs that reads from a pipe."""
+
+_FINISH_PATIENCE_S = 10.0
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.01
 _KILL_PATIENCE_S = 5.0
@@ -58,8 +63,17 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
+def _finishes_alone(process: psutil.Process) -> bool:
+    try:
+        return FINISHES_ALONE in process.environ()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+
+
 class Ending:
     """Ends processes step by step: sends SIGTERM to each one first, and SIGKILL if it does not end.
+
+    A process that finishes alone gets ten seconds for that before the first signal.
 
     Python's resource tracker ignores SIGTERM. It ends after the processes that it serves, once it has removed
     what they left in shared memory.
@@ -70,7 +84,8 @@ class Ending:
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._asked_mono_s: dict[psutil.Process, float] = {}
+        self._due_mono_s: dict[psutil.Process, float] = {}
+        self._asked: set[psutil.Process] = set()
 
     def step(self, processes: Iterable[psutil.Process]) -> bool:
         """Send the next signal to each of these processes that is due. Returns whether any process was
@@ -79,18 +94,32 @@ class Ending:
         is_left = False
         for process in processes:
             is_left = True
-            asked_s = self._asked_mono_s.setdefault(process, now_s)
+            if process not in self._due_mono_s:
+                self._due_mono_s[process] = now_s + (_FINISH_PATIENCE_S if _finishes_alone(process) else 0.0)
+            late_s = now_s - self._due_mono_s[process]
             with suppress(psutil.NoSuchProcess):
-                if asked_s == now_s:
-                    process.terminate()
-                elif now_s - asked_s > self._patience_s:
+                if late_s > self._patience_s:
                     process.kill()
+                elif late_s >= 0.0 and process not in self._asked:
+                    self._asked.add(process)
+                    process.terminate()
         return is_left
 
 
 def end_all(patience_s: float) -> None:
     """End all descendants of this process. Return when none is left, or when one survives SIGKILL."""
+    _end(of_this_process, patience_s)
+
+
+def end_all_but_those_that_finish(patience_s: float) -> None:
+    """End the descendants of this process that would not end by themselves once this process has ended."""
+    _end(lambda: [process for process in of_this_process() if not _finishes_alone(process)], patience_s)
+
+
+def _end(descendants: Callable[[], list[psutil.Process]], patience_s: float) -> None:
     ending = Ending(patience_s)
     give_up_s = time.monotonic() + patience_s + _KILL_PATIENCE_S
-    while ending.step(of_this_process()) and time.monotonic() < give_up_s:
+    if any(map(_finishes_alone, descendants())):
+        give_up_s += _FINISH_PATIENCE_S
+    while ending.step(descendants()) and time.monotonic() < give_up_s:
         time.sleep(_POLL_S)

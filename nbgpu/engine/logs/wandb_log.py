@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from nbgpu.engine.logs.step_values import epoch_values, step_values, steps_of
 from nbgpu.errors import RunError
-from nbgpu.machine import interpreter
+from nbgpu.machine import descendants, interpreter
 from nbgpu.run_folder.metrics_table import EpochSummary, MetricsRow
 
 _PATIENCE_S = 60.0
@@ -32,6 +33,8 @@ class WandBLog:
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
             text=True,
+            # The rank may be killed, and W&B writes what it was given only when it ends.
+            env=os.environ | {descendants.FINISHES_ALONE: "1"},
         )
 
     def take(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:

@@ -77,7 +77,7 @@ class Sentinel:
             _log.error(
                 "the rank's process %d ends: its sentinel has lost its descriptors (%s)", os.getpid(), error
             )
-        descendants.end_all(_GRACE_S)
+        descendants.end_all_but_those_that_finish(_GRACE_S)
         # While the fork server lives, it removes the folder when all engines have ended.
         if os.getppid() != self._fork_server_pid:
             shutil.rmtree(self._cluster_folder, ignore_errors=True)
