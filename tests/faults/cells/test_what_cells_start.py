@@ -95,7 +95,9 @@ def end_of_child(number):
     if (child := os.fork()) == 0:
         try:
             os.write(write, b".")
-            time.sleep(600)
+            # A signal just before one long sleep would be noticed only after it.
+            while True:
+                time.sleep(0.01)
         except KeyboardInterrupt:
             os._exit(3)
         finally:
