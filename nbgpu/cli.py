@@ -16,7 +16,7 @@ from nbgpu import ui
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines import preloading
 from nbgpu.client.host import doctor, ps
-from nbgpu.client.runs import data_check, planning
+from nbgpu.client.runs import data_check, planning, predicting
 from nbgpu.client.scaling import starting
 from nbgpu.client.scaling.study import Study
 from nbgpu.client.sweeps import sweep as client_sweep
@@ -30,6 +30,7 @@ from nbgpu.config import (
     settings_of,
     train_config,
 )
+from nbgpu.config.prediction import PredictConfig
 from nbgpu.config.settings import together, unused
 from nbgpu.errors import ConfigError, NbgpuError, RankError, RunError
 from nbgpu.machine import extras
@@ -38,7 +39,9 @@ from nbgpu.planning import studies, trials
 from nbgpu.planning.studies import StudyConfig
 from nbgpu.planning.suitability import require_paths
 from nbgpu.planning.trials import SweepConfig
+from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import resume
+from nbgpu.ui.prediction import terminal as terminal_progress
 from nbgpu.ui.run import terminal
 from nbgpu.ui.study import terminal as study_terminal
 from nbgpu.ui.sweep import terminal as sweep_terminal
@@ -56,6 +59,7 @@ nbgpu sweep --resume SWEEP_FOLDER                what of it is not finished
 nbgpu scaling RECIPE --ranks 1,2,4               how much faster a step becomes with more ranks, and where its time goes
 nbgpu scaling RECIPE --vary bucket-mb --values 1,5,25 --ranks 2   what one setting does to the time of a step
 nbgpu scaling --resume STUDY_FOLDER              what of it was not measured
+nbgpu predict RUN_FOLDER --data NEW --out FOLDER what its trained model makes of new data: images, latents, risks or contours
 nbgpu report RUN_FOLDER                          one page that shows a run, from its folder; needs no network
 nbgpu doctor [--json]                            looks at this machine: what works, what does not, what to do
 nbgpu ps                                         your clusters on this host, also those that were left over
@@ -98,6 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit(_sweep(list(rest)))
         elif command == "scaling":
             sys.exit(_scaling(list(rest)))
+        elif command == "predict":
+            sys.exit(_predict(list(rest)))
         elif command == "report":
             _report(list(rest))
         elif command == "new":
@@ -338,6 +344,42 @@ def _numbers(text: str) -> list[int]:
         raise ConfigError(
             f"--ranks {text!r} must be whole numbers separated by commas, such as 1,2,4"
         ) from None
+
+
+def _predict(arguments: list[str]) -> int:
+    """Apply a run's trained model to new data. Returns the exit code, which is 1 if a sample failed."""
+    if not arguments or arguments[0].startswith("-"):
+        sys.exit(
+            "usage: nbgpu predict RUN_FOLDER --data NEW [--out FOLDER] [flags], and nbgpu predict RUN_FOLDER --help"
+        )
+    folder, *rest = arguments
+    _, config = runs.read_settings(Path(folder).expanduser())
+    model = type(config)
+    values = flags.parse(
+        [PredictConfig, ClusterConfig, model],
+        rest,
+        prog=f"nbgpu predict {folder}",
+        # The machine of the training need not be this one.
+        defaults=config.model_dump() | {n: f.default for n, f in PredictConfig.model_fields.items()},
+        hidden=[
+            n for n in model.model_fields if n not in (*model.AT_PREDICTION, *PredictConfig.model_fields)
+        ],
+    )
+    of_prediction = {name: values.pop(name) for name in PredictConfig.model_fields}
+    of_cluster = {name: values.pop(name) for name in ClusterConfig.model_fields}
+    changed = {name: value for name, value in values.items() if value != getattr(config, name)}
+    cluster, job = together(
+        lambda: ClusterConfig.checked(**of_cluster),
+        lambda: predicting.job_of(folder, PredictConfig.checked(**of_prediction), changed),
+    )
+    console = Console()
+    with preloading.begun(cluster):
+        data_check.require_new(job)
+        with Cluster.with_config(cluster) as started, terminal_progress.shown(console) as show:
+            console.print(started.describe())
+            found = started.predict_with(job, show)
+    console.print(str(found), highlight=False, soft_wrap=True)
+    return 1 if found.failed else 0
 
 
 def _report(arguments: list[str]) -> None:

@@ -453,6 +453,11 @@ class TrainConfig(
     """What one entry of the data is called, in the singular."""
     LIVE_PICTURES: ClassVar[bool] = False
     """Whether runs of the recipe show pictures while they go on."""
+    PREDICTS: ClassVar[str] = ""
+    """What `nbgpu predict` writes for a sample of new data, in a few words; empty where no model is
+    trained."""
+    AT_PREDICTION: ClassVar[tuple[str, ...]] = ()
+    """The settings that may differ between the training and the prediction."""
 
     def problems(self) -> Iterator[str]:
         if self.epochs is None and (self.warmup_steps or 0) >= self.steps:

@@ -1,6 +1,6 @@
-"""Every function of the engine that the notebook's side calls on ranks.
+"""Every function of the engine and of the recipes that the notebook's side calls on ranks.
 
-The notebook's side names them by strings, because it imports neither the engine nor torch. All the strings
+The notebook's side names them by strings, because it imports neither of them nor torch. All the strings
 are here, so that a test (tests/unit/protocol/test_calls.py), and not a user, notices when a function was
 moved or renamed.
 """
@@ -35,6 +35,9 @@ class Call(StrEnum):
     LET_GO_OF_RUN = "nbgpu.engine.train:let_go"
     ESTIMATE_MEMORY = "nbgpu.engine.dry_run.estimate:of_run"
     FIND_BATCH_SIZE = "nbgpu.engine.dry_run.batch_size:find"
+
+    PREDICT = "nbgpu.recipes.prediction:predict_share"
+    CONCLUDE_PREDICTIONS = "nbgpu.recipes.prediction:conclude"
 
     SEND_VALUES = "nbgpu.engine.variables.transfer:send"
     RECEIVE_VALUES = "nbgpu.engine.variables.transfer:receive"

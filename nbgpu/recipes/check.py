@@ -1,6 +1,7 @@
 """Check of a run's data in a separate process, before any engine starts.
 
-python -m nbgpu.recipes.check PARENT_PID < settings.json
+python -m nbgpu.recipes.check PARENT_PID training < settings.json
+python -m nbgpu.recipes.check PARENT_PID prediction < job.json
 """
 
 from __future__ import annotations
@@ -8,21 +9,24 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from typing import Any
 
 from nbgpu.config import train_config
 from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.problem import Problem
 from nbgpu.engine.workload.recipe import Inspecting
-from nbgpu.errors import DataError
+from nbgpu.errors import ConfigError, DataError
 from nbgpu.machine import interpreter
 from nbgpu.machine.lifetime import end_with
+from nbgpu.recipes import prediction
 
 BAD_DATA = 3
 """Exit code if the data are unusable; the problems are on stderr."""
 
 
 def main() -> None:
-    """Check the data of the settings that stdin has as JSON, and report slow work on stdout.
+    """Check the data of the settings, or of the `Job`, that stdin has as JSON, and report slow work on
+    stdout.
 
     The process ends with its parent.
     """
@@ -30,17 +34,25 @@ def main() -> None:
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("nbgpu").setLevel(logging.INFO)
     interpreter.look_in([""])
-    recipe: object = by_name.load(train_config(**json.load(sys.stdin)))
+    asked = json.load(sys.stdin)
     try:
-        if isinstance(recipe, Problem):
-            recipe.load()
+        if sys.argv[2] == "prediction":
+            prediction.check(asked)
         else:
-            if isinstance(recipe, Inspecting):
-                recipe.inspect()
-            recipe.amount()  # type: ignore[attr-defined]
-    except DataError as error:
+            _check_training(asked)
+    except (DataError, ConfigError) as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(BAD_DATA)
+
+
+def _check_training(settings: dict[str, Any]) -> None:
+    recipe: object = by_name.load(train_config(**settings))
+    if isinstance(recipe, Problem):
+        recipe.load()
+    else:
+        if isinstance(recipe, Inspecting):
+            recipe.inspect()
+        recipe.amount()  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from nbgpu.config import OwnConfig
+from nbgpu.config import OwnConfig, TrainConfig
 from nbgpu.engine.checkpoints import files as checkpoint
 from nbgpu.engine.model import precision
 from nbgpu.engine.workload import by_name
@@ -34,14 +34,14 @@ def load_trained(
         RunError: there is no such checkpoint, or it is damaged.
     """
     folder = Path(run_folder).absolute()
+    return model_of(folder, None if which == "newest" else _best(folder), trust=trust)
+
+
+def model_of(folder: Path, checkpoint_folder: Path | None = None, *, trust: bool = False) -> nn.Module:
+    """As `load_trained`, with the weights of a checkpoint by its folder; None for the newest whole one."""
     _, config = runs.read_settings(folder)
-    if isinstance(config, OwnConfig) and not trust:
-        file = folder / Path(config.recipe).name
-        raise ConfigError(
-            f"the model of this run is made by {file}, and that file would be run with all that you may do. If you trust it: "
-            "load_trained(run_folder, trust=True)"
-        )
-    path = _checkpoint(folder, which)
+    require_trust(config, folder, trust)
+    path = checkpoint_folder or _newest(folder)
     with torch.random.fork_rng():
         model = by_name.load(config, folder).build_model().to(precision.dtype(config))
     tensors, _ = checkpoint.load(path)
@@ -52,15 +52,28 @@ def load_trained(
     return model.eval()
 
 
-def _checkpoint(folder: Path, which: Literal["newest", "best"]) -> Path:
-    if which == "newest":
-        found = checkpoint_files.newest_whole(folder).checkpoint
-    else:
-        try:
-            best = checkpoint_files.best(folder)
-        except ValueError as error:
-            raise RunError(str(error)) from None
-        found = None if best is None else best.checkpoint
+def require_trust(config: TrainConfig, folder: Path, trust: bool) -> None:
+    """Raise ConfigError for a run of a user's own recipe whose file may not be run."""
+    if isinstance(config, OwnConfig) and not trust:
+        file = folder / Path(config.recipe).name
+        raise ConfigError(
+            f"the model of this run is made by {file}, and that file would be run with all that you may do. If you trust it: "
+            "load_trained(run_folder, trust=True), or nbgpu predict --trust"
+        )
+
+
+def _newest(folder: Path) -> Path:
+    found = checkpoint_files.newest_whole(folder).checkpoint
     if found is None:
-        raise RunError(f"{folder} has no {'whole' if which == 'newest' else 'best'} checkpoint")
+        raise RunError(f"{folder} has no whole checkpoint")
     return found
+
+
+def _best(folder: Path) -> Path:
+    try:
+        found = checkpoint_files.best(folder)
+    except ValueError as error:
+        raise RunError(str(error)) from None
+    if found is None:
+        raise RunError(f"{folder} has no best checkpoint")
+    return found.checkpoint

@@ -6,10 +6,11 @@ from __future__ import annotations
 def connect() -> None:
     """Make the client show its runs here. The client does not know the widgets, and works without them,
     too."""
-    from nbgpu.client.runs import run
+    from nbgpu.client.runs import predicting, run
     from nbgpu.ui import presenter
 
     run.presenter = presenter
+    predicting.presenter = presenter
 
 
 def connect_cells() -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nbgpu.client.scaling.cell_study import CellStudy
     from nbgpu.client.scaling.study import Study
     from nbgpu.client.sweeps.sweep import Sweep
+    from nbgpu.run_folder.predictions import Progress
 
 
 def show(run: Run) -> None:
@@ -42,6 +43,13 @@ def report(run: Run) -> None:
     from nbgpu.ui.run.snapshot import write_report
 
     write_report(run)
+
+
+def begin_prediction(title: str) -> Callable[[Progress], None]:
+    """Display a line about the progress of a prediction, and return the function that updates it."""
+    from nbgpu.ui.prediction import line
+
+    return line.begin(title)
 
 
 def show_sweep(sweep: Sweep) -> None:

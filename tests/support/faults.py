@@ -100,6 +100,22 @@ if rank == {rank}:
 """
 
 
+def in_prediction(rank: int, sample: str, action: Action) -> str:
+    """A cell after which one rank does something bad when it comes to this sample of a prediction of
+    `autoencoder`."""
+    return f"""
+from nbgpu.recipes.autoencoder.recipe import Autoencoder
+def _make_faulty_prediction(predict):
+    def faulty(self, model, device, item, stem):
+        if item["name"] == {sample!r}:
+            {_now(action)}
+        return predict(self, model, device, item, stem)
+    return faulty
+if rank == {rank}:
+    Autoencoder.predict = _make_faulty_prediction(Autoencoder.predict)
+"""
+
+
 def when_pickled(rank: int, action: Action) -> str:
     """A cell that gives the ranks a variable `unlucky`; on one of them something bad happens when it is
     pulled."""

@@ -30,14 +30,16 @@ from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.faults.stacks import Lookout, Sighting
 from nbgpu.client.faults.watch import RankWatch
 from nbgpu.client.host import host_checks, registry
-from nbgpu.client.runs import planning
+from nbgpu.client.runs import planning, predicting
 from nbgpu.client.runs.batch_sizes import BatchSizes
 from nbgpu.client.runs.plan import Plan
+from nbgpu.client.runs.predicting import Predictions
 from nbgpu.client.runs.run import Run
 from nbgpu.client.variables import definitions, transfer
 from nbgpu.client.variables import table as variables
 from nbgpu.client.variables.autoreload import Reloading
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, train_config
+from nbgpu.config.prediction import PredictConfig
 from nbgpu.errors import (
     ClusterError,
     ConfigError,
@@ -50,6 +52,7 @@ from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.performance.timeline import Timeline
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import CellOptions, Device
+from nbgpu.run_folder.predictions import Job
 from nbgpu.text.ranks import count_of_ranks
 
 if TYPE_CHECKING:
@@ -615,6 +618,62 @@ class Cluster:
         config = settled(planning.for_search(config), self.devices)
         self._make_ready()
         return planning.find_batch_size(self, config, stop)
+
+    @uninterrupted()
+    def predict(
+        self,
+        run: Run | str | Path,
+        data: str | Path,
+        out: str | Path = "predictions",
+        *,
+        checkpoint: Literal["newest", "best"] = "newest",
+        max_samples: int | None = None,
+        skip_bad: bool = False,
+        trust: bool = False,
+        **settings: Any,
+    ) -> Predictions:
+        """Apply a run's trained model to new data, with a share of the samples on each rank, and write a
+        table and what the recipe makes of each sample.
+
+        A file that turns out to be bad fails alone. A prediction that is cut off goes on with what is missing
+        when it is called again.
+
+        Args:
+            run: a run, or its folder, which may have come from another machine.
+            data: the new data, in the form that the recipe trains on.
+            out: the folder for what is predicted.
+            checkpoint: the run's newest checkpoint, or the one with the best validation.
+            max_samples: only the first so many of the data.
+            skip_bad: leave out files that are bad by their names or headers, in place of refusing to begin.
+            trust: run the recipe file in the run's folder, for a recipe of your own.
+            settings: settings of the run that may differ for a prediction, such as `spacing` of a diffusion.
+
+        Raises:
+            ConfigError: something is wrong with the arguments or with `out`; nothing was predicted.
+            RankError: files are bad, or a rank failed or died.
+            RunError: a training run has the ranks now.
+        """
+        asked = PredictConfig.checked(
+            data=str(data),
+            out=str(out),
+            checkpoint=checkpoint,
+            max_samples=max_samples,
+            skip_bad=skip_bad,
+            trust=trust,
+        )
+        return self.predict_with(
+            predicting.job_of(run.folder if isinstance(run, Run) else run, asked, settings)
+        )
+
+    @uninterrupted()
+    def predict_with(self, job: Job, show: predicting.Show | None = None) -> Predictions:
+        """As `predict`, with a job that is already checked; `show` gets the progress."""
+        self._make_ready()
+        self.note_use()
+        try:
+            return predicting.predict(self, job, show)
+        finally:
+            self.note_use()
 
     @uninterrupted()
     def restart(self, rank: int | None = None, replay: bool = False) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
@@ -159,8 +159,16 @@ class Recovery:
         watch: RankWatch,
         results: Mapping[int, Reply],
         stop: threading.Event | None = None,
+        show: Callable[[], None] = lambda: None,
     ) -> None:
-        """Wait for the ranks, free those that wait for one which failed, and repair the group."""
+        """Wait for the ranks, free those that wait for one which failed, and repair the group.
+
+        Args:
+            watch: watches these ranks.
+            results: the pending replies, by rank.
+            stop: ends the wait, as the stop button does, when it is set.
+            show: is called again and again meanwhile.
+        """
         try:
             with StandstillNotice(self._cluster.ranks.standstills) as notice:
                 while watch.pending() and not watch.stuck():
@@ -168,6 +176,7 @@ class Recovery:
                     watch.check()
                     take_interrupt()
                     notice.check(results)
+                    show()
                     if stop is not None and stop.is_set():
                         self.stop(watch, results)
                         raise RunError(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
+from dataclasses import asdict
+from pathlib import Path
 
 from nbgpu.config import TrainConfig
 from nbgpu.errors import DataError
 from nbgpu.machine import interpreter
+from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder.predictions import Job
 
 _log = logging.getLogger("nbgpu.data")
 
@@ -22,11 +27,21 @@ def require(config: TrainConfig) -> None:
     With files this takes some seconds, because the process that looks at them loads torch, and with
     `check_voxels` also the time to read the files that have not been found good before.
     """
-    if config.data in type(config).WITHOUT_FILES:
-        return
-    command = interpreter.command("nbgpu.recipes.check", str(os.getpid()))
+    if config.data not in type(config).WITHOUT_FILES:
+        _require("training", config.model_dump_json())
+
+
+def require_new(job: Job) -> None:
+    """Raise DataError with a line for every file of the new data that is bad by its name or header."""
+    _, config = runs.read_settings(Path(job.run_folder))
+    if job.data not in type(config).WITHOUT_FILES:
+        _require("prediction", json.dumps(asdict(job)))
+
+
+def _require(purpose: str, text: str) -> None:
+    command = interpreter.command("nbgpu.recipes.check", str(os.getpid()), purpose)
     # The process itself reports the steps that take long.
-    done = subprocess.run(command, input=config.model_dump_json(), stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(command, input=text, stderr=subprocess.PIPE, text=True)
     if done.returncode == _BAD_DATA:
         raise DataError(done.stderr.strip())
     if done.returncode != 0:

@@ -21,6 +21,8 @@ class DiffusionConfig(TrainConfig):
     VOLUME = "case"
     INPUTS = "a folder of BraTS (2023, before, or the Decathlon's Task01); 'phantoms'"
     TRIAL = "320 generated heads, 200 steps: 1 minute on 2 CPU cores"
+    PREDICTS = "the missing modality as NIfTI, on the grid of the others"
+    AT_PREDICTION = ("sampler", "spacing", "sampling_steps", "eta", "variance", "clip", "seed")
     UNUSED: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("intensity_prob", "intensity_strength"),
         "one modality's brightness is told from the others', so that it cannot be changed alone",

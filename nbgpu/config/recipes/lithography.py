@@ -22,6 +22,8 @@ class LithographyConfig(TrainConfig):
     VOLUME = "mask"
     INPUTS = "masks as .npz, LithoBench's folders, or layouts: .glp, .gds, .oas"
     TRIAL = "320 generated masks, 256 steps: 40 s on 2 CPU cores"
+    PREDICTS = "aerial images, and contours of what prints"
+    AT_PREDICTION = ("layer", "resist_threshold", "diffusion_nm")
     UNUSED: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
             ("intensity_prob", "intensity_strength"),

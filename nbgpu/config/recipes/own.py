@@ -22,6 +22,7 @@ class OwnConfig(TrainConfig):
 
     IMPLEMENTATION = "nbgpu.recipes.own:Own"
     VALIDATION_VALUES = ()
+    PREDICTS = "what the recipe's `predict` returns and writes"
     UNUSED: ClassVar[Mapping[str, str]] = dict.fromkeys(
         (
             "data",

@@ -22,6 +22,8 @@ class SurvivalConfig(TrainConfig):
         "a CSV list of NIfTI volumes with time, event, and folds and numbers if there are some; 'generated'"
     )
     TRIAL = "1400 generated patients, 1000 of them trained on, 800 steps: one to two minutes on 2 CPU cores"
+    PREDICTS = "a table of risks, risk groups and probabilities of survival"
+    AT_PREDICTION = ("eval_times", "risk_groups")
 
     UNUSED: ClassVar[Mapping[str, str]] = {"sdpa": "the network has no attention"}
     ONLY_WITH: ClassVar[Rules] = (

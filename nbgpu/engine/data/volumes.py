@@ -273,10 +273,10 @@ def load_volume(path: Path) -> Tensor:
     return volume
 
 
-def scale_intensity(image: Tensor, name: str, upper_percentile: float = 99.5) -> Tensor:
-    """Map the smallest value to 0 and the upper percentile to 1, and clip larger values.
+def intensity_range(image: Tensor, name: str, upper_percentile: float = 99.5) -> tuple[float, float]:
+    """Return (the smallest value, the upper percentile) of an image of any shape.
 
-    `image` has any shape. Raises DataError for NaN or infinite voxels, or without contrast.
+    Raises DataError for NaN or infinite voxels, or without contrast.
     """
     num_bad = int((~torch.isfinite(image)).sum())
     if num_bad:
@@ -289,6 +289,13 @@ def scale_intensity(image: Tensor, name: str, upper_percentile: float = 99.5) ->
         raise DataError(
             f"{name}: is constant: at least {upper_percentile} % of its voxels are {low:g}. Leave the file out"
         )
+    return low, high
+
+
+def scale_intensity(image: Tensor, name: str, upper_percentile: float = 99.5) -> Tensor:
+    """Map the smallest value to 0 and the upper percentile to 1, and clip larger values; see
+    `intensity_range`."""
+    low, high = intensity_range(image, name, upper_percentile)
     to_unit_range = ScaleIntensityRange(a_min=low, a_max=high, b_min=0.0, b_max=1.0, clip=True)
     scaled: Tensor = convert_to_tensor(to_unit_range(image), track_meta=False)
     return scaled

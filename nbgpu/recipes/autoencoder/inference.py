@@ -53,7 +53,7 @@ class Encoded:
     latent: str
     """File in the output folder: float32, (channels, right, front, top), the means and not samples."""
     reconstruction: str
-    """File in the output folder: NIfTI with the volume's grid and place, values 0 to 1."""
+    """File in the output folder: NIfTI in the volume's place; its values are those of `intensities`."""
     psnr_db: float
     """The PSNR of the reconstruction, over all voxels."""
 
@@ -70,6 +70,9 @@ class Latents:
     """The number of voxels per latent voxel along each axis. A volume is padded with 0 at its far ends to a
     multiple of it."""
     volumes: tuple[Encoded, ...]
+    intensities: Literal["unit", "own"] = "unit"
+    """The values of the reconstructions: 0 to 1, on axes to the right, front and top; or those of the
+    volumes, on the volumes' own grids, as `nbgpu predict` writes them."""
 
 
 @torch.no_grad()

@@ -29,6 +29,7 @@ from nbgpu.engine.data.parts import Parts, split
 from nbgpu.engine.data.sampling import Draw
 from nbgpu.engine.data.volumes import VolumeList, find_volumes, header_problem
 from nbgpu.engine.model.precision import at_least_float32
+from nbgpu.engine.workload.prediction import Predicted
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
 from nbgpu.recipes.autoencoder.baselines import (
@@ -41,8 +42,10 @@ from nbgpu.recipes.autoencoder.baselines import (
 from nbgpu.recipes.autoencoder.losses import deceived, discrimination_loss, kl_divergence
 from nbgpu.recipes.autoencoder.perceptual import feature_distance, layers_of, spectral_distance
 from nbgpu.recipes.autoencoder.pictures import pictures
+from nbgpu.recipes.autoencoder.prediction import encoded, new_volumes, write_index
 from nbgpu.recipes.autoencoder.prepare import Prepare, item_of, mni152
 from nbgpu.recipes.image_quality import psnr_db, ssim
+from nbgpu.run_folder.predictions import Job, Row
 
 MAX_HELD_OUT_VOXELS = 2**21
 """The largest number of held-out voxels: enough for a stable mean (64 patches of 32^3), few enough to
@@ -422,6 +425,27 @@ class Autoencoder:
             note += f" (no more, because it was fitted on {len(fitted_on)} training patches)"
         note += "." + parts.in_words(self.config)
         return {"table": table, "note": note, "images": pictures(image, reconstruction)}
+
+    # ---- new data ----
+
+    def new_samples(self, data: str) -> tuple[Sequence[Item], list[str]]:
+        """Return the volumes of a folder or list, and a line for each bad file."""
+        return new_volumes(self.config, data)
+
+    def predict(self, model: nn.Module, device: torch.device, sample: Item, stem: Path) -> Predicted:
+        """Write the latent and the reconstruction of a volume, see `encoded`."""
+        assert isinstance(model, AutoencoderKL)
+        return encoded(model, device, self.config, sample, stem)
+
+    def reference_samples(self) -> Sequence[Item]:
+        """Return nothing: a volume's latent stands for itself."""
+        return []
+
+    def conclude(
+        self, rows: Sequence[Row], references: Sequence[Row], job: Job
+    ) -> tuple[dict[str, dict[str, Any]], list[str]]:
+        """Write `latents.json`, which has the factor that diffusion models need."""
+        return {}, write_index(self.config, rows, job)
 
     @property
     def _latent_edge(self) -> int:

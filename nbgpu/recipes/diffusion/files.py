@@ -62,6 +62,16 @@ class Case:
         return len(files) == 1 and None not in files
 
 
+def ending_of(case: Case, kind: str) -> str:
+    """Return how the name of the case's file of a modality ends: '-t1c.nii.gz', or '_t1ce.nii.gz' where its
+    other files have the names from before 2023."""
+    is_old = any(_OLD.fullmatch(path.name) and not _NEW.fullmatch(path.name) for path in case.files.values())
+    if not is_old:
+        return f"-{kind}.nii.gz"
+    old = next(name for name, new in _OLD_NAMES.items() if new == kind)
+    return f"_{old}.nii.gz"
+
+
 # ---- finding -------------------------------------------------------------------------------------------
 
 
@@ -195,6 +205,18 @@ def _by(shape: Sequence[int]) -> str:
 # ---- voxels --------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Modality:
+    """One modality of a case, (1, D, H, W) with axes to the right, front and top."""
+
+    image: Tensor
+    """From -1 to 1 between the two limits, and clipped to that; the background is -1."""
+    is_brain: Tensor
+    """Where the file has other values than 0."""
+    limits: tuple[float, float]
+    """The 1st and the 99th percentile of the nonzero voxels."""
+
+
 def images(case: Case) -> dict[str, Tensor]:
     """Return each modality of the case as (1, D, H, W) from -1 to 1, with axes to the right, front and top;
     the background is -1.
@@ -202,7 +224,12 @@ def images(case: Case) -> dict[str, Tensor]:
     Raises:
         DataError: a line for each file that is damaged, has NaN, or has no contrast.
     """
-    volumes, problems = {}, []
+    return {name: modality.image for name, modality in modalities(case).items()}
+
+
+def modalities(case: Case) -> dict[str, Modality]:
+    """Return each modality of the case, in the order of MODALITIES; errors as for `images`."""
+    found, problems = {}, []
     loaded: dict[Path, Tensor] = {}
     for name in MODALITIES:
         path = case.files.get(name)
@@ -213,19 +240,20 @@ def images(case: Case) -> dict[str, Tensor]:
                 loaded[path] = load_volume(path)
             channel = slice(_CHANNELS[name], _CHANNELS[name] + 1) if case.is_in_one_file else slice(None)
             what = f"{path}, {name}" if case.is_in_one_file else str(path)
-            volumes[name] = scaled(loaded[path][channel], what)
+            volume = loaded[path][channel]
+            limits = limits_of(volume, what)
+            found[name] = Modality(scaled(volume, *limits), volume != 0, limits)
         except READ_ERRORS as error:
             problems.append(_damaged(path, error))
         except DataError as error:
             problems.append(str(error))
     if problems:
         raise DataError("\n".join(dict.fromkeys(problems)))
-    return volumes
+    return found
 
 
-def scaled(volume: Tensor, name: str) -> Tensor:
-    """Return a volume scaled so that the 1st and 99th percentiles of its nonzero voxels become -1 and 1, and
-    clipped to that range; zeros become -1.
+def limits_of(volume: Tensor, name: str) -> tuple[float, float]:
+    """Return the 1st and the 99th percentile of the nonzero voxels.
 
     Raises:
         DataError: the volume has NaN or infinite voxels, is empty, or has no contrast.
@@ -240,6 +268,12 @@ def scaled(volume: Tensor, name: str) -> Tensor:
     low, high = (float(v) for v in np.percentile(brain.numpy(), [1, 99]))
     if low == high:
         raise DataError(f"{name}: has no contrast: its voxels that are not 0 are {low:g}")
+    return low, high
+
+
+def scaled(volume: Tensor, low: float, high: float) -> Tensor:
+    """Return a volume scaled so that `low` becomes -1 and `high` 1, and clipped to that range; zeros become
+    -1."""
     unit = ((volume - low) / (high - low)).clamp(0, 1)
     return torch.where(volume == 0, torch.zeros_like(unit), unit) * 2 - 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -10,11 +10,8 @@ from typing import Any
 
 import torch
 from monai.networks.nets import DiffusionModelUNet
-from monai.transforms import Compose, ResizeWithPadOrCrop, SpatialPad, Transform
-from monai.transforms.utils import generate_spatial_bounding_box
-from monai.utils import convert_to_tensor
+from monai.transforms import Compose, Transform
 from torch import Tensor, nn
-from torch.nn import functional
 
 from nbgpu.config import DiffusionConfig
 from nbgpu.engine.data import inspection
@@ -25,11 +22,13 @@ from nbgpu.engine.data.parts import Parts, split
 from nbgpu.engine.data.sampling import Draw
 from nbgpu.engine.model import randomness
 from nbgpu.engine.model.precision import at_least_float32
+from nbgpu.engine.workload.prediction import Predicted
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
 from nbgpu.recipes import data_uri
-from nbgpu.recipes.diffusion import files
+from nbgpu.recipes.diffusion import files, prediction
 from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic, mean_image
+from nbgpu.recipes.diffusion.cubes import Cube
 from nbgpu.recipes.diffusion.files import MODALITIES, Case
 from nbgpu.recipes.diffusion.measures import masked_psnr_db, mean_over_cases, quality, unit
 from nbgpu.recipes.diffusion.phantoms import phantom
@@ -119,8 +118,11 @@ class Diffusion:
             raise DataError("\n".join(problems))
 
     def _steps(self, with_masks: bool = False) -> Compose:
+        return Compose([self._prepare(with_masks)])
+
+    def _prepare(self, with_masks: bool = False) -> _Prepare:
         config = self.config
-        return Compose([_Prepare(config.target, config.edge, config.fit, config.split_seed, with_masks)])
+        return _Prepare(config.target, config.edge, config.fit, config.split_seed, with_masks)
 
     def decoded(self, items: Sequence[Item], with_masks: bool = False) -> dict[str, Tensor]:
         """`condition` (N, 3, e, e, e), N >= 1, and `target` (N, 1, e, e, e) if all have one; with masks also
@@ -273,6 +275,35 @@ class Diffusion:
             "voxelwise quadratic": torch.cat([quadratic(one) for one in condition.split(1)]),
         }
 
+    # ---- new data ----
+
+    def new_samples(self, data: str) -> tuple[Sequence[Item], list[str]]:
+        """Return the cases of a folder, which may lack the modality that is made, and a line for each
+        problem."""
+        if data == "phantoms":
+            return prediction.new_heads(self.config.num_phantoms), []
+        needed = [name for name in MODALITIES if name != self.config.target]
+        cases, problems = files.find_cases(Path(data).expanduser(), needed)
+        return [{**as_item(case), "name": case.name} for case in cases], problems
+
+    def predict(self, model: nn.Module, device: torch.device, sample: Item, stem: Path) -> Predicted:
+        """Sample the modality of a case and write it on the case's grid; its columns have the `quality` too
+        where the case has the modality."""
+        target, numbers = self.config.target, [prediction.number_of(str(sample["name"]))]
+        data = self.decoded([sample], with_masks=True)
+        image = self._sampled(model, device, data["condition"], numbers)[0]
+        if "generated" in sample:
+            predicted = prediction.written_without_file(target, image, stem)
+        else:
+            case = _case(sample)
+            given = {name: one for name, one in files.modalities(case).items() if name != target}
+            cube = self._prepare().cube_of({name: modality.image for name, modality in given.items()})
+            predicted = prediction.written(case, given, target, cube, image, stem)
+        if "target" not in data:
+            return predicted
+        (known,) = quality(image[None], data["target"], data["brain"], data.get("label"))
+        return replace(predicted, values={**known, **predicted.values})
+
     def _pictures(self, data: dict[str, Tensor], made: Tensor) -> dict[str, str]:
         shown = slice(0, _NUM_PICTURES)
         condition, target, found = data["condition"][shown], data["target"][shown, 0], made[:, 0]
@@ -352,27 +383,17 @@ class _Prepare(Transform):
         case = _case(item)
         volumes = files.images(case)
         label = files.label(case)
-        # Without the target, which a case to be sampled may lack: with it the box would differ.
-        given = torch.cat([volume for name, volume in volumes.items() if name != self.target])
-        box = generate_spatial_bounding_box(given, select_fn=lambda values: values > -1)
-        cut = (slice(None), *(slice(start, end) for start, end in zip(*box, strict=True)))
-        images = {name: self._fitted(one[cut], -1.0, "trilinear") for name, one in volumes.items()}
+        cube = self.cube_of({name: image for name, image in volumes.items() if name != self.target})
+        images = {name: cube.cut(image, -1.0, "trilinear") for name, image in volumes.items()}
         # What is 0 in all modalities is not brain. The darkest hundredth of a brain is -1 here too, but
         # hardly in all of them at once.
         brain = (torch.cat(list(volumes.values())) > -1).any(dim=0, keepdim=True)
-        images["brain"] = self._fitted(brain[cut].float(), 0.0, "nearest")
+        images["brain"] = cube.cut(brain.float(), 0.0, "nearest")
         if label is not None:
-            images["label"] = self._fitted(label[cut].float(), 0.0, "nearest").long()
+            images["label"] = cube.cut(label.float(), 0.0, "nearest").long()
         return images
 
-    def _fitted(self, volume: Tensor, background: float, mode: str) -> Tensor:
-        """(C, D, H, W) -> (C, e, e, e)."""
-        if self.fit == "crop":
-            return _plain(ResizeWithPadOrCrop(self.edge, constant_values=background)(volume))
-        cube = _plain(SpatialPad(max(volume.shape[1:]), value=background)(volume))
-        return functional.interpolate(cube[None], size=(self.edge,) * 3, mode=mode)[0]
-
-
-def _plain(image: Any) -> Tensor:
-    tensor: Tensor = convert_to_tensor(image, track_meta=False)
-    return tensor
+    def cube_of(self, given: Mapping[str, Tensor]) -> Cube:
+        """Return where the cube lies. `given` has no target, which a case to be sampled may lack: with it the
+        box would differ."""
+        return Cube.around(torch.cat(list(given.values())), self.edge, self.fit)

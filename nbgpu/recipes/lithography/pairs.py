@@ -30,6 +30,10 @@ class Pair:
     """Printed image of the mask."""
     design: Path | None = None
     """Design that the mask should print, as a picture or a .glp."""
+    origin_nm: tuple[float, float] | None = None
+    """Where the lower left corner of the mask, without margins, lies in its layout: (x, y)."""
+    layout: Path | None = None
+    """The layout that it is cut from."""
     region: str | None = None
     """The part of a layout that it is cut from; all masks of a region are trained on, or none is."""
 

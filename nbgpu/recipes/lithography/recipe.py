@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,14 +20,18 @@ from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
 from nbgpu.engine.data.loader import SampleLoader
 from nbgpu.engine.data.parts import Parts, split
 from nbgpu.engine.data.sampling import Draw
+from nbgpu.engine.data.volumes import READ_ERRORS, first_line
 from nbgpu.engine.model.precision import at_least_float32
+from nbgpu.engine.workload.prediction import Predicted
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
+from nbgpu.recipes.lithography import prediction
 from nbgpu.recipes.lithography.baselines import best_blur, num_systems, socs_images
 from nbgpu.recipes.lithography.contours import iou
 from nbgpu.recipes.lithography.lithobench import load_design, load_print
 from nbgpu.recipes.lithography.measures import Measures
 from nbgpu.recipes.lithography.network import AerialNetwork
+from nbgpu.recipes.lithography.pairs import Pair
 from nbgpu.recipes.lithography.pictures import contours_over, errors_over, row
 from nbgpu.recipes.lithography.resist import blurred
 from nbgpu.recipes.lithography.samples import (
@@ -41,10 +46,12 @@ from nbgpu.recipes.lithography.samples import (
     source_of,
 )
 from nbgpu.recipes.lithography.tiles import distinct
+from nbgpu.run_folder.predictions import Job, Row
 
 _MAX_IN_RESULT = 64
 """Largest number of held-out masks in the result, and of training masks for its baseline."""
 _NUM_PICTURES = 6
+_NUM_NEW = 8
 _NUM_OVERLAYS = 4
 
 
@@ -60,6 +67,8 @@ class Lithography:
         self.config = config
         self.resist = resist_of(config)
         self._num_repeated = 0
+        self._of_new = self
+        """The recipe with the new data in place of the run's."""
 
     @cached_property
     def measures(self) -> Measures:
@@ -134,9 +143,7 @@ class Lithography:
                     f"data={config.data!r}: has {len(pairs)} different mask(s) of {config.size} x {config.size} pixels; two "
                     "are needed"
                 )
-            items = [
-                {name: value for name, value in vars(pair).items() if value is not None} for pair in pairs
-            ]
+            items = [_item(pair) for pair in pairs]
         return split(items, config, lambda item: item.get("region", item["name"]))
 
     def _steps(self) -> Compose:
@@ -169,10 +176,13 @@ class Lithography:
 
     def build_model(self) -> nn.Module:
         """Return an AerialNetwork of the configured size."""
-        config = self.config
-        wanted_nm = config.kernel_nm or optical_diameter_nm(config)
-        half = min(round(wanted_nm / config.pixel) // 2, (self._field - 1) // 2)
-        return AerialNetwork(config.num_kernels, 2 * half + 1, config.corrections)
+        return AerialNetwork(self.config.num_kernels, self._kernel_size, self.config.corrections)
+
+    @property
+    def _kernel_size(self) -> int:
+        """The width of the learned kernels in pixels."""
+        wanted_nm = self.config.kernel_nm or optical_diameter_nm(self.config)
+        return 2 * min(round(wanted_nm / self.config.pixel) // 2, (self._field - 1) // 2) + 1
 
     def example(self, batch_size: int) -> Batch:
         """Return a batch of masks with random pixels and of images that are blurred masks, squared."""
@@ -252,6 +262,65 @@ class Lithography:
         note += parts.in_words(self.config)
         return {"table": table, "note": note, "images": self._pictures(mask, true, found, design)}
 
+    # ---- new data ----
+
+    def new_samples(self, data: str) -> tuple[Sequence[Item], list[str]]:
+        """Return the masks in files, also those that repeat another one."""
+        config = self.config
+        self._of_new = new = Lithography(config.counting(data=data))
+        if self._kernel_size > new._field:
+            raise DataError(
+                f"{data}: the network's kernels have {self._kernel_size} pixels, and the masks with their margins {new._field}. "
+                "The network was trained on masks with margins, as layouts have them: give it layouts"
+            )
+        if data == "generated":
+            numbers = range(config.num_masks, config.num_masks + _NUM_NEW)
+            return [{"name": f"mask {number}", "generated": number} for number in numbers], []
+        return [_item(pair) for pair in pairs_of(new.config)], []
+
+    def predict(self, model: nn.Module, device: torch.device, sample: Item, stem: Path) -> Predicted:
+        """Write the image of a mask as the network makes it, what that prints as polygons, and a picture of
+        both.
+
+        Columns: `printed_share` of the area and, where the image is known, `mse` and the `iou` of what both
+        print.
+        """
+        new = self._of_new
+        (prepare,) = new._steps().flatten().transforms
+        assert isinstance(prepare, Prepare)
+        is_known = "aerial" in sample or "generated" in sample
+        try:
+            prepared = prepare(sample) if is_known else {"mask": prepare.mask(sample)}
+        except READ_ERRORS as error:
+            raise DataError(f"{sample['name']}: cannot be read: {first_line(error)}") from None
+        mask = prepared["mask"][None]
+        dtype = next(model.parameters()).dtype
+        found = _image(model, mask.to(device, dtype)).float().cpu()
+        inner, pixel_nm, threshold = new.measures.inner, new.config.pixel, new.resist.threshold
+        latent = inner(new.resist.latent(found, pixel_nm))[0, 0]
+        image, origin_nm = inner(found)[0, 0], sample.get("origin_nm", (0.0, 0.0))
+        paths = [
+            prediction.write_image(image, stem),
+            prediction.write_contours(latent, threshold, pixel_nm, origin_nm, stem),
+            prediction.write_picture(inner(mask)[0, 0], image, latent, threshold, stem),
+        ]
+        values = {"printed_share": round(float((latent > threshold).double().mean()), 5)}
+        if is_known:
+            true = prepared["aerial"][None]
+            values["mse"] = float(f"{inner(found - true).square().mean():.4g}")
+            values["iou"] = round(float(new.measures.iou(found, true)[0]), 4)
+        return Predicted(values, paths, {"layout": str(sample.get("layout", ""))})
+
+    def reference_samples(self) -> Sequence[Item]:
+        """Return nothing: an image stands for itself."""
+        return []
+
+    def conclude(
+        self, rows: Sequence[Row], references: Sequence[Row], job: Job
+    ) -> tuple[dict[str, dict[str, Any]], list[str]]:
+        """Write the contours of layouts into one GDSII file."""
+        return {}, prediction.write_gds(rows, job)
+
     def _designs(self, items: Sequence[Item], masks: Tensor) -> Tensor:
         """Return what each mask should print: its design if the data have one, and otherwise the mask."""
         config = self.config
@@ -292,6 +361,10 @@ class Lithography:
             f"what the true image prints over the design: errors at the edges, {largest_nm:.0f} nm inside in purple to "
             f"{largest_nm:.0f} nm outside in orange, and widths along the middle row in nm": printed,
         }
+
+
+def _item(pair: Pair) -> Item:
+    return {name: value for name, value in vars(pair).items() if value is not None}
 
 
 @torch.no_grad()

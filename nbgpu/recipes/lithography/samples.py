@@ -67,16 +67,22 @@ class Prepare(Transform):
         self.seed = seed
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
-        mask, aerial = item.get("mask"), item.get("aerial")
-        if mask is None:
-            mask = manhattan(self.size, self.pixel_nm, self.seed, item["generated"])
-        elif isinstance(mask, Path):
-            mask = load_png(mask, self.size, binary=True)
+        mask, aerial = self.mask(item), item.get("aerial")
         if isinstance(aerial, Path):
             aerial = load_png(aerial, self.size, binary=False)
         elif aerial is None:
             aerial = imager_of(self.optics, self.source, self.size, self.pixel_nm, self.num_kernels)(mask)
         return {"mask": mask, "aerial": aerial}
+
+    def mask(self, item: Item) -> Tensor:
+        """Return the mask of an Item, (1, size, size)."""
+        mask = item.get("mask")
+        if mask is None:
+            return manhattan(self.size, self.pixel_nm, self.seed, item["generated"])
+        if isinstance(mask, Path):
+            return load_png(mask, self.size, binary=True)
+        assert isinstance(mask, Tensor)
+        return mask
 
 
 @lru_cache(maxsize=4)

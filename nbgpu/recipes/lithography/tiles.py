@@ -43,6 +43,11 @@ def tiles(path: Path, layer: str, size: int, pixel_nm: float, margin: int = 0) -
         Pair(
             f"{path} row {row} column {column}",
             cut[row, column][None].clone(),
+            layout=path,
+            origin_nm=(
+                float(begin[0]) + (column * size + margin) * pixel_nm,
+                float(begin[1]) + (row * size + margin) * pixel_nm,
+            ),
             region=f"{path} rows from {row // edge * edge}, columns from {column // edge * edge}",
         )
         for row in range(rows)

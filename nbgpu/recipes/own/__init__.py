@@ -9,6 +9,7 @@ sweep.
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import linecache
 import sys
@@ -23,7 +24,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from nbgpu.config import OwnConfig
+from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.model import randomness
+from nbgpu.engine.workload.prediction import Predicted
 from nbgpu.engine.workload.recipe import CPU, Batch, Identity, Loaders
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.machine import interpreter
@@ -85,6 +88,24 @@ class OwnRecipe(ABC):
         """Return results of the trained model at the end, as JSON. Only rank 0 calls this."""
         return {}
 
+    def new_data(self, data: str) -> Dataset[Any] | None:
+        """Return the samples that `nbgpu predict --data DATA` names, in the form of those of `dataset`.
+
+        Without it the recipe cannot predict.
+        """
+        return None
+
+    def predict(self, model: nn.Module, batch: Any, stem: Path) -> Mapping[str, Any]:
+        """Return the columns of the table of predictions for one sample of `new_data`: numbers and texts.
+
+        Args:
+            model: the trained network from `model`, in evaluation mode; no gradients are kept.
+            batch: a batch with this sample alone, on the device.
+            stem: the path of the sample's files without ending: write what you like to
+                `stem.with_name(stem.name + ".npy")`, for example.
+        """
+        raise NotImplementedError
+
 
 class Own:
     """The Recipe that the Trainer uses: it wraps the person's recipe, and names its samples and losses.
@@ -105,6 +126,7 @@ class Own:
         self._whole: Dataset[Any] | None = None
         self._own_val: Dataset[Any] | None = None
         self._sets: tuple[Dataset[Any], Dataset[Any] | None] | None = None
+        self._new: Dataset[Any] | None = None
         self._shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] | None = None
 
     def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
@@ -159,6 +181,40 @@ class Own:
 
     def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
         return self._own.result(model, device)
+
+    def new_samples(self, data: str) -> tuple[Sequence[Item], list[str]]:
+        """Return the samples of the recipe's `new_data`.
+
+        Raises:
+            ConfigError: the recipe does not define `new_data` and `predict`.
+        """
+        own = type(self._own)
+        missing = [name for name in ("new_data", "predict") if getattr(own, name) is getattr(OwnRecipe, name)]
+        if missing:
+            raise ConfigError(
+                f"{self.config.recipe}: to predict, define {' and '.join(missing)}: new_data(self, data) returns a dataset of "
+                "new samples, and predict(self, model, batch, stem) what is to be in the table for one of them"
+            )
+        with randomness.seeded(self.config.split_seed):
+            self._new = dataset = checks.dataset(self._own.new_data(data), self._own.new_data)
+        num_samples = len(dataset)  # type: ignore[arg-type]
+        return [{"name": f"sample {index}", "index": index} for index in range(num_samples)], []
+
+    def predict(self, model: nn.Module, device: torch.device, sample: Item, stem: Path) -> Predicted:
+        """Return what the recipe's `predict` says of a sample, and the files that it wrote."""
+        assert self._new is not None
+        parts = named(self._new[sample["index"]])
+        batch = {name: part[None].to(device) for name, part in parts.items()}
+        with randomness.seeded(self.config.seed):
+            values = self._own.predict(model, as_given(batch), stem)
+        if not isinstance(values, Mapping):
+            raise ConfigError(
+                f"{self.config.recipe}: `predict` must return a dict of numbers and texts, not {type(values).__name__}"
+            )
+        columns = {
+            str(name): value.item() if hasattr(value, "item") else value for name, value in values.items()
+        }
+        return Predicted(columns, sorted(stem.parent.glob(f"{glob.escape(stem.name)}.*")))
 
     def _identity(self) -> dict[str, Identity]:
         self._split()

@@ -103,6 +103,52 @@ def read_table(
     )
 
 
+@dataclass(frozen=True)
+class NewPatient:
+    """A patient of whom a risk is wanted."""
+
+    image: Path
+    features: tuple[float, ...]
+    """In the order of the requested columns, as in the file."""
+    time: float | None
+    """None where the table has no outcomes."""
+    event: bool | None
+
+
+def read_new(
+    path: Path, features: Sequence[str], image_problem: Callable[[Path], str | None]
+) -> tuple[list[NewPatient], list[str]]:
+    """Read a table of patients whose outcomes need not be known.
+
+    Args:
+        path: a file with a heading for the volume (IMAGE_COLUMNS; paths are relative to the file), and 'time'
+            and 'event' or neither.
+        features: headings of columns with numbers that go to the network beside the volume.
+        image_problem: a function that returns what is wrong with a volume's file, or None.
+
+    Returns:
+        The good rows, and a line for each bad one.
+
+    Raises:
+        DataError: the file cannot be read, or has not the columns.
+    """
+    headings, lines = _lines(path)
+    columns = {heading.strip().lower(): heading for heading in headings}
+    has_outcomes = TIME in columns or EVENT in columns
+    if missing := list(_missing(columns, "", features, has_outcomes)):
+        raise DataError(
+            f"{path}: has no column {', '.join(missing)}. Its headings are: {', '.join(headings) or '(none)'}"
+        )
+    reading = _Reading(path, columns, "", features, image_problem, has_outcomes)
+    found, problems = [], []
+    for number, line in lines:
+        if wrong := list(reading.problems(line)):
+            problems += [f"{path}: line {number}: {problem}" for problem in wrong]
+        else:
+            found.append(reading.new(line))
+    return found, problems
+
+
 def _lines(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
     """Return (the headings, (line number in the file, values by heading) of each line that is not empty)."""
     if not path.is_file():
@@ -124,10 +170,12 @@ def _lines(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
         raise DataError(f"{path}: cannot be read as CSV: {error}") from None
 
 
-def _missing(columns: Mapping[str, str], fold: str, features: Sequence[str]) -> Iterator[str]:
+def _missing(
+    columns: Mapping[str, str], fold: str, features: Sequence[str], with_outcomes: bool = True
+) -> Iterator[str]:
     if not any(name in columns for name in IMAGE_COLUMNS):
         yield f"with the volumes ({' or '.join(map(repr, IMAGE_COLUMNS))})"
-    yield from (repr(name) for name in (TIME, EVENT) if name not in columns)
+    yield from (repr(name) for name in (TIME, EVENT) if with_outcomes and name not in columns)
     yield from (repr(name) for name in (fold, *features) if name and name.strip().lower() not in columns)
 
 
@@ -141,11 +189,12 @@ class _Reading:
         fold: str,
         features: Sequence[str],
         image_problem: Callable[[Path], str | None],
+        with_outcomes: bool = True,
     ) -> None:
         self._image_problem = image_problem
         self._folder = path.parent
         self._image = next(columns[name] for name in IMAGE_COLUMNS if name in columns)
-        self._time, self._event = columns[TIME], columns[EVENT]
+        self._outcome = (columns[TIME], columns[EVENT]) if with_outcomes else None
         self._fold = columns[fold.strip().lower()] if fold else None
         self._features = [columns[name.strip().lower()] for name in features]
         self._patient = next((columns[name] for name in PATIENT_COLUMNS if name in columns), self._image)
@@ -156,13 +205,8 @@ class _Reading:
             yield f"{self._image} is empty"
         elif problem := self._image_problem(self._path(line)):
             yield f"{self._path(line)}: {problem}"
-        time = _number(line[self._time])
-        if time is None or not math.isfinite(time):
-            yield f"{self._time} is {line[self._time]!r}, not a number"
-        elif time <= 0:
-            yield f"{self._time} is {time:g}, and must be above 0"
-        if line[self._event].lower() not in _EVENTS:
-            yield f"{self._event} is {line[self._event]!r}, and must be 0 or 1"
+        if self._outcome is not None:
+            yield from self._outcome_problems(line, *self._outcome)
         if self._fold is not None and not self.part(line):
             yield f"{self._fold} is {line[self._fold]!r}, and must be 'train', 'val' or 'test'"
         for name in self._features:
@@ -170,12 +214,31 @@ class _Reading:
             if value is None or not math.isfinite(value):
                 yield f"{name} is {line[name]!r}, not a number"
 
+    def _outcome_problems(
+        self, line: Mapping[str, str], time_heading: str, event_heading: str
+    ) -> Iterator[str]:
+        time = _number(line[time_heading])
+        if time is None or not math.isfinite(time):
+            yield f"{time_heading} is {line[time_heading]!r}, not a number"
+        elif time <= 0:
+            yield f"{time_heading} is {time:g}, and must be above 0"
+        if line[event_heading].lower() not in _EVENTS:
+            yield f"{event_heading} is {line[event_heading]!r}, and must be 0 or 1"
+
     def row(self, line: Mapping[str, str]) -> PatientRow:
         """Parse a line without problems."""
+        new = self.new(line)
+        assert new.time is not None
+        assert new.event is not None
+        return PatientRow(new.image, new.time, new.event, new.features)
+
+    def new(self, line: Mapping[str, str]) -> NewPatient:
+        """Parse a line without problems, which may lack the outcome."""
         features = tuple(float(line[name]) for name in self._features)
-        return PatientRow(
-            self._path(line), float(line[self._time]), _EVENTS[line[self._event].lower()], features
-        )
+        if self._outcome is None:
+            return NewPatient(self._path(line), features, None, None)
+        time, event = (line[heading] for heading in self._outcome)
+        return NewPatient(self._path(line), features, float(time), _EVENTS[event.lower()])
 
     def part(self, line: Mapping[str, str]) -> str:
         """Return 'training', 'validation' or 'test', or an empty string if the line does not say."""

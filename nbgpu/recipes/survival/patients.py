@@ -16,8 +16,20 @@ from nbgpu.engine.data.parts import Part, Parts, split
 from nbgpu.engine.data.volumes import header_problem
 from nbgpu.errors import DataError
 from nbgpu.recipes.survival.cohort import patient
-from nbgpu.recipes.survival.files import PatientRow, read_table
+from nbgpu.recipes.survival.files import read_table
 from nbgpu.recipes.survival.metrics import Flags, Floats
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The means and standard deviations of the features (F,), over the training patients."""
+
+    means: Floats
+    deviations: Floats
+
+    def standardised(self, values: Floats) -> Floats:
+        """Return features (N, F) in units of these standard deviations from these means."""
+        return np.asarray((values - self.means) / self.deviations)
 
 
 @dataclass(frozen=True)
@@ -33,6 +45,8 @@ class Patients:
     events: Flags
     true_log_hazards: Floats | None
     """Known for generated patients only."""
+    scale: Scale
+    """How features were standardised."""
 
     @property
     def training(self) -> list[Item]:
@@ -71,11 +85,12 @@ def patients_of(config: SurvivalConfig) -> Patients:
     else:
         parts = split(listed, config, lambda item: item["patient"])
     rows = [item["row"] for item in parts.everything]
-    features = _standardised(rows, len(parts.training), config)
+    values = np.array([row.features for row in rows]).reshape(len(rows), len(config.features))
+    scale = _scale(values[: len(parts.training)], config)
     times = np.array([row.time for row in rows])
     events = np.array([row.event for row in rows])
     sources: list[Item] = [{"name": str(row.image), "image": row.image} for row in rows]
-    return _checked(config, sources, features, parts, times, events)
+    return _checked(config, sources, scale.standardised(values), parts, times, events, scale)
 
 
 def _generated(config: SurvivalConfig) -> Patients:
@@ -86,7 +101,7 @@ def _generated(config: SurvivalConfig) -> Patients:
     ]
     none = np.empty((len(sources), 0))
     times, events, log_hazards = known[:, 0], known[:, 1] > 0, known[:, 2]
-    return _checked(config, sources, none, parts, times, events, log_hazards)
+    return _checked(config, sources, none, parts, times, events, Scale(*np.empty((2, 0))), log_hazards)
 
 
 @lru_cache(maxsize=4)
@@ -95,21 +110,19 @@ def _outcomes(seed: int, num_patients: int) -> list[tuple[float, bool, float]]:
     return [(one.time, one.event, one.log_hazard) for one in patients]
 
 
-def _standardised(rows: list[PatientRow], num_training: int, config: SurvivalConfig) -> NDArray[np.float64]:
-    """Return the features (N, F), standardised to mean 0 and standard deviation 1 over the training patients
-    only."""
-    values = np.array([row.features for row in rows]).reshape(len(rows), len(config.features))
-    if not num_training:
-        return values
-    mean, deviation = values[:num_training].mean(axis=0), values[:num_training].std(axis=0)
-    if same := [name for name, d in zip(config.features, deviation, strict=True) if d == 0]:
+def _scale(training: Floats, config: SurvivalConfig) -> Scale:
+    """Return how features are standardised, by those of the training patients (N, F)."""
+    if not len(training):
+        return Scale(np.zeros(len(config.features)), np.ones(len(config.features)))
+    means, deviations = training.mean(axis=0), training.std(axis=0)
+    if same := [name for name, d in zip(config.features, deviations, strict=True) if d == 0]:
         raise DataError(
             "\n".join(
                 f"{config.data}: {name} is the same in all rows that are trained on: leave it out"
                 for name in same
             )
         )
-    return np.asarray((values - mean) / deviation)
+    return Scale(means, deviations)
 
 
 def _checked(
@@ -119,6 +132,7 @@ def _checked(
     parts: Parts,
     times: Floats,
     events: Flags,
+    scale: Scale,
     log_hazards: Floats | None = None,
 ) -> Patients:
     problems = []
@@ -155,4 +169,4 @@ def _checked(
         }
         for number, source in enumerate(sources)
     ]
-    return Patients(tuple(items), num_training, num_validation, times, events, log_hazards)
+    return Patients(tuple(items), num_training, num_validation, times, events, log_hazards, scale)

@@ -26,6 +26,7 @@ from nbgpu.engine.data.loader import SampleLoader
 from nbgpu.engine.data.sampling import Draw
 from nbgpu.engine.data.volumes import load_volume
 from nbgpu.engine.model.precision import at_least_float32
+from nbgpu.engine.workload.prediction import Predicted
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
 from nbgpu.recipes.survival import metrics
@@ -37,6 +38,8 @@ from nbgpu.recipes.survival.metrics import Flags, Floats, Steps
 from nbgpu.recipes.survival.network import SurvivalNetwork, load_weights
 from nbgpu.recipes.survival.patients import Patients, patients_of
 from nbgpu.recipes.survival.pictures import curves, slices
+from nbgpu.recipes.survival.prediction import concordance_in_words, new_patients, risks
+from nbgpu.run_folder.predictions import Job, Row
 
 _MAX_FITTED = 500
 """The largest number of training patients to whom the baselines, risk groups and baseline hazard are fitted;
@@ -281,6 +284,43 @@ class Survival:
         training, held_out = (training - mean) / deviation, (held_out - mean) / deviation
         weights = fitted(training, known.times, known.events, self.config.ties)
         return training @ weights, held_out @ weights
+
+    # ---- new data ----
+
+    def new_samples(self, data: str) -> tuple[Sequence[Item], list[str]]:
+        """Return the patients of a table, which needs no outcomes, and a line for each bad row."""
+        return new_patients(self.config, self._patients.scale, data)
+
+    def reference_samples(self) -> Sequence[Item]:
+        """Return the training patients to whom hazards and risk groups are fitted."""
+        return [self._patients.items[number] for number in self._fitted_on()]
+
+    def predict(self, model: nn.Module, device: torch.device, sample: Item, stem: Path) -> Predicted:
+        """Return a patient's `log_hazard`."""
+        (batch,) = self._decoded([sample])
+        dtype = next(model.parameters()).dtype
+        on_device = {name: batch[name].to(device, dtype) for name in ("image", "features")}
+        score = float(_scores(model, on_device)[0].double())
+        return Predicted(
+            {"log_hazard": round(score, 6)},
+            aside={"number": sample["number"], "outcome": sample.get("outcome")},
+        )
+
+    def conclude(
+        self, rows: Sequence[Row], references: Sequence[Row], job: Job
+    ) -> tuple[dict[str, dict[str, Any]], list[str]]:
+        """Return each patient's columns, see `risks`, and how well the patients with known outcomes are
+        ordered."""
+        numbers = np.array([row.aside["number"] for row in references], dtype=np.intp)
+        scores, times, events = self._of(np.array([row.values["log_hazard"] for row in references]), numbers)
+        if len(references) < 2 or not events.any():
+            raise DataError(
+                f"{self.config.data}: {len(references)} training patients with {events.sum()} events could be read; without "
+                "them a score means nothing"
+            )
+        columns = risks(rows, scores, times, events, self._eval_times(), self.config.risk_groups)
+        note = f"Risk groups and probabilities were fitted on {len(references)} training patients with {events.sum()} events"
+        return columns, [note, *concordance_in_words(rows)]
 
     def _pictures(self, training: _Known, held_out: _Known) -> dict[str, str]:
         num_groups = self.config.risk_groups

@@ -16,6 +16,7 @@ from nbgpu.recipes.diffusion.files import (
     find_cases,
     images,
     label,
+    limits_of,
     scaled,
     voxel_problems,
 )
@@ -77,7 +78,7 @@ def test_each_way_of_naming_gives_the_same_modalities(tmp_path: Path) -> None:
 
 def test_brightness_goes_by_the_percentiles_of_what_is_not_0() -> None:
     volume = torch.cat([torch.zeros(500), torch.arange(1.0, 1002.0)])
-    got = scaled(volume, "a")
+    got = scaled(volume, *limits_of(volume, "a"))
     assert (got[:500] == -1).all()
     assert got[500 + 10] == -1
     assert got[500 + 990] == 1

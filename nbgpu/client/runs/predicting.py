@@ -1,0 +1,217 @@
+"""Apply a run's trained model to new data on the ranks of a cluster."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.faults.recovery import Recovery
+from nbgpu.client.faults.watch import RankWatch
+from nbgpu.config import OwnConfig, TrainConfig
+from nbgpu.config.prediction import PredictConfig
+from nbgpu.config.settings import paths_to_read
+from nbgpu.errors import ConfigError, RankError
+from nbgpu.protocol.calls import Call
+from nbgpu.run_folder import checkpoint_files, predictions
+from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder.predictions import Job, Progress, ProgressReader, Row
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SHOW_PERIOD_S = 0.25
+
+Show = Callable[[Progress], None]
+
+
+class Presenter(Protocol):
+    """Where progress is shown in a notebook."""
+
+    def begin_prediction(self, title: str) -> Show:
+        """Show a line about the progress, and return the function that updates it."""
+        ...
+
+
+presenter: Presenter | None = None
+
+
+class Predicting(Protocol):
+    """The cluster, as far as a prediction knows it."""
+
+    recovery: Recovery
+
+    @property
+    def ranks(self) -> Ranks: ...
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a trained model has made of new data; it prints as a summary."""
+
+    folder: Path
+    """The folder with `predictions.csv` and what was written for each sample."""
+    rows: Sequence[Row]
+    """One for each sample, in the order of the data's names."""
+    notes: Sequence[str]
+    """Sentences about all samples."""
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Why there is no prediction, by the name of the sample."""
+        return {row.name: row.failed for row in self.rows if row.failed}
+
+    def frame(self) -> pd.DataFrame:
+        """Return the table as a DataFrame, with the samples' names as the index."""
+        import pandas as pd
+
+        return pd.DataFrame([dict(row.values) for row in self.rows], index=[row.name for row in self.rows])
+
+    def __str__(self) -> str:
+        num_good = len(self.rows) - len(self.failed)
+        lines = [f"{num_good} of {len(self.rows)} predicted: {self.folder / predictions.TABLE}", *self.notes]
+        lines += [f"no prediction for {name}: {why}" for name, why in self.failed.items()]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def job_of(run_folder: str | Path, asked: PredictConfig, settings: Mapping[str, Any]) -> Job:
+    """Return the job that is asked for, with its checkpoint.
+
+    Args:
+        run_folder: the folder of a run.
+        asked: what to predict.
+        settings: settings of the run that are replaced for the prediction.
+
+    Raises:
+        ConfigError: lists everything that is wrong, as far as that is known without torch.
+    """
+    folder = Path(os.fspath(run_folder)).expanduser().absolute()
+    _, config = runs.read_settings(folder)
+    problems = []
+    if not config.PREDICTS:
+        problems.append(
+            f"{folder.name}: the recipe {config.recipe!r} trains no model that could be applied to new data"
+        )
+    if isinstance(config, OwnConfig) and not asked.trust:
+        problems.append(
+            f"trust = False: the model of this run is made by {folder / Path(config.recipe).name}, and that file would be "
+            "run with all that you may do. If you trust it, set trust"
+        )
+    allowed = config.AT_PREDICTION
+    problems += [
+        f"{name} = {value!r} cannot be changed for a prediction. "
+        + (f"What can: {', '.join(allowed)}" if allowed else "With this recipe nothing can")
+        for name, value in settings.items()
+        if name not in allowed
+    ]
+    checkpoint = _checkpoint(folder, asked.checkpoint)
+    if checkpoint is None:
+        problems.append(f"{folder} has no {'whole' if asked.checkpoint == 'newest' else 'best'} checkpoint")
+    if not problems:
+        try:
+            changed = config.counting(**_with_data(config, asked.data), **settings)
+            settings = {name: getattr(changed, name) for name in settings}
+            problems += [
+                f"data = {str(path)!r}: there is no such file or folder"
+                for path in paths_to_read(changed, "data")
+                if not path.exists()
+            ]
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    data = Path(asked.data).expanduser()
+    return Job(
+        str(folder),
+        str(checkpoint),
+        str(data.absolute()) if data.exists() else asked.data,
+        str(Path(asked.out).expanduser().absolute()),
+        {name: value for name, value in settings.items() if value != getattr(config, name)},
+        asked.max_samples,
+        asked.skip_bad,
+        asked.trust,
+    )
+
+
+def _with_data(config: TrainConfig, data: str) -> dict[str, Any]:
+    return {} if isinstance(config, OwnConfig) else {"data": data}
+
+
+def _checkpoint(folder: Path, which: str) -> Path | None:
+    if which == "newest":
+        # The ranks look at the contents when they read them.
+        return checkpoint_files.newest_whole(folder, contents=False).checkpoint
+    try:
+        best = checkpoint_files.best(folder)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return None if best is None else best.checkpoint
+
+
+def predict(cluster: Predicting, job: Job, show: Show | None = None) -> Predictions:
+    """Predict for all samples of a job on ranks that are ready, and write the table.
+
+    Args:
+        cluster: has the ranks.
+        job: what to predict.
+        show: gets the progress, several times a second.
+
+    Raises:
+        ConfigError: the output folder cannot be used.
+        RankError: a rank failed or died; what is done stays, and the same job goes on with the rest.
+    """
+    job = predictions.begin(job)
+    done = [(row.is_reference, row.name) for row in predictions.rows(job) if not row.failed]
+    if show is None and presenter is not None:
+        show = presenter.begin_prediction(f"predictions of {Path(job.run_folder).name}")
+    shown = _Shown(ProgressReader(job), show)
+    results = cluster.ranks.call(Call.PREDICT, asdict(job), done)
+    try:
+        cluster.recovery.bring_back(RankWatch(cluster.ranks, results), results, show=shown.update)
+    except RankError as error:
+        raise RankError(error.failures, len(cluster.ranks), _goes_on(job)) from None
+    finally:
+        shown.last()
+    rows = predictions.rows(job)
+    concluded = cluster.ranks.call(Call.CONCLUDE_PREDICTIONS, asdict(job), list(map(asdict, rows)), ranks=[0])
+    cluster.recovery.bring_back(RankWatch(cluster.ranks, concluded), concluded)
+    found = concluded[0].result()
+    own = [
+        replace(row, values={**row.values, **found["columns"].get(row.name, {})})
+        for row in sorted(rows, key=lambda row: row.name)
+        if not row.is_reference
+    ]
+    predictions.write_table(Path(job.out), own)
+    return Predictions(Path(job.out), own, found["notes"])
+
+
+def _goes_on(job: Job) -> str:
+    return (
+        f"What was predicted before stays in {job.out}, and the same prediction goes on with what is missing"
+    )
+
+
+class _Shown:
+    """Shows the progress several times a second, and not more often."""
+
+    def __init__(self, reader: ProgressReader, show: Show | None) -> None:
+        self._reader = reader
+        self._show = show
+        self._next_mono_s = 0.0
+
+    def update(self) -> None:
+        """Show the progress if it is time to."""
+        if self._show is not None and time.monotonic() >= self._next_mono_s:
+            self._next_mono_s = time.monotonic() + _SHOW_PERIOD_S
+            self._show(self._reader.read())
+
+    def last(self) -> None:
+        """Show how far it got."""
+        if self._show is not None:
+            self._show(self._reader.read())

@@ -1,0 +1,109 @@
+"""Encodes and reconstructs a person's volumes, each on its own grid and in its own intensities."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from monai.networks.nets import AutoencoderKL
+from torch import Tensor
+
+from nbgpu.config import AutoencoderConfig
+from nbgpu.engine.data.decoding import Item
+from nbgpu.engine.data.grids import save_like
+from nbgpu.engine.data.volumes import (
+    READ_ERRORS,
+    find_volumes,
+    first_line,
+    header_problem,
+    intensity_range,
+    load_volume,
+    scale_intensity,
+)
+from nbgpu.engine.workload.prediction import Predicted
+from nbgpu.errors import DataError
+from nbgpu.recipes.autoencoder.inference import INDEX, Encoded, Latents, reconstruct_volume
+from nbgpu.recipes.autoencoder.prepare import item_of, mni152
+from nbgpu.recipes.image_quality import psnr_db
+from nbgpu.recipes.phantoms import phantom
+from nbgpu.run_folder.predictions import Job, Row
+
+_NUM_GENERATED = 8
+
+
+def new_volumes(config: AutoencoderConfig, data: str) -> tuple[list[Item], list[str]]:
+    """Return the volumes that `data` names, and a line for each file that is bad by its name or header."""
+    if data == "phantoms":
+        numbers = range(config.num_phantoms, config.num_phantoms + _NUM_GENERATED)
+        return [{"name": f"phantom {number}", "phantom": number} for number in numbers], []
+    if data == "mni152":
+        return [{"name": "mni152", "image": mni152()}], []
+    paths = find_volumes(data).everything
+    wrong = {path: problem for path in paths if (problem := header_problem(path)) is not None}
+    return [item_of(path) for path in paths if path not in wrong], [f"{p}: {why}" for p, why in wrong.items()]
+
+
+def encoded(
+    network: AutoencoderKL, device: torch.device, config: AutoencoderConfig, item: Item, stem: Path
+) -> Predicted:
+    """Write the latent of a volume (`Encoded.latent`), and its reconstruction as NIfTI.
+
+    The reconstruction lies on the volume's grid, in the volume's intensities; what is above their 99.5th
+    percentile is cut there.
+
+    Raises:
+        DataError: the file cannot be decoded, or has no contrast.
+    """
+    name, source = str(item["name"]), item.get("image")
+    image = _voxels(item, config)
+    # Phantoms have their values from 0 to 1 already.
+    low, high = (0.0, 1.0) if "phantom" in item else intensity_range(image, name)
+    volume = image if "phantom" in item else scale_intensity(image, name)
+    dtype = next(network.parameters()).dtype
+    reconstruction, latent = reconstruct_volume(network, volume.to(device, dtype), config.patch_size)
+    reconstruction, latent = reconstruction.float().cpu(), latent.float().cpu()
+    paths = [stem.with_name(stem.name + end) for end in (".latent.npy", ".reconstruction.nii.gz")]
+    np.save(paths[0], latent.numpy())
+    save_like(reconstruction * (high - low) + low, source if isinstance(source, Path) else None, paths[1])
+    values = latent.double()
+    return Predicted(
+        {"psnr_db": round(float(psnr_db(reconstruction[None], volume[None])), 3)},
+        paths,
+        {
+            "num_latents": values.numel(),
+            "sum": float(values.sum()),
+            "sum_of_squares": float(values.square().sum()),
+        },
+    )
+
+
+def write_index(config: AutoencoderConfig, rows: Sequence[Row], job: Job) -> list[str]:
+    """Write `latents.json` about all volumes, and return sentences about it."""
+    num, total, squares = (
+        sum(row.aside[name] for row in rows) for name in ("num_latents", "sum", "sum_of_squares")
+    )
+    scale_factor = 1 / math.sqrt(max(squares / num - (total / num) ** 2, 1e-12))
+    volumes = tuple(Encoded(row.name, row.files[0], row.files[1], row.values["psnr_db"]) for row in rows)
+    latents = Latents(
+        job.run_folder, scale_factor, 2 ** (len(config.channels) - 1), volumes, intensities="own"
+    )
+    (Path(job.out) / INDEX).write_text(json.dumps(asdict(latents), indent=2) + "\n")
+    return [f"{INDEX}: multiplied by {scale_factor:.4g} the latents have variance 1"]
+
+
+def _voxels(item: Item, config: AutoencoderConfig) -> Tensor:
+    if "phantom" in item:
+        return phantom(config.patch_size, config.split_seed, item["phantom"])
+    image = item["image"]
+    if not isinstance(image, Path):
+        assert isinstance(image, Tensor)
+        return image
+    try:
+        return load_volume(image)
+    except READ_ERRORS as error:
+        raise DataError(f"{image}: cannot be read: {first_line(error)}. Copy it again") from None

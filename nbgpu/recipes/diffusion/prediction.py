@@ -1,0 +1,68 @@
+"""Makes the missing modality of a person's cases, on the grid of the other ones."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nbgpu.engine.data.decoding import Item
+from nbgpu.engine.data.grids import save_like
+from nbgpu.engine.workload.prediction import Predicted
+from nbgpu.recipes.diffusion.cubes import Cube
+from nbgpu.recipes.diffusion.files import Case, Modality, ending_of
+
+_NUM_GENERATED = 8
+
+
+def written(
+    case: Case, given: Mapping[str, Modality], target: str, cube: Cube, image: Tensor, stem: Path
+) -> Predicted:
+    """Write the modality that was made of a case as NIfTI, on the grid of the first of the given ones.
+
+    Intensities are in the scale of the given modalities: -1 and 1 become the means of their 1st and of their
+    99th percentiles, the columns `low` and `high`. What is 0 in all of them is 0. `brain_outside` is the
+    share of the brain that the cube does not reach, which is 0 too.
+
+    Args:
+        case: the case.
+        given: its other modalities.
+        target: the modality that was made.
+        cube: where the cube lies in the volume.
+        image: what was made, (1, e, e, e) from -1 to 1.
+        stem: the path of the file, up to the modality.
+    """
+    low, high = (sum(ends) / len(given) for ends in zip(*(m.limits for m in given.values()), strict=True))
+    brain = torch.stack([modality.is_brain for modality in given.values()]).any(dim=0)
+    covered = cube.placed(torch.ones_like(image), 0.0) > 0
+    intensities = (cube.placed(image, -1.0).clamp(-1, 1) + 1) / 2 * (high - low) + low
+    path = stem.with_name(stem.name + ending_of(case, target))
+    save_like(torch.where(brain & covered, intensities, 0.0), case.files[next(iter(given))], path)
+    values = {"low": round(low, 4), "high": round(high, 4)}
+    if outside := float((brain & ~covered).sum() / brain.sum()):
+        values["brain_outside"] = round(outside, 4)
+    return Predicted(values, [path])
+
+
+def written_without_file(target: str, image: Tensor, stem: Path) -> Predicted:
+    """Write the modality that was made of a generated head, (1, e, e, e) from -1 to 1, as it is."""
+    path = stem.with_name(f"{stem.name}-{target}.nii.gz")
+    save_like(image, None, path)
+    return Predicted({}, [path])
+
+
+def number_of(name: str) -> int:
+    """Return a number for the noise of a case that depends on its name alone, and not on the other cases in
+    the folder."""
+    return zlib.crc32(name.encode())
+
+
+def new_heads(num_known: int) -> list[Item]:
+    """Return generated heads that a run with `num_known` of them has not seen."""
+    return [
+        {"name": f"head {number}", "generated": number}
+        for number in range(num_known, num_known + _NUM_GENERATED)
+    ]

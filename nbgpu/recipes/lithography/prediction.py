@@ -1,0 +1,117 @@
+"""Writes what a learned lens makes of masks: aerial images, and the contours of what they print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from contourpy import FillType, contour_generator
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from nbgpu.recipes.lithography.contours import contours
+from nbgpu.recipes.lithography.pictures import FOUND
+from nbgpu.run_folder.predictions import Job, Row
+
+CONTOURS_GDS = "contours.gds"
+_GDS_UNIT_M, _GDS_PRECISION_M = 1e-9, 1e-12
+
+
+def write_image(image: Tensor, stem: Path) -> Path:
+    """Write an aerial image (H, W), the first row at the bottom, as float32."""
+    path = stem.with_name(f"{stem.name}.aerial.npy")
+    np.save(path, image.numpy())
+    return path
+
+
+def write_contours(
+    latent: Tensor, threshold: float, pixel_nm: float, origin_nm: tuple[float, float], stem: Path
+) -> Path:
+    """Write what an image prints as polygons.
+
+    The file is JSON: `unit` and `polygons`, each a list of rings of [x, y] in nm, the outline first and then
+    its holes. A polygon at the field's edge ends there, half a pixel inside.
+
+    Args:
+        latent: the image in the resist, (H, W), the first row at the bottom.
+        threshold: what prints is above it.
+        pixel_nm: the width of a pixel.
+        origin_nm: where the image's lower left corner lies, (x, y).
+        stem: the path of the file without ending.
+    """
+    generator = contour_generator(z=latent.double().numpy(), fill_type=FillType.OuterOffset)
+    found: tuple[Any, ...] = generator.filled(threshold, np.inf)
+    corners, first_of_ring = found
+    polygons = [
+        [_in_nm(ring, pixel_nm, origin_nm) for ring in np.split(of_one, starts[1:-1])]
+        for of_one, starts in zip(corners, first_of_ring, strict=True)
+    ]
+    path = stem.with_name(f"{stem.name}.contours.json")
+    path.write_text(json.dumps({"unit": "nm", "polygons": polygons}) + "\n")
+    return path
+
+
+def _in_nm(ring: np.ndarray, pixel_nm: float, origin_nm: tuple[float, float]) -> list[list[float]]:
+    # The value of pixel i belongs to its centre, at i + 1/2.
+    corners: list[list[float]] = np.round((ring + 0.5) * pixel_nm + np.array(origin_nm), 3).tolist()
+    return corners
+
+
+def write_picture(mask: Tensor, image: Tensor, latent: Tensor, threshold: float, stem: Path) -> Path:
+    """Draw an aerial image (H, W) beside its mask, with the contour of what prints in both."""
+    height, width = mask.shape
+    figure = Figure(figsize=(8, 4), dpi=100)
+    FigureCanvasAgg(figure)
+    for place, (shown, colours, highest) in enumerate(
+        ((mask, "gray_r", 4.0), (image, "viridis", max(float(image.max()), 1e-9)))
+    ):
+        axes = figure.add_axes((place / 2, 0, 0.49, 1))
+        axes.set_axis_off()
+        axes.imshow(
+            shown.numpy(), cmap=colours, vmin=0, vmax=highest, origin="lower", extent=(0, width, 0, height)
+        )
+        for line in contours(latent, threshold, pixel_nm=1.0):
+            axes.plot(*np.asarray(line).T, color=FOUND, linewidth=0.9)
+    path = stem.with_name(f"{stem.name}.png")
+    figure.savefig(path)
+    return path
+
+
+def write_gds(rows: Sequence[Row], job: Job) -> list[str]:
+    """Write the contours of all tiles of layouts into one GDSII file with a cell for each layout, in the
+    layouts' own coordinates; return sentences about it. Nothing is written where no mask has a layout."""
+    by_layout: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.aside.get("layout"):
+            by_layout.setdefault(row.aside["layout"], []).append(row)
+    if not by_layout:
+        return []
+    if find_spec("gdstk") is None:
+        return [
+            f"{CONTOURS_GDS} is written with gdstk, which is not installed: pip install 'nbgpu[lithography]'"
+        ]
+    import gdstk
+
+    library = gdstk.Library(unit=_GDS_UNIT_M, precision=_GDS_PRECISION_M)
+    for name, own in zip(_cell_names(by_layout), by_layout.values(), strict=True):
+        cell = library.new_cell(name)
+        for row in own:
+            file = next(file for file in row.files if file.endswith(".contours.json"))
+            for outline, *holes in json.loads((Path(job.out) / file).read_text())["polygons"]:
+                whole = gdstk.Polygon(outline)
+                cell.add(
+                    *(gdstk.boolean(whole, list(map(gdstk.Polygon, holes)), "not") if holes else [whole])
+                )
+    library.write_gds(Path(job.out) / CONTOURS_GDS)
+    return [f"{CONTOURS_GDS} has all contours in the coordinates of the layouts, on layer 0"]
+
+
+def _cell_names(layouts: Mapping[str, Any]) -> Iterator[str]:
+    for number, layout in enumerate(layouts):
+        name = "".join(c if c.isalnum() else "_" for c in Path(layout).stem)
+        yield name if len(layouts) == 1 else f"{name}_{number}"

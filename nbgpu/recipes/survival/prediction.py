@@ -1,0 +1,135 @@
+"""Says of new patients what their scores mean: their place among the training patients, and when the event is
+to be expected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nbgpu.config import SurvivalConfig
+from nbgpu.engine.data.decoding import Item
+from nbgpu.engine.data.volumes import header_problem
+from nbgpu.recipes.survival import metrics
+from nbgpu.recipes.survival.cohort import patient
+from nbgpu.recipes.survival.files import read_new
+from nbgpu.recipes.survival.metrics import Flags, Floats, Steps
+from nbgpu.recipes.survival.patients import Scale
+from nbgpu.run_folder.predictions import Row
+
+_NUM_GENERATED = 16
+
+
+def new_patients(config: SurvivalConfig, scale: Scale, data: str) -> tuple[list[Item], list[str]]:
+    """Return the patients of a table, with features in the scale of the training patients, and a line for
+    each bad row."""
+    if data == "generated":
+        return _generated(config.num_patients, config.split_seed), []
+    rows, problems = read_new(Path(data).expanduser(), config.features, header_problem)
+    values = np.array([row.features for row in rows]).reshape(len(rows), len(config.features))
+    standardised = scale.standardised(values)
+    return [
+        {
+            "name": str(row.image),
+            "image": row.image,
+            "features": tuple(features.tolist()),
+            **_outcome(row.time, row.event),
+        }
+        for row, features in zip(rows, standardised, strict=True)
+    ], problems
+
+
+def _generated(num_known: int, seed: int) -> list[Item]:
+    """Return generated patients that a run with `num_known` of them has not seen."""
+    numbers = range(num_known, num_known + _NUM_GENERATED)
+    outcomes = {number: patient(seed, number) for number in numbers}
+    return [
+        {
+            "name": f"patient {number}",
+            "generated": number,
+            "features": (),
+            **_outcome(float(one.time), bool(one.event)),
+        }
+        for number, one in outcomes.items()
+    ]
+
+
+def _outcome(time: float | None, event: bool | None) -> dict[str, Any]:
+    """Return what the recipe's transform needs of an outcome, and the outcome itself as far as it is
+    known."""
+    return {
+        "number": -1,
+        "order": 0,
+        "event": bool(event),
+        "outcome": None if time is None else (time, event),
+    }
+
+
+def risks(
+    rows: Sequence[Row],
+    scores: Floats,
+    times: Floats,
+    events: Flags,
+    when: Floats,
+    num_groups: int,
+) -> dict[str, dict[str, Any]]:
+    """Return for each new patient, by name, the columns of the table.
+
+    `risk_percentile` is the share of the training patients with a lower score, in percent; `risk_group`
+    counts from 1, the lowest, and divides the training patients evenly; `survival_T` is the probability of no
+    event until the time T; `median_time` is the time at which this probability is one half, and empty where
+    the training patients were not observed for so long.
+
+    Args:
+        rows: the new patients, each with its `log_hazard`.
+        scores, times, events: of the training patients.
+        when: the times T.
+        num_groups: the number of risk groups.
+    """
+    thresholds = np.quantile(scores, np.arange(1, num_groups) / num_groups)
+    own = np.array([row.values["log_hazard"] for row in rows])
+    # Subtracting a constant changes no probability, and keeps the exponentials small.
+    constant = scores.mean()
+    baseline = metrics.baseline_hazard(scores - constant, times, events)
+    probabilities = metrics.survival(own - constant, baseline, when)
+    medians = _medians(own - constant, baseline)
+    percentiles = np.searchsorted(np.sort(scores), own) / len(scores) * 100
+    groups = metrics.risk_groups(own, thresholds) + 1
+    return {
+        row.name: {
+            "risk_percentile": round(float(percentiles[index]), 1),
+            "risk_group": int(groups[index]),
+            **{
+                f"survival_{time:.4g}": round(float(p), 4)
+                for time, p in zip(when, probabilities[index], strict=True)
+            },
+            "median_time": medians[index],
+        }
+        for index, row in enumerate(rows)
+    }
+
+
+def _medians(scores: Floats, baseline: Steps) -> list[float | None]:
+    """Return the first time at which each patient's probability of no event is one half or less."""
+    needed = np.log(2) / np.exp(scores)
+    first = np.searchsorted(baseline.values, needed)
+    return [float(baseline.times[index]) if index < len(baseline.times) else None for index in first]
+
+
+def concordance_in_words(rows: Sequence[Row]) -> list[str]:
+    """Return the C-index of new patients whose outcomes the table has, in a sentence."""
+    known = [row for row in rows if row.aside.get("outcome")]
+    if len(known) < 2:
+        return []
+    scores = np.array([row.values["log_hazard"] for row in known])
+    times, events = (
+        np.array(column) for column in zip(*(row.aside["outcome"] for row in known), strict=True)
+    )
+    found = metrics.c_index(scores, times.astype(np.float64), events.astype(bool))
+    if np.isnan(found):
+        return []
+    return [
+        f"Of {len(known)} patients with known outcomes, {int(events.sum())} of them with the event, the C-index is {found:.3f}"
+    ]

@@ -1,0 +1,210 @@
+"""The folder in which a trained model's predictions for new data are collected.
+
+    predictions.csv      one row for each sample: its values, its files, or why it failed
+    predict.json         the job: which model, which data, which settings
+    rows/1-rank0.jsonl   what a rank has done, sample by sample, of which the table is made; the number counts
+                         how often the job was begun
+
+A job that was cut off goes on with the samples that have no row yet. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbgpu.errors import ConfigError
+from nbgpu.machine.files import write_whole
+from nbgpu.run_folder import lines
+
+TABLE = "predictions.csv"
+JOB = "predict.json"
+_ROWS = "rows"
+_IDENTITY = ("run_folder", "checkpoint", "data", "settings")
+"""Two jobs that differ in one of these predict something else."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to predict, with which model, and where to. It travels to the ranks as JSON."""
+
+    run_folder: str
+    checkpoint: str
+    """The folder of the checkpoint."""
+    data: str
+    out: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The run's settings that are replaced for the prediction."""
+    max_samples: int | None = None
+    skip_bad: bool = False
+    trust: bool = False
+    attempt: int = 1
+    """How often the job was begun, this time included."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was done with one sample."""
+
+    name: str
+    rank: int
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Its columns in the table."""
+    files: Sequence[str] = ()
+    """Its files in the output folder."""
+    aside: Mapping[str, Any] = field(default_factory=dict)
+    """What a conclusion about all samples needs, and the table does not show."""
+    failed: str = ""
+    """Why there is no prediction; empty if there is one."""
+    is_reference: bool = False
+    """Whether the sample is one of the training data, which only a conclusion needs."""
+    seconds: float = 0.0
+
+
+def begin(job: Job) -> Job:
+    """Make the folder of a job, or find in it what an earlier attempt has left; return the job of this
+    attempt.
+
+    Raises:
+        ConfigError: the folder has something else in it, or cannot be written to.
+    """
+    out = Path(job.out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            job = _same(job)
+        else:
+            write_whole(out / JOB, json.dumps(asdict(job), indent=2) + "\n")
+        (out / _ROWS).mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"out = {job.out!r} cannot be written to: {error.strerror}. Give another folder"
+        ) from None
+    attempts = (int(path.name.partition("-")[0]) for path in (out / _ROWS).glob("*-rank*.jsonl"))
+    return Job(**{**asdict(job), "attempt": max(attempts, default=0) + 1})
+
+
+def _same(job: Job) -> Job:
+    """Return the job if the folder has its predictions, and none of another one."""
+    out = Path(job.out)
+    try:
+        there = lines.load(out / JOB)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"out = {job.out!r}: the folder is not empty, and what it has are no predictions. Give another one"
+        ) from None
+    wanted = json.loads(json.dumps(asdict(job)))
+    if different := [name for name in _IDENTITY if there.get(name) != wanted[name]]:
+        found = "; ".join(
+            f"{name} is {there.get(name)!r} there and {wanted[name]!r} now" for name in different
+        )
+        raise ConfigError(f"out = {job.out!r} has the predictions of another job: {found}. Give another out")
+    return job
+
+
+class RowWriter:
+    """Writes a rank's rows, one by one, so that those before a crash are there after it.
+
+    The first line says how many samples the ranks have to do together in this attempt.
+    """
+
+    def __init__(self, job: Job, rank: int, num_samples: int) -> None:
+        self._file = (Path(job.out) / _ROWS / f"{job.attempt}-rank{rank}.jsonl").open("x")
+        self._write({"num_samples": num_samples})
+
+    def add(self, row: Row) -> None:
+        """Write a row."""
+        self._write(asdict(row))
+
+    def _write(self, fields: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(fields) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def rows(job: Job) -> list[Row]:
+    """Return the rows of all attempts. A sample that failed in an earlier attempt has only its newest row."""
+    found: dict[tuple[bool, str], Row] = {}
+    for path in sorted((Path(job.out) / _ROWS).glob("*-rank*.jsonl"), key=_attempt_of):
+        for record in lines.load_lines(path):
+            if record is not None and "name" in record:
+                row = Row(**record)
+                found[row.is_reference, row.name] = row
+    return list(found.values())
+
+
+def _attempt_of(path: Path) -> tuple[int, str]:
+    return int(path.name.partition("-")[0]), path.name
+
+
+@dataclass
+class Progress:
+    """How far the ranks are in the present attempt."""
+
+    num_samples: int | None = None
+    """How many there are to do; None before a rank knows."""
+    num_done: int = 0
+    num_failed: int = 0
+    newest: str = ""
+    """The name of the sample that was finished last."""
+
+
+class ProgressReader:
+    """Reads how far the ranks are, without reading anything twice."""
+
+    def __init__(self, job: Job) -> None:
+        self._folder = Path(job.out) / _ROWS
+        self._attempt = job.attempt
+        self._read_bytes: dict[Path, int] = {}
+        self.progress = Progress()
+
+    def read(self) -> Progress:
+        """Return the progress up to now."""
+        for path in sorted(self._folder.glob(f"{self._attempt}-rank*.jsonl")):
+            for record in self._new_records(path):
+                if "num_samples" in record:
+                    self.progress.num_samples = int(record["num_samples"])
+                else:
+                    self.progress.num_done += 1
+                    self.progress.num_failed += bool(record["failed"])
+                    self.progress.newest = str(record["name"])
+        return self.progress
+
+    def _new_records(self, path: Path) -> Iterator[dict[str, Any]]:
+        with path.open("rb") as file:
+            file.seek(self._read_bytes.get(path, 0))
+            batch = file.read()
+        self._read_bytes[path] = self._read_bytes.get(path, 0) + batch.rfind(b"\n") + 1
+        for line in lines.whole(batch):
+            record = lines.decode(line)
+            if isinstance(record, dict):
+                yield record
+
+
+def write_table(out: Path, rows: Sequence[Row]) -> Path:
+    """Write `predictions.csv`, with a column for each value that a row has, and return its path."""
+    columns = list(dict.fromkeys(name for row in rows for name in row.values))
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["name", *columns, "files", "failed"])
+    for row in rows:
+        table.writerow([row.name, *(_cell(row.values.get(name)) for name in columns), *_last_columns(row)])
+    path = out / TABLE
+    write_whole(path, text.getvalue())
+    return path
+
+
+def _last_columns(row: Row) -> Iterable[str]:
+    return "; ".join(row.files), row.failed
+
+
+def _cell(value: Any) -> Any:
+    return "" if value is None else value

@@ -1,0 +1,1 @@
+"""The progress of a prediction, in a notebook and in a terminal."""

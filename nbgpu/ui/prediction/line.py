@@ -1,0 +1,42 @@
+"""The progress of a prediction in a notebook: one line with a bar, which stays in the saved notebook."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.getipython import get_ipython
+from IPython.display import display, update_display
+
+from nbgpu.run_folder.predictions import Progress
+from nbgpu.ui.prediction.wording import in_words
+from nbgpu.ui.slot import new_slot
+
+
+def begin(title: str) -> Callable[[Progress], None]:
+    """Display the line, and return the function that updates it; without IPython nothing is shown."""
+    if get_ipython() is None:
+        return lambda progress: None
+    slot, newest = new_slot(), Progress()
+    display(_bundle(title, newest), raw=True, display_id=slot)
+    last: list[str] = []
+
+    def show(progress: Progress) -> None:
+        if last != [in_words(progress)]:
+            last[:] = [in_words(progress)]
+            update_display(_bundle(title, progress), raw=True, display_id=slot)
+
+    return show
+
+
+def _bundle(title: str, progress: Progress) -> dict[str, Any]:
+    words = in_words(progress)
+    share = f' value="{progress.num_done}" max="{progress.num_samples}"' if progress.num_samples else ""
+    return {
+        "text/plain": f"{title}: {words}",
+        "text/html": (
+            f'<div role="status">{html.escape(title)} '
+            f'<progress aria-label="{html.escape(title)}"{share}></progress> {html.escape(words)}</div>'
+        ),
+    }
