@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
 from nbgpu.errors import CellInterrupted
+from nbgpu.machine.signals import uninterrupted
 from nbgpu.protocol.calls import Call
 from nbgpu.serialization import shared_memory
 from nbgpu.serialization.parcels import Packing, from_bytes, from_descriptor, unpack
@@ -32,11 +33,15 @@ def pull(ranks: Ranks, chosen: Iterable[int], names: Sequence[str]) -> dict[int,
         # The memory belongs to this process, so that a rank keeps none of it, whatever happens to either of
         # them.
         descriptors = {rank: open_.enter_context(shared_memory.created()) for rank in chosen}
-        sent: dict[int, Reply] = {}
-        for rank, descriptor in descriptors.items():
-            address = shared_memory.address(descriptor)
-            sent |= ranks.call(Call.SEND_VALUES, names, address, ranks=[rank])
-        answers = _answers(ranks, sent)
+
+        def send() -> dict[int, Reply]:
+            sent: dict[int, Reply] = {}
+            for rank, descriptor in descriptors.items():
+                address = shared_memory.address(descriptor)
+                sent |= ranks.call(Call.SEND_VALUES, names, address, ranks=[rank])
+            return sent
+
+        answers = _answers(ranks, send)
         return {
             rank: unpack(
                 parcel,
@@ -65,14 +70,23 @@ def push(ranks: Ranks, chosen: Sequence[int], values: Mapping[str, Any]) -> None
         with shared_memory.created() as descriptor:
             packing.write(descriptor)
             address = shared_memory.address(descriptor)
-            sent = ranks.call(Call.RECEIVE_VALUES, packing.parcel, address, ranks=left)
-            left = [rank for rank, has_come in _answers(ranks, sent).items() if not has_come]
+            came = _answers(
+                ranks, lambda: ranks.call(Call.RECEIVE_VALUES, packing.parcel, address, ranks=chosen)
+            )
+            left = [rank for rank, has_come in came.items() if not has_come]
     if left:
         carried = memoryview(packing.to_bytes())
-        _answers(ranks, ranks.call(Call.RECEIVE_VALUES, packing.parcel, carried, ranks=left))
+        _answers(ranks, lambda: ranks.call(Call.RECEIVE_VALUES, packing.parcel, carried, ranks=left))
 
 
-def _answers(ranks: Ranks, sent: Mapping[int, Reply]) -> dict[int, Any]:
+@uninterrupted()
+def _answers(ranks: Ranks, send: Callable[[], Mapping[int, Reply]]) -> dict[int, Any]:
+    """Send something to ranks and return their answers, by rank.
+
+    A Stop while it is being sent waits until all ranks have it. Those that were sent it first would otherwise
+    go on with nobody to interrupt them.
+    """
+    sent = send()
     try:
         return ranks.wait_for(sent)
     except KeyboardInterrupt:

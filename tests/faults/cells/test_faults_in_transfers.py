@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import faults
 import pytest
@@ -50,8 +51,10 @@ def stop_at_the_fault() -> Iterator[Callable[[], threading.Thread]]:
     threads = []
 
     def press() -> None:
-        while not moment().exists() and not over.wait(0.05):
-            pass
+        while not moment().exists():
+            # Nobody waits for the interrupt of a test that has failed, and it would end pytest.
+            if over.wait(0.05):
+                return
         os.kill(os.getpid(), signal.SIGINT)
 
     def start() -> threading.Thread:
@@ -106,4 +109,25 @@ def test_stop_while_a_rank_receives(
     with pytest.raises(CellInterrupted):
         cluster2.push(x=[torch.zeros(10**6), faults.WhenUnpickled("sleep")])
     pressed.join(PATIENCE_S)
+    assert cluster2.execute("print('x' in globals())") == {0: "False\n", 1: "False\n"}
+
+
+def test_stop_while_a_transfer_is_sent(
+    cluster2: nbgpu.Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    stop_at_the_fault: Callable[[], threading.Thread],
+) -> None:
+    """The first rank is at work on it before the last one has it."""
+    call = cluster2.ranks.call
+
+    def slow_call(*arguments: Any, **options: Any) -> dict[int, Any]:
+        sent = call(*arguments, **options)
+        pressed.join(PATIENCE_S)
+        return sent
+
+    pressed = stop_at_the_fault()
+    monkeypatch.setattr(cluster2.ranks, "call", slow_call)
+    with pytest.raises(CellInterrupted):
+        cluster2.push(x=[torch.zeros(10**6), faults.WhenUnpickled("sleep")])
+    monkeypatch.undo()
     assert cluster2.execute("print('x' in globals())") == {0: "False\n", 1: "False\n"}
