@@ -364,6 +364,7 @@ def _predict(arguments: list[str]) -> int:
         hidden=[
             n for n in model.model_fields if n not in (*model.AT_PREDICTION, *PredictConfig.model_fields)
         ],
+        description=f"{flags.summary(PredictConfig)} It writes {model.PREDICTS}." if model.PREDICTS else None,
     )
     of_prediction = {name: values.pop(name) for name in PredictConfig.model_fields}
     of_cluster = {name: values.pop(name) for name in ClusterConfig.model_fields}

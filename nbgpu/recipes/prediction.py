@@ -27,9 +27,9 @@ from nbgpu.run_folder.predictions import Job, Row, RowWriter
 
 
 @torch_settings.as_at_the_beginning()
-def predict_share(job_fields: dict[str, Any], done: Sequence[tuple[bool, str]]) -> None:
+def predict_share(job_fields: dict[str, Any], done: Sequence[tuple[bool, str]]) -> list[str]:
     """Predict for this rank's share of the samples; all ranks call it with the same arguments, and no
-    collective is called.
+    collective is called. Return a line for each file that was left out, the same on all ranks.
 
     Args:
         job_fields: the fields of the `Job`.
@@ -58,10 +58,11 @@ def predict_share(job_fields: dict[str, Any], done: Sequence[tuple[bool, str]]) 
         with precision.kernels(config), closing(RowWriter(job, member.rank, len(left))) as writer:
             share = left[member.rank :: member.world_size]
             if not share:
-                return
+                return problems
             model = model_of(Path(job.run_folder), Path(job.checkpoint), trust=job.trust).to(member.device)
             for is_reference, sample, stem in share:
                 writer.add(_row(recipe, model, member.device, sample, stem, is_reference, member.rank))
+            return problems
     finally:
         memory.free()
 

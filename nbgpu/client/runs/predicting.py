@@ -59,6 +59,8 @@ class Predictions:
     """One for each sample, in the order of the data's names."""
     notes: Sequence[str]
     """Sentences about all samples."""
+    left_out: Sequence[str]
+    """A line for each file that `skip_bad` left out."""
 
     @property
     def failed(self) -> dict[str, str]:
@@ -74,6 +76,7 @@ class Predictions:
     def __str__(self) -> str:
         num_good = len(self.rows) - len(self.failed)
         lines = [f"{num_good} of {len(self.rows)} predicted: {self.folder / predictions.TABLE}", *self.notes]
+        lines += [f"left out: {line}" for line in self.left_out]
         lines += [f"no prediction for {name}: {why}" for name, why in self.failed.items()]
         return "\n".join(lines)
 
@@ -188,7 +191,7 @@ def predict(cluster: Predicting, job: Job, show: Show | None = None) -> Predicti
         if not row.is_reference
     ]
     predictions.write_table(Path(job.out), own)
-    return Predictions(Path(job.out), own, found["notes"])
+    return Predictions(Path(job.out), own, found["notes"], results[0].result())
 
 
 def _goes_on(job: Job) -> str:

@@ -115,7 +115,7 @@ def _medians(scores: Floats, baseline: Steps) -> list[float | None]:
     """Return the first time at which each patient's probability of no event is one half or less."""
     needed = np.log(2) / np.exp(scores)
     first = np.searchsorted(baseline.values, needed)
-    return [float(baseline.times[index]) if index < len(baseline.times) else None for index in first]
+    return [float(f"{baseline.times[index]:.6g}") if index < len(baseline.times) else None for index in first]
 
 
 def concordance_in_words(rows: Sequence[Row]) -> list[str]:
