@@ -21,3 +21,5 @@ def test_the_notebook_trains_and_samples_on_all_ranks(tmp_path: Path) -> None:
     rows = [line.split() for line in by_steps.splitlines()[2:]]
     assert [row[0] for row in rows] == ["2", "4", "11"]
     assert all(float(row[1]) > 8 for row in rows)
+    (made,) = [table for table in tables if "tumour_psnr_db" in table and "head 64" in table]
+    assert len(made.splitlines()) == 9

@@ -20,3 +20,5 @@ def test_the_notebook_learns_hazards_and_draws_risk_groups(tmp_path: Path) -> No
     assert sum(page.count("<img src='data:image/png") for page in pages) == 2
     told = "".join(str(output.get("text", "")) + str(output.get("data", "")) for output in outputs)
     assert "of all samples" in told
+    assert "16 of 16 predicted" in told
+    assert any("risk_group" in table and "patient 80" in table for table in tables)
