@@ -329,7 +329,7 @@ def trained(cluster: nbgpu.Cluster, folder: Path, **values: Any) -> tuple[dict[s
     config = AutoencoderConfig.checked(
         data="phantoms", patch_size=16, batch_size=4, runs_dir=str(folder), **values
     )
-    run = cluster.train("autoencoder", **config.model_dump(exclude={"recipe"})).wait(timeout_s=280)
+    run = cluster.train("autoencoder", **config.model_dump(exclude={"recipe"})).wait(timeout_s=1100)
     result = run.result()
     assert result is not None
     metrics = run.metrics()

@@ -220,6 +220,41 @@ def test_every_recipe_writes_what_it_promises(cluster2: nbgpu.Cluster, recipe: s
         assert len(written) == {"diffusion": 3, "lithography": 9}[recipe]
 
 
+def test_without_its_training_patients_a_model_still_gives_scores(
+    cluster2: nbgpu.Cluster, volumes: Path, tmp_path: Path
+) -> None:
+    for number in range(12):
+        write_volume(tmp_path / f"p{number}.nii.gz", (12, 12, 12), number)
+    lines = [f"p{number}.nii.gz,{number + 1},{number % 2},{40 + 3 * number % 7}" for number in range(12)]
+    table = tmp_path / "train.csv"
+    table.write_text("\n".join(["image,time,event,age", *lines]))
+    new = volumes / "new.csv"
+    new.write_text("image,age\nc.nii.gz,50\n")
+    runs = {}
+    for features in ((), ("age",)):
+        runs[features] = cluster2.train(
+            "survival",
+            data=str(table),
+            features=features,
+            image_size=(12, 12, 12),
+            widen_factor=0.0625,
+            steps=2,
+            batch_size=2,
+            val_every=0,
+            runs_dir=str(tmp_path / "runs"),
+        ).wait(90)
+    with_groups = cluster2.predict(runs[()], new, tmp_path / "before")
+    assert with_groups.frame()["risk_group"].between(1, 3).all()
+    table.unlink()
+    without = cluster2.predict(runs[()], new, tmp_path / "after")
+    assert list(without.frame().columns) == ["log_hazard"]
+    assert without.frame()["log_hazard"].item() == pytest.approx(with_groups.frame()["log_hazard"].item())
+    assert "There are no risk groups" in str(without)
+    assert f"{table}: there is no such file" in str(without)
+    with pytest.raises(nbgpu.RankError, match="age: their scale is that of the training patients"):
+        cluster2.predict(runs[("age",)], new, tmp_path / "none")
+
+
 def test_a_recipe_of_ones_own_is_asked_for_its_predictions(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     (tmp_path / "doubles.py").write_text(OWN)
     trained = cluster2.train(str(tmp_path / "doubles.py"), runs_dir=str(tmp_path / "runs")).wait(60)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import get_args
+from typing import Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,11 @@ class Scale:
 
     means: Floats
     deviations: Floats
+
+    @classmethod
+    def of_nothing(cls) -> Self:
+        """Return the scale where there are no features."""
+        return cls(*np.empty((2, 0)))
 
     def standardised(self, values: Floats) -> Floats:
         """Return features (N, F) in units of these standard deviations from these means."""
@@ -101,7 +106,7 @@ def _generated(config: SurvivalConfig) -> Patients:
     ]
     none = np.empty((len(sources), 0))
     times, events, log_hazards = known[:, 0], known[:, 1] > 0, known[:, 2]
-    return _checked(config, sources, none, parts, times, events, Scale(*np.empty((2, 0))), log_hazards)
+    return _checked(config, sources, none, parts, times, events, Scale.of_nothing(), log_hazards)
 
 
 @lru_cache(maxsize=4)

@@ -36,7 +36,7 @@ from nbgpu.recipes.survival.cox import cox_loss, gathered
 from nbgpu.recipes.survival.frozen import FROZEN, freezing
 from nbgpu.recipes.survival.metrics import Flags, Floats, Steps
 from nbgpu.recipes.survival.network import SurvivalNetwork, load_weights
-from nbgpu.recipes.survival.patients import Patients, patients_of
+from nbgpu.recipes.survival.patients import Patients, Scale, patients_of
 from nbgpu.recipes.survival.pictures import curves, slices
 from nbgpu.recipes.survival.prediction import concordance_in_words, new_patients, risks
 from nbgpu.run_folder.predictions import Job, Row
@@ -288,12 +288,34 @@ class Survival:
     # ---- new data ----
 
     def new_samples(self, data: str) -> tuple[Sequence[Item], list[str]]:
-        """Return the patients of a table, which needs no outcomes, and a line for each bad row."""
-        return new_patients(self.config, self._patients.scale, data)
+        """Return the patients of a table, which needs no outcomes, and a line for each bad row.
+
+        Raises:
+            DataError: the table cannot be used, or features are in the scale of training patients that cannot
+                be read.
+        """
+        if not self.config.features:
+            return new_patients(self.config, Scale.of_nothing(), data)
+        try:
+            scale = self._patients.scale
+        except DataError as error:
+            raise DataError(
+                f"{', '.join(self.config.features)}: their scale is that of the training patients, who cannot be read:\n{error}"
+            ) from None
+        return new_patients(self.config, scale, data)
 
     def reference_samples(self) -> Sequence[Item]:
-        """Return the training patients to whom hazards and risk groups are fitted."""
+        """Return the training patients to whom hazards and risk groups are fitted; none if their data are
+        gone, so that a model can be used elsewhere."""
+        if self._why_no_training_patients():
+            return []
         return [self._patients.items[number] for number in self._fitted_on()]
+
+    def _why_no_training_patients(self) -> str:
+        try:
+            return "" if self._patients else "there are none"
+        except DataError as error:
+            return str(error)
 
     def predict(self, model: nn.Module, device: torch.device, sample: Item, stem: Path) -> Predicted:
         """Return a patient's `log_hazard`."""
@@ -311,6 +333,12 @@ class Survival:
     ) -> tuple[dict[str, dict[str, Any]], list[str]]:
         """Return each patient's columns, see `risks`, and how well the patients with known outcomes are
         ordered."""
+        if why := self._why_no_training_patients():
+            note = (
+                "There are no risk groups, percentiles and probabilities: they compare with the training patients, who cannot "
+                f"be read:\n{why}"
+            )
+            return {}, [note, *concordance_in_words(rows)]
         numbers = np.array([row.aside["number"] for row in references], dtype=np.intp)
         scores, times, events = self._of(np.array([row.values["log_hazard"] for row in references]), numbers)
         if len(references) < 2 or not events.any():
