@@ -55,12 +55,9 @@ class AutoencoderConfig(TrainConfig):
         "files, or a CSV or JSON list of them",
         json_schema_extra=control("Data") | read_from(*WITHOUT_FILES),
     )
-    patch_size: int = Field(
+    patch_size: Annotated[int | tuple[int, ...], Each(ge=8, le=512, multiple_of=4)] = Field(
         32,
-        ge=8,
-        le=512,
-        multiple_of=4,
-        description="edge of the cubic patches, in voxels",
+        description="edge of the patches in voxels, or one number for each axis (right, front, top), such as 112 128 80",
         json_schema_extra=control("Data"),
     )
     patches_per_volume: int = Field(
@@ -169,6 +166,22 @@ class AutoencoderConfig(TrainConfig):
     )
 
     @property
+    def patch(self) -> tuple[int, int, int]:
+        """The edges of a patch in voxels, to the right, front and top."""
+        return _per_axis(self.patch_size)
+
+    @property
+    def voxels_per_latent(self) -> int:
+        """The number of voxels per latent voxel along each axis."""
+        return int(2 ** (len(self.channels) - 1))
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        """The shape of a patch's latent volume, without its channels."""
+        first, second, third = (edge // self.voxels_per_latent for edge in self.patch)
+        return first, second, third
+
+    @property
     def res_blocks(self) -> tuple[int, ...]:
         """The number of residual blocks at each resolution, finest first."""
         given = self.num_res_blocks
@@ -192,7 +205,7 @@ class AutoencoderConfig(TrainConfig):
     @property
     def _most_layers(self) -> int:
         # Every layer but the last halves the patch, and 4 voxels of it must be left.
-        return int(math.log2(self.patch_size)) - 2
+        return int(math.log2(min(self.patch))) - 2
 
     def problems(self) -> Iterator[str]:
         try:
@@ -205,8 +218,10 @@ class AutoencoderConfig(TrainConfig):
                 f"discriminator_layers={self.discriminator_layers} are too many for patch_size={self.patch_size}: at most "
                 f"{self._most_layers}"
             )
-        shrink = 2 ** (len(self.channels) - 1)
-        if self.patch_size % shrink:
+        if isinstance(self.patch_size, tuple) and len(self.patch_size) not in (1, 3):
+            yield f"patch_size={self.patch_size} must be one number, or three: to the right, front and top"
+        shrink = self.voxels_per_latent
+        if any(edge % shrink for edge in self.patch):
             yield (
                 f"patch_size={self.patch_size} must be a multiple of {shrink}, because {len(self.channels)} "
                 f"channel levels halve it {len(self.channels) - 1} times"
@@ -234,3 +249,10 @@ class AutoencoderConfig(TrainConfig):
                 f"sdpa={self.sdpa!r} is a kernel for attention, and the network has none. Leave it out, or set "
                 "attention_levels, with_encoder_nonlocal_attn or with_decoder_nonlocal_attn"
             )
+
+
+def _per_axis(value: int | tuple[int, ...]) -> tuple[int, int, int]:
+    """Return the value for each of three axes. What is too short is filled up, and `problems` refuses it."""
+    given = value if isinstance(value, tuple) else (value,)
+    first, second, third = (*given, given[-1], given[-1])[:3]
+    return first, second, third

@@ -71,8 +71,14 @@ def affine_of(path: Path) -> np.ndarray:
 
 
 def shape_of(path: Path) -> tuple[int, int, int]:
-    """Return the number of voxels of a NIfTI file along the axes of `load_volume`, from its header."""
+    """Return the number of voxels of a NIfTI file along the axes of `load_volume`, from its header.
+
+    A file whose header does not say where its axes point has them in the order of the file.
+    """
     image = _opened(path)
+    if not has_voxel_sizes(image.affine):
+        first, second, third = image.shape[:3]
+        return first, second, third
     axes = io_orientation(image.affine)[:, 0].astype(int)
     found = dict(zip(axes.tolist(), image.shape[:3], strict=True))
     return found[0], found[1], found[2]
