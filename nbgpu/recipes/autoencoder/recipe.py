@@ -39,6 +39,7 @@ from nbgpu.recipes.autoencoder.perceptual import feature_distance, layers_of, sp
 from nbgpu.recipes.autoencoder.pictures import pictures
 from nbgpu.recipes.autoencoder.prediction import encoded, new_volumes, write_index
 from nbgpu.recipes.autoencoder.prepare import Prepare, item_of, mni152
+from nbgpu.recipes.autoencoder.pretrained import pretrained_network
 from nbgpu.recipes.autoencoder.reading import Reader
 from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.run_folder.predictions import Job, Row
@@ -84,6 +85,7 @@ class Autoencoder:
         config = self.config
         if config.perceptual == "features":
             layers_of(config.perceptual_network)
+        self._check_weights()
         parts = self._parts()
         inspection.require_share(config, parts.everything, self._steps(), rank, world_size)
         # The held-out share is decoded first, because it is the smaller part and a bad file in it should be
@@ -109,7 +111,20 @@ class Autoencoder:
             )
 
     def inspect(self) -> None:
-        """Read all volumes. DataError has a line for each unusable one."""
+        """Read the file with weights, and all volumes. DataError has a line for each unusable file."""
+        failures = []
+        for check in (self._check_weights, self._check_volumes):
+            try:
+                check()
+            except DataError as error:
+                failures.append(error)
+        raise_together(failures)
+
+    def _check_weights(self) -> None:
+        if self.config.pretrained:
+            pretrained_network(self.config)
+
+    def _check_volumes(self) -> None:
         inspection.require(self.config, self._parts().everything, self._steps())
 
     def amount(self) -> tuple[int, int]:
@@ -243,12 +258,15 @@ class Autoencoder:
     # ---- model and loss ----
 
     def build_model(self) -> nn.Module:
-        """Return the network of the settings, see `build_network`."""
+        """Return the network of the settings, see `build_network`, with the weights of `pretrained`.
+
+        Raises DataError if a file with weights is unusable.
+        """
         if self.config.perceptual == "features":
             # The file is read here, where tensors have values: while a step's memory is estimated they have
             # none.
             layers_of(self.config.perceptual_network)
-        return build_network(self.config)
+        return pretrained_network(self.config) if self.config.pretrained else build_network(self.config)
 
     def example(self, batch_size: int) -> Batch:
         """Return {"image": (batch_size, C, p, q, r)} with values from 0 to 1."""
