@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nbgpu.config import TrainConfig
+from nbgpu.config.settings import paths_to_read
 from nbgpu.errors import DataError
 from nbgpu.machine import interpreter
 from nbgpu.run_folder import folder as runs
@@ -22,12 +23,13 @@ _BAD_DATA = 3
 
 
 def require(config: TrainConfig) -> None:
-    """Raise DataError with a line for every bad row and file.
+    """Raise DataError with a line for every bad row and file, also for one with the first weights.
 
     With files this takes some seconds, because the process that looks at them loads torch, and with
     `check_voxels` also the time to read the files that have not been found good before.
     """
-    if config.data not in type(config).WITHOUT_FILES:
+    has_weights = any(paths_to_read(config, name) for name in type(config).ONLY_AT_START)
+    if has_weights or config.data not in type(config).WITHOUT_FILES:
         _require("training", config.model_dump_json())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +13,25 @@ from torch import Tensor
 
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.sampling import FOREGROUND
-from nbgpu.engine.data.volumes import load_volume, scale_intensity
 from nbgpu.errors import DataError
+from nbgpu.recipes.autoencoder.reading import Reader, scaled
 from nbgpu.recipes.phantoms import phantom
 
 
 class Prepare(Transform):
-    """The deterministic part of the transforms, whose results are cached: an Item to {"image": (1, D, H, W),
+    """The deterministic part of the transforms, whose results are cached: an Item to {"image": (C, D, H, W),
     FOREGROUND}."""
 
-    def __init__(self, patch_size: int, seed: int, val_fraction: float, test_fraction: float = 0.0) -> None:
-        self.patch_size = patch_size
+    def __init__(
+        self,
+        reader: Reader,
+        patch_size: Sequence[int],
+        seed: int,
+        val_fraction: float,
+        test_fraction: float = 0.0,
+    ) -> None:
+        self.reader = reader
+        self.patch_size = tuple(patch_size)
         self.seed = seed
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
@@ -30,20 +39,20 @@ class Prepare(Transform):
     def __call__(self, item: Item) -> dict[str, Tensor]:
         if "phantom" in item:
             return {"image": phantom(self.patch_size, self.seed, item["phantom"])}
-        source = item["image"]
-        image = load_volume(source) if isinstance(source, Path) else source
+        image = self.reader.read(item["image"], item["name"])
         # Built for each call, because these transforms have state and volumes are decoded in several threads.
         crop = Compose([CropForeground(), SpatialPad(self.patch_size)])
-        image = convert_to_tensor(crop(scale_intensity(image, item["name"])), track_meta=False)
+        image = convert_to_tensor(crop(scaled(image, item["name"])), track_meta=False)
         if "part" in item:
             image = self._cut(image, item)
-        return {"image": image, FOREGROUND: (image > image.mean()).flatten().nonzero().flatten().int()}
+        is_bright = (image > image.mean(dim=(1, 2, 3), keepdim=True)).any(dim=0)
+        return {"image": image, FOREGROUND: is_bright.flatten().nonzero().flatten().int()}
 
     def _cut(self, image: Tensor, item: Item) -> Tensor:
         """Return one part of a volume, which cuts across its longest axis separate: behind the training part
         comes the one for validation, and at the front that for the test."""
-        p = self.patch_size
         axis = max((1, 2, 3), key=lambda a: image.shape[a])
+        p = self.patch_size[axis - 1]
         length = image.shape[axis]
         shares = {"validation": self.val_fraction, "test": self.test_fraction}
         wanted = {name: max(p, round(share * length)) if share else 0 for name, share in shares.items()}

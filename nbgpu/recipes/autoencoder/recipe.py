@@ -1,6 +1,6 @@
 """A 3D variational autoencoder on random patches of volumes (MONAI's AutoencoderKL).
 
-The edge of the latent volume is the patch's edge / 2^(levels - 1), and it has `latent_channels` channels.
+The edges of the latent volume are the patch's edges / 2^(levels - 1), and it has `latent_channels` channels.
 The result compares the autoencoder, on held-out patches, with baselines that keep as many values per patch.
 """
 
@@ -27,24 +27,21 @@ from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
 from nbgpu.engine.data.loader import SampleLoader, grid_patches
 from nbgpu.engine.data.parts import Parts, split
 from nbgpu.engine.data.sampling import Draw
-from nbgpu.engine.data.volumes import VolumeList, find_volumes, header_problem
+from nbgpu.engine.data.volumes import VolumeList, find_volumes
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.prediction import Predicted
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
-from nbgpu.recipes.autoencoder.baselines import (
-    largest_cube_edge,
-    lowest_frequencies,
-    principal_components,
-    project,
-    trilinear,
-)
+from nbgpu.recipes.autoencoder.comparison import compared
 from nbgpu.recipes.autoencoder.losses import deceived, discrimination_loss, kl_divergence
+from nbgpu.recipes.autoencoder.network import build_network
 from nbgpu.recipes.autoencoder.perceptual import feature_distance, layers_of, spectral_distance
 from nbgpu.recipes.autoencoder.pictures import pictures
 from nbgpu.recipes.autoencoder.prediction import encoded, new_volumes, write_index
 from nbgpu.recipes.autoencoder.prepare import Prepare, item_of, mni152
-from nbgpu.recipes.image_quality import psnr_db, ssim
+from nbgpu.recipes.autoencoder.pretrained import pretrained_network
+from nbgpu.recipes.autoencoder.reading import Reader
+from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.run_folder.predictions import Job, Row
 
 MAX_HELD_OUT_VOXELS = 2**21
@@ -70,7 +67,7 @@ class Autoencoder:
       brain (at least one patch thick) is held out. The cut is across the longest axis, which is front to
       back: the template's hemispheres mirror each other, and a cut between them would hold out copies of the
       training data. Intensities are scaled with the whole volume's percentiles.
-    - 'phantoms': `num_phantoms` generated volumes of patch_size^3; the first `val_fraction` are held out.
+    - 'phantoms': `num_phantoms` generated volumes as large as a patch; the first `val_fraction` are held out.
     - a path: see `find_volumes`. Whole volumes are held out; a single volume is cut as the template is.
     """
 
@@ -80,7 +77,7 @@ class Autoencoder:
     # ---- data ----
 
     def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
-        """Return the rank's patches, {"image": (batch_size, 1, p, p, p)} with values from 0 to 1 before
+        """Return the rank's patches, {"image": (batch_size, C, p, q, r)} with values from 0 to 1 before
         augmentation.
 
         Raises DataError with a line for every unusable file.
@@ -88,14 +85,14 @@ class Autoencoder:
         config = self.config
         if config.perceptual == "features":
             layers_of(config.perceptual_network)
+        self._check_weights()
         parts = self._parts()
         inspection.require_share(config, parts.everything, self._steps(), rank, world_size)
         # The held-out share is decoded first, because it is the smaller part and a bad file in it should be
         # reported before the cache is filled.
         share = self._held_out_share(parts.validation, rank, world_size)
         val_batches = [{"image": chunk} for chunk in torch.split(share, config.batch_size) if len(chunk)]
-        cube = (config.patch_size,) * 3
-        draw = self._draw(augment=augmentation(config, ["image"], cube, intensity_keys=["image"]))
+        draw = self._draw(augment=augmentation(config, ["image"], config.patch, intensity_keys=["image"]))
         loaders = SampleLoader(
             parts.training, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
         ).loaders(val_batches)
@@ -114,7 +111,20 @@ class Autoencoder:
             )
 
     def inspect(self) -> None:
-        """Read all volumes. DataError has a line for each unusable one."""
+        """Read the file with weights, and all volumes. DataError has a line for each unusable file."""
+        failures = []
+        for check in (self._check_weights, self._check_volumes):
+            try:
+                check()
+            except DataError as error:
+                failures.append(error)
+        raise_together(failures)
+
+    def _check_weights(self) -> None:
+        if self.config.pretrained:
+            pretrained_network(self.config)
+
+    def _check_volumes(self) -> None:
         inspection.require(self.config, self._parts().everything, self._steps())
 
     def amount(self) -> tuple[int, int]:
@@ -123,7 +133,7 @@ class Autoencoder:
 
     def _draw(self, augment: Compose | None = None) -> Draw:
         return Draw(
-            patch_size=self.config.patch_size, samples_per_volume=self._patches_per_volume, augment=augment
+            patch_size=self.config.patch, samples_per_volume=self._patches_per_volume, augment=augment
         )
 
     @property
@@ -171,7 +181,8 @@ class Autoencoder:
             )
 
     def _check_headers(self, paths: Sequence[Path]) -> None:
-        problems = {path: header_problem(path, self.config.patch_size) for path in paths}
+        reader = Reader.of(self.config)
+        problems = {path: reader.problem(path, self.config.patch) for path in paths}
         if any(problems.values()):
             # Problems inside the other files are reported together with these.
             others = [item_of(path) for path, problem in problems.items() if problem is None]
@@ -192,11 +203,19 @@ class Autoencoder:
     def _steps(self) -> Compose:
         config = self.config
         return Compose(
-            [Prepare(config.patch_size, config.split_seed, config.val_fraction, config.test_fraction)]
+            [
+                Prepare(
+                    Reader.of(config),
+                    config.patch,
+                    config.split_seed,
+                    config.val_fraction,
+                    config.test_fraction,
+                )
+            ]
         )
 
     def _held_out_share(self, held_out: Sequence[Item], rank: int, world_size: int) -> Tensor:
-        """Return the rank's held-out patches (N, 1, p, p, p), N >= 0: those of its volumes, or its share of
+        """Return the rank's held-out patches (N, C, p, q, r), N >= 0: those of its volumes, or its share of
         the patches of each volume."""
         by_volume = len(held_out) >= world_size
         items = held_out[rank::world_size] if by_volume else held_out
@@ -204,22 +223,21 @@ class Autoencoder:
         return patches if by_volume else patches[rank::world_size]
 
     def _held_out_patches(self, items: Sequence[Item], num_volumes: int) -> Tensor:
-        p = self.config.patch_size
-        max_patches = max(8, MAX_HELD_OUT_VOXELS // p**3)
+        patch = self.config.patch
+        max_patches = max(8, MAX_HELD_OUT_VOXELS // math.prod(patch))
         decode = Decode(self._steps())
-        patches = [torch.empty(0, 1, p, p, p)]
+        patches = [torch.empty(0, self.config.num_image_channels, *patch)]
         for item in items[:max_patches]:
             decoded = decode(item)
             if "failure" not in decoded:
-                patches.append(grid_patches(decoded["image"], p, max(1, max_patches // num_volumes)))
+                patches.append(grid_patches(decoded["image"], patch, max(1, max_patches // num_volumes)))
         raise_together(decode.failures)
         return torch.cat(patches)
 
     def _training_patches(self, training: Sequence[Item]) -> Tensor:
-        """Return the patches to which baselines are fitted, (N, 1, p, p, p), the same for every world
+        """Return the patches to which baselines are fitted, (N, C, p, q, r), the same for every world
         size."""
-        p = self.config.patch_size
-        limit = max(2, min(MAX_BASELINE_PATCHES, MAX_BASELINE_VALUES // p**3))
+        limit = max(2, min(MAX_BASELINE_PATCHES, MAX_BASELINE_VALUES // math.prod(self.config.patch)))
         draw = self._draw()
         decode = Decode(self._steps())
         # A few volumes are decoded a second time, and each gives several rounds of patches if needed.
@@ -240,33 +258,19 @@ class Autoencoder:
     # ---- model and loss ----
 
     def build_model(self) -> nn.Module:
-        """Return AutoencoderKL without attention, with one residual block per level.
+        """Return the network of the settings, see `build_network`, with the weights of `pretrained`.
 
-        GroupNorm has one group, which preserves the relative brightness of the channels: with 4 groups the
-        result was 0.7 dB worse on the phantoms after 300 steps, with 8 groups 1.2 dB.
+        Raises DataError if a file with weights is unusable.
         """
         if self.config.perceptual == "features":
             # The file is read here, where tensors have values: while a step's memory is estimated they have
             # none.
             layers_of(self.config.perceptual_network)
-        levels = len(self.config.channels)
-        return AutoencoderKL(
-            spatial_dims=3,
-            in_channels=1,
-            out_channels=1,
-            channels=self.config.channels,
-            num_res_blocks=(1,) * levels,
-            attention_levels=(False,) * levels,
-            latent_channels=self.config.latent_channels,
-            norm_num_groups=1,
-            with_encoder_nonlocal_attn=False,
-            with_decoder_nonlocal_attn=False,
-        )
+        return pretrained_network(self.config) if self.config.pretrained else build_network(self.config)
 
     def example(self, batch_size: int) -> Batch:
-        """Return {"image": (batch_size, 1, p, p, p)} with values from 0 to 1."""
-        p = self.config.patch_size
-        return {"image": torch.rand(batch_size, 1, p, p, p)}
+        """Return {"image": (batch_size, C, p, q, r)} with values from 0 to 1."""
+        return {"image": torch.rand(batch_size, self.config.num_image_channels, *self.config.patch)}
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         """Return the residual blocks, and the layers between them that halve or double the resolution."""
@@ -297,10 +301,12 @@ class Autoencoder:
         loss = recon_loss + config.kl_weight * kl_loss
         terms = {"recon_loss": recon_loss, "kl_loss": kl_loss}
         if config.perceptual != "none":
+            # Each channel is an image of its own.
+            output, true = (each.flatten(0, 1)[:, None] for each in (reconstruction, image))
             distance = (
-                spectral_distance(reconstruction, image)
+                spectral_distance(output, true)
                 if config.perceptual == "spectral"
-                else feature_distance(reconstruction, image, config.perceptual_network)
+                else feature_distance(output, true, config.perceptual_network)
             )
             loss = loss + config.perceptual_weight * distance
             terms["perceptual_loss"] = distance
@@ -332,7 +338,7 @@ class Autoencoder:
             return None
         return PatchDiscriminator(
             spatial_dims=3,
-            in_channels=1,
+            in_channels=config.num_image_channels,
             channels=config.discriminator_channels,
             num_layers_d=config.num_discriminator_layers,
             norm="INSTANCE",
@@ -390,40 +396,9 @@ class Autoencoder:
             return {"table": {}, "note": "Nothing was held out (val_fraction=0): no result.", "images": {}}
         batches = torch.split(image, self.config.batch_size)
         reconstruction = torch.cat([_reconstruct(model, batch.to(device)).cpu() for batch in batches])
-        num_latent = self.config.latent_channels * self._latent_edge**3
-        grid_edge = largest_cube_edge(num_latent)
         fitted_on = self._training_patches(training)
-        mean_image, components = principal_components(fitted_on, num_latent)
-        baselines = {
-            "trilinear, same number of values": trilinear(image, grid_edge),
-            "DCT, same number of values": lowest_frequencies(image, num_latent),
-            "PCA, same number of values": project(image, mean_image, components),
-            "mean image": mean_image.expand_as(image),
-        }
-        table = {
-            name: {
-                "psnr_db": round(float(psnr_db(output, image).mean()), 3),
-                "ssim": round(float(ssim(output, image).mean()), 4),
-            }
-            for name, output in {"autoencoder": reconstruction, **baselines}.items()
-        }
-        best = max(table, key=lambda name: table[name]["psnr_db"])
-        gain_db = table["autoencoder"]["psnr_db"] - max(
-            row["psnr_db"] for name, row in table.items() if name != "autoencoder"
-        )
-        verdict = (
-            f"The autoencoder is best, by {gain_db:.1f} dB"
-            if best == "autoencoder"
-            else f"'{best}' is best; the autoencoder is {-gain_db:.1f} dB below it"
-        )
-        note = (
-            f"{verdict}, on {len(image)} held-out patches of {self.config.patch_size}^3 voxels. For each patch the "
-            f"autoencoder and the DCT keep {num_latent} numbers, trilinear sampling {grid_edge}^3 = {grid_edge**3}, PCA "
-            f"{len(components)}"
-        )
-        if len(components) < num_latent:
-            note += f" (no more, because it was fitted on {len(fitted_on)} training patches)"
-        note += "." + parts.in_words(self.config)
+        table, note = compared(self.config, image, reconstruction, fitted_on)
+        note += parts.in_words(self.config)
         return {"table": table, "note": note, "images": pictures(image, reconstruction)}
 
     # ---- new data ----
@@ -446,11 +421,6 @@ class Autoencoder:
     ) -> tuple[dict[str, dict[str, Any]], list[str]]:
         """Write `latents.json`, which has the factor that diffusion models need."""
         return {}, write_index(self.config, rows, job)
-
-    @property
-    def _latent_edge(self) -> int:
-        shrink: int = 2 ** (len(self.config.channels) - 1)
-        return self.config.patch_size // shrink
 
 
 def _said(discriminator: nn.Module, image: Tensor) -> Tensor:

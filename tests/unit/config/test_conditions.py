@@ -36,7 +36,8 @@ _ALWAYS = {
         val_every_epochs split_seed
     """,
     "autoencoder": """
-        patch_size channels latent_channels recon_loss kl_weight perceptual adversarial_weight
+        patch_size channels latent_channels num_res_blocks norm_groups attention_levels
+        with_encoder_nonlocal_attn with_decoder_nonlocal_attn upsampling recon_loss kl_weight perceptual adversarial_weight
     """,
     "diffusion": """
         target size prediction spacing train_times antithetic num_times betas sampler clip
@@ -113,7 +114,7 @@ def _other(model: type[Settings], name: str) -> Any:
     if kind is str:
         return {"allocator": "expandable_segments:True"}.get(name, "something")
     if get_origin(kind) is tuple:
-        return ("Age",) if get_args(kind)[0] is str else (0.25,)
+        return {str: ("Age",), int: (3,)}.get(get_args(kind)[0], (0.25,))
     for value in (0.25, 0.75, 5e-4, 2, 3, 8, 12):
         if value != default and isinstance(value, int if kind is int else float | int):
             try:

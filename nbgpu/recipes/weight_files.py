@@ -1,0 +1,74 @@
+"""Reads files with a network's weights, and says what of them does not fit."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from nbgpu.errors import DataError
+
+_MAX_SHOWN = 8
+_INSIDE = ("state_dict", "model_state_dict", "model", "unet_state_dict")
+"""Keys under which a torch file may hold the weights, beside other things. MONAI's MAISI has the last one,
+also for its autoencoder."""
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return the tensors by name, from .safetensors, or from a torch.save file without executing anything in
+    it. The prefix 'module.' of DDP is dropped.
+
+    Raises:
+        DataError: there is no such file, or it holds no weights.
+    """
+    if not path.is_file():
+        raise DataError(
+            f"{path}: there is no such file. pretrained takes .safetensors or a file of torch.save"
+        )
+    try:
+        content: Any = (
+            safetensors.torch.load_file(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, SafetensorError) as error:
+        first_line = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(f"{path}: cannot be read as weights: {first_line}") from None
+    for name in _INSIDE:
+        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
+            content = content[name]
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise DataError(f"{path}: holds no tensors by name")
+    return {str(name).removeprefix("module."): value for name, value in content.items()}
+
+
+def require_fit(weights: Mapping[str, Tensor], network: Mapping[str, Tensor], told: str, advice: str) -> None:
+    """Raise DataError, with names and shapes, if the weights are not those of the network.
+
+    Args:
+        weights: the weights by the network's names.
+        network: the network's own, of which only names and shapes count.
+        told: the setting or file that the message begins with.
+        advice: the settings to look at.
+    """
+    problems = list(_misfits(weights, network))
+    if problems:
+        more = len(problems) - _MAX_SHOWN
+        listed = "; ".join(problems[:_MAX_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+        raise DataError(f"{told}: the file does not fit: {listed}. {advice}")
+
+
+def _misfits(weights: Mapping[str, Tensor], network: Mapping[str, Tensor]) -> Iterator[str]:
+    for name in sorted(network.keys() - weights.keys()):
+        yield f"has no {name} {tuple(network[name].shape)}"
+    for name in sorted(weights.keys() - network.keys()):
+        yield f"has {name} {tuple(weights[name].shape)}, which the network has not"
+    for name in sorted(weights.keys() & network.keys()):
+        if weights[name].shape != network[name].shape:
+            yield f"{name} is {tuple(weights[name].shape)}, and the network's is {tuple(network[name].shape)}"
