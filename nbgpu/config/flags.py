@@ -29,6 +29,7 @@ def parse(
     defaults: Mapping[str, Any] | None = None,
     hidden: Sequence[str] = (),
     as_text: type[BaseModel] | None = None,
+    description: str | None = None,
 ) -> dict[str, Any]:
     """Parse `--batch-size 4 --amp bf16` into {'batch_size': 4, 'amp': 'bf16', ...}, with one value for each
     field.
@@ -45,6 +46,7 @@ def parse(
         defaults: values for omitted flags, in place of the fields' own defaults.
         hidden: fields that are not flags; the result does not have them.
         as_text: one of the models, whose flags take any text; an omitted flag gives None.
+        description: what the help says first; left out: the summary of the last model.
 
     Raises:
         SystemExit: the user asked for help, or a flag is unknown or of the wrong type; tyro has printed
@@ -69,8 +71,8 @@ def parse(
         shown = tyro.conf.arg(help=help_text, metavar="VALUE[,...]" if takes_several else None)
         flags[name] = (name, Annotated[(kind, shown, *_marks(info))], field(default=default))
     holder = make_dataclass("Settings", list(flags.values()))
-    description = summary(models[-1])
-    values = asdict(tyro.cli(holder, args=list(arguments), prog=prog, description=description))
+    text = summary(models[-1]) if description is None else description
+    values = asdict(tyro.cli(holder, args=list(arguments), prog=prog, description=text))
     return values | {name: ",".join(values[name]) for name in joined}
 
 

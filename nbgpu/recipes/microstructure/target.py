@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from nbgpu.config import MicrostructureConfig
 from nbgpu.errors import DataError
+from nbgpu.machine.files import write_whole
 from nbgpu.recipes.microstructure.characterize import DESCRIPTORS, characterize
 from nbgpu.recipes.microstructure.files import load_fields
 from nbgpu.recipes.microstructure.grids import decided, indicated
@@ -61,22 +63,28 @@ class Target:
         return torch.stack([1 - shares[0], shares[0]]) if self.num_phases == 1 else shares
 
     @property
-    def correlation_length_px(self) -> float:
-        """The distance along an axis, in pixels, at which the covariance of the phase that is correlated
-        farthest falls to 1 / e; at least limit_to - 1 where it does not."""
+    def covariances(self) -> list[Tensor]:
+        """The covariance along an axis of each phase whose indicator the field has, for distances from 0 to
+        limit_to - 1 pixels and divided by its value at 0; a mean over axes and directions."""
         middle = self.measure.limit_to - 1
-        longest = 0.0
+        found = []
         for s2 in torch.stack([t[S2][:, 0] for t in self.descriptors]).mean(dim=0):
             share = float(s2[middle, middle])
-            along = (s2[middle:, middle] + s2[middle, middle:]).numpy() / 2
-            covariance = (along - share**2) / max(share - share**2, 1e-12)
-            below = np.flatnonzero(covariance < 1 / np.e)
-            if not len(below):
-                return float(middle)
-            after = int(below[0])
-            step = (covariance[after - 1] - 1 / np.e) / (covariance[after - 1] - covariance[after])
-            longest = max(longest, after - 1 + float(step))
-        return longest
+            along = (s2[middle:, middle] + s2[middle, middle:]) / 2
+            found.append((along - share**2) / max(share - share**2, 1e-12))
+        return found
+
+    @property
+    def correlation_lengths_px(self) -> list[float]:
+        """The distance along an axis, in pixels, at which the covariance falls to 1 / e, for each of
+        `covariances`; limit_to - 1 where it does not."""
+        return [_falls_to(covariance.numpy(), 1 / np.e) for covariance in self.covariances]
+
+    @property
+    def correlation_length_px(self) -> float:
+        """The correlation length of the phase that is correlated farthest; limit_to - 1 where its covariance
+        does not fall to 1 / e."""
+        return max(self.correlation_lengths_px)
 
     @property
     def warnings(self) -> list[str]:
@@ -91,18 +99,37 @@ class Target:
         ]
 
 
+def _falls_to(values: np.ndarray, level: float) -> float:
+    """Return where values fall to a level for the first time, linear between two places; the last place where
+    they never do."""
+    below = np.flatnonzero(values < level)
+    if not len(below):
+        return float(len(values) - 1)
+    after = int(below[0])
+    return float(after - 1 + (values[after - 1] - level) / (values[after - 1] - values[after]))
+
+
+def holds_descriptors(data: str) -> bool:
+    """Return whether `data` names a file of descriptors, and no microstructures."""
+    return data.endswith(".npz")
+
+
 def measure_of(config: MicrostructureConfig) -> Measure:
     return Measure(config.limit_to, config.periodic, config.gram_network)
 
 
-def load_target(config: MicrostructureConfig) -> Target:
+def load_target(config: MicrostructureConfig, also: Sequence[str] = ()) -> Target:
     """Load the target that the settings name.
+
+    Args:
+        config: the settings.
+        also: descriptors beside those of the settings, which need not be differentiable.
 
     Raises:
         DataError: lists every problem of the files, one per line.
     """
-    names = list(dict.fromkeys([*config.descriptor_types, S2]))
-    if config.data.endswith(".npz"):
+    names = list(dict.fromkeys([*config.descriptor_types, *also, S2]))
+    if holds_descriptors(config.data):
         return _from_descriptors(config, names)
     measure = measure_of(config)
     if config.data == "generated":
@@ -171,7 +198,7 @@ def _shape(config: MicrostructureConfig, of_data: tuple[int, ...]) -> tuple[int,
 
 def save_descriptors(path: Path, target: Target) -> None:
     """Write all descriptors as `direction_0/NAME` and so on and the structure as `structure_0/NAME`, beside
-    limit_to, periodic, num_phases and the shape."""
+    limit_to, periodic, num_phases and the shape. The file is written whole or not at all."""
     arrays = {
         f"direction_{direction}/{name}": values.numpy()
         for direction, of_direction in enumerate(target.descriptors)
@@ -179,8 +206,9 @@ def save_descriptors(path: Path, target: Target) -> None:
     }
     for direction, part in enumerate(target.structure):
         arrays |= {f"structure_{direction}/{name}": values.numpy() for name, values in vars(part).items()}
+    content = io.BytesIO()
     np.savez(
-        path,
+        content,
         allow_pickle=False,
         limit_to=np.array(target.measure.limit_to),
         periodic=np.array(target.measure.periodic),
@@ -188,6 +216,7 @@ def save_descriptors(path: Path, target: Target) -> None:
         shape=np.array(target.shape),
         **arrays,
     )
+    write_whole(path, content.getvalue())
 
 
 def _from_descriptors(config: MicrostructureConfig, names: Sequence[str]) -> Target:
