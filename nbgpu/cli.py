@@ -412,8 +412,11 @@ def _characterize(arguments: list[str]) -> None:
     found = []
     for one, measurement in zip(characterizing.characterized(job), job.measurements, strict=True):
         found.append(one)
-        print(f"{one.data}: {characterizing.written(measurement)}", flush=True)
+        print(f"{one.data}: {characterizing.written(measurement, job)}", flush=True)
     print("\n".join(["", *characterizing.table(found)]))
+    if asked.against:
+        lines = characterizing.table_of_differences(found)
+        print("\n".join(["", f"mean absolute differences from {asked.against}", *lines]))
 
 
 def _report(arguments: list[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from nbgpu.config.recipes.microstructure import DescriptorType, MicrostructureConfig
-from nbgpu.config.settings import Settings
+from nbgpu.config.settings import Settings, read_from
 
 MEASURING = (
     "limit_to",
@@ -33,6 +33,11 @@ class CharacterizeConfig(Settings):
         "descriptors",
         min_length=1,
         description="folder for the results: for each FILE its name with .npz, .csv and .png",
+    )
+    against: str = Field(
+        "",
+        description="a microstructure or descriptors, from which the differences of each FILE are told; empty for none",
+        json_schema_extra=read_from(),
     )
 
     def problems(self) -> Iterator[str]:

@@ -27,6 +27,8 @@ class Job:
     measurements: Sequence[Measurement]
     only_measured: Sequence[str]
     """Descriptors beside those of the settings, which no reconstruction can match."""
+    against: Mapping[str, Any] | None
+    """The settings that name what all are compared with; None for nothing."""
     only_check: bool
     """Whether the files are to be looked at, and nothing measured."""
 
@@ -57,3 +59,6 @@ class Characterized:
     """The number of grids on which it was described."""
     rows: Sequence[PhaseRow]
     """One for each phase."""
+    differences: Mapping[str, float]
+    """The mean absolute differences from what it is compared with, by the name of the measure; empty if there
+    is nothing to compare with."""

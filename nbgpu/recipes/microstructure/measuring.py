@@ -21,9 +21,10 @@ from nbgpu.machine.lifetime import end_with
 from nbgpu.protocol.characterization import BAD_DATA, Characterized, Job, Measurement
 from nbgpu.recipes.microstructure.characterize import DESCRIPTORS
 from nbgpu.recipes.microstructure.files import load_fields
-from nbgpu.recipes.microstructure.summary import csv_of, figure_of, rows_of
+from nbgpu.recipes.microstructure.summary import csv_of, csv_of_differences, differences, figure_of, rows_of
 from nbgpu.recipes.microstructure.target import (
     S2,
+    Target,
     holds_descriptors,
     load_target,
     measure_of,
@@ -44,45 +45,73 @@ def main() -> None:
     if problems := list(_problems(job)):
         sys.stderr.write("\n".join(problems))
         sys.exit(BAD_DATA)
-    if not job.only_check:
-        for measurement in job.measurements:
-            sys.stdout.write(json.dumps(asdict(_measured(measurement, job.only_measured))) + "\n")
-            sys.stdout.flush()
+    if job.only_check:
+        return
+    against = None
+    if job.against is not None:
+        against = load_target(MicrostructureConfig(**job.against), job.only_measured)
+    for measurement in job.measurements:
+        found = _measured(measurement, job.only_measured, against)
+        sys.stdout.write(json.dumps(asdict(found)) + "\n")
+        sys.stdout.flush()
 
 
 def _problems(job: Job) -> list[str]:
     found = []
-    for measurement in job.measurements:
+    num_phases: dict[str, int] = {}
+    for settings in [*([job.against] if job.against else []), *(one.settings for one in job.measurements)]:
+        config = MicrostructureConfig(**settings)
         try:
-            _check(MicrostructureConfig(**measurement.settings), job.only_measured)
+            num_phases[config.data] = _checked(config, job.only_measured)
         except DataError as error:
             found += str(error).splitlines()
+    of_reference = num_phases.pop(job.against["data"], None) if job.against else None
+    found += [
+        f"{data}: has {_phases(number)}, and {job.against['data']} has {_phases(of_reference)}"
+        for data, number in num_phases.items()
+        if job.against and of_reference is not None and number != of_reference
+    ]
     return list(dict.fromkeys(found))
 
 
-def _check(config: MicrostructureConfig, only_measured: Sequence[str]) -> None:
-    """Raise a DataError with all that is wrong with one file, without measuring it."""
+def _phases(number: int) -> str:
+    return "two phases, of which the second is measured" if number == 1 else f"{number} phases"
+
+
+def _checked(config: MicrostructureConfig, only_measured: Sequence[str]) -> int:
+    """Return the number of phases that would be measured, or raise a DataError with all that is wrong with
+    one file."""
     if holds_descriptors(config.data):
-        load_target(config, only_measured)
-        return
+        return load_target(config, only_measured).num_phases
     measure, names = measure_of(config), [*config.descriptor_types, *only_measured, S2]
     fields = load_fields(config.data, names, measure, config.multiphase)
     # A file of weights is read when a descriptor uses it for the first time.
     blank = torch.zeros(1, len(fields[0]), *(2 * measure.limit_to,) * 2, dtype=torch.float64)
     for descriptor in (DESCRIPTORS[name] for name in names if "GramMatrices" in name):
         descriptor.compute(blank[:, 0] if descriptor.of == "phase" else blank, measure)
+    return len(fields[0])
 
 
-def _measured(measurement: Measurement, only_measured: Sequence[str]) -> Characterized:
+def _measured(
+    measurement: Measurement, only_measured: Sequence[str], against: Target | None
+) -> Characterized:
     """Measure one microstructure, and write its files; the descriptors last, so that they are there only if
     everything is."""
     config = MicrostructureConfig(**measurement.settings)
     target = load_target(config, only_measured)
-    found = Characterized(config.data, target.shape, target.levels, rows_of(target))
+    found = Characterized(
+        config.data,
+        target.shape,
+        target.levels,
+        rows_of(target),
+        {} if against is None else differences(target, against),
+    )
     drawn = io.BytesIO()
     figure_of(target, Path(measurement.stem).name).savefig(drawn, format="png", dpi=_DOTS_PER_INCH)
     write_whole(Path(f"{measurement.stem}.png"), drawn.getvalue())
     write_whole(Path(f"{measurement.stem}.csv"), csv_of(found))
+    if found.differences:
+        write_whole(Path(f"{measurement.stem}.differences.csv"), csv_of_differences(found))
     save_descriptors(Path(f"{measurement.stem}.npz"), target)
     return found
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from nbgpu.protocol.characterization import Characterized, PhaseRow
 from nbgpu.recipes.microstructure.pictures import slices_of
-from nbgpu.recipes.microstructure.structure import mean_structure
+from nbgpu.recipes.microstructure.structure import mean_structure, structure_errors
 from nbgpu.recipes.microstructure.target import S2, Target
 
 _TILE_INCHES = 3.0
@@ -49,6 +49,37 @@ def csv_of(found: Characterized) -> str:
     table.writeheader()
     table.writerows(asdict(row) for row in found.rows)
     return text.getvalue()
+
+
+def differences(found: Target, wanted: Target) -> dict[str, float]:
+    """Return how far descriptors are from others with as many phases, by name, and the structure, if both
+    have it.
+
+    Of a descriptor it is the mean absolute difference over its values on the full grid, phases and
+    directions; see `structure_errors` for the rest.
+    """
+    count = max(len(found.descriptors), len(wanted.descriptors))
+    pairs = [
+        (found.descriptors[i % len(found.descriptors)], wanted.descriptors[i % len(wanted.descriptors)])
+        for i in range(count)
+    ]
+    errors = {
+        name: float(
+            torch.stack([(one[name][:, 0] - other[name][:, 0]).abs().mean() for one, other in pairs]).mean()
+        )
+        for name in found.descriptors[0]
+    }
+    if found.structure and wanted.structure:
+        own = [found.structure[i % len(found.structure)] for i in range(count)]
+        errors |= structure_errors(own, wanted.structure)
+    return errors
+
+
+def csv_of_differences(found: Characterized) -> str:
+    """Return the differences as a table with a heading."""
+    return "".join(
+        f"{name},{value}\n" for name, value in [("measure", "difference"), *found.differences.items()]
+    )
 
 
 def figure_of(target: Target, title: str) -> Figure:
