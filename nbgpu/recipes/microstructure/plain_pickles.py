@@ -8,7 +8,9 @@ built afterwards out of the records, so that nothing of NumPy is called by the f
 
 from __future__ import annotations
 
+import io
 import pickle
+import pickletools
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -147,8 +149,9 @@ def load(path: Path, records: Collection[tuple[str, str]] = ()) -> Any:
         DataError: names the file, and what in it is none of these; or it is no whole pickle.
     """
     try:
-        with path.open("rb") as file:
-            return _plain(_Unpickler(file, records).load())
+        content = path.read_bytes()
+        _check_memo(content)
+        return _plain(_Unpickler(io.BytesIO(content), records).load())
     except _Refused as error:
         raise DataError(
             f"{path}: holds {error}. A pickle can run code, so only numbers, texts, containers of them and NumPy's arrays of "
@@ -156,6 +159,14 @@ def load(path: Path, records: Collection[tuple[str, str]] = ()) -> Any:
         ) from None
     except _OF_BAD_FILES as error:
         raise DataError(f"{path}: cannot be read as a pickle: {error}") from None
+
+
+def _check_memo(content: bytes) -> None:
+    """Raise a ValueError if an object is to be kept under a number for which the file is too short: Python
+    makes as many places, and that may be more than there is memory."""
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(content):
+            raise ValueError(f"it keeps an object as the {argument}th, and has {len(content)} bytes")
 
 
 def _plain(value: Any) -> Any:

