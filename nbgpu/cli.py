@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,13 +17,14 @@ from nbgpu import ui
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines import preloading
 from nbgpu.client.host import doctor, ps
-from nbgpu.client.runs import data_check, planning, predicting
+from nbgpu.client.runs import characterizing, data_check, planning, predicting
 from nbgpu.client.scaling import starting
 from nbgpu.client.scaling.study import Study
 from nbgpu.client.sweeps import sweep as client_sweep
 from nbgpu.config import (
     TRAIN_CONFIGS,
     ClusterConfig,
+    MicrostructureConfig,
     TrainConfig,
     flags,
     own_file,
@@ -30,6 +32,7 @@ from nbgpu.config import (
     settings_of,
     train_config,
 )
+from nbgpu.config.characterization import MEASURING, CharacterizeConfig
 from nbgpu.config.prediction import PredictConfig
 from nbgpu.config.settings import together, unused
 from nbgpu.errors import ConfigError, NbgpuError, RankError, RunError
@@ -60,6 +63,7 @@ nbgpu scaling RECIPE --ranks 1,2,4               how much faster a step becomes 
 nbgpu scaling RECIPE --vary bucket-mb --values 1,5,25 --ranks 2   what one setting does to the time of a step
 nbgpu scaling --resume STUDY_FOLDER              what of it was not measured
 nbgpu predict RUN_FOLDER --data NEW --out FOLDER what its trained model makes of new data: images, latents, risks or contours
+nbgpu characterize FILE [FILE ...] --out FOLDER  measures the descriptors of microstructures, each a target for the recipe
 nbgpu report RUN_FOLDER                          one page that shows a run, from its folder; needs no network
 nbgpu doctor [--json]                            looks at this machine: what works, what does not, what to do
 nbgpu ps                                         your clusters on this host, also those that were left over
@@ -104,6 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit(_scaling(list(rest)))
         elif command == "predict":
             sys.exit(_predict(list(rest)))
+        elif command == "characterize":
+            _characterize(list(rest))
         elif command == "report":
             _report(list(rest))
         elif command == "new":
@@ -381,6 +387,36 @@ def _predict(arguments: list[str]) -> int:
             found = started.predict_with(job, show)
     console.print(str(found), highlight=False, soft_wrap=True)
     return 1 if found.failed else 0
+
+
+def _characterize(arguments: list[str]) -> None:
+    """Measure microstructures, and print what a person wants to know of them first."""
+    files = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    if not files and not {"--help", "-h"} & set(arguments):
+        sys.exit("usage: nbgpu characterize FILE [FILE ...] [--out FOLDER] [flags], such as alloy.npy")
+    values = flags.parse(
+        [CharacterizeConfig, MicrostructureConfig],
+        arguments[len(files) :],
+        prog="nbgpu characterize FILE [FILE ...]",
+        description=flags.summary(CharacterizeConfig),
+        hidden=[
+            n
+            for n in MicrostructureConfig.model_fields
+            if n not in (*MEASURING, *CharacterizeConfig.model_fields)
+        ],
+    )
+    of_command = {name: values.pop(name) for name in CharacterizeConfig.model_fields}
+    asked = CharacterizeConfig.checked(**of_command)
+    job = characterizing.job_of(files, asked, values)
+    characterizing.require(job)
+    found = []
+    for one, measurement in zip(characterizing.characterized(job), job.measurements, strict=True):
+        found.append(one)
+        print(f"{one.data}: {characterizing.written(measurement, job)}", flush=True)
+    print("\n".join(["", *characterizing.table(found)]))
+    if asked.against:
+        lines = characterizing.table_of_differences(found)
+        print("\n".join(["", f"mean absolute differences from {asked.against}", *lines]))
 
 
 def _report(arguments: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -14,13 +15,17 @@ from conftest import REPOSITORY
 
 import nbgpu
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, flags
+from nbgpu.config.characterization import CharacterizeConfig
 from nbgpu.config.settings import paths_to_read, unused
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import Device
 
 _OF_TRAIN = {"config": True, "find-batch-size": False}
 """The flags of `nbgpu train` that are no settings, and whether they take a value."""
-_NEEDS_FILES = {"data", "resume", "initial", "pretrained", "fold", "eval_times", "wandb", "tensorboard"}
+_NEEDS_FILES = {
+    *("data", "resume", "initial", "pretrained", "gram_network"),
+    *("fold", "eval_times", "wandb", "tensorboard"),
+}
 """Settings with files, or packages, of which the page gives examples only."""
 _GPUS = [Device("cuda", "NVIDIA H100", f"GPU-{i}", i, 80 * 2**30, compute_capability=9.0) for i in range(2)]
 
@@ -46,7 +51,7 @@ class Command:
 
 
 def _takes_no_value(recipe: str, flag: str) -> bool:
-    name = flag.removeprefix("--").replace("-", "_")
+    name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
     field = {**ClusterConfig.model_fields, **TRAIN_CONFIGS[recipe].model_fields}.get(name)
     is_switch = field is not None and field.annotation is bool
     return is_switch or flag.removeprefix("--") in _OF_TRAIN
@@ -109,6 +114,20 @@ def test_every_command_is_one_of_its_recipe(
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
     settled(config, _GPUS)
+
+
+def test_every_command_that_measures_is_one() -> None:
+    page = (REPOSITORY / "docs" / "coming-from.md").read_text()
+    commands = set(re.findall(r"`(nbgpu characterize [^`]*)`", page))
+    assert len(commands) > 1
+    for command in commands:
+        words = shlex.split(command)[2:]
+        files = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+        assert files
+        values = flags.parse([CharacterizeConfig], words[len(files) :], prog=command)
+        assert all(
+            CharacterizeConfig.checked(**values).recipes_settings(file, {}).data == file for file in files
+        )
 
 
 @pytest.mark.long

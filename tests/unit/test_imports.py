@@ -69,6 +69,7 @@ HOUSE = [
     "machine",
     "config.__init__",
     "config.prediction",
+    "config.characterization",
     "config.flags",
     "config.toml",
     "config.recipes",

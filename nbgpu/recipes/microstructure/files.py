@@ -15,6 +15,8 @@ from nbgpu.recipes.microstructure.grids import indicated
 from nbgpu.recipes.microstructure.measure import Measure
 
 _MIN_GRAM_LIMIT = 16
+_MAGIC = b"\x93NUMPY"
+_MAGIC_OF_ARCHIVE = b"PK"
 
 
 def paths_in(data: str) -> list[Path]:
@@ -74,6 +76,11 @@ def load_fields(data: str, names: Sequence[str], measure: Measure, multiphase: b
 
 def _read(path: Path) -> np.ndarray:
     """Read the array of a .npy file, without unpickling: a .npy file of objects can run arbitrary code."""
+    with path.open("rb") as file:
+        begun = file.read(len(_MAGIC))
+    # NumPy takes any other file for a pickle, and its message says how to load one.
+    if begun != _MAGIC and not begun.startswith(_MAGIC_OF_ARCHIVE):
+        raise ValueError("it does not begin as one")
     values = np.load(path, allow_pickle=False)
     if not isinstance(values, np.ndarray):
         values.close()

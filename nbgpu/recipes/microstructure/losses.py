@@ -63,7 +63,7 @@ class Loss:
     def levels(self, shape: tuple[int, ...], coarser: int) -> int:
         """Return the number of grid levels on which slices of this shape are compared, where the target has
         `coarser` finer levels besides."""
-        of_target = min(values.shape[1] for target in self._targets for values in target.values())
+        of_target = min(target[name].shape[1] for target in self._targets for name in self._weights)
         return max(1, min(of_target - coarser, num_levels(shape, self.measure.limit_to)))
 
     def __call__(self, slices: Tensor, direction: int = 0, coarser: int = 0) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from nbgpu.config import MicrostructureConfig
 from nbgpu.errors import DataError
+from nbgpu.machine.files import write_whole
+from nbgpu.recipes.microstructure import mcrpy_files
 from nbgpu.recipes.microstructure.characterize import DESCRIPTORS, characterize
 from nbgpu.recipes.microstructure.files import load_fields
 from nbgpu.recipes.microstructure.grids import decided, indicated
@@ -48,9 +51,14 @@ class Target:
     """The structure by which a result is judged, for each direction or for all; empty where the data are
     descriptors of a run that had not measured it."""
 
+    compared: Sequence[str] = ()
+    """The descriptors that a field is compared by; empty for all."""
+
     @property
     def levels(self) -> int:
-        return min(values.shape[1] for values in self.descriptors[0].values())
+        """The number of grids on which the descriptors that are compared were measured."""
+        names = self.compared or self.descriptors[0].keys()
+        return min(one[name].shape[1] for one in self.descriptors for name in names)
 
     @property
     def shares(self) -> Tensor:
@@ -61,22 +69,28 @@ class Target:
         return torch.stack([1 - shares[0], shares[0]]) if self.num_phases == 1 else shares
 
     @property
-    def correlation_length_px(self) -> float:
-        """The distance along an axis, in pixels, at which the covariance of the phase that is correlated
-        farthest falls to 1 / e; at least limit_to - 1 where it does not."""
+    def covariances(self) -> list[Tensor]:
+        """The covariance along an axis of each phase whose indicator the field has, for distances from 0 to
+        limit_to - 1 pixels and divided by its value at 0; a mean over axes and directions."""
         middle = self.measure.limit_to - 1
-        longest = 0.0
+        found = []
         for s2 in torch.stack([t[S2][:, 0] for t in self.descriptors]).mean(dim=0):
             share = float(s2[middle, middle])
-            along = (s2[middle:, middle] + s2[middle, middle:]).numpy() / 2
-            covariance = (along - share**2) / max(share - share**2, 1e-12)
-            below = np.flatnonzero(covariance < 1 / np.e)
-            if not len(below):
-                return float(middle)
-            after = int(below[0])
-            step = (covariance[after - 1] - 1 / np.e) / (covariance[after - 1] - covariance[after])
-            longest = max(longest, after - 1 + float(step))
-        return longest
+            along = (s2[middle:, middle] + s2[middle, middle:]) / 2
+            found.append((along - share**2) / max(share - share**2, 1e-12))
+        return found
+
+    @property
+    def correlation_lengths_px(self) -> list[float]:
+        """The distance along an axis, in pixels, at which the covariance falls to 1 / e, for each of
+        `covariances`; limit_to - 1 where it does not."""
+        return [_falls_to(covariance.numpy(), 1 / np.e) for covariance in self.covariances]
+
+    @property
+    def correlation_length_px(self) -> float:
+        """The correlation length of the phase that is correlated farthest; limit_to - 1 where its covariance
+        does not fall to 1 / e."""
+        return max(self.correlation_lengths_px)
 
     @property
     def warnings(self) -> list[str]:
@@ -91,18 +105,39 @@ class Target:
         ]
 
 
+def _falls_to(values: np.ndarray, level: float) -> float:
+    """Return where values fall to a level for the first time, linear between two places; the last place where
+    they never do."""
+    below = np.flatnonzero(values < level)
+    if not len(below):
+        return float(len(values) - 1)
+    after = int(below[0])
+    return float(after - 1 + (values[after - 1] - level) / (values[after - 1] - values[after]))
+
+
+def holds_descriptors(data: str) -> bool:
+    """Return whether `data` names a file of descriptors, and no microstructures."""
+    return data.endswith((".npz", *mcrpy_files.SUFFIXES))
+
+
 def measure_of(config: MicrostructureConfig) -> Measure:
     return Measure(config.limit_to, config.periodic, config.gram_network)
 
 
-def load_target(config: MicrostructureConfig) -> Target:
+def load_target(config: MicrostructureConfig, also: Sequence[str] = ()) -> Target:
     """Load the target that the settings name.
+
+    Args:
+        config: the settings.
+        also: descriptors beside those of the settings, which need not be differentiable.
 
     Raises:
         DataError: lists every problem of the files, one per line.
     """
-    names = list(dict.fromkeys([*config.descriptor_types, S2]))
-    if config.data.endswith(".npz"):
+    names = list(dict.fromkeys([*config.descriptor_types, *also, S2]))
+    if config.data.endswith(mcrpy_files.SUFFIXES):
+        return _from_mcrpy(config, [*config.descriptor_types, *also])
+    if holds_descriptors(config.data):
         return _from_descriptors(config, names)
     measure = measure_of(config)
     if config.data == "generated":
@@ -127,6 +162,7 @@ def load_target(config: MicrostructureConfig) -> Target:
         summary=f"{origin}; descriptors {', '.join(config.descriptor_types)}",
         phases=decided(fields[0]),
         structure=_structure(config, fields),
+        compared=config.descriptor_types,
     )
 
 
@@ -146,12 +182,9 @@ def _described(
         characterize(field, names, measure, multigrid=config.multigrid_descriptor, isotropic=config.isotropic)
         for field in fields
     ]
-    if len(sets) > 1 and config.isotropic:
-        levels = min(s[S2].shape[1] for s in sets)
-        return [{name: torch.stack([s[name][:, :levels] for s in sets]).mean(dim=0) for name in names}]
     if fields[0].ndim == 4 and not config.isotropic:
         return [{name: values[direction] for name, values in sets[0].items()} for direction in range(3)]
-    return sets
+    return _mean(sets) if config.isotropic else sets
 
 
 def _shape(config: MicrostructureConfig, of_data: tuple[int, ...]) -> tuple[int, ...]:
@@ -171,7 +204,7 @@ def _shape(config: MicrostructureConfig, of_data: tuple[int, ...]) -> tuple[int,
 
 def save_descriptors(path: Path, target: Target) -> None:
     """Write all descriptors as `direction_0/NAME` and so on and the structure as `structure_0/NAME`, beside
-    limit_to, periodic, num_phases and the shape."""
+    limit_to, periodic, num_phases and the shape. The file is written whole or not at all."""
     arrays = {
         f"direction_{direction}/{name}": values.numpy()
         for direction, of_direction in enumerate(target.descriptors)
@@ -179,8 +212,9 @@ def save_descriptors(path: Path, target: Target) -> None:
     }
     for direction, part in enumerate(target.structure):
         arrays |= {f"structure_{direction}/{name}": values.numpy() for name, values in vars(part).items()}
+    content = io.BytesIO()
     np.savez(
-        path,
+        content,
         allow_pickle=False,
         limit_to=np.array(target.measure.limit_to),
         periodic=np.array(target.measure.periodic),
@@ -188,6 +222,7 @@ def save_descriptors(path: Path, target: Target) -> None:
         shape=np.array(target.shape),
         **arrays,
     )
+    write_whole(path, content.getvalue())
 
 
 def _from_descriptors(config: MicrostructureConfig, names: Sequence[str]) -> Target:
@@ -204,8 +239,7 @@ def _from_descriptors(config: MicrostructureConfig, names: Sequence[str]) -> Tar
         if arrays[name].item() != getattr(config, name)
     ]
     num_phases = int(arrays["num_phases"])
-    if (num_phases > 1) != config.multiphase:
-        problems.append(f"it has {num_phases} phases, and multiphase is {config.multiphase}")
+    problems += _wrong_phases(config, num_phases)
     keys = [key.partition("/") for key in arrays if key.startswith("direction_")]
     num_directions = len({direction for direction, _, _ in keys})
     known = {name for _, _, name in keys}
@@ -215,25 +249,78 @@ def _from_descriptors(config: MicrostructureConfig, names: Sequence[str]) -> Tar
         )
     if problems:
         raise DataError("\n".join(f"{config.data}: {problem}" for problem in problems))
+    structure = [
+        Structure(
+            *(
+                torch.from_numpy(arrays[f"structure_{direction}/{field.name}"])
+                for field in fields_of(Structure)
+            )
+        )
+        for direction in range(sum(key.endswith("/lineal_path") for key in arrays))
+    ]
     return Target(
-        [
-            {name: torch.from_numpy(arrays[f"direction_{direction}/{name}"]) for name in names}
-            for direction in range(num_directions)
-        ],
+        _as_asked(
+            config,
+            [
+                {name: torch.from_numpy(arrays[f"direction_{direction}/{name}"]) for name in names}
+                for direction in range(num_directions)
+            ],
+        ),
         measure_of(config),
-        num_phases,
+        num_phases if config.multiphase else 1,
         _shape(config, tuple(int(length) for length in arrays["shape"])),
         summary=f"descriptors {', '.join(config.descriptor_types)} from {config.data}",
-        structure=[
-            Structure(
-                *(
-                    torch.from_numpy(arrays[f"structure_{direction}/{field.name}"])
-                    for field in fields_of(Structure)
-                )
-            )
-            for direction in range(sum(key.endswith("/lineal_path") for key in arrays))
-        ],
+        structure=[mean_structure(structure)] if config.isotropic and structure else structure,
+        compared=config.descriptor_types,
     )
+
+
+def _from_mcrpy(config: MicrostructureConfig, names: Sequence[str]) -> Target:
+    measure = measure_of(config)
+    saved = mcrpy_files.read(config.data, names, measure)
+    problems = _wrong_phases(config, saved.num_phases)
+    if saved.shape is None and not config.shape:
+        problems.append("does not say how large the field was. Give the shape that is looked for, as shape")
+    if problems:
+        raise DataError("\n".join(f"{config.data}: {problem}" for problem in problems))
+    origin = f"descriptors {', '.join(config.descriptor_types)} of MCRpy from {config.data}"
+    return Target(
+        _as_asked(config, saved.descriptors),
+        measure,
+        saved.num_phases if config.multiphase else 1,
+        _shape(config, saved.shape or ()),
+        summary="; ".join([origin, *saved.notes]),
+        compared=config.descriptor_types,
+    )
+
+
+def _wrong_phases(config: MicrostructureConfig, num_phases: int) -> list[str]:
+    if num_phases == 1 and config.multiphase:
+        return ["it has the second of two phases alone, and multiphase is True"]
+    if num_phases > 2 and not config.multiphase:
+        return [f"it has {num_phases} phases, and multiphase is False"]
+    return []
+
+
+def _as_asked(
+    config: MicrostructureConfig, sets: Sequence[Mapping[str, Tensor]]
+) -> Sequence[Mapping[str, Tensor]]:
+    """Return the descriptors of a file as if they had been measured with the settings: the second of two
+    phases alone, on one grid, or as a mean over the directions."""
+    if not config.multiphase:
+        sets = [{name: values[-1:] for name, values in one.items()} for one in sets]
+    if not config.multigrid_descriptor:
+        sets = [{name: values[:, :1] for name, values in one.items()} for one in sets]
+    return _mean(sets) if config.isotropic else sets
+
+
+def _mean(sets: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """Return the mean over the directions, on as many levels as each of them has."""
+    mean = {}
+    for name in sets[0]:
+        levels = min(one[name].shape[1] for one in sets)
+        mean[name] = torch.stack([one[name][:, :levels] for one in sets]).mean(dim=0)
+    return [mean]
 
 
 def _words(shape: Sequence[int]) -> str:

@@ -1,0 +1,62 @@
+"""What `nbgpu characterize` and the process that measures for it say to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+BAD_DATA = 3
+"""The process's exit code if files are unusable; the problems are on its stderr."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One microstructure to be measured, and where the results go."""
+
+    settings: Mapping[str, Any]
+    """The settings of the recipe microstructure, with the file as `data`."""
+    stem: str
+    """The path of the results without its suffix."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that one process is to measure."""
+
+    measurements: Sequence[Measurement]
+    only_measured: Sequence[str]
+    """Descriptors beside those of the settings, which no reconstruction can match."""
+    against: Mapping[str, Any] | None
+    """The settings that name what all are compared with; None for nothing."""
+    only_check: bool
+    """Whether the files are to be looked at, and nothing measured."""
+
+
+@dataclass(frozen=True)
+class PhaseRow:
+    """The numbers of one phase."""
+
+    phase: int
+    share: float
+    """The share of the pixels that are in the phase."""
+    correlation_length_px: float
+    """The distance at which the covariance falls to 1/e."""
+    is_longer: bool
+    """Whether the covariance does not fall so far within limit_to: the length is at least the one given."""
+    mean_chord_px: float | None
+    """The mean length of a stretch between two borders of the phase, along an axis; None if it has no border,
+    or if it was not measured."""
+
+
+@dataclass(frozen=True)
+class Characterized:
+    """One microstructure that has been measured."""
+
+    data: str
+    shape: tuple[int, ...]
+    rows: Sequence[PhaseRow]
+    """One for each phase."""
+    differences: Mapping[str, float]
+    """The mean absolute differences from what it is compared with, by the name of the measure; empty if there
+    is nothing to compare with."""

