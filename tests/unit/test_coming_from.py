@@ -20,7 +20,17 @@ from nbgpu.protocol.records import Device
 
 _OF_TRAIN = {"config": True, "find-batch-size": False}
 """The flags of `nbgpu train` that are no settings, and whether they take a value."""
-_NEEDS_FILES = {"data", "resume", "initial", "pretrained", "fold", "eval_times", "wandb", "tensorboard"}
+_NEEDS_FILES = {
+    "data",
+    "resume",
+    "initial",
+    "pretrained",
+    "perceptual_network",
+    "fold",
+    "eval_times",
+    "wandb",
+    "tensorboard",
+}
 """Settings with files, or packages, of which the page gives examples only."""
 _GPUS = [Device("cuda", "NVIDIA H100", f"GPU-{i}", i, 80 * 2**30, compute_capability=9.0) for i in range(2)]
 

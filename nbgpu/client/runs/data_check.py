@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nbgpu.config import TrainConfig
+from nbgpu.config.settings import paths_to_read
 from nbgpu.errors import DataError
 from nbgpu.machine import interpreter
 from nbgpu.run_folder import folder as runs
@@ -27,7 +28,9 @@ def require(config: TrainConfig) -> None:
     With files this takes some seconds, because the process that looks at them loads torch, and with
     `check_voxels` also the time to read the files that have not been found good before.
     """
-    if config.data not in type(config).WITHOUT_FILES:
+    # Generated data need no look, but the settings may name other files, such as a network's weights.
+    others = [path for name in type(config).model_fields for path in paths_to_read(config, name)]
+    if others or config.data not in type(config).WITHOUT_FILES:
         _require("training", config.model_dump_json())
 
 

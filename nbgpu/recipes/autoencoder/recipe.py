@@ -40,7 +40,7 @@ from nbgpu.recipes.autoencoder.baselines import (
     trilinear,
 )
 from nbgpu.recipes.autoencoder.losses import deceived, discrimination_loss, kl_divergence
-from nbgpu.recipes.autoencoder.perceptual import feature_distance, layers_of, spectral_distance
+from nbgpu.recipes.autoencoder.perceptual import FeatureDistance, spectral_distance
 from nbgpu.recipes.autoencoder.pictures import pictures
 from nbgpu.recipes.autoencoder.prediction import encoded, new_volumes, write_index
 from nbgpu.recipes.autoencoder.prepare import Prepare, item_of, mni152
@@ -76,6 +76,7 @@ class Autoencoder:
 
     def __init__(self, config: AutoencoderConfig) -> None:
         self.config = config
+        self._feature_distance = FeatureDistance(config) if config.perceptual == "features" else None
 
     # ---- data ----
 
@@ -86,8 +87,7 @@ class Autoencoder:
         Raises DataError with a line for every unusable file.
         """
         config = self.config
-        if config.perceptual == "features":
-            layers_of(config.perceptual_network)
+        network = self._feature_distance.network if self._feature_distance else None
         parts = self._parts()
         inspection.require_share(config, parts.everything, self._steps(), rank, world_size)
         # The held-out share is decoded first, because it is the smaller part and a bad file in it should be
@@ -99,7 +99,12 @@ class Autoencoder:
         loaders = SampleLoader(
             parts.training, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
         ).loaders(val_batches)
-        return replace(loaders, warnings=(*loaders.warnings, *self._warnings(loaders.steps_per_epoch)))
+        said = (f"perceptual distance: features of {network.words}",) if network else ()
+        return replace(
+            loaders,
+            summary=(*loaders.summary, *said),
+            warnings=(*loaders.warnings, *self._warnings(loaders.steps_per_epoch)),
+        )
 
     def _warnings(self, steps_per_epoch: int) -> Iterator[str]:
         config = self.config
@@ -114,7 +119,22 @@ class Autoencoder:
             )
 
     def inspect(self) -> None:
-        """Read all volumes. DataError has a line for each unusable one."""
+        """Read all volumes, and the files of the network of a perceptual distance. DataError has a line for
+        each unusable one."""
+        problems = []
+        for read in (self._read_network, self._read_volumes):
+            try:
+                read()
+            except DataError as error:
+                problems.append(str(error))
+        if problems:
+            raise DataError("\n".join(problems))
+
+    def _read_network(self) -> None:
+        if self._feature_distance:
+            _ = self._feature_distance.network
+
+    def _read_volumes(self) -> None:
         inspection.require(self.config, self._parts().everything, self._steps())
 
     def amount(self) -> tuple[int, int]:
@@ -245,10 +265,6 @@ class Autoencoder:
         GroupNorm has one group, which preserves the relative brightness of the channels: with 4 groups the
         result was 0.7 dB worse on the phantoms after 300 steps, with 8 groups 1.2 dB.
         """
-        if self.config.perceptual == "features":
-            # The file is read here, where tensors have values: while a step's memory is estimated they have
-            # none.
-            layers_of(self.config.perceptual_network)
         levels = len(self.config.channels)
         return AutoencoderKL(
             spatial_dims=3,
@@ -265,6 +281,8 @@ class Autoencoder:
 
     def example(self, batch_size: int) -> Batch:
         """Return {"image": (batch_size, 1, p, p, p)} with values from 0 to 1."""
+        # The file is read here, where tensors have values: while a step's memory is estimated they have none.
+        self._read_network()
         p = self.config.patch_size
         return {"image": torch.rand(batch_size, 1, p, p, p)}
 
@@ -283,7 +301,7 @@ class Autoencoder:
         scalars.
 
         The last term is present only with `perceptual`. See `kl_divergence`, `spectral_distance` and
-        `feature_distance`.
+        `FeatureDistance`.
         """
         return self._terms(model, batch)[0]
 
@@ -299,8 +317,8 @@ class Autoencoder:
         if config.perceptual != "none":
             distance = (
                 spectral_distance(reconstruction, image)
-                if config.perceptual == "spectral"
-                else feature_distance(reconstruction, image, config.perceptual_network)
+                if self._feature_distance is None
+                else self._feature_distance(reconstruction, image)
             )
             loss = loss + config.perceptual_weight * distance
             terms["perceptual_loss"] = distance

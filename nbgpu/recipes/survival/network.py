@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from monai.networks.nets import resnet
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from nbgpu.errors import DataError
-
-_MAX_SHOWN = 8
-_INSIDE = ("state_dict", "model_state_dict", "model")
-"""Keys under which a torch file may hold the weights, beside other things."""
+from nbgpu.recipes.weight_files import listed, misfits, read_weights
 
 
 class SurvivalNetwork(nn.Module):
@@ -72,26 +66,8 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     The prefixes 'module.' and 'encoder.' of the names, and the file's own last layer, are dropped. Raises
     DataError.
     """
-    if not path.is_file():
-        raise DataError(
-            f"{path}: there is no such file. pretrained takes .safetensors or a file of torch.save"
-        )
-    try:
-        content: Any = (
-            safetensors.torch.load_file(path)
-            if path.suffix == ".safetensors"
-            else torch.load(path, map_location="cpu", weights_only=True)
-        )
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, SafetensorError) as error:
-        first_line = (str(error) or type(error).__name__).splitlines()[0]
-        raise DataError(f"{path}: cannot be read as weights: {first_line}") from None
-    for name in _INSIDE:
-        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
-            content = content[name]
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise DataError(f"{path}: holds no tensors by name")
     weights = {
-        str(name).removeprefix("module.").removeprefix("encoder."): value for name, value in content.items()
+        name.removeprefix("encoder."): value for name, value in read_weights(path, "pretrained").items()
     }
     return {name: value for name, value in weights.items() if not name.startswith(("fc.", "head."))}
 
@@ -108,18 +84,9 @@ def _shortcuts(weights: Mapping[str, Tensor]) -> dict[str, Any]:
 def _load(encoder: nn.Module, weights: Mapping[str, Tensor]) -> None:
     own = encoder.state_dict()
     # Files from old versions of torch lack these counters, which only a momentum of None needs.
-    needed = {name for name in own if not name.endswith("num_batches_tracked")}
-    problems = [f"has no {name}" for name in sorted(needed - weights.keys())]
-    problems += [f"has {name}, which the network has not" for name in sorted(weights.keys() - own.keys())]
-    problems += [
-        f"{name} is {tuple(value.shape)}, and the network's is {tuple(own[name].shape)}"
-        for name, value in sorted(weights.items())
-        if name in own and value.shape != own[name].shape
-    ]
-    if problems:
-        more = len(problems) - _MAX_SHOWN
-        listed = "; ".join(problems[:_MAX_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    counters = [name for name in own if name.endswith("num_batches_tracked")]
+    if problems := list(misfits(weights, own, optional=counters)):
         raise DataError(
-            f"pretrained: the file does not fit: {listed}. See resnet, widen_factor and the file's own network"
+            f"pretrained: the file does not fit: {listed(problems)}. See resnet, widen_factor and the file's own network"
         )
     encoder.load_state_dict(dict(weights), strict=False)
