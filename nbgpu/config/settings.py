@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import operator
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
@@ -12,12 +13,14 @@ from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin
 from pydantic import (
     BaseModel,
     ConfigDict,
+    GetCoreSchemaHandler,
     ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
 
 from nbgpu.config.conditions import Rules, meaning, without_effect
 from nbgpu.errors import ConfigError
@@ -65,6 +68,37 @@ def paths_to_read(config: BaseModel, name: str) -> list[Path]:
     if marked is None or text in marked["words"]:
         return []
     return [Path(part.strip()).expanduser() for part in (text.split(",") if marked["several"] else [text])]
+
+
+class Each:
+    """The bounds of each number in a field that takes one or several.
+
+    Written as `size: Annotated[int | tuple[int, ...], Each(ge=8)] = Field(32, ...)`. The attributes are named
+    as those of pydantic's own bounds.
+    """
+
+    def __init__(self, **limits: float) -> None:
+        assert limits.keys() <= {"ge", "gt", "le", "lt", "multiple_of"}
+        self.__dict__.update(limits)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def _checked(self, value: Any) -> Any:
+        for number in value if isinstance(value, tuple) else () if value is None else (value,):
+            for limit, bound in vars(self).items():
+                if not _KEEPS[limit](number, bound):
+                    raise ValueError(f"{number} is out of bounds")
+        return value
+
+
+_KEEPS: dict[str, Callable[[float, float], bool]] = {
+    "ge": operator.ge,
+    "gt": operator.gt,
+    "le": operator.le,
+    "lt": operator.lt,
+    "multiple_of": lambda number, factor: number % factor == 0,
+}
 
 
 class Settings(BaseModel):
@@ -173,9 +207,15 @@ def explain(model: type[BaseModel], error: ValidationError) -> str:
     """A ValidationError in our words: one line for each bad field, with its value, its bounds and a
     remedy."""
     lines = []
+    explained: set[str] = set()
     for problem in error.errors():
         name = str(problem["loc"][0]) if problem["loc"] else ""
         field = model.model_fields.get(name)
+        # A field of several types has an error for each of them.
+        if field is not None and len({*types_of(field)} - {NoneType}) > 1:
+            if name in explained:
+                continue
+            explained.add(name)
         if problem["type"] == "extra_forbidden":
             lines.append(
                 f"{name} is not a setting of {model.__name__}. Settings: {', '.join(model.model_fields)}"

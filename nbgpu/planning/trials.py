@@ -347,7 +347,9 @@ def item(value: Any, info: FieldInfo) -> Any:
     types = _types(info)
     if value == "none" and type(None) in types:
         return None
-    return tuple(value.split()) if tuple in types else value
+    words = value.split()
+    is_one = len(words) == 1 and not types <= {tuple, type(None)}
+    return tuple(words) if tuple in types and not is_one else value
 
 
 def _as_toml(value: Any) -> Any:

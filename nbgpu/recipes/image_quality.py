@@ -14,12 +14,12 @@ def psnr_db(output: Tensor, image: Tensor) -> Tensor:
 
 
 def ssim(output: Tensor, image: Tensor) -> Tensor:
-    """Return the structural similarity of each sample for a data range of 1: (N, 1, p, p, p) -> (N,).
+    """Return the structural similarity of each sample for a data range of 1: (N, C, p, q, r) -> (N,).
 
     The measure is that of Wang et al. 2004 with their Gaussian window of 11 voxels, or of 7 for patches
     smaller than 11.
     """
-    metric = SSIMMetric(spatial_dims=3, data_range=1.0, win_size=11 if image.shape[-1] >= 11 else 7)
+    metric = SSIMMetric(spatial_dims=3, data_range=1.0, win_size=11 if min(image.shape[2:]) >= 11 else 7)
     value = metric(output, image)
     assert isinstance(value, Tensor)
     return value.flatten()

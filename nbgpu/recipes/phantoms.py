@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,30 +11,37 @@ from torch import Tensor
 MIN_ELLIPSOIDS = 6
 MAX_ELLIPSOIDS = 11
 SEMI_AXES = (0.10, 0.28)
-"""Shortest and longest semi-axis, as a share of the volume's edge."""
+"""Shortest and longest semi-axis, as a share of the volume's edge. Volumes that are no cubes have stretched
+ellipsoids."""
 INTENSITIES = (0.2, 0.9)
 EDGE_WIDTH_VOXELS = 0.11
 """Scale of the logistic transition at an ellipsoid's edge."""
 
 
-def phantom(size: int, seed: int, index: int) -> Tensor:
+def phantom(size: int | Sequence[int], seed: int, index: int) -> Tensor:
     """Return phantom number `index` of the family `seed`; it is the same whatever was drawn before.
 
     Later ellipsoids cover earlier ones like paint. The edges are soft over about half a voxel, so that they
     vary smoothly with position and still contain more detail than a coarser grid can hold.
 
+    Args:
+        size: edge of the volume in voxels, or one for each axis.
+        seed, index: the family of phantoms, and the number in it.
+
     Returns a float32 tensor of shape (1, size, size, size) with values from 0 (background) to 1.
     """
     rng = np.random.default_rng((seed, index))
-    positions = (np.arange(size) + 0.5) / size
-    points = np.stack(np.meshgrid(positions, positions, positions, indexing="ij"), axis=-1)
-    volume = np.zeros((size, size, size))
+    shape = (size,) * 3 if isinstance(size, int) else tuple(size)
+    positions = [(np.arange(edge) + 0.5) / edge for edge in shape]
+    points = np.stack(np.meshgrid(*positions, indexing="ij"), axis=-1)
+    mean_edge = sum(shape) / 3
+    volume = np.zeros(shape)
     for _ in range(rng.integers(MIN_ELLIPSOIDS, MAX_ELLIPSOIDS + 1)):
         centre = rng.uniform(0.15, 0.85, size=3)
         semi_axes = rng.uniform(*SEMI_AXES, size=3)
         tilt, _ = np.linalg.qr(rng.normal(size=(3, 3)))
         radius = np.linalg.norm((points - centre) @ tilt / semi_axes, axis=-1)
-        depth_voxels = (1 - radius) * semi_axes.mean() * size
+        depth_voxels = (1 - radius) * semi_axes.mean() * mean_edge
         # Beyond 50 scales the curve is flat, and exp would overflow.
         inside = 1 / (1 + np.exp(-np.clip(depth_voxels / EDGE_WIDTH_VOXELS, -50, 50)))
         volume += inside * (rng.uniform(*INTENSITIES) - volume)

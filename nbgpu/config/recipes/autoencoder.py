@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from nbgpu.config.conditions import Rules, given, left_out, none_of, one_of, only
-from nbgpu.config.settings import control, divides_the_data, read_from, shape_of_model, steered
+from nbgpu.config.settings import Each, control, divides_the_data, read_from, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
 
 
@@ -24,7 +24,6 @@ class AutoencoderConfig(TrainConfig):
     INPUTS = "a folder of NIfTI files, or a CSV or JSON list of them; 'mni152', 'phantoms'"
     TRIAL = "a template brain, 200 steps: 2 minutes on 2 CPU cores"
     PREDICTS = "latents, and reconstructions as NIfTI on the grid of the volumes"
-    UNUSED: ClassVar[Mapping[str, str]] = {"sdpa": "the network has no attention"}
     ONLY_WITH: ClassVar[Rules] = (
         only(one_of("data", "phantoms"), "num_phantoms"),
         only(left_out("adversarial_after_epochs"), "adversarial_after"),
@@ -68,12 +67,9 @@ class AutoencoderConfig(TrainConfig):
         "files, or a CSV or JSON list of them",
         json_schema_extra=control("Data") | read_from(*WITHOUT_FILES),
     )
-    patch_size: int = Field(
+    patch_size: Annotated[int | tuple[int, ...], Each(ge=8, le=512, multiple_of=4)] = Field(
         32,
-        ge=8,
-        le=512,
-        multiple_of=4,
-        description="edge of the cubic patches, in voxels",
+        description="edge of the patches in voxels, or one number for each axis (right, front, top), such as 112 128 80",
         json_schema_extra=control("Data"),
     )
     patches_per_volume: int = Field(
@@ -96,6 +92,33 @@ class AutoencoderConfig(TrainConfig):
     )
     latent_channels: int = Field(
         2, ge=1, le=64, description="channels of the latent volume", json_schema_extra=shape_of_model()
+    )
+    num_res_blocks: Annotated[int | tuple[int, ...], Each(ge=1, le=8)] = Field(
+        1,
+        description="residual blocks at each resolution, or one number for each, finest first",
+        json_schema_extra=shape_of_model(),
+    )
+    norm_groups: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="groups of each GroupNorm, of which every number among channels is a multiple",
+        json_schema_extra=shape_of_model(),
+    )
+    attention_levels: tuple[bool, ...] = Field(
+        (),
+        description="whether there is self-attention at each resolution, finest first, such as False False True; () for none",
+        json_schema_extra=shape_of_model(),
+    )
+    with_encoder_nonlocal_attn: bool = Field(
+        False,
+        description="self-attention between two residual blocks at the end of the encoder",
+        json_schema_extra=shape_of_model(),
+    )
+    with_decoder_nonlocal_attn: bool = Field(
+        False,
+        description="self-attention between two residual blocks at the beginning of the decoder",
+        json_schema_extra=shape_of_model(),
     )
     recon_loss: Literal["l1", "l2"] = Field(
         "l2", description="reconstruction loss; l2 is what PSNR measures, l1 keeps edges sharper"
@@ -173,6 +196,38 @@ class AutoencoderConfig(TrainConfig):
     )
 
     @property
+    def patch(self) -> tuple[int, int, int]:
+        """The edges of a patch in voxels, to the right, front and top."""
+        return _per_axis(self.patch_size)
+
+    @property
+    def voxels_per_latent(self) -> int:
+        """The number of voxels per latent voxel along each axis."""
+        return int(2 ** (len(self.channels) - 1))
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        """The shape of a patch's latent volume, without its channels."""
+        first, second, third = (edge // self.voxels_per_latent for edge in self.patch)
+        return first, second, third
+
+    @property
+    def res_blocks(self) -> tuple[int, ...]:
+        """The number of residual blocks at each resolution, finest first."""
+        given = self.num_res_blocks
+        return given if isinstance(given, tuple) else (given,) * len(self.channels)
+
+    @property
+    def attention(self) -> tuple[bool, ...]:
+        """Whether there is self-attention at each resolution, finest first."""
+        return self.attention_levels or (False,) * len(self.channels)
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether there is self-attention anywhere in the network."""
+        return any((*self.attention_levels, self.with_encoder_nonlocal_attn, self.with_decoder_nonlocal_attn))
+
+    @property
     def num_discriminator_layers(self) -> int:
         """The value of `discriminator_layers`, or its default where it is left out."""
         return min(3, self._most_layers) if self.discriminator_layers is None else self.discriminator_layers
@@ -180,7 +235,7 @@ class AutoencoderConfig(TrainConfig):
     @property
     def _most_layers(self) -> int:
         # Every layer but the last halves the patch, and 4 voxels of it must be left.
-        return int(math.log2(self.patch_size)) - 2
+        return int(math.log2(min(self.patch))) - 2
 
     def problems(self) -> Iterator[str]:
         try:
@@ -193,11 +248,41 @@ class AutoencoderConfig(TrainConfig):
                 f"discriminator_layers={self.discriminator_layers} are too many for patch_size={self.patch_size}: at most "
                 f"{self._most_layers}"
             )
-        shrink = 2 ** (len(self.channels) - 1)
-        if self.patch_size % shrink:
+        if isinstance(self.patch_size, tuple) and len(self.patch_size) not in (1, 3):
+            yield f"patch_size={self.patch_size} must be one number, or three: to the right, front and top"
+        shrink = self.voxels_per_latent
+        if any(edge % shrink for edge in self.patch):
             yield (
                 f"patch_size={self.patch_size} must be a multiple of {shrink}, because {len(self.channels)} "
                 f"channel levels halve it {len(self.channels) - 1} times"
             )
+        yield from self._problems_of_network()
+
+    def _problems_of_network(self) -> Iterator[str]:
         if min(self.channels) < 1:
             yield f"channels={self.channels} must all be at least 1"
+        elif any(number % self.norm_groups for number in self.channels):
+            yield f"channels={self.channels} must all be multiples of norm_groups={self.norm_groups}"
+        num_levels = len(self.channels)
+        if len(self.res_blocks) != num_levels:
+            yield (
+                f"num_res_blocks={self.num_res_blocks} must be one number, or {num_levels}, one for each of "
+                f"channels={self.channels}"
+            )
+        if len(self.attention) != num_levels:
+            yield (
+                f"attention_levels={self.attention_levels} must be {num_levels} values, one for each of "
+                f"channels={self.channels}, or left out"
+            )
+        if self.sdpa != "auto" and not self.has_attention:
+            yield (
+                f"sdpa={self.sdpa!r} is a kernel for attention, and the network has none. Leave it out, or set "
+                "attention_levels, with_encoder_nonlocal_attn or with_decoder_nonlocal_attn"
+            )
+
+
+def _per_axis(value: int | tuple[int, ...]) -> tuple[int, int, int]:
+    """Return the value for each of three axes. What is too short is filled up, and `problems` refuses it."""
+    given = value if isinstance(value, tuple) else (value,)
+    first, second, third = (*given, given[-1], given[-1])[:3]
+    return first, second, third

@@ -366,21 +366,27 @@ def _errors_as_items(samples: Iterator[Sample]) -> Iterator[Sample | Exception]:
 # ---- held-out patches ----------------------------------------------------------------------------------
 
 
-def grid_patches(image: Tensor, patch_size: int, max_patches: int, min_foreground: float = 0.5) -> Tensor:
-    """Patches of a decoded volume (C, D, H, W) on a grid, always the same: (N, C, p, p, p), N >= 1.
+def grid_patches(
+    image: Tensor, patch_size: int | Sequence[int], max_patches: int, min_foreground: float = 0.5
+) -> Tensor:
+    """Return patches of a decoded volume (C, D, H, W) on a grid, always the same: (N, C, p, q, r), N >= 1.
 
     The grid is centred, and its cells overlap by half. Taken are those in which at least the share
     `min_foreground` of the voxels is brighter than the volume's mean, or, where there is none, the one with
     the largest share; of more than `max_patches` an evenly spaced choice.
     """
-    p = patch_size
-    stride = max(1, p // 2)
-    starts = [(n - p) % stride // 2 for n in image.shape[1:]]
+    edges = (patch_size,) * 3 if isinstance(patch_size, int) else tuple(patch_size)
+    strides = [max(1, edge // 2) for edge in edges]
+    starts = [
+        (n - edge) % stride // 2 for n, edge, stride in zip(image.shape[1:], edges, strides, strict=True)
+    ]
     bright = (image > image.mean()).float()[(slice(None), *(slice(start, None) for start in starts))]
-    foreground = avg_pool3d(bright[None], p, stride)[0].mean(dim=0)
+    foreground = avg_pool3d(bright[None], edges, strides)[0].mean(dim=0)
     cells = (foreground >= min(min_foreground, float(foreground.max()))).nonzero()
     if len(cells) > max_patches:
         evenly = torch.linspace(0, len(cells) - 1, max_patches, dtype=torch.float32, device="cpu")
         cells = cells[evenly.round().long()]
-    corners = (cells * stride + torch.tensor(starts, dtype=torch.int64, device="cpu")).tolist()
-    return torch.stack([image[:, x : x + p, y : y + p, z : z + p] for x, y, z in corners])
+    step, first = (torch.tensor(numbers, dtype=torch.int64, device="cpu") for numbers in (strides, starts))
+    p, q, r = edges
+    corners = (cells * step + first).tolist()
+    return torch.stack([image[:, x : x + p, y : y + q, z : z + r] for x, y, z in corners])

@@ -25,13 +25,13 @@ FOREGROUND = "foreground"
 class Draw:
     """Draws the samples of a decoded volume.
 
-    With a `patch_size` they are `samples_per_volume` cubes of `keys`, all cut out at the same places: centred
-    on random voxels of FOREGROUND, and moved inside the volume. A volume without such indices is a single
-    sample. Other tensors of the volume (a label, a time) are added to each sample unchanged.
+    With a `patch_size` they are `samples_per_volume` patches of `keys`, all cut out at the same places:
+    centred on random voxels of FOREGROUND, and moved inside the volume. A volume without such indices is a
+    single sample. Other tensors of the volume (a label, a time) are added to each sample unchanged.
 
     Args:
         keys: the volume's images, each (C, D, H, W) or (C, H, W), all of the same size.
-        patch_size: edge in voxels; None takes the whole volume.
+        patch_size: edge in voxels, or one for each axis; None takes the whole volume.
         samples_per_volume: the number of patches; used with a `patch_size`.
         augment: the random changes of a sample, see `augmentation`.
     """
@@ -40,7 +40,7 @@ class Draw:
         self,
         keys: Sequence[str] = ("image",),
         *,
-        patch_size: int | None = None,
+        patch_size: int | Sequence[int] | None = None,
         samples_per_volume: int = 1,
         augment: Compose | None = None,
     ) -> None:

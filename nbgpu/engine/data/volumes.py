@@ -29,6 +29,7 @@ from nibabel.filebasedimages import ImageFileError
 from nibabel.spatialimages import HeaderDataError
 from torch import Tensor
 
+from nbgpu.engine.data.spacing import shape_of
 from nbgpu.errors import DataError
 
 SUFFIXES = (".nii", ".nii.gz")
@@ -196,7 +197,7 @@ def _resolve(list_path: Path, entries: Sequence[tuple[str, Any]]) -> tuple[Path,
 # ---- checking ------------------------------------------------------------------------------------------
 
 
-def check_headers(paths: Sequence[Path], patch_size: int) -> None:
+def check_headers(paths: Sequence[Path], patch_size: int | Sequence[int]) -> None:
     """Raise one DataError with a line for every file that is missing, damaged, not 3D or too small.
 
     This reads headers and file sizes only, about 1 ms for each file. A compressed file ends with the size of
@@ -207,8 +208,13 @@ def check_headers(paths: Sequence[Path], patch_size: int) -> None:
         raise DataError("\n".join(problems))
 
 
-def header_problem(path: Path, patch_size: int = 1) -> str | None:
-    """Return the problem of a file, as far as its name, header and size show; None if there is none."""
+def header_problem(path: Path, patch_size: int | Sequence[int] = 1) -> str | None:
+    """Return the problem of a file, as far as its name, header and size show; None if there is none.
+
+    Args:
+        path: the file.
+        patch_size: the smallest number of voxels, along every axis or along each of those of `load_volume`.
+    """
     if not path.is_file():
         return "there is no such file. Correct the path, or take it out of the list"
     if not _is_nifti(path):
@@ -225,11 +231,8 @@ def header_problem(path: Path, patch_size: int = 1) -> str | None:
     shape = image.shape
     if len(shape) != 3 and shape[3:] != (1,):
         return f"has {len(shape)} dimensions, {_by(shape)}. Take one 3D volume out of it"
-    if min(shape[:3]) < patch_size:
-        return (
-            f"has {_by(shape[:3])} voxels, which is smaller than the patch. Set patch_size to at most "
-            f"{min(shape[:3])}, or resample it"
-        )
+    if problem := _too_small(path, shape[:3], patch_size):
+        return problem
     assert isinstance(
         image.dataobj, ArrayProxy
     )  # no voxel is read yet; nibabel has cleared the offset in the header
@@ -237,6 +240,21 @@ def header_problem(path: Path, patch_size: int = 1) -> str | None:
     if not holds(path, num_bytes):
         return "is truncated: it ends before its last voxel. Copy it again"
     return None
+
+
+def _too_small(path: Path, shape: Sequence[int], patch_size: int | Sequence[int]) -> str | None:
+    edges = {patch_size} if isinstance(patch_size, int) else {*patch_size}
+    if len(edges) == 1:
+        (edge,) = edges
+        is_too_small, fits = min(shape) < edge, str(min(shape))
+    else:
+        assert not isinstance(patch_size, int)
+        shape = shape_of(path)
+        is_too_small = any(n < edge for n, edge in zip(shape, patch_size, strict=True))
+        fits = f"{_by(shape)} (right, front, top)"
+    if not is_too_small:
+        return None
+    return f"has {_by(shape)} voxels, which is smaller than the patch. Set patch_size to at most {fits}, or resample it"
 
 
 def holds(path: Path, num_bytes: int) -> bool:

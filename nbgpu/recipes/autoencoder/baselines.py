@@ -4,6 +4,8 @@ lowest frequencies, and principal components."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -12,31 +14,42 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def largest_cube_edge(num_values: int) -> int:
-    edge = round(math.cbrt(num_values))
-    return edge if edge**3 <= num_values else edge - 1
+def finest_grid(shape: Sequence[int], num_values: int) -> tuple[int, int, int]:
+    """Return the finest grid with at most `num_values` points (at least 1) over a volume of this shape, with
+    points about equally far apart along all axes."""
+    best = (1, 1, 1)
+    # Every density at which an axis gets one point more, in points per voxel.
+    for density in sorted({Fraction(n, edge) for edge in shape for n in range(1, edge + 1)}):
+        first, second, third = (max(1, math.floor(edge * density)) for edge in shape)
+        if first * second * third > num_values:
+            break
+        best = (first, second, third)
+    return best
 
 
-def trilinear(image: Tensor, grid_edge: int) -> Tensor:
-    """Sample patches (N, 1, p, p, p) on a grid of grid_edge^3 points and interpolate back."""
+def trilinear(image: Tensor, grid: Sequence[int]) -> Tensor:
+    """Sample patches (N, 1, p, q, r) on a grid of so many points along each axis, and interpolate back."""
     size = image.shape[2:]
-    if grid_edge >= size[0]:
+    if tuple(grid) == tuple(size):
         return image
-    sampled = functional.interpolate(image, size=(grid_edge,) * 3, mode="trilinear")
+    sampled = functional.interpolate(image, size=tuple(grid), mode="trilinear")
     return functional.interpolate(sampled, size=size, mode="trilinear").clamp(0, 1)
 
 
 def lowest_frequencies(image: Tensor, num_values: int) -> Tensor:
-    """Keep the `num_values` lowest frequencies of patches (N, 1, p, p, p), as a cosine transform (DCT-II)
+    """Keep the `num_values` lowest frequencies of patches (N, 1, p, q, r), as a cosine transform (DCT-II)
     has them.
 
-    Frequencies count as low by their distance from 0. Of the orders tried on the ellipsoids it is the best:
-    25.5 dB, where cubes of frequencies give 25.3 dB and planes 25.2 dB. Those that are equally far come in
-    the order of their indices, so that exactly `num_values` numbers are kept.
+    Frequencies count as low by their distance from 0, in periods per voxel. Of the orders tried on the
+    ellipsoids it is the best: 25.5 dB, where cubes of frequencies give 25.3 dB and planes 25.2 dB. Those that
+    are equally far come in the order of their indices, so that exactly `num_values` numbers are kept.
     """
     axes = (2, 3, 4)
-    indices = np.indices(image.shape[2:])
-    order = np.argsort(np.square(indices).sum(axis=0), axis=None, kind="stable")
+    # Whole numbers, so that equal distances are equal to the last bit.
+    common = math.lcm(*image.shape[2:])
+    weights = np.array([common // edge for edge in image.shape[2:]]).reshape(3, 1, 1, 1)
+    distances = np.square(np.indices(image.shape[2:]) * weights).sum(axis=0)
+    order = np.argsort(distances, axis=None, kind="stable")
     is_kept = np.zeros(order.size, bool)
     is_kept[order[:num_values]] = True
     frequencies = dctn(image.numpy(), axes=axes, norm="ortho") * is_kept.reshape(image.shape[2:])
@@ -44,7 +57,7 @@ def lowest_frequencies(image: Tensor, num_values: int) -> Tensor:
 
 
 def principal_components(training: Tensor, max_components: int) -> tuple[Tensor, Tensor]:
-    """Return (mean (1, 1, p, p, p), components (K, p^3)); K is at most max_components, and less than the
+    """Return (mean (1, 1, p, q, r), components (K, p*q*r)); K is at most max_components, and less than the
     number of patches.
 
     They come from the eigenvectors of the patches' scalar products ("snapshots", Sirovich 1987): there are

@@ -79,7 +79,7 @@ class Latents:
 def reconstruct_volume(
     network: AutoencoderKL,
     volume: Tensor,
-    window: int,
+    window: int | Sequence[int],
     *,
     overlap: float = 0.25,
     rank: int = 0,
@@ -96,8 +96,8 @@ def reconstruct_volume(
     Args:
         network: the network on the volume's device and with its dtype, in `eval` mode.
         volume: (1, D, H, W), values 0 to 1.
-        window: edge of the windows in voxels, a multiple of the edge of a latent voxel.
-        overlap: the overlap of two windows, as a share of their edge, from 0 to below 1.
+        window: edge of the windows in voxels, or one for each axis; multiples of the edge of a latent voxel.
+        overlap: the overlap of two windows, as a share of their edges, from 0 to below 1.
         rank, world_size: this rank, and the number of ranks that share the windows.
         first: the rank that computes the first window.
 
@@ -106,27 +106,30 @@ def reconstruct_volume(
     """
     shrink = 2 ** (len(cast("Sequence[int]", network.decoder.channels)) - 1)
     shape = volume.shape[1:]
-    padded = functional.pad(
-        volume, [n for size in reversed(shape) for n in (0, _padding(size, window, shrink))]
-    )
+    edges = (window,) * 3 if isinstance(window, int) else tuple(window)
+    padding = [_padding(size, edge, shrink) for size, edge in zip(shape, edges, strict=True)]
+    padded = functional.pad(volume, [n for at_the_end in reversed(padding) for n in (0, at_the_end)])
     # A window must begin at the beginning of a latent voxel.
-    stride = max(shrink, int(window * (1 - overlap)) // shrink * shrink)
+    strides = [max(shrink, int(edge * (1 - overlap)) // shrink * shrink) for edge in edges]
     turns = count(first)
 
     def of_windows(windows: Tensor) -> tuple[Tensor, Tensor]:
         if next(turns) % world_size == rank:
             mean, _ = network.encode(windows)
             return network.decode(mean).clamp(0, 1), mean
-        latent_shape = (len(windows), network.latent_channels, *(window // shrink,) * 3)
+        latent_shape = (len(windows), network.latent_channels, *(edge // shrink for edge in edges))
         return torch.zeros_like(windows), windows.new_zeros(latent_shape)
 
     found = sliding_window_inference(
         padded[None],
-        (window,) * 3,
+        edges,
         1 if world_size > 1 else _WINDOWS_AT_A_TIME,
         of_windows,
         # MONAI rounds window * (1 - overlap) down.
-        overlap=1 - (stride + 0.5) / window if stride < window else 0.0,
+        overlap=[
+            1 - (stride + 0.5) / edge if stride < edge else 0.0
+            for stride, edge in zip(strides, edges, strict=True)
+        ],
         mode="gaussian",
     )
     assert isinstance(found, tuple)
@@ -146,7 +149,7 @@ def encode_volumes(
     *,
     data: str | None = None,
     which: Literal["newest", "best"] = "newest",
-    window: int | None = None,
+    window: int | Sequence[int] | None = None,
     overlap: float = 0.25,
     max_volumes: int | None = None,
 ) -> Latents:
@@ -162,7 +165,7 @@ def encode_volumes(
         rank, world_size, device: this rank, the number of ranks, and this rank's device.
         data: data as in the recipe's setting; by default the data of the run. Files are not cropped.
         which: the checkpoint, see `load_trained`.
-        window: edge of the windows in voxels; by default the run's `patch_size`.
+        window: edge of the windows in voxels, or one for each axis; by default the run's `patch_size`.
         overlap: the overlap of two windows, as a share of their edge.
         max_volumes: the largest number of volumes; the first ones are taken.
 
@@ -176,11 +179,13 @@ def encode_volumes(
     _, config = runs.read_settings(folder)
     if not isinstance(config, AutoencoderConfig):
         raise ConfigError(f"{folder} is a run of the recipe {config.recipe!r}, and 'autoencoder' is needed")
-    shrink = 2 ** (len(config.channels) - 1)
-    window = config.patch_size if window is None else window
-    if window < shrink or window % shrink or not 0 <= overlap < 1:
+    shrink = config.voxels_per_latent
+    window = config.patch if window is None else window
+    edges = (window,) * 3 if isinstance(window, int) else tuple(window)
+    if len(edges) != 3 or any(n < shrink or n % shrink for n in edges) or not 0 <= overlap < 1:
         raise ConfigError(
-            f"window={window} must be a multiple of {shrink}, and overlap={overlap} from 0 to below 1"
+            f"window={window} must be a multiple of {shrink} (one number, or three), and overlap={overlap} from 0 to "
+            "below 1"
         )
     network = load_trained(folder, which).to(device)
     assert isinstance(network, AutoencoderKL)
@@ -247,7 +252,7 @@ def _items(config: AutoencoderConfig, data: str | None) -> list[Item]:
 def _volume(item: Item, config: AutoencoderConfig) -> Tensor:
     """Return (1, right, front, top) with values 0 to 1, including the outside of the head."""
     if "phantom" in item:
-        return phantom(config.patch_size, config.split_seed, item["phantom"])
+        return phantom(config.patch, config.split_seed, item["phantom"])
     source, name = item["image"], str(item["name"])
     try:
         image = load_volume(source) if isinstance(source, Path) else source

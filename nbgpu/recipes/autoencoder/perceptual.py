@@ -73,7 +73,7 @@ class FeatureDistance:
 
     def _problems(self, network: FeatureNetwork) -> Iterator[str]:
         config, known = self._config, network.architecture
-        if known is not None and config.patch_size < known.min_edge:
+        if known is not None and min(config.patch) < known.min_edge:
             yield (
                 f"patch_size={config.patch_size} is too small for {known.title} (perceptual_network): at least "
                 f"{known.min_edge}"

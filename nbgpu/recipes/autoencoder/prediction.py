@@ -65,7 +65,7 @@ def encoded(
     low, high = (0.0, 1.0) if "phantom" in item else intensity_range(image, name)
     volume = image if "phantom" in item else scale_intensity(image, name)
     dtype = next(network.parameters()).dtype
-    reconstruction, latent = reconstruct_volume(network, volume.to(device, dtype), config.patch_size)
+    reconstruction, latent = reconstruct_volume(network, volume.to(device, dtype), config.patch)
     reconstruction, latent = reconstruction.float().cpu(), latent.float().cpu()
     paths = [stem.with_name(stem.name + end) for end in (".latent.npy", ".reconstruction.nii.gz")]
     np.save(paths[0], latent.numpy())
@@ -89,16 +89,14 @@ def write_index(config: AutoencoderConfig, rows: Sequence[Row], job: Job) -> lis
     )
     scale_factor = 1 / math.sqrt(max(squares / num - (total / num) ** 2, 1e-12))
     volumes = tuple(Encoded(row.name, row.files[0], row.files[1], row.values["psnr_db"]) for row in rows)
-    latents = Latents(
-        job.run_folder, scale_factor, 2 ** (len(config.channels) - 1), volumes, intensities="own"
-    )
+    latents = Latents(job.run_folder, scale_factor, config.voxels_per_latent, volumes, intensities="own")
     (Path(job.out) / INDEX).write_text(json.dumps(asdict(latents), indent=2) + "\n")
     return [f"{INDEX}: multiplied by {scale_factor:.4g} the latents have variance 1"]
 
 
 def _voxels(item: Item, config: AutoencoderConfig) -> Tensor:
     if "phantom" in item:
-        return phantom(config.patch_size, config.split_seed, item["phantom"])
+        return phantom(config.patch, config.split_seed, item["phantom"])
     image = item["image"]
     if not isinstance(image, Path):
         assert isinstance(image, Tensor)

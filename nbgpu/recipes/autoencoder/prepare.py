@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,10 @@ class Prepare(Transform):
     """The deterministic part of the transforms, whose results are cached: an Item to {"image": (1, D, H, W),
     FOREGROUND}."""
 
-    def __init__(self, patch_size: int, seed: int, val_fraction: float, test_fraction: float = 0.0) -> None:
-        self.patch_size = patch_size
+    def __init__(
+        self, patch_size: Sequence[int], seed: int, val_fraction: float, test_fraction: float = 0.0
+    ) -> None:
+        self.patch_size = tuple(patch_size)
         self.seed = seed
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
@@ -42,8 +45,8 @@ class Prepare(Transform):
     def _cut(self, image: Tensor, item: Item) -> Tensor:
         """Return one part of a volume, which cuts across its longest axis separate: behind the training part
         comes the one for validation, and at the front that for the test."""
-        p = self.patch_size
         axis = max((1, 2, 3), key=lambda a: image.shape[a])
+        p = self.patch_size[axis - 1]
         length = image.shape[axis]
         shares = {"validation": self.val_fraction, "test": self.test_fraction}
         wanted = {name: max(p, round(share * length)) if share else 0 for name, share in shares.items()}

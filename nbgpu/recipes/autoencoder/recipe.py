@@ -1,6 +1,6 @@
 """A 3D variational autoencoder on random patches of volumes (MONAI's AutoencoderKL).
 
-The edge of the latent volume is the patch's edge / 2^(levels - 1), and it has `latent_channels` channels.
+The edges of the latent volume are the patch's edges / 2^(levels - 1), and it has `latent_channels` channels.
 The result compares the autoencoder, on held-out patches, with baselines that keep as many values per patch.
 """
 
@@ -33,13 +33,14 @@ from nbgpu.engine.workload.prediction import Predicted
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
 from nbgpu.recipes.autoencoder.baselines import (
-    largest_cube_edge,
+    finest_grid,
     lowest_frequencies,
     principal_components,
     project,
     trilinear,
 )
 from nbgpu.recipes.autoencoder.losses import deceived, discrimination_loss, kl_divergence
+from nbgpu.recipes.autoencoder.network import build_network
 from nbgpu.recipes.autoencoder.perceptual import FeatureDistance, spectral_distance
 from nbgpu.recipes.autoencoder.pictures import pictures
 from nbgpu.recipes.autoencoder.prediction import encoded, new_volumes, write_index
@@ -70,7 +71,7 @@ class Autoencoder:
       brain (at least one patch thick) is held out. The cut is across the longest axis, which is front to
       back: the template's hemispheres mirror each other, and a cut between them would hold out copies of the
       training data. Intensities are scaled with the whole volume's percentiles.
-    - 'phantoms': `num_phantoms` generated volumes of patch_size^3; the first `val_fraction` are held out.
+    - 'phantoms': `num_phantoms` generated volumes as large as a patch; the first `val_fraction` are held out.
     - a path: see `find_volumes`. Whole volumes are held out; a single volume is cut as the template is.
     """
 
@@ -81,7 +82,7 @@ class Autoencoder:
     # ---- data ----
 
     def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
-        """Return the rank's patches, {"image": (batch_size, 1, p, p, p)} with values from 0 to 1 before
+        """Return the rank's patches, {"image": (batch_size, 1, p, q, r)} with values from 0 to 1 before
         augmentation.
 
         Raises DataError with a line for every unusable file.
@@ -94,8 +95,7 @@ class Autoencoder:
         # reported before the cache is filled.
         share = self._held_out_share(parts.validation, rank, world_size)
         val_batches = [{"image": chunk} for chunk in torch.split(share, config.batch_size) if len(chunk)]
-        cube = (config.patch_size,) * 3
-        draw = self._draw(augment=augmentation(config, ["image"], cube, intensity_keys=["image"]))
+        draw = self._draw(augment=augmentation(config, ["image"], config.patch, intensity_keys=["image"]))
         loaders = SampleLoader(
             parts.training, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
         ).loaders(val_batches)
@@ -143,7 +143,7 @@ class Autoencoder:
 
     def _draw(self, augment: Compose | None = None) -> Draw:
         return Draw(
-            patch_size=self.config.patch_size, samples_per_volume=self._patches_per_volume, augment=augment
+            patch_size=self.config.patch, samples_per_volume=self._patches_per_volume, augment=augment
         )
 
     @property
@@ -191,7 +191,7 @@ class Autoencoder:
             )
 
     def _check_headers(self, paths: Sequence[Path]) -> None:
-        problems = {path: header_problem(path, self.config.patch_size) for path in paths}
+        problems = {path: header_problem(path, self.config.patch) for path in paths}
         if any(problems.values()):
             # Problems inside the other files are reported together with these.
             others = [item_of(path) for path, problem in problems.items() if problem is None]
@@ -211,12 +211,10 @@ class Autoencoder:
 
     def _steps(self) -> Compose:
         config = self.config
-        return Compose(
-            [Prepare(config.patch_size, config.split_seed, config.val_fraction, config.test_fraction)]
-        )
+        return Compose([Prepare(config.patch, config.split_seed, config.val_fraction, config.test_fraction)])
 
     def _held_out_share(self, held_out: Sequence[Item], rank: int, world_size: int) -> Tensor:
-        """Return the rank's held-out patches (N, 1, p, p, p), N >= 0: those of its volumes, or its share of
+        """Return the rank's held-out patches (N, 1, p, q, r), N >= 0: those of its volumes, or its share of
         the patches of each volume."""
         by_volume = len(held_out) >= world_size
         items = held_out[rank::world_size] if by_volume else held_out
@@ -224,22 +222,21 @@ class Autoencoder:
         return patches if by_volume else patches[rank::world_size]
 
     def _held_out_patches(self, items: Sequence[Item], num_volumes: int) -> Tensor:
-        p = self.config.patch_size
-        max_patches = max(8, MAX_HELD_OUT_VOXELS // p**3)
+        patch = self.config.patch
+        max_patches = max(8, MAX_HELD_OUT_VOXELS // math.prod(patch))
         decode = Decode(self._steps())
-        patches = [torch.empty(0, 1, p, p, p)]
+        patches = [torch.empty(0, 1, *patch)]
         for item in items[:max_patches]:
             decoded = decode(item)
             if "failure" not in decoded:
-                patches.append(grid_patches(decoded["image"], p, max(1, max_patches // num_volumes)))
+                patches.append(grid_patches(decoded["image"], patch, max(1, max_patches // num_volumes)))
         raise_together(decode.failures)
         return torch.cat(patches)
 
     def _training_patches(self, training: Sequence[Item]) -> Tensor:
-        """Return the patches to which baselines are fitted, (N, 1, p, p, p), the same for every world
+        """Return the patches to which baselines are fitted, (N, 1, p, q, r), the same for every world
         size."""
-        p = self.config.patch_size
-        limit = max(2, min(MAX_BASELINE_PATCHES, MAX_BASELINE_VALUES // p**3))
+        limit = max(2, min(MAX_BASELINE_PATCHES, MAX_BASELINE_VALUES // math.prod(self.config.patch)))
         draw = self._draw()
         decode = Decode(self._steps())
         # A few volumes are decoded a second time, and each gives several rounds of patches if needed.
@@ -260,31 +257,14 @@ class Autoencoder:
     # ---- model and loss ----
 
     def build_model(self) -> nn.Module:
-        """Return AutoencoderKL without attention, with one residual block per level.
-
-        GroupNorm has one group, which preserves the relative brightness of the channels: with 4 groups the
-        result was 0.7 dB worse on the phantoms after 300 steps, with 8 groups 1.2 dB.
-        """
-        levels = len(self.config.channels)
-        return AutoencoderKL(
-            spatial_dims=3,
-            in_channels=1,
-            out_channels=1,
-            channels=self.config.channels,
-            num_res_blocks=(1,) * levels,
-            attention_levels=(False,) * levels,
-            latent_channels=self.config.latent_channels,
-            norm_num_groups=1,
-            with_encoder_nonlocal_attn=False,
-            with_decoder_nonlocal_attn=False,
-        )
+        """Return the network of the settings, see `build_network`."""
+        return build_network(self.config)
 
     def example(self, batch_size: int) -> Batch:
-        """Return {"image": (batch_size, 1, p, p, p)} with values from 0 to 1."""
+        """Return {"image": (batch_size, 1, p, q, r)} with values from 0 to 1."""
         # The file is read here, where tensors have values: while a step's memory is estimated they have none.
         self._read_network()
-        p = self.config.patch_size
-        return {"image": torch.rand(batch_size, 1, p, p, p)}
+        return {"image": torch.rand(batch_size, 1, *self.config.patch)}
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         """Return the residual blocks, and the layers between them that halve or double the resolution."""
@@ -408,12 +388,12 @@ class Autoencoder:
             return {"table": {}, "note": "Nothing was held out (val_fraction=0): no result.", "images": {}}
         batches = torch.split(image, self.config.batch_size)
         reconstruction = torch.cat([_reconstruct(model, batch.to(device)).cpu() for batch in batches])
-        num_latent = self.config.latent_channels * self._latent_edge**3
-        grid_edge = largest_cube_edge(num_latent)
+        num_latent = self.config.latent_channels * math.prod(self.config.latent_shape)
+        grid = finest_grid(self.config.patch, num_latent)
         fitted_on = self._training_patches(training)
         mean_image, components = principal_components(fitted_on, num_latent)
         baselines = {
-            "trilinear, same number of values": trilinear(image, grid_edge),
+            "trilinear, same number of values": trilinear(image, grid),
             "DCT, same number of values": lowest_frequencies(image, num_latent),
             "PCA, same number of values": project(image, mean_image, components),
             "mean image": mean_image.expand_as(image),
@@ -435,8 +415,8 @@ class Autoencoder:
             else f"'{best}' is best; the autoencoder is {-gain_db:.1f} dB below it"
         )
         note = (
-            f"{verdict}, on {len(image)} held-out patches of {self.config.patch_size}^3 voxels. For each patch the "
-            f"autoencoder and the DCT keep {num_latent} numbers, trilinear sampling {grid_edge}^3 = {grid_edge**3}, PCA "
+            f"{verdict}, on {len(image)} held-out patches of {_by(self.config.patch)} voxels. For each patch the "
+            f"autoencoder and the DCT keep {num_latent} numbers, trilinear sampling {_by(grid)} = {math.prod(grid)}, PCA "
             f"{len(components)}"
         )
         if len(components) < num_latent:
@@ -465,10 +445,10 @@ class Autoencoder:
         """Write `latents.json`, which has the factor that diffusion models need."""
         return {}, write_index(self.config, rows, job)
 
-    @property
-    def _latent_edge(self) -> int:
-        shrink: int = 2 ** (len(self.config.channels) - 1)
-        return self.config.patch_size // shrink
+
+def _by(edges: Sequence[int]) -> str:
+    """Return '16^3' for a cube, and '16 x 24 x 8' for other volumes."""
+    return f"{edges[0]}^3" if len({*edges}) == 1 else " x ".join(map(str, edges))
 
 
 def _said(discriminator: nn.Module, image: Tensor) -> Tensor:

@@ -36,7 +36,8 @@ _ALWAYS = {
         val_every_epochs split_seed
     """,
     "autoencoder": """
-        patch_size channels latent_channels recon_loss kl_weight perceptual adversarial_weight
+        patch_size channels latent_channels num_res_blocks norm_groups attention_levels
+        with_encoder_nonlocal_attn with_decoder_nonlocal_attn recon_loss kl_weight perceptual adversarial_weight
     """,
     "diffusion": """
         target size prediction spacing train_times antithetic num_times betas sampler clip

@@ -65,6 +65,15 @@ def test_text_from_a_command_line_becomes_the_fields_values() -> None:
     assert plan.trials[-1] == {"lr": 1e-3, "channels": (8, 32), "warmup_steps": 3, "compile": False}
 
 
+def test_text_may_be_one_number_or_one_for_each_axis(tmp_path: Path) -> None:
+    sizes = trials.from_text("16, 16 24 32")
+    plan = checked(patch_size=sizes)
+    assert plan.trials == [{"patch_size": 16}, {"patch_size": (16, 24, 32)}]
+    plan.write(tmp_path)
+    again = SweepPlan.read(tmp_path)
+    assert [again.settings(i) for i in range(2)] == [plan.settings(i) for i in range(2)]
+
+
 def test_draws_stay_within_their_ranges_and_are_the_same_for_the_same_seed() -> None:
     asked = {
         "lr": "1e-5..1e-2:log",

@@ -3,6 +3,7 @@ another way."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -253,8 +254,10 @@ def _config(file: Path, **values: Any) -> AutoencoderConfig:
 
 
 def _pair(edge: int) -> tuple[Tensor, Tensor]:
+    """Two batches of patches that are longer along each next axis."""
     torch.manual_seed(1)
-    return torch.rand(2, 1, edge, edge, edge), torch.rand(2, 1, edge, edge, edge)
+    shape = (2, 1, edge, edge + 1, edge + 3)
+    return torch.rand(shape), torch.rand(shape)
 
 
 # ---- tests ----
@@ -409,8 +412,9 @@ def test_a_patch_that_is_too_small_is_refused(tmp_path: Path, title: str) -> Non
     assert len([*FEATURES_OF[title](weights, torch.zeros(1, 3, least, least))]) == len(LINEAR[title][1])
     with pytest.raises(RuntimeError):
         [*FEATURES_OF[title](weights, torch.zeros(1, 3, least - 1, least - 1))]
-    below = (least - 1) // 4 * 4
-    with pytest.raises(DataError, match=f"patch_size={below} is too small for {title} .*: at least {least}"):
+    below = (32, 32, (least - 1) // 4 * 4)
+    words = f"patch_size={re.escape(str(below))} is too small for {title} .*: at least {least}"
+    with pytest.raises(DataError, match=words):
         load(_config(file, patch_size=below)).inspect()
 
 
