@@ -90,9 +90,9 @@ def _images(base: Any) -> str:
 
 def _volumes(found: Converted) -> None:
     found.expect("spatial_dims", 3, otherwise="the recipe is for volumes")
-    found.expect("image_channels", 1, otherwise="volumes have one channel here")
-    found.leave("spacing", "files keep their voxel size: resample them beforehand")
-    found.expect("channel", 0, otherwise="files have one channel here")
+    found.expect("image_channels", 1, otherwise="image_channels here are the numbers of a file's channels")
+    found.take("spacing", "spacing")
+    found.take("channel", "image_channels", convert=lambda channel: [channel])
 
 
 def _network(found: Converted) -> None:
@@ -111,7 +111,7 @@ def _network(found: Converted) -> None:
         found.the_same.append(f"{prefix}_target_ = {in_words(target)}")
     found.expect(f"{prefix}spatial_dims", 3, otherwise="the recipe is for volumes")
     for name in ("in_channels", "out_channels"):
-        found.expect(f"{prefix}{name}", 1, otherwise="volumes have one channel here")
+        found.expect(f"{prefix}{name}", 1, otherwise="the network takes as many as image_channels names")
     old = f"{prefix}num_channels" in keys
     found.leave("latent_channels", f"{prefix}latent_channels does not refer to it")
     for name, setting, default in (

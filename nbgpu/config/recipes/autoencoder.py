@@ -27,8 +27,8 @@ class AutoencoderConfig(TrainConfig):
     ONLY_WITH: ClassVar[Rules] = (
         only(one_of("data", "phantoms"), "num_phantoms"),
         only(left_out("adversarial_after_epochs"), "adversarial_after"),
-        only(none_of("data", "phantoms"), "patches_per_volume"),
-        only(none_of("data", "phantoms", "mni152"), "patient_pattern", "split"),
+        only(none_of("data", "phantoms"), "patches_per_volume", "spacing"),
+        only(none_of("data", "phantoms", "mni152"), "patient_pattern", "split", "image_channels"),
         only(one_of("perceptual", "spectral", "features"), "perceptual_weight"),
         only(
             one_of("perceptual", "features"),
@@ -71,6 +71,18 @@ class AutoencoderConfig(TrainConfig):
         32,
         description="edge of the patches in voxels, or one number for each axis (right, front, top), such as 112 128 80",
         json_schema_extra=control("Data"),
+    )
+    spacing: Annotated[float | tuple[float, ...] | None, Each(gt=0, le=100)] = Field(
+        None,
+        description="voxel size in mm to which volumes are resampled, or one number for each axis (right, front, top), such "
+        "as 1.1; left out: as each file has it",
+        json_schema_extra=control("Data"),
+    )
+    image_channels: Annotated[tuple[int, ...], Each(ge=0, le=4095)] = Field(
+        (),
+        description="channels of files with four dimensions that are trained on, numbered from 0, such as 0 for the first; "
+        "left out: files have one",
+        json_schema_extra=control("Data") | shape_of_model(),
     )
     patches_per_volume: int = Field(
         16, ge=1, le=4096, description="random patches that one volume gives in one epoch"
@@ -198,7 +210,18 @@ class AutoencoderConfig(TrainConfig):
     @property
     def patch(self) -> tuple[int, int, int]:
         """The edges of a patch in voxels, to the right, front and top."""
-        return _per_axis(self.patch_size)
+        first, second, third = (int(edge) for edge in _per_axis(self.patch_size))
+        return first, second, third
+
+    @property
+    def spacing_mm(self) -> tuple[float, ...]:
+        """The voxel size along the axes right, front and top; empty for that of each file."""
+        return () if self.spacing is None else _per_axis(self.spacing)
+
+    @property
+    def num_image_channels(self) -> int:
+        """The number of channels of the images."""
+        return len(self.image_channels) or 1
 
     @property
     def voxels_per_latent(self) -> int:
@@ -250,6 +273,10 @@ class AutoencoderConfig(TrainConfig):
             )
         if isinstance(self.patch_size, tuple) and len(self.patch_size) not in (1, 3):
             yield f"patch_size={self.patch_size} must be one number, or three: to the right, front and top"
+        if isinstance(self.spacing, tuple) and len(self.spacing) not in (1, 3):
+            yield f"spacing={self.spacing} must be one number, or three: to the right, front and top"
+        if len(set(self.image_channels)) < len(self.image_channels):
+            yield f"image_channels={self.image_channels} names one twice"
         shrink = self.voxels_per_latent
         if any(edge % shrink for edge in self.patch):
             yield (
@@ -281,8 +308,7 @@ class AutoencoderConfig(TrainConfig):
             )
 
 
-def _per_axis(value: int | tuple[int, ...]) -> tuple[int, int, int]:
+def _per_axis(value: float | tuple[float, ...]) -> tuple[float, ...]:
     """Return the value for each of three axes. What is too short is filled up, and `problems` refuses it."""
     given = value if isinstance(value, tuple) else (value,)
-    first, second, third = (*given, given[-1], given[-1])[:3]
-    return first, second, third
+    return (*given, *given[-1:] * 2, 1, 1, 1)[:3]

@@ -15,13 +15,14 @@ def save_like(volume: Tensor, source: Path | None, path: Path) -> None:
     """Write a volume as NIfTI in float32, voxel by voxel on the grid of another file.
 
     Args:
-        volume: (1, right, front, top), with the axes of `load_volume`.
+        volume: (C, right, front, top), with the axes of `load_volume`. Several channels become the fourth
+            dimension of the file.
         source: the file from which a volume with these axes was read: its order and direction of axes, its
             affine matrices with their codes, and its units are kept. None for a volume that has no file: it
             gets voxels of 1 mm.
         path: the file to write, .nii or .nii.gz.
     """
-    voxels = volume[0].cpu().float().numpy()
+    voxels = (volume[0] if len(volume) == 1 else volume.movedim(0, -1)).cpu().float().numpy()
     if source is None:
         nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), path)
         return

@@ -39,14 +39,14 @@ def resampled(volume: Tensor, affine: np.ndarray, spacing_mm: Sequence[float]) -
     return _plain(found), np.asarray(found.affine, np.float64)
 
 
-def resampled_shape(
+def resampled_grid(
     shape: Sequence[int], affine: np.ndarray, spacing_mm: Sequence[float]
-) -> tuple[int, int, int]:
-    """Return the shape of a volume (D, H, W) after `resampled`, without its voxels."""
-    sizes = np.asarray(spacing_mm, np.float64)
-    found, _ = compute_shape_offset(shape, affine, zoom_affine(affine, sizes, diagonal=False))
+) -> tuple[tuple[int, int, int], np.ndarray]:
+    """Return (shape (D, H, W), affine matrix) that `resampled` gives a volume, without its voxels."""
+    made = zoom_affine(affine, np.asarray(spacing_mm, np.float64), diagonal=False)
+    found, made[:3, 3] = compute_shape_offset(shape, affine, made)
     first, second, third = (int(n) for n in found)
-    return first, second, third
+    return (first, second, third), made
 
 
 def resampled_onto(

@@ -29,7 +29,7 @@ from nibabel.filebasedimages import ImageFileError
 from nibabel.spatialimages import HeaderDataError
 from torch import Tensor
 
-from nbgpu.engine.data.spacing import shape_of
+from nbgpu.engine.data.spacing import affine_of, has_voxel_sizes, resampled_grid, shape_of
 from nbgpu.errors import DataError
 
 SUFFIXES = (".nii", ".nii.gz")
@@ -208,12 +208,21 @@ def check_headers(paths: Sequence[Path], patch_size: int | Sequence[int]) -> Non
         raise DataError("\n".join(problems))
 
 
-def header_problem(path: Path, patch_size: int | Sequence[int] = 1) -> str | None:
+def header_problem(
+    path: Path,
+    patch_size: int | Sequence[int] = 1,
+    *,
+    spacing_mm: Sequence[float] = (),
+    channels: Sequence[int] | None = None,
+) -> str | None:
     """Return the problem of a file, as far as its name, header and size show; None if there is none.
 
     Args:
         path: the file.
         patch_size: the smallest number of voxels, along every axis or along each of those of `load_volume`.
+        spacing_mm: the voxel size to which the file is resampled, along the same axes; none for its own.
+        channels: the channels that are read of a file; none where it must have one. None where channels
+            cannot be chosen.
     """
     if not path.is_file():
         return "there is no such file. Correct the path, or take it out of the list"
@@ -229,9 +238,11 @@ def header_problem(path: Path, patch_size: int | Sequence[int] = 1) -> str | Non
     if dtype.kind not in "iuf":
         return f"has voxels of type {dtype}. Convert it to one number for each voxel"
     shape = image.shape
-    if len(shape) != 3 and shape[3:] != (1,):
-        return f"has {len(shape)} dimensions, {_by(shape)}. Take one 3D volume out of it"
-    if problem := _too_small(path, shape[:3], patch_size):
+    if problem := _wrong_channels(shape, channels):
+        return problem
+    if spacing_mm and not has_voxel_sizes(image.affine):
+        return "does not say in its header how large its voxels are. Correct it, or leave out spacing"
+    if problem := _too_small(path, shape[:3], patch_size, spacing_mm):
         return problem
     assert isinstance(
         image.dataobj, ArrayProxy
@@ -242,19 +253,40 @@ def header_problem(path: Path, patch_size: int | Sequence[int] = 1) -> str | Non
     return None
 
 
-def _too_small(path: Path, shape: Sequence[int], patch_size: int | Sequence[int]) -> str | None:
+def _wrong_channels(shape: Sequence[int], channels: Sequence[int] | None) -> str | None:
+    if channels and len(shape) in (3, 4):
+        num = shape[3] if len(shape) == 4 else 1
+        missing = [str(channel) for channel in channels if channel >= num]
+        if missing:
+            has = "one channel, number 0" if num == 1 else f"{num} channels, numbers 0 to {num - 1}"
+            return f"has {has}, and image_channels names {', '.join(missing)}. Name others, or leave it out"
+        return None
+    if len(shape) == 3 or shape[3:] == (1,):
+        return None
+    advice = ", or name its channels in image_channels" if len(shape) == 4 and channels is not None else ""
+    return f"has {len(shape)} dimensions, {_by(shape)}. Take one 3D volume out of it{advice}"
+
+
+def _too_small(
+    path: Path, shape: Sequence[int], patch_size: int | Sequence[int], spacing_mm: Sequence[float]
+) -> str | None:
+    at = ""
+    if spacing_mm:
+        shape, _ = resampled_grid(shape_of(path), affine_of(path), spacing_mm)
+        at = f" at a spacing of {' x '.join(f'{size:g}' for size in spacing_mm)} mm"
     edges = {patch_size} if isinstance(patch_size, int) else {*patch_size}
     if len(edges) == 1:
         (edge,) = edges
         is_too_small, fits = min(shape) < edge, str(min(shape))
     else:
         assert not isinstance(patch_size, int)
-        shape = shape_of(path)
+        shape = shape if spacing_mm else shape_of(path)
         is_too_small = any(n < edge for n, edge in zip(shape, patch_size, strict=True))
         fits = f"{_by(shape)} (right, front, top)"
     if not is_too_small:
         return None
-    return f"has {_by(shape)} voxels, which is smaller than the patch. Set patch_size to at most {fits}, or resample it"
+    advice = "take a smaller spacing" if spacing_mm else "resample it"
+    return f"has {_by(shape)} voxels{at}, which is smaller than the patch. Set patch_size to at most {fits}, or {advice}"
 
 
 def holds(path: Path, num_bytes: int) -> bool:
@@ -276,8 +308,11 @@ def holds(path: Path, num_bytes: int) -> bool:
     return num_bytes <= 0
 
 
-def load_volume(path: Path) -> Tensor:
-    """Return the voxels as float32 with axes (1, right, front, top), whatever the file's own axes are.
+def load_volume(path: Path, channels: Sequence[int] = ()) -> Tensor:
+    """Return the voxels as float32 with axes (C, right, front, top), whatever the file's own axes are.
+
+    C is 1 for a file of three dimensions. Of a file of four, all channels are read, or those that `channels`
+    numbers, from 0.
 
     A compressed file is read twice: nibabel stops at the last voxel, before gzip's checksum, and would accept
     damaged voxels. Errors of gzip, nibabel and MONAI are raised unchanged; `Decode` turns them into messages.
@@ -288,7 +323,17 @@ def load_volume(path: Path) -> Tensor:
                 pass
     load = Compose([LoadImage(), EnsureChannelFirst(), Orientation(axcodes="RAS", labels=None)])
     volume: Tensor = convert_to_tensor(load(path), track_meta=False)
-    return volume
+    return volume[list(channels)] if channels else volume
+
+
+def require_finite(image: Tensor, name: str) -> None:
+    """Raise DataError for NaN or infinite voxels."""
+    num_bad = int((~torch.isfinite(image)).sum())
+    if num_bad:
+        raise DataError(
+            f"{name}: {num_bad} of {image.numel()} voxels are NaN or infinite. Replace them, for example with "
+            "numpy.nan_to_num, or leave the file out"
+        )
 
 
 def intensity_range(image: Tensor, name: str, upper_percentile: float = 99.5) -> tuple[float, float]:
@@ -296,12 +341,7 @@ def intensity_range(image: Tensor, name: str, upper_percentile: float = 99.5) ->
 
     Raises DataError for NaN or infinite voxels, or without contrast.
     """
-    num_bad = int((~torch.isfinite(image)).sum())
-    if num_bad:
-        raise DataError(
-            f"{name}: {num_bad} of {image.numel()} voxels are NaN or infinite. Replace them, for example with "
-            "numpy.nan_to_num, or leave the file out"
-        )
+    require_finite(image, name)
     low, high = (float(v) for v in np.asarray(percentile(image, [0.0, upper_percentile])))
     if low == high:
         raise DataError(

@@ -21,18 +21,17 @@ from torch.nn import functional
 
 from nbgpu.config import AutoencoderConfig
 from nbgpu.engine.data.decoding import Item
+from nbgpu.engine.data.spacing import affine_of
 from nbgpu.engine.data.volumes import (
     READ_ERRORS,
     SUFFIXES,
-    check_headers,
     find_volumes,
     first_line,
-    load_volume,
-    scale_intensity,
 )
 from nbgpu.engine.group.consensus import together
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.autoencoder.prepare import item_of, mni152
+from nbgpu.recipes.autoencoder.reading import Reader, scaled
 from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.recipes.phantoms import phantom
 from nbgpu.recipes.trained import load_trained
@@ -73,6 +72,9 @@ class Latents:
     intensities: Literal["unit", "own"] = "unit"
     """The values of the reconstructions: 0 to 1, on axes to the right, front and top; or those of the
     volumes, on the volumes' own grids, as `nbgpu predict` writes them."""
+    spacing_mm: tuple[float, ...] = ()
+    """The size of the voxels that were encoded, to the right, front and top; empty for those of each
+    volume."""
 
 
 @torch.no_grad()
@@ -95,14 +97,14 @@ def reconstruct_volume(
 
     Args:
         network: the network on the volume's device and with its dtype, in `eval` mode.
-        volume: (1, D, H, W), values 0 to 1.
+        volume: (C, D, H, W), values 0 to 1.
         window: edge of the windows in voxels, or one for each axis; multiples of the edge of a latent voxel.
         overlap: the overlap of two windows, as a share of their edges, from 0 to below 1.
         rank, world_size: this rank, and the number of ranks that share the windows.
         first: the rank that computes the first window.
 
     Returns:
-        The reconstruction (1, D, H, W), clipped to 0..1, and the latent (channels, d, h, w).
+        The reconstruction (C, D, H, W), clipped to 0..1, and the latent (channels, d, h, w).
     """
     shrink = 2 ** (len(cast("Sequence[int]", network.decoder.channels)) - 1)
     shape = volume.shape[1:]
@@ -219,10 +221,15 @@ def encode_volumes(
         encoded.append(record)
         if index % world_size == rank:
             np.save(out / record.latent, latent.numpy())
-            image = nibabel.Nifti1Image(reconstruction[0].numpy(), _affine(item))
+            made = reconstruction
+            if "image" in item:
+                made = Reader.of(config).onto_own_grid(reconstruction, item["image"])
+            voxels = made[0] if len(made) == 1 else made.movedim(0, -1)
+            image = nibabel.Nifti1Image(voxels.numpy(), _affine(item))
             nibabel.save(image, out / record.reconstruction)
     variance = squares / num_values - (total / num_values) ** 2
-    latents = Latents(str(folder), 1 / math.sqrt(max(variance, 1e-12)), shrink, tuple(encoded))
+    scale_factor = 1 / math.sqrt(max(variance, 1e-12))
+    latents = Latents(str(folder), scale_factor, shrink, tuple(encoded), spacing_mm=config.spacing_mm)
     if rank == 0:
         (out / INDEX).write_text(json.dumps(asdict(latents), indent=2) + "\n")
     return latents
@@ -245,28 +252,29 @@ def _items(config: AutoencoderConfig, data: str | None) -> list[Item]:
     if source == "mni152":
         return [{"name": "mni152", "image": mni152()}]
     found = find_volumes(source)
-    check_headers(found.everything, 1)
+    reader = Reader.of(config)
+    problems = [f"{path}: {problem}" for path in found.everything if (problem := reader.problem(path))]
+    if problems:
+        raise DataError("\n".join(problems))
     return [item_of(path) for path in found.everything]
 
 
 def _volume(item: Item, config: AutoencoderConfig) -> Tensor:
-    """Return (1, right, front, top) with values 0 to 1, including the outside of the head."""
+    """Return (C, right, front, top) with values 0 to 1, including the outside of the head."""
     if "phantom" in item:
         return phantom(config.patch, config.split_seed, item["phantom"])
-    source, name = item["image"], str(item["name"])
+    name = str(item["name"])
     try:
-        image = load_volume(source) if isinstance(source, Path) else source
+        image = Reader.of(config).read(item["image"], name)
     except READ_ERRORS as error:
         raise DataError(f"{name}: cannot be read: {first_line(error)}") from None
-    return scale_intensity(image, name)
+    return scaled(image, name)
 
 
 def _affine(item: Item) -> np.ndarray:
     """Return the affine matrix of the voxels of `load_volume`, in mm."""
-    if not isinstance(item.get("image"), Path):
-        return np.eye(4)
-    affine: np.ndarray = nibabel.as_closest_canonical(nibabel.load(item["image"])).affine
-    return affine
+    path = item.get("image")
+    return affine_of(path) if isinstance(path, Path) else np.eye(4)
 
 
 def _file_names(items: Sequence[Item]) -> list[str]:

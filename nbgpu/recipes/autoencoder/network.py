@@ -15,8 +15,8 @@ def build_network(config: AutoencoderConfig) -> AutoencoderKL:
     """
     return AutoencoderKL(
         spatial_dims=3,
-        in_channels=1,
-        out_channels=1,
+        in_channels=config.num_image_channels,
+        out_channels=config.num_image_channels,
         channels=config.channels,
         num_res_blocks=config.res_blocks,
         attention_levels=config.attention,

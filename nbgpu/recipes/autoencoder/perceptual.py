@@ -90,7 +90,7 @@ class FeatureDistance:
         """Return the distance, a scalar.
 
         Args:
-            output, image: (N, C, D, H, W), with values from 0 to 1; each channel is compared by itself.
+            output, image: (N, 1, D, H, W), with values from 0 to 1.
         """
         output, image = (at_least_float32(one) for one in (output, image))
         architecture = self.network.architecture
@@ -133,9 +133,7 @@ class FeatureDistance:
         layers."""
         first = next(self.network.module.parameters())
         # A grey volume is repeated for a network with several channels.
-        output, image = (
-            one.flatten(0, 1)[:, None].expand(-1, first.shape[1], -1, -1, -1) for one in (output, image)
-        )
+        output, image = (one.expand(-1, first.shape[1], -1, -1, -1) for one in (output, image))
         distances = [functional.mse_loss(*both) for both in self._both_features(output, image)]
         return torch.stack(distances).mean()
 
@@ -144,7 +142,7 @@ class FeatureDistance:
         over place, as MONAI's PerceptualLoss does."""
         # The standard deviation of an empty patch is 0.
         output, image = ((one - one.mean()) / one.std().clamp_min(1e-6) for one in (output, image))
-        [both] = self._both_features(output.flatten(0, 1)[:, None], image.flatten(0, 1)[:, None])
+        [both] = self._both_features(output, image)
         return _squared_differences(*both, _MEDICALNET_EPSILON).sum(dim=1).mean()
 
     def _slice_distance(self, output: Tensor, image: Tensor) -> Tensor:

@@ -9,9 +9,12 @@ from nbgpu.recipes import data_uri
 
 
 def pictures(image: Tensor, reconstruction: Tensor, num_samples: int = 6) -> dict[str, str]:
-    """Return {caption: PNG as a data URI}: the middle slices of some samples side by side, in three rows."""
+    """Return {caption: PNG as a data URI}: the middle slices of some samples side by side, in three rows.
+
+    The channels of a sample come one after another.
+    """
     chosen = torch.linspace(0, len(image) - 1, min(num_samples, len(image))).round().long()
-    original, output = image[chosen, 0], reconstruction[chosen, 0]
+    original, output = image[chosen].flatten(0, 1), reconstruction[chosen].flatten(0, 1)
     error = (output - original).abs()
     return {
         "original": data_uri.middle_slices(original, 0, 1),

@@ -20,15 +20,13 @@ from nbgpu.engine.data.volumes import (
     READ_ERRORS,
     find_volumes,
     first_line,
-    header_problem,
     intensity_range,
-    load_volume,
-    scale_intensity,
 )
 from nbgpu.engine.workload.prediction import Predicted
 from nbgpu.errors import DataError
 from nbgpu.recipes.autoencoder.inference import INDEX, Encoded, Latents, reconstruct_volume
 from nbgpu.recipes.autoencoder.prepare import item_of, mni152
+from nbgpu.recipes.autoencoder.reading import Reader, labels, scaled
 from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.recipes.phantoms import phantom
 from nbgpu.run_folder.predictions import Job, Row
@@ -44,7 +42,8 @@ def new_volumes(config: AutoencoderConfig, data: str) -> tuple[list[Item], list[
     if data == "mni152":
         return [{"name": "mni152", "image": mni152()}], []
     paths = find_volumes(data).everything
-    wrong = {path: problem for path in paths if (problem := header_problem(path)) is not None}
+    reader = Reader.of(config)
+    wrong = {path: problem for path in paths if (problem := reader.problem(path)) is not None}
     return [item_of(path) for path in paths if path not in wrong], [f"{p}: {why}" for p, why in wrong.items()]
 
 
@@ -53,23 +52,30 @@ def encoded(
 ) -> Predicted:
     """Write the latent of a volume (`Encoded.latent`), and its reconstruction as NIfTI.
 
-    The reconstruction lies on the volume's grid, in the volume's intensities; what is above their 99.5th
+    The latent has the voxel size of the setting `spacing`, and so has what `psnr_db` compares. The
+    reconstruction lies on the volume's grid, in the volume's intensities; what is above their 99.5th
     percentile is cut there.
 
     Raises:
         DataError: the file cannot be decoded, or has no contrast.
     """
-    name, source = str(item["name"]), item.get("image")
-    image = _voxels(item, config)
+    name, source, reader = str(item["name"]), item.get("image"), Reader.of(config)
+    image = volume = _voxels(item, config, reader)
     # Phantoms have their values from 0 to 1 already.
-    low, high = (0.0, 1.0) if "phantom" in item else intensity_range(image, name)
-    volume = image if "phantom" in item else scale_intensity(image, name)
+    ranges = [(0.0, 1.0)]
+    if source is not None:
+        ranges = [intensity_range(one, label) for one, label in zip(image, labels(image, name), strict=True)]
+        volume = scaled(image, name)
     dtype = next(network.parameters()).dtype
     reconstruction, latent = reconstruct_volume(network, volume.to(device, dtype), config.patch)
     reconstruction, latent = reconstruction.float().cpu(), latent.float().cpu()
     paths = [stem.with_name(stem.name + end) for end in (".latent.npy", ".reconstruction.nii.gz")]
     np.save(paths[0], latent.numpy())
-    save_like(reconstruction * (high - low) + low, source if isinstance(source, Path) else None, paths[1])
+    low, high = (torch.tensor(ends).reshape(-1, 1, 1, 1) for ends in zip(*ranges, strict=True))
+    made = reconstruction * (high - low) + low
+    if source is not None:
+        made = reader.onto_own_grid(made, source)
+    save_like(made, source if isinstance(source, Path) else None, paths[1])
     values = latent.double()
     return Predicted(
         {"psnr_db": round(float(psnr_db(reconstruction[None], volume[None])), 3)},
@@ -89,19 +95,22 @@ def write_index(config: AutoencoderConfig, rows: Sequence[Row], job: Job) -> lis
     )
     scale_factor = 1 / math.sqrt(max(squares / num - (total / num) ** 2, 1e-12))
     volumes = tuple(Encoded(row.name, row.files[0], row.files[1], row.values["psnr_db"]) for row in rows)
-    latents = Latents(job.run_folder, scale_factor, config.voxels_per_latent, volumes, intensities="own")
+    latents = Latents(
+        job.run_folder,
+        scale_factor,
+        config.voxels_per_latent,
+        volumes,
+        intensities="own",
+        spacing_mm=config.spacing_mm,
+    )
     (Path(job.out) / INDEX).write_text(json.dumps(asdict(latents), indent=2) + "\n")
     return [f"{INDEX}: multiplied by {scale_factor:.4g} the latents have variance 1"]
 
 
-def _voxels(item: Item, config: AutoencoderConfig) -> Tensor:
+def _voxels(item: Item, config: AutoencoderConfig, reader: Reader) -> Tensor:
     if "phantom" in item:
         return phantom(config.patch, config.split_seed, item["phantom"])
-    image = item["image"]
-    if not isinstance(image, Path):
-        assert isinstance(image, Tensor)
-        return image
     try:
-        return load_volume(image)
+        return reader.read(item["image"], str(item["name"]))
     except READ_ERRORS as error:
-        raise DataError(f"{image}: cannot be read: {first_line(error)}. Copy it again") from None
+        raise DataError(f"{item['name']}: cannot be read: {first_line(error)}. Copy it again") from None

@@ -13,18 +13,24 @@ from torch import Tensor
 
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.sampling import FOREGROUND
-from nbgpu.engine.data.volumes import load_volume, scale_intensity
 from nbgpu.errors import DataError
+from nbgpu.recipes.autoencoder.reading import Reader, scaled
 from nbgpu.recipes.phantoms import phantom
 
 
 class Prepare(Transform):
-    """The deterministic part of the transforms, whose results are cached: an Item to {"image": (1, D, H, W),
+    """The deterministic part of the transforms, whose results are cached: an Item to {"image": (C, D, H, W),
     FOREGROUND}."""
 
     def __init__(
-        self, patch_size: Sequence[int], seed: int, val_fraction: float, test_fraction: float = 0.0
+        self,
+        reader: Reader,
+        patch_size: Sequence[int],
+        seed: int,
+        val_fraction: float,
+        test_fraction: float = 0.0,
     ) -> None:
+        self.reader = reader
         self.patch_size = tuple(patch_size)
         self.seed = seed
         self.val_fraction = val_fraction
@@ -33,14 +39,14 @@ class Prepare(Transform):
     def __call__(self, item: Item) -> dict[str, Tensor]:
         if "phantom" in item:
             return {"image": phantom(self.patch_size, self.seed, item["phantom"])}
-        source = item["image"]
-        image = load_volume(source) if isinstance(source, Path) else source
+        image = self.reader.read(item["image"], item["name"])
         # Built for each call, because these transforms have state and volumes are decoded in several threads.
         crop = Compose([CropForeground(), SpatialPad(self.patch_size)])
-        image = convert_to_tensor(crop(scale_intensity(image, item["name"])), track_meta=False)
+        image = convert_to_tensor(crop(scaled(image, item["name"])), track_meta=False)
         if "part" in item:
             image = self._cut(image, item)
-        return {"image": image, FOREGROUND: (image > image.mean()).flatten().nonzero().flatten().int()}
+        is_bright = (image > image.mean(dim=(1, 2, 3), keepdim=True)).any(dim=0)
+        return {"image": image, FOREGROUND: is_bright.flatten().nonzero().flatten().int()}
 
     def _cut(self, image: Tensor, item: Item) -> Tensor:
         """Return one part of a volume, which cuts across its longest axis separate: behind the training part

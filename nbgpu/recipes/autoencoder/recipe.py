@@ -27,25 +27,20 @@ from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
 from nbgpu.engine.data.loader import SampleLoader, grid_patches
 from nbgpu.engine.data.parts import Parts, split
 from nbgpu.engine.data.sampling import Draw
-from nbgpu.engine.data.volumes import VolumeList, find_volumes, header_problem
+from nbgpu.engine.data.volumes import VolumeList, find_volumes
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.prediction import Predicted
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
-from nbgpu.recipes.autoencoder.baselines import (
-    finest_grid,
-    lowest_frequencies,
-    principal_components,
-    project,
-    trilinear,
-)
+from nbgpu.recipes.autoencoder.comparison import compared
 from nbgpu.recipes.autoencoder.losses import deceived, discrimination_loss, kl_divergence
 from nbgpu.recipes.autoencoder.network import build_network
 from nbgpu.recipes.autoencoder.perceptual import FeatureDistance, spectral_distance
 from nbgpu.recipes.autoencoder.pictures import pictures
 from nbgpu.recipes.autoencoder.prediction import encoded, new_volumes, write_index
 from nbgpu.recipes.autoencoder.prepare import Prepare, item_of, mni152
-from nbgpu.recipes.image_quality import psnr_db, ssim
+from nbgpu.recipes.autoencoder.reading import Reader
+from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.run_folder.predictions import Job, Row
 
 MAX_HELD_OUT_VOXELS = 2**21
@@ -82,7 +77,7 @@ class Autoencoder:
     # ---- data ----
 
     def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
-        """Return the rank's patches, {"image": (batch_size, 1, p, q, r)} with values from 0 to 1 before
+        """Return the rank's patches, {"image": (batch_size, C, p, q, r)} with values from 0 to 1 before
         augmentation.
 
         Raises DataError with a line for every unusable file.
@@ -191,7 +186,8 @@ class Autoencoder:
             )
 
     def _check_headers(self, paths: Sequence[Path]) -> None:
-        problems = {path: header_problem(path, self.config.patch) for path in paths}
+        reader = Reader.of(self.config)
+        problems = {path: reader.problem(path, self.config.patch) for path in paths}
         if any(problems.values()):
             # Problems inside the other files are reported together with these.
             others = [item_of(path) for path, problem in problems.items() if problem is None]
@@ -211,10 +207,20 @@ class Autoencoder:
 
     def _steps(self) -> Compose:
         config = self.config
-        return Compose([Prepare(config.patch, config.split_seed, config.val_fraction, config.test_fraction)])
+        return Compose(
+            [
+                Prepare(
+                    Reader.of(config),
+                    config.patch,
+                    config.split_seed,
+                    config.val_fraction,
+                    config.test_fraction,
+                )
+            ]
+        )
 
     def _held_out_share(self, held_out: Sequence[Item], rank: int, world_size: int) -> Tensor:
-        """Return the rank's held-out patches (N, 1, p, q, r), N >= 0: those of its volumes, or its share of
+        """Return the rank's held-out patches (N, C, p, q, r), N >= 0: those of its volumes, or its share of
         the patches of each volume."""
         by_volume = len(held_out) >= world_size
         items = held_out[rank::world_size] if by_volume else held_out
@@ -225,7 +231,7 @@ class Autoencoder:
         patch = self.config.patch
         max_patches = max(8, MAX_HELD_OUT_VOXELS // math.prod(patch))
         decode = Decode(self._steps())
-        patches = [torch.empty(0, 1, *patch)]
+        patches = [torch.empty(0, self.config.num_image_channels, *patch)]
         for item in items[:max_patches]:
             decoded = decode(item)
             if "failure" not in decoded:
@@ -234,7 +240,7 @@ class Autoencoder:
         return torch.cat(patches)
 
     def _training_patches(self, training: Sequence[Item]) -> Tensor:
-        """Return the patches to which baselines are fitted, (N, 1, p, q, r), the same for every world
+        """Return the patches to which baselines are fitted, (N, C, p, q, r), the same for every world
         size."""
         limit = max(2, min(MAX_BASELINE_PATCHES, MAX_BASELINE_VALUES // math.prod(self.config.patch)))
         draw = self._draw()
@@ -261,10 +267,10 @@ class Autoencoder:
         return build_network(self.config)
 
     def example(self, batch_size: int) -> Batch:
-        """Return {"image": (batch_size, 1, p, q, r)} with values from 0 to 1."""
+        """Return {"image": (batch_size, C, p, q, r)} with values from 0 to 1."""
         # The file is read here, where tensors have values: while a step's memory is estimated they have none.
         self._read_network()
-        return {"image": torch.rand(batch_size, 1, *self.config.patch)}
+        return {"image": torch.rand(batch_size, self.config.num_image_channels, *self.config.patch)}
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         """Return the residual blocks, and the layers between them that halve or double the resolution."""
@@ -295,10 +301,12 @@ class Autoencoder:
         loss = recon_loss + config.kl_weight * kl_loss
         terms = {"recon_loss": recon_loss, "kl_loss": kl_loss}
         if config.perceptual != "none":
+            # Each channel is an image of its own.
+            output, true = (each.flatten(0, 1)[:, None] for each in (reconstruction, image))
             distance = (
-                spectral_distance(reconstruction, image)
+                spectral_distance(output, true)
                 if self._feature_distance is None
-                else self._feature_distance(reconstruction, image)
+                else self._feature_distance(output, true)
             )
             loss = loss + config.perceptual_weight * distance
             terms["perceptual_loss"] = distance
@@ -330,7 +338,7 @@ class Autoencoder:
             return None
         return PatchDiscriminator(
             spatial_dims=3,
-            in_channels=1,
+            in_channels=config.num_image_channels,
             channels=config.discriminator_channels,
             num_layers_d=config.num_discriminator_layers,
             norm="INSTANCE",
@@ -388,40 +396,9 @@ class Autoencoder:
             return {"table": {}, "note": "Nothing was held out (val_fraction=0): no result.", "images": {}}
         batches = torch.split(image, self.config.batch_size)
         reconstruction = torch.cat([_reconstruct(model, batch.to(device)).cpu() for batch in batches])
-        num_latent = self.config.latent_channels * math.prod(self.config.latent_shape)
-        grid = finest_grid(self.config.patch, num_latent)
         fitted_on = self._training_patches(training)
-        mean_image, components = principal_components(fitted_on, num_latent)
-        baselines = {
-            "trilinear, same number of values": trilinear(image, grid),
-            "DCT, same number of values": lowest_frequencies(image, num_latent),
-            "PCA, same number of values": project(image, mean_image, components),
-            "mean image": mean_image.expand_as(image),
-        }
-        table = {
-            name: {
-                "psnr_db": round(float(psnr_db(output, image).mean()), 3),
-                "ssim": round(float(ssim(output, image).mean()), 4),
-            }
-            for name, output in {"autoencoder": reconstruction, **baselines}.items()
-        }
-        best = max(table, key=lambda name: table[name]["psnr_db"])
-        gain_db = table["autoencoder"]["psnr_db"] - max(
-            row["psnr_db"] for name, row in table.items() if name != "autoencoder"
-        )
-        verdict = (
-            f"The autoencoder is best, by {gain_db:.1f} dB"
-            if best == "autoencoder"
-            else f"'{best}' is best; the autoencoder is {-gain_db:.1f} dB below it"
-        )
-        note = (
-            f"{verdict}, on {len(image)} held-out patches of {_by(self.config.patch)} voxels. For each patch the "
-            f"autoencoder and the DCT keep {num_latent} numbers, trilinear sampling {_by(grid)} = {math.prod(grid)}, PCA "
-            f"{len(components)}"
-        )
-        if len(components) < num_latent:
-            note += f" (no more, because it was fitted on {len(fitted_on)} training patches)"
-        note += "." + parts.in_words(self.config)
+        table, note = compared(self.config, image, reconstruction, fitted_on)
+        note += parts.in_words(self.config)
         return {"table": table, "note": note, "images": pictures(image, reconstruction)}
 
     # ---- new data ----
@@ -444,11 +421,6 @@ class Autoencoder:
     ) -> tuple[dict[str, dict[str, Any]], list[str]]:
         """Write `latents.json`, which has the factor that diffusion models need."""
         return {}, write_index(self.config, rows, job)
-
-
-def _by(edges: Sequence[int]) -> str:
-    """Return '16^3' for a cube, and '16 x 24 x 8' for other volumes."""
-    return f"{edges[0]}^3" if len({*edges}) == 1 else " x ".join(map(str, edges))
 
 
 def _said(discriminator: nn.Module, image: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ def _other(model: type[Settings], name: str) -> Any:
     if kind is str:
         return {"allocator": "expandable_segments:True"}.get(name, "something")
     if get_origin(kind) is tuple:
-        return ("Age",) if get_args(kind)[0] is str else (0.25,)
+        return {str: ("Age",), int: (3,)}.get(get_args(kind)[0], (0.25,))
     for value in (0.25, 0.75, 5e-4, 2, 3, 8, 12):
         if value != default and isinstance(value, int if kind is int else float | int):
             try:

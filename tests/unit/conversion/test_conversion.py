@@ -150,6 +150,8 @@ def test_the_tutorials_files_become_a_run(ldm: Path) -> None:
         "runs_dir": "models",
         "tensorboard": True,
         "resume": "auto",
+        "spacing": (1.1, 1.1, 1.1),
+        "image_channels": (0,),
         "channels": (64, 128, 256),
         "latent_channels": 8,
         "num_res_blocks": 2,

@@ -14,8 +14,8 @@ from nbgpu.engine.data.spacing import (
     affine_of,
     has_voxel_sizes,
     resampled,
+    resampled_grid,
     resampled_onto,
-    resampled_shape,
     shape_of,
 )
 from nbgpu.engine.data.volumes import load_volume
@@ -52,7 +52,9 @@ def test_values_stay_where_they_are_in_mm(tmp_path: Path, name: str) -> None:
     assert nibabel.aff2axcodes(affine) == ("R", "A", "S")
     assert shape_of(path) == volume.shape[1:]
     made, made_affine = resampled(volume, affine, SPACING_MM)
-    assert made.shape[1:] == resampled_shape(shape_of(path), affine, SPACING_MM)
+    shape, grid_affine = resampled_grid(shape_of(path), affine, SPACING_MM)
+    assert made.shape[1:] == shape
+    np.testing.assert_allclose(made_affine, grid_affine, atol=1e-6)
     assert type(made) is torch.Tensor
     assert made.dtype == torch.float32
     np.testing.assert_allclose(nibabel.affines.voxel_sizes(made_affine), SPACING_MM, rtol=1e-6)
