@@ -35,6 +35,7 @@ from nbgpu.config import (
 from nbgpu.config.characterization import MEASURING, CharacterizeConfig
 from nbgpu.config.prediction import PredictConfig
 from nbgpu.config.settings import together, unused
+from nbgpu.conversion import convert
 from nbgpu.errors import ConfigError, NbgpuError, RankError, RunError
 from nbgpu.machine import extras
 from nbgpu.performance.study_results import PointSummary
@@ -62,6 +63,7 @@ nbgpu sweep --resume SWEEP_FOLDER                what of it is not finished
 nbgpu scaling RECIPE --ranks 1,2,4               how much faster a step becomes with more ranks, and where its time goes
 nbgpu scaling RECIPE --vary bucket-mb --values 1,5,25 --ranks 2   what one setting does to the time of a step
 nbgpu scaling --resume STUDY_FOLDER              what of it was not measured
+nbgpu convert config.json environment.json --out run.toml   settings from the files of MONAI's 3d_ldm, or of Fast-DDPM
 nbgpu predict RUN_FOLDER --data NEW --out FOLDER what its trained model makes of new data: images, latents, risks or contours
 nbgpu characterize FILE [FILE ...] --out FOLDER  measures the descriptors of microstructures, each a target for the recipe
 nbgpu report RUN_FOLDER                          one page that shows a run, from its folder; needs no network
@@ -80,7 +82,21 @@ class _FileFlag(BaseModel):
 
     config: str = Field(
         "",
-        description="TOML file, such as a run's run.toml, whose values are the defaults of the other flags",
+        description="TOML file, such as a run's run.toml, whose values are the defaults of the other flags; or a JSON or "
+        "YAML file that `nbgpu convert` takes",
+    )
+    environment_file: str = Field(
+        "", description="the environment.json that belongs to the config.json of MONAI's tutorial 3d_ldm"
+    )
+
+
+class _ConvertFlags(BaseModel):
+    """Turn another tool's configuration files into a TOML file for --config."""
+
+    out: str = Field("", description="the TOML file to write; empty to print it")
+    data: str = Field("", description="the data to train on, in place of what the files say")
+    perceptual_network: str = Field(
+        "", description="a local file of weights for the autoencoder's perceptual distance"
     )
 
 
@@ -106,6 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit(_sweep(list(rest)))
         elif command == "scaling":
             sys.exit(_scaling(list(rest)))
+        elif command == "convert":
+            _convert(list(rest))
         elif command == "predict":
             sys.exit(_predict(list(rest)))
         elif command == "characterize":
@@ -170,8 +188,7 @@ def _train(arguments: list[str]) -> None:
         )
         sys.exit(f"{named}usage: nbgpu train RECIPE [flags]. Recipes: {', '.join(TRAIN_CONFIGS)}")
     recipe, *rest = arguments
-    file = _config_file(rest)
-    cluster, train = read_toml(file, recipe=recipe) if file else (ClusterConfig(), train_config(recipe))
+    cluster, train = _from_file(rest, recipe) or (ClusterConfig(), train_config(recipe))
     model = type(train)
     values = flags.parse(
         [_TrainFlags, ClusterConfig, model],
@@ -248,8 +265,7 @@ def _sweep(arguments: list[str]) -> int:
 
 def _sweep_settings(recipe: str, arguments: list[str]) -> dict[str, Any]:
     """Parse the flags of a sweep. Those of the recipe take several values, `--lr 1e-4,1e-3`, or a range."""
-    file = _config_file(arguments)
-    cluster, train = read_toml(file, recipe=recipe) if file else (ClusterConfig(ranks=1), None)
+    cluster, train = _from_file(arguments, recipe) or (ClusterConfig(ranks=1), None)
     values = flags.parse(
         [_FileFlag, SweepConfig, ClusterConfig, settings_of(recipe)],
         arguments,
@@ -258,7 +274,8 @@ def _sweep_settings(recipe: str, arguments: list[str]) -> dict[str, Any]:
         hidden=("recipe", *unused(settings_of(recipe))),
         as_text=settings_of(recipe),
     )
-    del values["config"]
+    for name in _FileFlag.model_fields:
+        del values[name]
     varied = {
         name: trials.from_text(values.pop(name))
         for name in settings_of(recipe).model_fields
@@ -310,8 +327,7 @@ def _scaling(arguments: list[str]) -> int:
 
 def _new_study(recipe: str, arguments: list[str]) -> Study:
     """Start the study that the flags describe."""
-    file = _config_file(arguments)
-    cluster, train = read_toml(file, recipe=recipe) if file else (ClusterConfig(), train_config(recipe))
+    cluster, train = _from_file(arguments, recipe) or (ClusterConfig(), train_config(recipe))
     model = type(train)
     defaults = cluster.model_dump() | train.model_dump() | _StudyFlags().model_dump()
     values = flags.parse(
@@ -469,16 +485,55 @@ def _take_value(arguments: list[str], flag: str, what: str) -> tuple[list[str], 
     return arguments[:place] + arguments[place + 2 :], arguments[place + 1]
 
 
-def _config_file(arguments: Sequence[str]) -> Path | None:
-    """The file of `--config`, which is read before the other flags: its values are their defaults."""
-    files = flags.values_of(arguments, "config")
-    if None in files:
-        raise ConfigError("--config needs a file, such as run.toml")
-    if len(files) > 1:
+def _from_file(arguments: Sequence[str], recipe: str) -> tuple[ClusterConfig, TrainConfig] | None:
+    """The settings in the file of `--config`, which are the defaults of the other flags; None without that
+    flag. What a file of another tool has beside them is printed."""
+    file, environment = _file(arguments, "config"), _file(arguments, "environment_file")
+    if environment and not (file and convert.is_foreign(file)):
         raise ConfigError(
-            f"--config stands there {len(files)} times. Give one file, and other values as flags"
+            "--environment-file is the environment.json of MONAI's tutorial 3d_ldm, and belongs to its --config config.json"
         )
+    if file is None:
+        return None
+    if not convert.is_foreign(file):
+        return read_toml(file, recipe=recipe)
+    data, network = (
+        next(iter(flags.values_of(arguments, name)), None) or "" for name in ("data", "perceptual_network")
+    )
+    converted = convert.convert([file, *([environment] if environment else [])], data, network)
+    if converted.recipe != recipe:
+        raise ConfigError(
+            f"{file} is for the recipe {converted.recipe}: nbgpu train {converted.recipe} --config {file}"
+        )
+    print("\n".join(converted.notes()), file=sys.stderr)
+    return ClusterConfig(), converted.config()
+
+
+def _file(arguments: Sequence[str], name: str) -> Path | None:
+    """The file that a flag names; it is read before the other flags."""
+    files, flag = flags.values_of(arguments, name), f"--{name.replace('_', '-')}"
+    if None in files:
+        raise ConfigError(
+            f"{flag} needs a file, such as {'run.toml' if name == 'config' else 'environment.json'}"
+        )
+    if len(files) > 1:
+        raise ConfigError(f"{flag} stands there {len(files)} times. Give one file, and other values as flags")
     return Path(str(files[0])) if files else None
+
+
+def _convert(arguments: list[str]) -> None:
+    """Print settings that come from another tool's files, or write them into a file."""
+    files = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    if not files and not {"--help", "-h"} & {*arguments}:
+        sys.exit("usage: nbgpu convert config.json [environment.json] [--out run.toml] [--data FOLDER]")
+    values = flags.parse([_ConvertFlags], arguments[len(files) :], prog="nbgpu convert FILE [FILE ...]")
+    asked = _ConvertFlags(**values)
+    found = convert.convert([Path(file) for file in files], asked.data, asked.perceptual_network)
+    if not asked.out:
+        print(found.to_toml(), end="")
+        return
+    convert.write(found, Path(asked.out))
+    print("\n".join([*found.notes(), f"nbgpu train {found.recipe} --config {asked.out}"]))
 
 
 def _require_search(config: TrainConfig, arguments: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ import nibabel
 import numpy as np
 import psutil
 import pytest
+import torch
 from rows import Measured, row
 
 from nbgpu.client.runs import data_check
@@ -145,6 +146,15 @@ def test_files_of_a_folder(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_missing_microstructure(tmp_path: Path) -> None:
     _refused(_train(tmp_path, "microstructure", "--data", "gone.npy"), "gone.npy")
+
+
+def test_a_file_of_weights_beside_generated_data(tmp_path: Path) -> None:
+    torch.save({"features.0.weight": torch.zeros(64, 3, 3, 3)}, tmp_path / "squeezenet.pth")
+    done = _train(
+        tmp_path, "autoencoder", "--data", "phantoms", "--perceptual", "features",
+        "--perceptual-network", "squeezenet.pth",
+    )  # fmt: skip
+    _refused(done, "squeezenet.pth: looks like", "has no features.", "(64,)")
 
 
 def _volumes(folder: Path, count: int) -> None:

@@ -23,7 +23,7 @@ from nbgpu.protocol.records import Device
 _OF_TRAIN = {"config": True, "find-batch-size": False}
 """The flags of `nbgpu train` that are no settings, and whether they take a value."""
 _NEEDS_FILES = {
-    *("data", "resume", "initial", "pretrained", "gram_network"),
+    *("data", "resume", "initial", "pretrained", "perceptual_network", "gram_network"),
     *("fold", "eval_times", "wandb", "tensorboard"),
 }
 """Settings with files, or packages, of which the page gives examples only."""

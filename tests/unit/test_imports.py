@@ -67,6 +67,7 @@ HOUSE = [
     "planning",
     "performance",
     "machine",
+    "conversion",
     "config.__init__",
     "config.prediction",
     "config.characterization",

@@ -28,8 +28,9 @@ def require(config: TrainConfig) -> None:
     With files this takes some seconds, because the process that looks at them loads torch, and with
     `check_voxels` also the time to read the files that have not been found good before.
     """
-    has_weights = any(paths_to_read(config, name) for name in type(config).ONLY_AT_START)
-    if has_weights or config.data not in type(config).WITHOUT_FILES:
+    # Generated data need no look, but the settings may name other files, such as a network's weights.
+    others = [path for name in type(config).model_fields for path in paths_to_read(config, name)]
+    if others or config.data not in type(config).WITHOUT_FILES:
         _require("training", config.model_dump_json())
 
 

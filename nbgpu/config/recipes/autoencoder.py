@@ -31,7 +31,19 @@ class AutoencoderConfig(TrainConfig):
         only(none_of("data", "phantoms"), "patches_per_volume", "spacing"),
         only(none_of("data", "phantoms", "mni152"), "patient_pattern", "split", "image_channels"),
         only(one_of("perceptual", "spectral", "features"), "perceptual_weight"),
-        only(one_of("perceptual", "features"), "perceptual_network"),
+        only(
+            one_of("perceptual", "features"),
+            "perceptual_network",
+            "perceptual_linear",
+            "perceptual_slices",
+            "perceptual_range",
+        ),
+        only(
+            none_of("perceptual_network", "random"),
+            "perceptual_linear",
+            "perceptual_slices",
+            "perceptual_range",
+        ),
         only(
             given("adversarial_weight"),
             "adversarial_after",
@@ -147,9 +159,27 @@ class AutoencoderConfig(TrainConfig):
     perceptual_network: str = Field(
         "random",
         min_length=1,
-        description="weights for perceptual='features': 'random' for two layers of random filters, or a safetensors file "
-        "with 0.weight, 0.bias, 1.weight ... of 3D convolutions, with an average over 2 x 2 x 2 before each but the first",
+        description="weights for perceptual='features': 'random' for two layers of random filters, or a local file: of "
+        "torchvision's alexnet, vgg16 or squeezenet1_1 (LPIPS), of MedicalNet's ResNet-10 or ResNet-50, or of 3D "
+        "convolutions; the file's names and shapes say which (docs/recipes/autoencoder.md)",
         json_schema_extra=read_from("random"),
+    )
+    perceptual_linear: str = Field(
+        "",
+        description="LPIPS's own file for the network: alex.pth, vgg.pth or squeeze.pth; empty: that beside perceptual_network",
+        json_schema_extra=read_from(),
+    )
+    perceptual_slices: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="share of a batch's slices, drawn anew along each of the three axes in each step, that a network of LPIPS "
+        "compares",
+    )
+    perceptual_range: Literal["symmetric", "unit"] = Field(
+        "symmetric",
+        description="values that a network of LPIPS gets: 'symmetric' for -1 to 1, as LPIPS defines them, 'unit' for 0 to 1, "
+        "as MONAI's PerceptualLoss passes such images on",
     )
     adversarial_weight: float = Field(
         0.0,

@@ -1,26 +1,29 @@
-"""Perceptual distances between images. Nothing is downloaded: the filters are random, or come from a local
-file."""
+"""Perceptual distances between images."""
 
 from __future__ import annotations
 
-from functools import cache
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
+from torch.func import functional_call
 from torch.nn import functional
 
+from nbgpu.config import AutoencoderConfig
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.errors import DataError
+from nbgpu.recipes.autoencoder.feature_files import FeatureNetwork, network_of
 
-Layer = tuple[Tensor, Tensor]
-"""Weights (out, in, k, k, k) with an odd k, and biases (out,)."""
-
-_RANDOM_CHANNELS = (1, 16, 32)
-_RANDOM_SIZE = 3
+_LPIPS_SHIFT = (-0.030, -0.088, -0.188)
+_LPIPS_SCALE = (0.458, 0.448, 0.450)
+"""Mean and spread of ImageNet's three colours, from -1 to 1 (Zhang et al., CVPR 2018, in their code)."""
+_LPIPS_EPSILON = 1e-20
+"""LPIPS adds 1e-10 to the norm. Its square below the root has the same values, and a finite gradient where
+all features are 0."""
+_MEDICALNET_EPSILON = 1e-10
+"""The value of MONAI, below the root."""
 
 
 def spectral_distance(output: Tensor, image: Tensor) -> Tensor:
@@ -38,86 +41,138 @@ def spectral_distance(output: Tensor, image: Tensor) -> Tensor:
     return functional.mse_loss(*amplitudes)
 
 
-def feature_distance(output: Tensor, image: Tensor, network: str) -> Tensor:
-    """Return the mean squared difference of a frozen network's features (Johnson et al., ECCV 2016),
-    averaged over the layers, a scalar.
+@dataclass(frozen=True)
+class _Placed:
+    """The tensors of a network on the device and in the precision of the images."""
 
-    Each layer is a convolution with ReLU; from the second layer on, the resolution is halved first.
+    weights: dict[str, Tensor]
+    linear: list[Tensor]
+    shift: Tensor
+    scale: Tensor
 
-    Args:
-        output, image: (N, 1, D, H, W).
-        network: a network as `layers_of` takes it.
+
+class FeatureDistance:
+    """The difference of what a frozen network makes of two images, as the settings of an autoencoder have it.
+
+    The network is no part of the model: it has no gradient, is in no checkpoint, and every rank has all of
+    it, on the device and in the precision of the images that it is given.
     """
-    layers = layers_of(network)
-    both = torch.cat([at_least_float32(output), at_least_float32(image)])
-    # The grey volume is repeated for a network with several channels.
-    both = both.expand(-1, layers[0][0].shape[1], -1, -1, -1)
-    distances = []
-    for index, layer in enumerate(layers):
-        both = _convolved(both, layer, halve=index > 0)
-        of_output, of_image = at_least_float32(both).chunk(2)
-        distances.append(functional.mse_loss(of_output, of_image))
-    return torch.stack(distances).mean()
 
+    def __init__(self, config: AutoencoderConfig) -> None:
+        self._config = config
+        self._placed: _Placed | None = None
 
-def _convolved(x: Tensor, layer: Layer, halve: bool) -> Tensor:
-    weights, biases = (part.to(x.device, x.dtype) for part in layer)
-    x = functional.avg_pool3d(x, 2) if halve else x
-    return functional.conv3d(x, weights, biases, padding="same").relu()
+    @cached_property
+    def network(self) -> FeatureNetwork:
+        """The network, on the CPU. DataError lists all problems of its files and of the settings beside
+        it."""
+        found = network_of(self._config.perceptual_network, self._config.perceptual_linear)
+        if problems := list(self._problems(found)):
+            raise DataError("\n".join(problems))
+        return found
 
-
-def layers_of(network: str) -> list[Layer]:
-    """Return the frozen network that a setting names: 'random', or a file for `_read_layers`, which may raise
-    DataError."""
-    return _random_layers() if network == "random" else _read_layers(network)
-
-
-@cache
-def _random_layers() -> list[Layer]:
-    """Return two layers of random filters with mean 0 (He et al. 2015), the same each time."""
-    generator = torch.Generator().manual_seed(0)
-    layers = []
-    for num_in, num_out in pairwise(_RANDOM_CHANNELS):
-        weights = torch.randn(num_out, num_in, *(_RANDOM_SIZE,) * 3, generator=generator)
-        weights -= weights.mean(dim=(2, 3, 4), keepdim=True)
-        weights *= (2 / (num_in * _RANDOM_SIZE**3)) ** 0.5
-        layers.append((weights, torch.zeros(num_out)))
-    return layers
-
-
-@cache
-def _read_layers(path: str) -> list[Layer]:
-    """Read successive convolutions, `0.weight`, `0.bias`, `1.weight` and so on, from a safetensors file.
-
-    Raises:
-        DataError: the message lists all problems of the file.
-    """
-    try:
-        tensors = load_file(Path(path).expanduser())
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{path}: cannot be read as a safetensors file of network weights: {error}") from None
-    layers: list[Layer] = []
-    problems = []
-    num_given: int | None = None
-    for index in range(max(1, len(tensors) // 2)):
-        weights, biases = tensors.pop(f"{index}.weight", None), tensors.pop(f"{index}.bias", None)
-        if weights is None or biases is None:
-            problems.append(f"layer {index} needs both {index}.weight and {index}.bias")
-            continue
-        num_out, num_in, *size = weights.shape if weights.ndim == 5 else (0, 0)
-        if len({*size}) != 1 or size[0] % 2 == 0 or biases.shape != (num_out,):
-            problems.append(
-                f"layer {index} has weights {tuple(weights.shape)} and biases {tuple(biases.shape)}; needed are "
-                "(out, in, k, k, k) with an odd k, and (out,)"
+    def _problems(self, network: FeatureNetwork) -> Iterator[str]:
+        config, known = self._config, network.architecture
+        if known is not None and min(config.patch) < known.min_edge:
+            yield (
+                f"patch_size={config.patch_size} is too small for {known.title} (perceptual_network): at least "
+                f"{known.min_edge}"
             )
-        elif num_given is not None and num_in != num_given:
-            problems.append(f"layer {index} takes {num_in} channels, and the one before gives {num_given}")
-        elif not (weights.isfinite().all() and biases.isfinite().all()):
-            problems.append(f"layer {index} has values that are NaN or infinite")
-        num_given = num_out or None
-        layers.append((weights.float(), biases.float()))
-    if tensors:
-        problems.append(f"unexpected names: {', '.join(sorted(tensors))}")
-    if problems:
-        raise DataError("\n".join(f"{path}: {problem}" for problem in problems))
-    return layers
+        if known is None or known.kind != "lpips":
+            for name in ("perceptual_slices", "perceptual_range"):
+                if (value := getattr(config, name)) != type(config).model_fields[name].default:
+                    yield (
+                        f"{name}={value!r} counts only with a network of LPIPS, which takes slices, and perceptual_network is "
+                        f"{network.words}: leave {name} out"
+                    )
+
+    def __call__(self, output: Tensor, image: Tensor) -> Tensor:
+        """Return the distance, a scalar.
+
+        Args:
+            output, image: (N, 1, D, H, W), with values from 0 to 1.
+        """
+        output, image = (at_least_float32(one) for one in (output, image))
+        architecture = self.network.architecture
+        if architecture is None:
+            return self._own_distance(output, image)
+        if architecture.kind == "medicalnet":
+            return self._medicalnet_distance(output, image)
+        return self._slice_distance(output, image)
+
+    def _both_features(self, output: Tensor, image: Tensor) -> list[tuple[Tensor, Tensor]]:
+        module, weights = self.network.module, self._placed_for(output).weights
+        with torch.no_grad():
+            of_image = functional_call(module, weights, (image,))
+        of_output = functional_call(module, weights, (output,))
+        return [
+            (at_least_float32(one), at_least_float32(other))
+            for one, other in zip(of_output, of_image, strict=True)
+        ]
+
+    def _placed_for(self, images: Tensor) -> _Placed:
+        """Return the network's tensors on the device of the images and in their precision; they stay there
+        for the next step."""
+        placed = self._placed
+        if placed is None or (placed.shift.device, placed.shift.dtype) != (images.device, images.dtype):
+
+            def place(tensor: Tensor) -> Tensor:
+                return tensor.to(images.device, images.dtype if tensor.is_floating_point() else None)
+
+            module = self.network.module
+            tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            placed = self._placed = _Placed(
+                {name: place(tensor) for name, tensor in tensors.items()},
+                [place(weights) for weights in self.network.linear],
+                *(place(torch.tensor(v).reshape(1, 3, 1, 1)) for v in (_LPIPS_SHIFT, _LPIPS_SCALE)),
+            )
+        return placed
+
+    def _own_distance(self, output: Tensor, image: Tensor) -> Tensor:
+        """Return the mean squared difference of the features (Johnson et al., ECCV 2016), averaged over the
+        layers."""
+        first = next(self.network.module.parameters())
+        # A grey volume is repeated for a network with several channels.
+        output, image = (one.expand(-1, first.shape[1], -1, -1, -1) for one in (output, image))
+        distances = [functional.mse_loss(*both) for both in self._both_features(output, image)]
+        return torch.stack(distances).mean()
+
+    def _medicalnet_distance(self, output: Tensor, image: Tensor) -> Tensor:
+        """Return the squared difference of the normalised features, summed over their channels and averaged
+        over place, as MONAI's PerceptualLoss does."""
+        # The standard deviation of an empty patch is 0.
+        output, image = ((one - one.mean()) / one.std().clamp_min(1e-6) for one in (output, image))
+        [both] = self._both_features(output, image)
+        return _squared_differences(*both, _MEDICALNET_EPSILON).sum(dim=1).mean()
+
+    def _slice_distance(self, output: Tensor, image: Tensor) -> Tensor:
+        """Return LPIPS of slices across each axis, averaged over the slices and summed over the axes, as
+        MONAI's PerceptualLoss does with is_fake_3d. The slices are another random share each time."""
+        total = output.new_zeros(())
+        for axis in (2, 3, 4):
+            slices = [one.movedim(axis, 1).flatten(0, 2)[:, None] for one in (output, image)]
+            num_slices = len(slices[0])
+            num_taken = max(1, int(num_slices * self._config.perceptual_slices))
+            taken = torch.randperm(num_slices, device=output.device)[:num_taken]
+            total = total + self._lpips(*(one.index_select(0, taken) for one in slices))
+        return total
+
+    def _lpips(self, output: Tensor, image: Tensor) -> Tensor:
+        """Return LPIPS (Zhang et al., CVPR 2018) of grey pictures (N, 1, H, W), averaged over them."""
+        placed = self._placed_for(output)
+        if self._config.perceptual_range == "symmetric":
+            output, image = 2 * output - 1, 2 * image - 1
+        output, image = ((one - placed.shift) / placed.scale for one in (output, image))
+        distance = output.new_zeros(())
+        for features, linear in zip(self._both_features(output, image), placed.linear, strict=True):
+            squares = _squared_differences(*features, _LPIPS_EPSILON)
+            distance = distance + (squares * linear).sum(dim=1).mean()
+        return distance
+
+
+def _squared_differences(one: Tensor, other: Tensor, epsilon: float) -> Tensor:
+    """Return the squared differences of features whose channels are scaled to norm 1 at each place."""
+    one, other = (
+        features / (features.square().sum(dim=1, keepdim=True) + epsilon).sqrt() for features in (one, other)
+    )
+    return (one - other).square()

@@ -35,7 +35,7 @@ from nbgpu.errors import DataError
 from nbgpu.recipes.autoencoder.comparison import compared
 from nbgpu.recipes.autoencoder.losses import deceived, discrimination_loss, kl_divergence
 from nbgpu.recipes.autoencoder.network import build_network
-from nbgpu.recipes.autoencoder.perceptual import feature_distance, layers_of, spectral_distance
+from nbgpu.recipes.autoencoder.perceptual import FeatureDistance, spectral_distance
 from nbgpu.recipes.autoencoder.pictures import pictures
 from nbgpu.recipes.autoencoder.prediction import encoded, new_volumes, write_index
 from nbgpu.recipes.autoencoder.prepare import Prepare, item_of, mni152
@@ -73,6 +73,7 @@ class Autoencoder:
 
     def __init__(self, config: AutoencoderConfig) -> None:
         self.config = config
+        self._feature_distance = FeatureDistance(config) if config.perceptual == "features" else None
 
     # ---- data ----
 
@@ -83,8 +84,7 @@ class Autoencoder:
         Raises DataError with a line for every unusable file.
         """
         config = self.config
-        if config.perceptual == "features":
-            layers_of(config.perceptual_network)
+        network = self._feature_distance.network if self._feature_distance else None
         self._check_weights()
         parts = self._parts()
         inspection.require_share(config, parts.everything, self._steps(), rank, world_size)
@@ -96,7 +96,12 @@ class Autoencoder:
         loaders = SampleLoader(
             parts.training, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
         ).loaders(val_batches)
-        return replace(loaders, warnings=(*loaders.warnings, *self._warnings(loaders.steps_per_epoch)))
+        said = (f"perceptual distance: features of {network.words}",) if network else ()
+        return replace(
+            loaders,
+            summary=(*loaders.summary, *said),
+            warnings=(*loaders.warnings, *self._warnings(loaders.steps_per_epoch)),
+        )
 
     def _warnings(self, steps_per_epoch: int) -> Iterator[str]:
         config = self.config
@@ -111,14 +116,18 @@ class Autoencoder:
             )
 
     def inspect(self) -> None:
-        """Read the file with weights, and all volumes. DataError has a line for each unusable file."""
+        """Read the files with weights, and all volumes. DataError has a line for each unusable file."""
         failures = []
-        for check in (self._check_weights, self._check_volumes):
+        for check in (self._read_network, self._check_weights, self._check_volumes):
             try:
                 check()
             except DataError as error:
                 failures.append(error)
         raise_together(failures)
+
+    def _read_network(self) -> None:
+        if self._feature_distance:
+            _ = self._feature_distance.network
 
     def _check_weights(self) -> None:
         if self.config.pretrained:
@@ -260,16 +269,14 @@ class Autoencoder:
     def build_model(self) -> nn.Module:
         """Return the network of the settings, see `build_network`, with the weights of `pretrained`.
 
-        Raises DataError if a file with weights is unusable.
+        Raises DataError if its file is unusable.
         """
-        if self.config.perceptual == "features":
-            # The file is read here, where tensors have values: while a step's memory is estimated they have
-            # none.
-            layers_of(self.config.perceptual_network)
         return pretrained_network(self.config) if self.config.pretrained else build_network(self.config)
 
     def example(self, batch_size: int) -> Batch:
         """Return {"image": (batch_size, C, p, q, r)} with values from 0 to 1."""
+        # The file is read here, where tensors have values: while a step's memory is estimated they have none.
+        self._read_network()
         return {"image": torch.rand(batch_size, self.config.num_image_channels, *self.config.patch)}
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
@@ -287,7 +294,7 @@ class Autoencoder:
         scalars.
 
         The last term is present only with `perceptual`. See `kl_divergence`, `spectral_distance` and
-        `feature_distance`.
+        `FeatureDistance`.
         """
         return self._terms(model, batch)[0]
 
@@ -305,8 +312,8 @@ class Autoencoder:
             output, true = (each.flatten(0, 1)[:, None] for each in (reconstruction, image))
             distance = (
                 spectral_distance(output, true)
-                if config.perceptual == "spectral"
-                else feature_distance(output, true, config.perceptual_network)
+                if self._feature_distance is None
+                else self._feature_distance(output, true)
             )
             loss = loss + config.perceptual_weight * distance
             terms["perceptual_loss"] = distance

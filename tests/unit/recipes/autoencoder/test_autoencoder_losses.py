@@ -18,7 +18,7 @@ from nbgpu.engine.workload.by_name import load
 from nbgpu.engine.workload.recipe import Adversarial
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.autoencoder.losses import LOG_VARIANCE_BOUNDS, deceived, discrimination_loss, kl_divergence
-from nbgpu.recipes.autoencoder.perceptual import feature_distance, layers_of, spectral_distance
+from nbgpu.recipes.autoencoder.perceptual import FeatureDistance, spectral_distance
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
 
 CPU = torch.device("cpu")
@@ -29,6 +29,10 @@ def autoencoder(**values: Any) -> Autoencoder:
     recipe = load(train_config("autoencoder", data="phantoms", patch_size=8, **values))
     assert isinstance(recipe, Autoencoder)
     return recipe
+
+
+def feature_distance(network: str) -> FeatureDistance:
+    return FeatureDistance(autoencoder(perceptual="features", perceptual_network=network).config)
 
 
 def test_the_log_variance_is_clamped_so_that_neither_loss_nor_gradient_overflows() -> None:
@@ -85,21 +89,26 @@ def test_features_of_a_file_are_those_of_its_convolutions(tmp_path: Path) -> Non
         for x in features
     ]
     second = (features[0] - features[1]).square().mean()
-    torch.testing.assert_close(feature_distance(output, image, str(path)), (first + second) / 2)
+    torch.testing.assert_close(feature_distance(str(path))(output, image), (first + second) / 2)
 
 
 def test_random_features_are_the_same_ones_each_time() -> None:
     image = torch.rand(1, 1, 8, 8, 8)
-    assert layers_of("random") is layers_of("random")
-    assert float(feature_distance(image, image, "random")) == 0
+    one, other = feature_distance("random"), feature_distance("random")
+    assert float(one(image, image)) == 0
     noisy = image + 0.1 * torch.randn_like(image)
-    assert float(feature_distance(noisy, image, "random")) > 1e-4
+    assert float(one(noisy, image)) > 1e-4
+    assert float(one(noisy, image)) == float(other(noisy, image))
 
 
 @pytest.mark.parametrize(
     ("tensors", "words"),
     [
-        ({"a": torch.zeros(1)}, r"layer 0 needs both 0.weight and 0.bias\n.*unexpected names: a"),
+        ({"a": torch.zeros(1)}, r"is of no network that is known here \(AlexNet, .*It has a"),
+        (
+            {"1.weight": torch.zeros(1)},
+            r"layer 0 needs both 0.weight and 0.bias\n.*unexpected names: 1.weight",
+        ),
         ({"0.weight": torch.zeros(2, 1, 2, 2, 2), "0.bias": torch.zeros(2)}, "with an odd k"),
         (
             {
@@ -120,6 +129,8 @@ def test_a_bad_file_of_weights_is_named_before_training(
     recipe = autoencoder(perceptual="features", perceptual_network=str(path))
     with pytest.raises(DataError, match=words):
         recipe.build_loaders(0, 1)
+    with pytest.raises(DataError, match=words):
+        recipe.inspect()
 
 
 @pytest.mark.parametrize("perceptual", ["spectral", "features"])

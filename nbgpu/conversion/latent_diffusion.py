@@ -1,0 +1,228 @@
+"""The JSON files of MONAI's tutorial 3d_ldm, and of the guide for several GPUs that is made of it.
+
+The tutorial's script is train_autoencoder.py; what it fixes without a key becomes a setting, too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nbgpu.conversion.converted import Converted
+from nbgpu.conversion.foreign import Keys, in_words
+from nbgpu.errors import ConfigError
+
+TABLES = ("autoencoder_def", "autoencoder_train")
+"""The tables of which such a file has at least one."""
+
+_OF_SECOND_STAGE = ("diffusion_def", "diffusion_train", "NoiseScheduler", "diffusion")
+_WARM_UP_EPOCHS = 6
+"""The script's discriminator takes part where the epoch, counted from 0, is above 5."""
+_ADVERSARIAL_WEIGHT = 0.01
+_SHARE_OF_SLICES = 0.2
+_IN_SCRIPT = "in the script"
+_SCHEDULES: dict[str, tuple[str, int | None]] = {
+    "warmup_cosine": ("cosine", None),
+    "cosine": ("cosine", 0),
+    "constant": ("constant", 0),
+    "none": ("constant", 0),
+}
+"""What the scheduler's names are here, with the steps of the warm-up; None for the default."""
+
+
+def convert(keys: Keys, names: str, data: str, network: str) -> Converted:
+    """Return the settings of the recipe autoencoder.
+
+    Args:
+        keys: the values of the configuration and, if there is one, of the environment file.
+        names: the files, for messages.
+        data: the data, in place of the environment's data_base_dir; '' for that.
+        network: a local file for perceptual_network; '' for none.
+
+    Raises:
+        ConfigError: the files are of another network.
+    """
+    found = Converted("autoencoder", keys, names)
+    _environment(found, data)
+    _volumes(found)
+    _network(found)
+    _training(found)
+    _perceptual(found, network)
+    for table in _OF_SECOND_STAGE:
+        found.leave_all(
+            table, "it is of the tutorial's second stage, diffusion of latents, which nbgpu does not train"
+        )
+    return found
+
+
+def _environment(found: Converted, data: str) -> None:
+    if data:
+        found.set("data", data, "--data")
+        found.leave("data_base_dir", "--data is taken in its place")
+    elif "data_base_dir" in found.keys:
+        found.take("data_base_dir", "data", convert=_images)
+    else:
+        # A folder that is not there is refused; without one the recipe would train on a template brain.
+        found.set(
+            "data", "dataset", "which data_base_dir of environment.json names: the folder of the volumes"
+        )
+    found.take("model_dir", "runs_dir", "each run gets a folder in it")
+    found.take(
+        "tfevent_path", "tensorboard", "TensorBoard's files are in each run's folder", convert=lambda _: True
+    )
+    found.leave(
+        "output_dir", "the generated images; nbgpu predict RUN_FOLDER --data NEW --out FOLDER names its own"
+    )
+    found.take(
+        "resume_ckpt",
+        "resume",
+        "'auto' is from the newest checkpoint in runs_dir, with the optimizer's state; the script's autoencoder.pt is not read",
+        convert=lambda resumes: "auto" if resumes else "",
+    )
+
+
+def _images(base: Any) -> str:
+    """Return the folder of the images that the tutorial reads below data_base_dir: those of the Decathlon,
+    without its labels."""
+    images = Path(str(base)).expanduser() / "Task01_BrainTumour" / "imagesTr"
+    return str(images) if images.is_dir() else str(base)
+
+
+def _volumes(found: Converted) -> None:
+    found.expect("spatial_dims", 3, otherwise="the recipe is for volumes")
+    found.expect("image_channels", 1, otherwise="image_channels here are the numbers of a file's channels")
+    found.take("spacing", "spacing")
+    found.take("channel", "image_channels", convert=lambda channel: [channel])
+
+
+def _network(found: Converted) -> None:
+    """Set the network as autoencoder_def has it, with MONAI's defaults for what that leaves out."""
+    prefix = "autoencoder_def."
+    keys = found.keys
+    if not keys.has_table("autoencoder_def"):
+        found.left_out.append("the network: the files have no autoencoder_def, and it is nbgpu's own")
+        return
+    target = keys.take(f"{prefix}_target_")
+    if target is not None:
+        if str(target).rpartition(".")[2] != "AutoencoderKL":
+            raise ConfigError(
+                f"{found.names}: {prefix}_target_ is {target}, and the recipe trains AutoencoderKL"
+            )
+        found.the_same.append(f"{prefix}_target_ = {in_words(target)}")
+    found.expect(f"{prefix}spatial_dims", 3, otherwise="the recipe is for volumes")
+    for name in ("in_channels", "out_channels"):
+        found.expect(f"{prefix}{name}", 1, otherwise="the network takes as many as image_channels names")
+    old = f"{prefix}num_channels" in keys
+    found.leave("latent_channels", f"{prefix}latent_channels does not refer to it")
+    for name, setting, default in (
+        ("num_channels" if old else "channels", "channels", (32, 64, 64, 64)),
+        ("latent_channels", "latent_channels", 3),
+        ("num_res_blocks", "num_res_blocks", (2, 2, 2, 2)),
+        ("attention_levels", "attention_levels", (False, False, True, True)),
+        ("norm_num_groups", "norm_groups", 32),
+        ("with_encoder_nonlocal_attn", "with_encoder_nonlocal_attn", True),
+        ("with_decoder_nonlocal_attn", "with_decoder_nonlocal_attn", True),
+    ):
+        if found.take(f"{prefix}{name}", setting) is None:
+            found.set(setting, default, f"MONAI's default of {name}, which autoencoder_def leaves out")
+    found.expect(f"{prefix}norm_eps", 1e-6, otherwise="GroupNorm's epsilon is 1e-6 here")
+    for name in ("use_checkpoint", "use_checkpointing"):
+        found.take(f"{prefix}{name}", "checkpoint_activations", convert=bool)
+    found.expect(
+        f"{prefix}use_flash_attention", False, otherwise="torch chooses the kernel of the attention; see sdpa"
+    )
+    for name in ("use_convtranspose", "use_combined_linear"):
+        found.expect(f"{prefix}{name}", False, otherwise="the network has none here")
+    found.expect(f"{prefix}include_fc", True, otherwise="the attention has its last linear layer here")
+
+
+def _training(found: Converted) -> None:
+    prefix = "autoencoder_train."
+    keys = found.keys
+    # Only the guide for several GPUs has this key; its script differs from the tutorial's.
+    of_guide = f"{prefix}lr_scheduler" in keys
+    batch_size = found.take(f"{prefix}batch_size", "batch_size", "per rank in both")
+    found.take(f"{prefix}patch_size", "patch_size")
+    found.set("patches_per_volume", 1, f"{_IN_SCRIPT}, whose epoch has one patch of each volume")
+    _optimizer(found, prefix, of_guide, batch_size)
+    found.take(f"{prefix}kl_weight", "kl_weight")
+    if f"{prefix}recon_loss" in keys:
+        found.take(f"{prefix}recon_loss", "recon_loss")
+    else:
+        found.set("recon_loss", "l1", f"{_IN_SCRIPT}, where there is no {prefix}recon_loss")
+    for name in ("n_epochs", "max_epochs"):
+        found.take(f"{prefix}{name}", "epochs")
+    interval = found.take(f"{prefix}val_interval", "val_every_epochs")
+    if interval is not None:
+        found.set(
+            "checkpoint_every_epochs", interval, f"the script saves at each validation, {prefix}val_interval"
+        )
+        found.set("best_metric", "loss", f"{_IN_SCRIPT}, which keeps the best model, too")
+    found.set("adversarial_weight", _ADVERSARIAL_WEIGHT, _IN_SCRIPT)
+    found.set("adversarial_after_epochs", _WARM_UP_EPOCHS, f"{_IN_SCRIPT}: after epoch 5, counted from 0")
+    found.set("discriminator_channels", 32, _IN_SCRIPT)
+
+
+def _optimizer(found: Converted, prefix: str, of_guide: bool, batch_size: Any) -> None:
+    rate = found.take(f"{prefix}lr", "lr", "before it is scaled")
+    if rate is not None:
+        found.set("discriminator_lr", rate, f"{prefix}lr, which both optimizers have")
+        scaling = "sqrt" if of_guide else "linear"
+        by = "the root of the number" if of_guide else "the number"
+        if batch_size is not None:
+            found.set("lr_scaling", scaling, f"{_IN_SCRIPT}, which multiplies lr by {by} of GPUs")
+            found.set("lr_batch_size", batch_size, "lr is that of one GPU")
+    scheduler = found.keys.take(f"{prefix}lr_scheduler", "none")
+    schedule, warm_up = _SCHEDULES.get(str(scheduler).lower(), ("constant", 0))
+    if str(scheduler).lower() not in _SCHEDULES:
+        found.left_out.append(
+            f"{prefix}lr_scheduler = {in_words(scheduler)}: is not known. The rate stays as it is; see schedule"
+        )
+    origin = (
+        f"{prefix}lr_scheduler = {in_words(scheduler)}"
+        if of_guide
+        else f"{_IN_SCRIPT}, which has no scheduler"
+    )
+    rises = "" if warm_up == 0 else "; the warm-up is a twentieth of the steps, or warmup_epochs"
+    found.set("schedule", schedule, origin + rises)
+    if f"{prefix}warmup_epochs" in found.keys:
+        found.take(f"{prefix}warmup_epochs", "warmup_epochs")
+    elif warm_up is not None:
+        found.set("warmup_steps", warm_up, origin)
+    found.set("optimizer", "adamw" if of_guide else "adam", _IN_SCRIPT)
+    if f"{prefix}weight_decay" in found.keys:
+        found.take(f"{prefix}weight_decay", "weight_decay")
+    elif not of_guide:
+        found.set("weight_decay", 0.0, _IN_SCRIPT)
+    if not of_guide:
+        found.set("clip_norm", 0.0, f"{_IN_SCRIPT}, which does not clip")
+
+
+def _perceptual(found: Converted, network: str) -> None:
+    key = "autoencoder_train.perceptual_weight"
+    weight = found.keys.take(key)
+    if not weight:
+        if weight is not None:
+            found.the_same.append(f"{key} = {in_words(weight)}")
+        return
+    settings: dict[str, Any] = {
+        "perceptual": "features",
+        "perceptual_network": network or "squeezenet1_1.pth",
+        "perceptual_weight": weight,
+        "perceptual_slices": _SHARE_OF_SLICES,
+        "perceptual_range": "unit",
+    }
+    if network:
+        origins = {"perceptual_network": "--perceptual-network", "perceptual_weight": key}
+        for name, value in settings.items():
+            found.set(name, value, origins.get(name, _IN_SCRIPT))
+        return
+    found.left_out.append(
+        f"{key} = {in_words(weight)}: the script downloads SqueezeNet and LPIPS for it, and nbgpu downloads nothing. With "
+        "torchvision's squeezenet1_1 and LPIPS's squeeze.pth beside it as local files: --perceptual-network "
+        "squeezenet1_1.pth, or the last lines of the converted file"
+    )
+    found.offered = [
+        "The script's perceptual distance, with local files of weights:",
+        *(f"{name} = {in_words(value)}" for name, value in settings.items()),
+    ]
