@@ -214,6 +214,13 @@ def test_bad_settings_are_refused_at_once(arguments: list[str], expected: str) -
     assert expected in _refused(*arguments)
 
 
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, picture: Path) -> None:
+    arguments = [str(picture), "--limit-to", "4", "--out"]
+    assert f"{picture} is a file. Take a folder with --out" in _refused(*arguments, str(picture))
+    said = _refused(*arguments, str(picture / "inside"))
+    assert f"RunError: {picture / 'inside'} cannot be made: Not a directory" in said
+
+
 def test_help_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["characterize", "--help"])

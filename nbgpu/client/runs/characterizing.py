@@ -53,11 +53,11 @@ def require(job: Job) -> None:
     """Raise a DataError with everything that is wrong with the files, before any is measured, as far as that
     shows without torch; where something does, also with what torch's process finds in the other files."""
     problems = list(_wrong_names(job))
-    missing = {m.stem: _missing(m.settings) for m in job.measurements}
+    missing = [_missing(measurement.settings) for measurement in job.measurements]
     of_reference = _missing(job.against) if job.against else []
-    problems += [problem for found in (*missing.values(), of_reference) for problem in found]
+    problems += [problem for found in (*missing, of_reference) for problem in found]
     if problems:
-        there = [m for m in job.measurements if not missing[m.stem]]
+        there = [m for m, lacking in zip(job.measurements, missing, strict=True) if not lacking]
         against = None if of_reference else job.against
         try:
             list(_ran(replace(job, measurements=there, against=against, only_check=True)))
@@ -71,10 +71,15 @@ def characterized(job: Job) -> Iterator[Characterized]:
 
     Raises:
         DataError: lists every problem of all files; nothing was measured.
-        RunError: the process that measures has failed.
+        RunError: the folder cannot be made, or the process that measures has failed.
     """
-    for measurement in job.measurements:
-        Path(measurement.stem).parent.mkdir(parents=True, exist_ok=True)
+    for folder in {Path(measurement.stem).parent for measurement in job.measurements}:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(
+                f"{folder} cannot be made: {error.strerror}. Take another folder with --out"
+            ) from None
     for fields in _ran(job):
         rows = [PhaseRow(**row) for row in fields.pop("rows")]
         yield Characterized(**fields | {"shape": tuple(fields["shape"])}, rows=rows)
