@@ -20,7 +20,7 @@ from nbgpu.config.settings import paths_to_read, unused
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import Device
 
-_OF_TRAIN = {"config": True, "find-batch-size": False}
+_OF_TRAIN = {"config": True, "environment-file": True, "find-batch-size": False}
 """The flags of `nbgpu train` that are no settings, and whether they take a value."""
 _NEEDS_FILES = {
     *("data", "resume", "initial", "pretrained", "perceptual_network", "gram_network"),
