@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from nbgpu.config.conditions import Rules, given, left_out, none_of, one_of, only
+from nbgpu.config.conditions import DefaultRules, Rules, defaults, given, left_out, none_of, one_of, only
 from nbgpu.config.settings import control, divides_the_data, read_from, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
 
@@ -24,6 +24,7 @@ class AutoencoderConfig(TrainConfig):
     INPUTS = "a folder of NIfTI files, or a CSV or JSON list of them; 'mni152', 'phantoms'"
     TRIAL = "a template brain, 200 steps: 2 minutes on 2 CPU cores"
     PREDICTS = "latents, and reconstructions as NIfTI on the grid of the volumes"
+    FROM_DATA = ("patch_size", "channels", "latent_channels")
     UNUSED: ClassVar[Mapping[str, str]] = {"sdpa": "the network has no attention"}
     ONLY_WITH: ClassVar[Rules] = (
         only(one_of("data", "phantoms"), "num_phantoms"),
@@ -39,6 +40,19 @@ class AutoencoderConfig(TrainConfig):
             "discriminator_lr",
             "discriminator_channels",
             "discriminator_layers",
+        ),
+    )
+    # The rate is a tenth of the guide's, at which its own project reports NaN. Its 1000 epochs take one patch
+    # of each volume, and 60 epochs here take patches_per_volume.
+    DEFAULTS_WITH: ClassVar[DefaultRules] = (
+        defaults(
+            none_of("data", "mni152", "phantoms"),
+            epochs=60,
+            lr=1e-4,
+            val_every_epochs=1,
+            patch_size=0,
+            channels=(),
+            latent_channels=0,
         ),
     )
 
@@ -58,10 +72,10 @@ class AutoencoderConfig(TrainConfig):
     )
     patch_size: int = Field(
         32,
-        ge=8,
+        ge=0,
         le=512,
         multiple_of=4,
-        description="edge of the cubic patches, in voxels",
+        description="edge of the cubic patches, in voxels; 0 for as large as the files' volumes and the memory allow",
         json_schema_extra=control("Data"),
     )
     patches_per_volume: int = Field(
@@ -77,13 +91,17 @@ class AutoencoderConfig(TrainConfig):
     num_phantoms: int = Field(512, ge=4, le=1_000_000, description="phantoms generated where data='phantoms'")
     channels: tuple[int, ...] = Field(
         (8, 16),
-        min_length=2,
         max_length=5,
-        description="feature channels at each resolution, finest first",
+        description="feature channels at each resolution, finest first; () for three resolutions with as many as the memory "
+        "allows, for files",
         json_schema_extra=shape_of_model(),
     )
     latent_channels: int = Field(
-        2, ge=1, le=64, description="channels of the latent volume", json_schema_extra=shape_of_model()
+        2,
+        ge=0,
+        le=64,
+        description="channels of the latent volume; 0 for as many as go with channels, for files",
+        json_schema_extra=shape_of_model(),
     )
     recon_loss: Literal["l1", "l2"] = Field(
         "l2", description="reconstruction loss; l2 is what PSNR measures, l1 keeps edges sharper"
@@ -158,16 +176,27 @@ class AutoencoderConfig(TrainConfig):
                 yield f"patient_pattern={self.patient_pattern!r} has no group, such as (case_[0-9]+)"
         except re.error as error:
             yield f"patient_pattern={self.patient_pattern!r} is no regular expression: {error}"
-        if self.discriminator_layers is not None and self.discriminator_layers > self._most_layers:
+        for name in self.FROM_DATA:
+            if self.data in self.WITHOUT_FILES and not getattr(self, name):
+                yield f"{name}={getattr(self, name)} leaves it to files, and data={self.data!r} has none. Give {name}"
+        if 0 < self.patch_size < 8:
+            yield f"patch_size={self.patch_size} must be at least 8"
+        if len(self.channels) == 1:
+            yield f"channels={self.channels} must be two resolutions or more"
+        if (
+            self.patch_size
+            and self.discriminator_layers is not None
+            and self.discriminator_layers > self._most_layers
+        ):
             yield (
                 f"discriminator_layers={self.discriminator_layers} are too many for patch_size={self.patch_size}: at most "
                 f"{self._most_layers}"
             )
-        shrink = 2 ** (len(self.channels) - 1)
+        shrink = 2 ** max(0, len(self.channels) - 1)
         if self.patch_size % shrink:
             yield (
                 f"patch_size={self.patch_size} must be a multiple of {shrink}, because {len(self.channels)} "
                 f"channel levels halve it {len(self.channels) - 1} times"
             )
-        if min(self.channels) < 1:
+        if min(self.channels, default=1) < 1:
             yield f"channels={self.channels} must all be at least 1"

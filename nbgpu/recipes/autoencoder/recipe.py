@@ -30,6 +30,7 @@ from nbgpu.engine.data.sampling import Draw
 from nbgpu.engine.data.volumes import VolumeList, find_volumes, header_problem
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.prediction import Predicted
+from nbgpu.engine.workload.proposal import Proposal
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
 from nbgpu.recipes.autoencoder.baselines import (
@@ -39,6 +40,7 @@ from nbgpu.recipes.autoencoder.baselines import (
     project,
     trilinear,
 )
+from nbgpu.recipes.autoencoder.choices import networks_for
 from nbgpu.recipes.autoencoder.losses import deceived, discrimination_loss, kl_divergence
 from nbgpu.recipes.autoencoder.perceptual import feature_distance, layers_of, spectral_distance
 from nbgpu.recipes.autoencoder.pictures import pictures
@@ -116,6 +118,12 @@ class Autoencoder:
     def inspect(self) -> None:
         """Read all volumes. DataError has a line for each unusable one."""
         inspection.require(self.config, self._parts().everything, self._steps())
+
+    def proposals(self, on_gpu: bool) -> list[Proposal]:
+        """Return networks and patches, the largest first; see `networks_for`. A DataError has a line for each
+        unusable file."""
+        volumes = list(dict.fromkeys(item["image"] for item in self._parts().everything))
+        return networks_for(self.config, volumes, on_gpu)
 
     def amount(self) -> tuple[int, int]:
         """Return the amount of data; only names and headers of files are read."""
