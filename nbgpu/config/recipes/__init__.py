@@ -78,6 +78,19 @@ def with_preset(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in {**found, **given}.items() if name in {*preset, *values}}
 
 
+def settings_beside(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The value of every setting of a recipe, with its default where it is not given: that of the `preset`
+    among the given ones, that beside other settings, or the field's own. Nothing is checked.
+
+    Raises:
+        ConfigError: the recipe has no such preset.
+    """
+    model = settings_of(recipe)
+    known = {name: _typed(model, name, value) for name, value in with_preset(recipe, given).items()}
+    own = {name: field.default for name, field in model.model_fields.items()}
+    return {**own, **in_place_of_defaults(model, known), **known}
+
+
 def config_of_point(recipe: str, shared: Mapping[str, Any], varied: Mapping[str, Any]) -> TrainConfig:
     """The checked settings of one run of several that differ in the settings `varied`.
 
