@@ -178,6 +178,13 @@ class StudyPlan:
                 )
             # The beginning of the next step tells what came after the last one.
             config = config.changed(steps=num_steps + 1)
+        if config.left_to_data:
+            # With more ranks each may have less memory, and would train another model.
+            names = ", ".join(config.left_to_data)
+            raise ConfigError(
+                f"{names}: left out, and chosen by the memory of a rank. Points are compared only with the same model: give "
+                f"what `nbgpu train {self.recipe} --plan` chooses with these files"
+            )
         if "batch_size" in config.UNUSED:
             raise ConfigError(
                 f"the recipe {config.recipe!r} has no batches, and its steps are not those of training"

@@ -146,6 +146,12 @@ def test_a_sweep_and_a_study_take_presets(tmp_path: Path) -> None:
     assert study.points()[0].config.weight_decay == 1e-5
 
 
+def test_a_study_wants_what_would_be_chosen_for_each_point_by_itself() -> None:
+    settings = {"data": "brains", "gpus": "none", "channels": (8, 16)}
+    with pytest.raises(ConfigError, match="patch_size, latent_channels: left out, and chosen by the memory"):
+        studies.plan("autoencoder", "ranks", [1, 2], settings)
+
+
 def test_a_smoke_test_of_files_is_short() -> None:
     config = settled(train_config("survival", smoke_test=True, data=__file__), CPU)
     assert isinstance(config, TrainConfig)
