@@ -551,8 +551,14 @@ class Cluster:
     def train(self, recipe: str, **settings: Any) -> Run:
         """Start a training run on all ranks and return at once. A Stop during the call stops the run.
 
+        Args:
+            recipe: the workload.
+            settings: fields of the recipe's settings, and `preset`, the name of values for those that are not
+                given.
+
         Raises:
             ConfigError: a setting is not valid. Nothing was started.
+            RankError: a setting is left to the files, and none of them can be used.
             RunError: another run has the ranks now.
         """
         return self.train_with(train_config(recipe, **settings))
