@@ -28,6 +28,7 @@ from nbgpu.config import (
     TrainConfig,
     flags,
     own_file,
+    presets,
     read_toml,
     settings_of,
     train_config,
@@ -56,6 +57,7 @@ nbgpu new my_recipe                              writes my_recipe.py: your own d
 nbgpu train my_recipe.py [flags]                 train it; it goes wherever RECIPE stands
 nbgpu recipes                                    what there is, what it takes, and how long it takes
 nbgpu train RECIPE --help                        the recipe's settings
+nbgpu train RECIPE --preset NAME --data FILES    train with the settings of a guide; `nbgpu recipes` lists them
 nbgpu train RECIPE [flags] --plan                what the run would do and take, and no more
 nbgpu train RECIPE [flags] --find-batch-size     the largest batch that fits, found by trying, and the run with it
 nbgpu sweep RECIPE --lr 1e-4,1e-3 --seed 0,1     train with every combination, as many side by side as there are GPUs
@@ -87,6 +89,11 @@ class _FileFlag(BaseModel):
     )
     environment_file: str = Field(
         "", description="the environment.json that belongs to the config.json of MONAI's tutorial 3d_ldm"
+    )
+    preset: str = Field(
+        "",
+        description="a set of values, such as demo, that are the defaults of the other flags, and of what --config leaves "
+        "out; `nbgpu recipes` lists them",
     )
 
 
@@ -176,8 +183,12 @@ def _recipes() -> None:
     for name, model in TRAIN_CONFIGS.items():
         table.add_row(name, flags.summary(model), model.INPUTS, model.TRIAL)
     table.add_row("my_recipe.py", "your own dataset, model and loss: nbgpu new my_recipe", "", "")
+    of_presets = Table("recipe", "--preset", "what it sets", "where its numbers come from")
+    for preset in (presets.read(recipe, name) for recipe in TRAIN_CONFIGS for name in presets.names(recipe)):
+        of_presets.add_row(preset.recipe, preset.name, preset.description, preset.source)
     console = Console()
     console.print(table)
+    console.print(of_presets)
     console.print("nbgpu train RECIPE --help lists a recipe's settings", highlight=False)
 
 
@@ -188,7 +199,8 @@ def _train(arguments: list[str]) -> None:
         )
         sys.exit(f"{named}usage: nbgpu train RECIPE [flags]. Recipes: {', '.join(TRAIN_CONFIGS)}")
     recipe, *rest = arguments
-    cluster, train = _from_file(rest, recipe) or (ClusterConfig(), train_config(recipe))
+    cluster, before = _asked_before(recipe, rest)
+    train = train_config(recipe, **before)
     model = type(train)
     values = flags.parse(
         [_TrainFlags, ClusterConfig, model],
@@ -200,7 +212,10 @@ def _train(arguments: list[str]) -> None:
     asked = _TrainFlags(**{name: values.pop(name) for name in _TrainFlags.model_fields})
     of_cluster = {name: values.pop(name) for name in ClusterConfig.model_fields}
     # A bad value, a checkpoint that does not fit, and bad data are reported before any engine starts.
-    cluster, config = together(lambda: ClusterConfig.checked(**of_cluster), lambda: train.changed(**values))
+    given = {name: values[name] for name in flags.given(rest, values)}
+    cluster, config = together(
+        lambda: ClusterConfig.checked(**of_cluster), lambda: train_config(recipe, **{**before, **given})
+    )
     if asked.find_batch_size:
         _require_search(config, rest)
     extras.require(config)
@@ -265,12 +280,12 @@ def _sweep(arguments: list[str]) -> int:
 
 def _sweep_settings(recipe: str, arguments: list[str]) -> dict[str, Any]:
     """Parse the flags of a sweep. Those of the recipe take several values, `--lr 1e-4,1e-3`, or a range."""
-    cluster, train = _from_file(arguments, recipe) or (ClusterConfig(ranks=1), None)
+    cluster, before = _asked_before(recipe, arguments, ClusterConfig(ranks=1))
     values = flags.parse(
         [_FileFlag, SweepConfig, ClusterConfig, settings_of(recipe)],
         arguments,
         prog=f"nbgpu sweep {recipe}",
-        defaults=cluster.model_dump() | (train or train_config(recipe)).model_dump(),
+        defaults=cluster.model_dump() | train_config(recipe, **before).model_dump(),
         hidden=("recipe", *unused(settings_of(recipe))),
         as_text=settings_of(recipe),
     )
@@ -281,8 +296,7 @@ def _sweep_settings(recipe: str, arguments: list[str]) -> dict[str, Any]:
         for name in settings_of(recipe).model_fields
         if values.get(name) is not None
     }
-    shared = train.model_dump(exclude={"recipe"}) if train else {}
-    return {n: v for n, v in values.items() if n not in settings_of(recipe).model_fields} | shared | varied
+    return {n: v for n, v in values.items() if n not in settings_of(recipe).model_fields} | before | varied
 
 
 class _StudyFlags(_FileFlag):
@@ -327,7 +341,8 @@ def _scaling(arguments: list[str]) -> int:
 
 def _new_study(recipe: str, arguments: list[str]) -> Study:
     """Start the study that the flags describe."""
-    cluster, train = _from_file(arguments, recipe) or (ClusterConfig(), train_config(recipe))
+    cluster, before = _asked_before(recipe, arguments)
+    train = train_config(recipe, **before)
     model = type(train)
     defaults = cluster.model_dump() | train.model_dump() | _StudyFlags().model_dump()
     values = flags.parse(
@@ -338,11 +353,11 @@ def _new_study(recipe: str, arguments: list[str]) -> Study:
         hidden=("recipe", *studies.DECIDED, *unused(model)),
     )
     asked = _StudyFlags(**{name: values.pop(name) for name in _StudyFlags.model_fields})
-    # What is the recipe's own default need not stand in study.toml.
-    known = {
-        n: field.default for m in (model, ClusterConfig, StudyConfig) for n, field in m.model_fields.items()
-    }
-    given = {name: value for name, value in values.items() if value != known[name]}
+    # What is a default need not stand in study.toml.
+    known = {n: field.default for m in (ClusterConfig, StudyConfig) for n, field in m.model_fields.items()}
+    given = {name: value for name, value in values.items() if name in known and value != known[name]}
+    given |= {name: value for name, value in before.items() if name in {*values, "preset"}}
+    given |= {name: values[name] for name in flags.given(arguments, values)}
     if not asked.vary:
         return starting.begin(recipe, studies.RANKS, _numbers(asked.ranks), given)
     vary = asked.vary.replace("-", "_")
@@ -483,6 +498,26 @@ def _take_value(arguments: list[str], flag: str, what: str) -> tuple[list[str], 
     if place + 1 == len(arguments):
         sys.exit(f"{flag} needs {what}")
     return arguments[:place] + arguments[place + 2 :], arguments[place + 1]
+
+
+def _asked_before(
+    recipe: str, arguments: Sequence[str], cluster: ClusterConfig | None = None
+) -> tuple[ClusterConfig, dict[str, Any]]:
+    """(the settings of the cluster, what is asked for of the training) by `--config` and `--preset`, which
+    are read before the other flags.
+
+    Args:
+        cluster: the settings of the cluster where there is no file; None for the defaults.
+    """
+    presets = flags.values_of(arguments, "preset")
+    if None in presets or len(presets) > 1:
+        raise ConfigError("--preset needs one name, such as demo; `nbgpu recipes` lists them")
+    before: dict[str, Any] = {"preset": presets[0]} if presets else {}
+    found = _from_file(arguments, recipe)
+    if found is None:
+        return cluster or ClusterConfig(), before
+    cluster, train = found
+    return cluster, before | {name: value for name, value in train.given.items() if name != "recipe"}
 
 
 def _from_file(arguments: Sequence[str], recipe: str) -> tuple[ClusterConfig, TrainConfig] | None:

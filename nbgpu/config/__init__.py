@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from nbgpu.config.cluster import ClusterConfig
 from nbgpu.config.data import DataSettings
-from nbgpu.config.recipes import TRAIN_CONFIGS, config_of_point, settings_of, train_config
+from nbgpu.config.recipes import (
+    TRAIN_CONFIGS,
+    config_of_point,
+    settings_beside,
+    settings_of,
+    train_config,
+    with_preset,
+)
 from nbgpu.config.recipes.autoencoder import AutoencoderConfig
 from nbgpu.config.recipes.diffusion import DiffusionConfig
 from nbgpu.config.recipes.lithography import LithographyConfig
@@ -51,7 +58,9 @@ __all__ = [
     "config_of_point",
     "read_tables",
     "read_toml",
+    "settings_beside",
     "settings_of",
     "train_config",
+    "with_preset",
     "write_toml",
 ]

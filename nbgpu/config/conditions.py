@@ -1,8 +1,12 @@
-"""Which settings count only beside certain values of another one: the momentum of SGD only with SGD.
+"""Which settings count, and which defaults they have, only beside certain values of another one: the momentum
+of SGD counts only with SGD, and a learning rate for generated data is none for a person's own.
 
-A class of settings declares them in `ONLY_WITH`. A setting that has been changed and does not count is
+A class of settings declares the first in `ONLY_WITH`. A setting that has been changed and does not count is
 refused, with the condition in words; the same words stand beside its meaning in the docs, in `--help` and in
 the controls. So nobody changes a number and waits for an effect that it cannot have.
+
+It declares the second in `DEFAULTS_WITH`, and in `REPLACES` which setting takes the place of which. A value
+that was given always wins over a default, also where it equals another default of the setting.
 """
 
 from __future__ import annotations
@@ -76,6 +80,22 @@ def only(condition: Condition, *names: str) -> Rule:
     return Rule(condition, names)
 
 
+@dataclass(frozen=True)
+class OtherDefaults:
+    """The defaults of some settings where the condition holds."""
+
+    condition: Condition
+    values: Mapping[str, Any]
+
+
+DefaultRules = tuple[OtherDefaults, ...]
+
+
+def defaults(condition: Condition, **values: Any) -> OtherDefaults:
+    """The settings of these names have these defaults where the condition holds."""
+    return OtherDefaults(condition, values)
+
+
 def conditions(model: type[BaseModel], name: str) -> tuple[Condition, ...]:
     """All conditions for a setting to count, of the model and of those that it extends."""
     rules = [rule for known in model.__mro__[::-1] for rule in vars(known).get("ONLY_WITH", ())]
@@ -84,20 +104,101 @@ def conditions(model: type[BaseModel], name: str) -> tuple[Condition, ...]:
 
 def meaning(model: type[BaseModel], name: str) -> str:
     """The description of a setting, with the conditions for it to count."""
-    parts = [f"only with {condition.words}" for condition in conditions(model, name)]
+    parts = [
+        f"{_in_words(rule.values[name])} by default with {rule.condition.words}"
+        for rule in _default_rules(model)
+        if name in rule.values
+    ]
+    parts += [f"only with {condition.words}" for condition in conditions(model, name)]
     return "; ".join([str(model.model_fields[name].description), *parts])
 
 
 def without_effect(model: type[BaseModel], values: Mapping[str, Any]) -> Iterator[tuple[str, Condition]]:
-    """Yield the settings that differ from their defaults and do not count beside the others, each with every
-    condition that does not hold.
+    """Yield the settings that differ from their present defaults and do not count beside the others, each
+    with every condition that does not hold.
 
     Args:
         model: the class of the settings.
         values: the value of every setting.
     """
-    for name, field in model.model_fields.items():
-        if values[name] != field.default:
+    present = defaults_beside(model, values)
+    for name in model.model_fields:
+        if values[name] != present[name]:
             for condition in conditions(model, name):
                 if not condition.holds(values[condition.name]):
                     yield name, condition
+
+
+def defaults_beside(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The default of every setting beside these values of others; a setting that is missing has its own."""
+    found = {name: field.default for name, field in model.model_fields.items()}
+    for rule in _default_rules(model):
+        if _holds(rule.condition, values.get(rule.condition.name, found[rule.condition.name])):
+            found |= rule.values
+    return found
+
+
+def in_place_of_defaults(
+    model: type[BaseModel], given: Mapping[str, Any], preset: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The values that take the place of the fields' own defaults, for settings that are not given.
+
+    They are those of `DEFAULTS_WITH` and, before these, those of a preset. Left out are values beside which
+    a given setting would not count, such as a number of epochs beside a given number of steps, and values
+    that do not count themselves.
+
+    Args:
+        model: the class of the settings.
+        given: the values that were given, by name.
+        preset: the values of a preset, by name.
+    """
+    preset = preset or {}
+    own = {name: field.default for name, field in model.model_fields.items()}
+    found = {
+        name: value
+        for name, value in {**defaults_beside(model, {**preset, **given}), **preset}.items()
+        if name in preset or value != own.get(name)
+    }
+    found = {
+        name: value
+        for name, value in found.items()
+        if name not in given and not _stands_in_the_way(model, name, value, given)
+    }
+    merged = {**own, **found, **given}
+    return {
+        name: value
+        for name, value in found.items()
+        if all(_holds(condition, merged[condition.name]) for condition in conditions(model, name))
+    }
+
+
+def _stands_in_the_way(model: type[BaseModel], name: str, value: Any, given: Mapping[str, Any]) -> bool:
+    """Whether a setting that is given would not count beside this value of another one."""
+    replaced = {
+        own: other for known in model.__mro__ for own, other in vars(known).get("REPLACES", {}).items()
+    }
+    if replaced.get(name) in given:
+        return True
+    return any(
+        condition.name == name and not _holds(condition, value)
+        for each in given
+        if each in model.model_fields
+        for condition in conditions(model, each)
+    )
+
+
+def _default_rules(model: type[BaseModel]) -> list[OtherDefaults]:
+    """The rules of the model and of those that it extends, whose own come last and win."""
+    return [rule for known in model.__mro__[::-1] for rule in vars(known).get("DEFAULTS_WITH", ())]
+
+
+def _holds(condition: Condition, value: Any) -> bool:
+    try:
+        return condition.holds(value)
+    except TypeError:
+        # A value of another type is refused by the check of its own setting.
+        return True
+
+
+def _in_words(value: Any) -> str:
+    return "left out" if value in (None, ()) else repr(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, field, make_dataclass
 from typing import Annotated, Any
 
@@ -83,6 +83,12 @@ def _takes_several(info: FieldInfo) -> bool:
 
 def _marks(info: FieldInfo) -> list[Any]:
     return [mark for mark in info.metadata if mark is SWITCH]
+
+
+def given(arguments: Sequence[str], names: Iterable[str]) -> set[str]:
+    """The fields whose flag stands among the arguments, also as `--no-name`."""
+    flags = {each.partition("=")[0][2:].replace("-", "_") for each in arguments if each.startswith("--")}
+    return {name for name in names if name in flags or f"no_{name}" in flags}
 
 
 def values_of(arguments: Sequence[str], name: str) -> list[str | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin
@@ -14,6 +14,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     GetCoreSchemaHandler,
+    ModelWrapValidatorHandler,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -22,7 +23,14 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
-from nbgpu.config.conditions import Rules, meaning, without_effect
+from nbgpu.config.conditions import (
+    DefaultRules,
+    Rules,
+    defaults_beside,
+    in_place_of_defaults,
+    meaning,
+    without_effect,
+)
 from nbgpu.errors import ConfigError
 
 
@@ -109,6 +117,22 @@ class Settings(BaseModel):
     ONLY_WITH: ClassVar[Rules] = ()
     """The settings that count only beside certain values of another one. A rule stands in the class of the
     setting, or in the recipe for which it holds."""
+    DEFAULTS_WITH: ClassVar[DefaultRules] = ()
+    """The defaults that settings have beside certain values of another one, in place of the fields' own."""
+    REPLACES: ClassVar[Mapping[str, str]] = {}
+    """By the name of a setting the one beside which its default, if it is another one's than the field's own,
+    does not count: what is given takes its place."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_defaults_beside(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Fill in the defaults that depend on other settings. `model_fields_set` has what was given."""
+        if not isinstance(values, dict):
+            return handler(values)
+        known = {name: _typed(cls, name, value) for name, value in values.items()}
+        made = handler({**in_place_of_defaults(cls, known), **values})
+        made.model_fields_set.intersection_update(values)
+        return made
 
     @classmethod
     def checked(cls, /, **values: Any) -> Self:
@@ -116,7 +140,21 @@ class Settings(BaseModel):
         try:
             return cls(**values)
         except ValidationError as error:
-            raise ConfigError(explain(cls, error)) from None
+            raise ConfigError(explain(cls, error, values)) from None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The values that were given, also those that equal the default."""
+        return {
+            name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set
+        }
+
+    @property
+    def beyond_defaults(self) -> dict[str, Any]:
+        """The values that differ from the present defaults, from which the same settings can be made."""
+        values = self.model_dump()
+        present = defaults_beside(type(self), values)
+        return {name: value for name, value in values.items() if value != present[name]}
 
     def changed(self, **values: Any) -> Self:
         """These settings with some values replaced, checked again as a whole."""
@@ -126,7 +164,8 @@ class Settings(BaseModel):
         """These settings with some values replaced, and what does not count beside those at its default."""
         merged = {**self.model_dump(), **values}
         while idle := [name for name, _ in without_effect(type(self), merged) if name not in values]:
-            merged |= {name: type(self).model_fields[name].default for name in idle}
+            present = defaults_beside(type(self), merged)
+            merged |= {name: present[name] for name in idle}
         return type(self).checked(**merged)
 
     def problems(self) -> Iterator[str]:
@@ -203,11 +242,12 @@ def bounds(field: FieldInfo) -> str:
     return ", ".join(words)
 
 
-def explain(model: type[BaseModel], error: ValidationError) -> str:
-    """A ValidationError in our words: one line for each bad field, with its value, its bounds and a
-    remedy."""
+def explain(model: type[BaseModel], error: ValidationError, values: Mapping[str, Any]) -> str:
+    """A ValidationError of these values in our words: one line for each bad field, with its value, its bounds
+    and a remedy."""
     lines = []
     explained: set[str] = set()
+    present = defaults_beside(model, values)
     for problem in error.errors():
         name = str(problem["loc"][0]) if problem["loc"] else ""
         field = model.model_fields.get(name)
@@ -225,7 +265,7 @@ def explain(model: type[BaseModel], error: ValidationError) -> str:
         else:
             allowed = bounds(field)
             fix = f"Give a value within: {allowed}" if allowed else _reason(problem["msg"])
-            default = f" (default {field.default!r})" if field.default is not None else ", or leave it out"
+            default = f" (default {present[name]!r})" if present[name] is not None else ", or leave it out"
             lines.append(
                 f"{name} = {problem['input']!r} is not valid. {fix}{default}. It is: {field.description}."
             )
@@ -284,6 +324,19 @@ def from_text(model: type[BaseModel], name: str, text: str) -> Any:
                 reason = f"{text.strip()} is not valid: {reason}"
             raise ConfigError(reason) from None
     return value
+
+
+def _typed(model: type[BaseModel], name: str, value: Any) -> Any:
+    """A value that may come as text, from a command line, or as a path. One that cannot be read stays as it
+    is, and is refused by its own check."""
+    if isinstance(value, PurePath):
+        return str(value)
+    if not isinstance(value, str) or name not in model.model_fields:
+        return value
+    try:
+        return _parsed(model.model_fields[name], value)
+    except ValueError:
+        return value
 
 
 def _parsed(field: FieldInfo, text: str) -> Any:

@@ -23,6 +23,8 @@ MAX_PROFILED_STEPS = 100
 class LoopSettings(Settings):
     """How long, in what portions and from where a run trains."""
 
+    REPLACES: ClassVar[Mapping[str, str]] = {"epochs": "steps", "global_batch_size": "batch_size"}
+
     recipe: str = Field("autoencoder", description="the workload")
     steps: int = Field(
         200, ge=1, le=10_000_000, description="optimizer steps in all", json_schema_extra=control("Run")
@@ -53,6 +55,7 @@ class LoopSettings(Settings):
         ge=1,
         le=10_000_000,
         description="passes over the training data in all; where it is given, steps follows from it",
+        json_schema_extra=control("Run"),
     )
     seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of every random choice")
     threads: int | None = Field(
@@ -461,6 +464,16 @@ class TrainConfig(
     it is trained."""
     AT_PREDICTION: ClassVar[tuple[str, ...]] = ()
     """The settings that may differ between the training and the prediction."""
+    FROM_DATA: ClassVar[tuple[str, ...]] = ()
+    """Settings that are chosen when the files are known, by these and by the memory, where they are left
+    out."""
+
+    @property
+    def left_to_data(self) -> tuple[str, ...]:
+        """The settings of `FROM_DATA` that are left out, while the data are files."""
+        if self.data in self.WITHOUT_FILES:
+            return ()
+        return tuple(name for name in self.FROM_DATA if not getattr(self, name))
 
     def problems(self) -> Iterator[str]:
         if self.epochs is None and (self.warmup_steps or 0) >= self.steps:

@@ -12,7 +12,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from nbgpu.config import TrainConfig, read_toml
+from nbgpu.config import ClusterConfig, TrainConfig, read_toml
+from nbgpu.engine.dry_run import from_data
 from nbgpu.engine.frames import error_as_text, own_part, part_of_nbgpu
 from nbgpu.engine.group import (
     activity,
@@ -50,8 +51,9 @@ from nbgpu.engine.workload.problem import Problem
 from nbgpu.errors import ConfigError, NbgpuError
 from nbgpu.machine import allocator, devices, interpreter, transports
 from nbgpu.planning.suitability import settled
-from nbgpu.protocol.records import Device, RankFailure, RunState
+from nbgpu.protocol.records import Chosen, Device, RankFailure, RunState
 from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder import resume
 from nbgpu.run_folder.recorder import Recorder
 
 _log = logging.getLogger("nbgpu.run")
@@ -323,7 +325,8 @@ def main(arguments: list[str]) -> None:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     chosen = devices.choose(cluster.gpus, local_world_size)
-    config = settled(config, chosen * (world_size // local_world_size))
+    of_ranks = chosen * (world_size // local_world_size)
+    settled(config, of_ranks)
     # Under torchrun nothing could restart the processes, so only the first transport is tried.
     transport = transports.candidates(cluster, chosen)[0]
     device = chosen[local_rank]
@@ -351,7 +354,12 @@ def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="nbgpu-") as rendezvous:
         group.form(member, None if world_size > 1 else Path(rendezvous))
         try:
-            made = together(lambda: str(runs.create(config, cluster)) if rank == 0 else "")
+            choice = together(
+                lambda: asdict(_chosen(config, cluster, of_ranks)) if rank == 0 else {"values": {}}
+            )
+            choice = exchange.broadcast(choice, source=0)
+            config = settled(config.changed(**choice["values"]), of_ranks)
+            made = together(lambda: str(runs.create(config, cluster, Chosen(**choice))) if rank == 0 else "")
             folder = Path(exchange.broadcast(made, source=0))
             trainer = _trainer(config, folder, member, device)
             try:
@@ -363,6 +371,18 @@ def main(arguments: list[str]) -> None:
             dist.destroy_process_group()
     if rank == 0:
         print(f"{state}: {folder}\n`nbgpu report {folder}` makes one page of it")  # noqa: T201 - what the command is for
+
+
+def _chosen(config: TrainConfig, cluster: ClusterConfig, of_ranks: Sequence[Device]) -> Chosen:
+    """Return the values for the settings that are left to the data; see `Cluster.train_with`."""
+    there = resume.chosen_there(config)
+    # A smoke test is about the model of the whole run.
+    config = settled(config.changed(**there.values, smoke_test=False), of_ranks)
+    if not config.left_to_data:
+        return there
+    memory_bytes = devices.least_rank_memory_bytes(cluster, of_ranks)
+    on_gpu = all(device.kind == "cuda" for device in of_ranks)
+    return there.with_more(from_data.choose(config.model_dump(mode="json"), on_gpu, memory_bytes))
 
 
 if __name__ == "__main__":

@@ -144,6 +144,25 @@ def memory_limit_bytes(config: ClusterConfig, device: Device, chosen: Sequence[D
     return limit
 
 
+def rank_memory_bytes(config: ClusterConfig, device: Device, chosen: Sequence[Device]) -> int:
+    """The memory that a rank on this device may take: the limit, or its share of the device.
+
+    Raises:
+        ConfigError: as `memory_limit_bytes`.
+    """
+    num_sharing = sum(d.kind == device.kind and d.uuid == device.uuid for d in chosen)
+    return memory_limit_bytes(config, device, chosen) or device.memory_bytes // num_sharing
+
+
+def least_rank_memory_bytes(config: ClusterConfig, chosen: Sequence[Device]) -> int:
+    """The memory that each of the ranks on these devices may take, on the one with the least.
+
+    Raises:
+        ConfigError: as `memory_limit_bytes`.
+    """
+    return min(rank_memory_bytes(config, device, chosen) for device in chosen)
+
+
 def require_simulable(config: ClusterConfig, chosen: Sequence[Device]) -> None:
     """Refuse to simulate a link or slow ranks where that is not possible.
 

@@ -14,7 +14,16 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import Field
 
-from nbgpu.config import ClusterConfig, TrainConfig, config_of_point, read_tables, settings_of, train_config
+from nbgpu.config import (
+    CheckpointSettings,
+    ClusterConfig,
+    TrainConfig,
+    config_of_point,
+    read_tables,
+    settings_of,
+    train_config,
+    with_preset,
+)
 from nbgpu.config.settings import Settings
 from nbgpu.errors import ConfigError
 from nbgpu.machine import devices, extras
@@ -169,6 +178,13 @@ class StudyPlan:
                 )
             # The beginning of the next step tells what came after the last one.
             config = config.changed(steps=num_steps + 1)
+        if config.left_to_data:
+            # With more ranks each may have less memory, and would train another model.
+            names = ", ".join(config.left_to_data)
+            raise ConfigError(
+                f"{names}: left out, and chosen by the memory of a rank. Points are compared only with the same model: give "
+                f"what `nbgpu train {self.recipe} --plan` chooses with these files"
+            )
         if "batch_size" in config.UNUSED:
             raise ConfigError(
                 f"the recipe {config.recipe!r} has no batches, and its steps are not those of training"
@@ -236,11 +252,13 @@ def plan(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, A
         recipe: what is trained.
         vary: 'ranks', or a field of the recipe's settings.
         values: the values of that.
-        settings: fields of StudyConfig, ClusterConfig and the recipe's settings.
+        settings: fields of StudyConfig, ClusterConfig and the recipe's settings, and `preset`, the name of
+            values for those of the recipe that are not given.
 
     Raises:
         ConfigError: something is not valid; the message has all known problems. Nothing was started.
     """
+    settings = _with_preset(recipe, vary, values, settings)
     fields = settings_of(recipe).model_fields
     homes = (StudyConfig.model_fields, ClusterConfig.model_fields, fields)
     if unknown := [name for name in settings if not any(name in home for home in homes)]:
@@ -264,6 +282,17 @@ def plan(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, A
     if problems := list(_problems(made, fields)):
         raise ConfigError("\n".join(problems))
     return replace(made, values=[point.value for point in made.points()])
+
+
+def _with_preset(
+    recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The settings with the values of a preset, but for what a study decides, and for checkpoints and
+    validations, which it leaves out unless they are asked for."""
+    varied = {} if vary == RANKS else {vary: list(values)}
+    found = with_preset(recipe, {**varied, **settings})
+    left_out = {*DECIDED, *CheckpointSettings.model_fields, "val_every"} - settings.keys()
+    return {name: value for name, value in found.items() if name not in {*varied, *left_out}}
 
 
 def create_folder(made: StudyPlan, environment: Mapping[str, Any]) -> Path:

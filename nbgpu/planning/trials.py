@@ -18,7 +18,8 @@ import tomli_w
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
-from nbgpu.config import ClusterConfig, TrainConfig, config_of_point, read_tables, settings_of
+from nbgpu.config import ClusterConfig, TrainConfig, config_of_point, read_tables, settings_of, with_preset
+from nbgpu.config.conditions import defaults_beside
 from nbgpu.config.settings import Settings
 from nbgpu.errors import ConfigError
 from nbgpu.machine import extras
@@ -185,12 +186,12 @@ def plan(recipe: str, settings: Mapping[str, Any]) -> SweepPlan:
         recipe: the recipe to train.
         settings: fields of SweepConfig, ClusterConfig and the recipe's settings. A list gives the values to
             try, and so does a text such as '1e-5..1e-2:log' for a number; everything else is the same for all
-            trials.
+            trials. A `preset` is the name of values for the settings that are not given.
 
     Raises:
         ConfigError: a setting is not valid; the message has all known problems. Trials are not checked yet.
     """
-    split = split_settings(recipe, settings)
+    split = split_settings(recipe, with_preset(recipe, settings))
     config = SweepConfig.checked(**split.sweep)
     cluster = ClusterConfig.checked(**{"ranks": 1, **split.cluster})
     fields = _fields(recipe)
@@ -235,13 +236,20 @@ def checked(plan: SweepPlan, ranks: Sequence[Sequence[Device]]) -> SweepPlan:
             f"{num_bad} of {len(plan.trials)} trials cannot run, and none was started:\n" + "\n".join(lines)
         )
     configs = [plan.settings(number).model_dump() for number in range(len(plan.trials))]
-    trials = [{name: config[name] for name in plan.varied} for config in configs]
-    fields = settings_of(plan.recipe).model_fields
+    present = [defaults_beside(settings_of(plan.recipe), config) for config in configs]
+    # Where what varies decides which default a setting has, trials differ in that setting as well.
+    differing = [
+        name
+        for name in configs[0]
+        if name not in (*plan.varied, *plan.shared, "recipe")
+        and any(config[name] != configs[0][name] for config in configs)
+    ]
+    trials = [{name: config[name] for name in (*plan.varied, *differing)} for config in configs]
     # A setting that does not count in every trial is at its default in the others.
     shared = {
-        name: next((config[name] for config in configs if config[name] != fields[name].default), value)
+        name: next((c[name] for c, own in zip(configs, present, strict=True) if c[name] != own[name]), value)
         for name, value in configs[0].items()
-        if name not in (*plan.varied, "recipe")
+        if name not in (*plan.varied, *differing, "recipe")
     }
     return SweepPlan(plan.recipe, plan.config, plan.cluster, shared, plan.varied, trials)
 

@@ -34,6 +34,7 @@ class Call(StrEnum):
     TRAIN = "nbgpu.engine.train:run_in_engine"
     LET_GO_OF_RUN = "nbgpu.engine.train:let_go"
     ESTIMATE_MEMORY = "nbgpu.engine.dry_run.estimate:of_run"
+    CHOOSE_FROM_DATA = "nbgpu.engine.dry_run.from_data:choose"
     FIND_BATCH_SIZE = "nbgpu.engine.dry_run.batch_size:find"
 
     PREDICT = "nbgpu.recipes.prediction:predict_share"

@@ -319,6 +319,20 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class Chosen:
+    """What the data, the memory or a checkpoint have decided of settings that were left out; the content of
+    `chosen.json` in a run's folder."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    """What was chosen and why, in a sentence each."""
+
+    def with_more(self, other: Chosen) -> Chosen:
+        """Both choices together."""
+        return Chosen({**self.values, **other.values}, (*self.words, *other.words))
+
+
+@dataclass(frozen=True, slots=True)
 class EpochSpan:
     """The epoch that a step belongs to, with its first and last step, all counted from 1."""
 

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from nbgpu.config import train_config
+from nbgpu.engine.dry_run import from_data
 from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.problem import Problem
 from nbgpu.engine.workload.recipe import Inspecting
@@ -46,7 +47,7 @@ def main() -> None:
 
 
 def _check_training(settings: dict[str, Any]) -> None:
-    recipe: object = by_name.load(train_config(**settings))
+    recipe: object = by_name.load(from_data.complete(train_config(**settings)))
     if isinstance(recipe, Problem):
         recipe.load()
     else:

@@ -27,7 +27,7 @@ from nbgpu.errors import ConfigError, RunError
 from nbgpu.machine import extras
 from nbgpu.machine.devices import inventory
 from nbgpu.machine.files import write_whole
-from nbgpu.protocol.records import FINAL_STATES, RankFailure, RunInfo, RunState
+from nbgpu.protocol.records import FINAL_STATES, Chosen, RankFailure, RunInfo, RunState
 from nbgpu.run_folder import lines, names, resume
 
 _log = logging.getLogger("nbgpu.runs")
@@ -35,10 +35,11 @@ _log = logging.getLogger("nbgpu.runs")
 _PACKAGES = ("nbgpu", "torch", "monai", "ipyparallel", "ipykernel", "plotly", "numpy")
 
 
-def create(config: TrainConfig, cluster: ClusterConfig) -> Path:
+def create(config: TrainConfig, cluster: ClusterConfig, chosen: Chosen | None = None) -> Path:
     """Make the folder of a new run, which only the user can enter, with run.toml and env.json in it.
 
-    If the run resumes from a checkpoint, resume.json says from which one.
+    If the run resumes from a checkpoint, resume.json says from which one, and if settings were left out that
+    the data have decided, chosen.json says why. Their values are in run.toml as if they had been given.
 
     Raises:
         ConfigError: there is no checkpoint that fits, as for `resume.find`, or a package for a log is not
@@ -63,6 +64,8 @@ def create(config: TrainConfig, cluster: ClusterConfig) -> Path:
             shutil.copy(config.recipe, folder)
         if config.resume:
             beginning.write(folder)
+        if chosen is not None and chosen.words:
+            (folder / names.CHOSEN).write_text(json.dumps(asdict(chosen), indent=2) + "\n")
         (folder / names.ENVIRONMENT).write_text(json.dumps(environment(), indent=2) + "\n")
     except BaseException as error:
         # Half of a run's folder is of no use.
@@ -174,6 +177,21 @@ def outcome(folder: Path, rank: int) -> RunState | RankFailure | None:
     raise RunError(
         f"{path} is not what nbgpu writes. Take it away, and what the rank recorded in rank{rank}.jsonl counts"
     )
+
+
+def read_chosen(folder: Path) -> Chosen:
+    """What was chosen for a run, and why; nothing where no setting was left to the data.
+
+    Raises:
+        RunError: the file about it cannot be read.
+    """
+    path = folder / names.CHOSEN
+    try:
+        return TypeAdapter(Chosen).validate_python(lines.load(path))
+    except FileNotFoundError:
+        return Chosen()
+    except (ValueError, TypeError):
+        raise RunError(f"{path} is not what nbgpu writes. Take it away: the values are in run.toml") from None
 
 
 def read_info(folder: Path) -> RunInfo:

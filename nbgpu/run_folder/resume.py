@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu.config import TrainConfig, read_tables
+from nbgpu.config.conditions import defaults_beside
 from nbgpu.config.settings import marked
 from nbgpu.errors import ConfigError, RunError
+from nbgpu.protocol.records import Chosen
 from nbgpu.run_folder import checkpoint_files, lines, names
 
 AUTO = "auto"
@@ -97,6 +99,27 @@ def find(config: TrainConfig, contents: bool = True) -> Beginning:
     return Beginning(str(newest.checkpoint), int(about["step"]), tuple(notes))
 
 
+def chosen_there(config: TrainConfig) -> Chosen:
+    """The values that the settings which are left to the data have in the checkpoint that a run with these
+    settings begins with; none where it begins with its first step.
+
+    Raises:
+        ConfigError, RunError: as `find`.
+    """
+    if not config.resume or not config.left_to_data:
+        return Chosen()
+    checkpoint = find(config, contents=False).checkpoint
+    there = checkpoint_files.state(Path(checkpoint)).get("config", {}) if checkpoint else {}
+    found = {name: there[name] for name in config.left_to_data if there.get(name)}
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
+    named = ", ".join(f"{name}={value}" for name, value in values.items())
+    return Chosen(values, (f"as in the checkpoint, because left out: {named}",) if values else ())
+
+
+def _as_json(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
 def _in_folder(folder: Path) -> list[Path]:
     """The checkpoints that a path refers to: a single one, or those of a run, the newest first."""
     if folder.name == BEST and not folder.exists() and folder.parent.is_dir():
@@ -173,7 +196,8 @@ def _way_out(candidates: list[Path]) -> str:
 
 def _refuse_what_does_not_fit(checkpoint: Path, about: dict[str, Any], config: TrainConfig) -> None:
     then, now = about.get("config", {}), config.model_dump(mode="json")
-    fixed = ["recipe", *marked(type(config), "shapes_the_model")]
+    # What is left to the data becomes what it was there.
+    fixed = [n for n in ("recipe", *marked(type(config), "shapes_the_model")) if n not in config.left_to_data]
     wrong = [
         f"{name} is {then.get(name)!r} there, and {now[name]!r} in the settings"
         for name in fixed
@@ -200,11 +224,11 @@ def _changed_settings(about: dict[str, Any], config: TrainConfig) -> list[str]:
     """A note if the settings differ from the checkpoint's, because the run is then not an exact
     continuation."""
     # A setting that an older version did not have counts as its default.
-    then = type(config)().model_dump(mode="json") | about.get("config", {})
+    then = _as_json(defaults_beside(type(config), about.get("config", {}))) | about.get("config", {})
     now = config.model_dump(mode="json")
     changed = [
         f"{name} was {then.get(name)!r}, is {value!r}"
         for name, value in now.items()
-        if name not in _CHANGE_NO_RESULT and then.get(name) != value
+        if name not in (*_CHANGE_NO_RESULT, *config.left_to_data) and then.get(name) != value
     ]
     return [f"goes on with other settings: {'; '.join(changed)}"] if changed else []

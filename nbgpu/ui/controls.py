@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from nbgpu.client.cluster import cluster as clusters
 from nbgpu.client.ipykernel.page import answer_while_busy, has_frontend, has_subshells
-from nbgpu.config import ClusterConfig, TrainConfig, settings_of, train_config
+from nbgpu.config import ClusterConfig, TrainConfig, settings_beside, settings_of, train_config
 from nbgpu.config.settings import control_fields, steerable, together
 from nbgpu.errors import ConfigError, NbgpuError, NoClusterError, RankError
 from nbgpu.machine.devices import DEFAULT_CPU_RANKS, inventory
@@ -46,27 +46,29 @@ _TRACEBACK_STYLE = (
 """The style of tracebacks in JupyterLab's cells."""
 
 
-def controls(recipe: str = "autoencoder", cluster: Cluster | None = None) -> None:
+def controls(recipe: str = "autoencoder", cluster: Cluster | None = None, preset: str = "") -> None:
     """Display the control panel of a recipe.
 
     Args:
         recipe: the workload.
         cluster: the cluster to use; None for the one that `%nbgpu start` made, or else one that Start makes.
+        preset: the name of values to begin with, in place of the defaults.
 
     Raises:
-        ConfigError: there is no such recipe, or the values in its file are not valid.
+        ConfigError: there is no such recipe or preset, or the values in the recipe's file are not valid.
     """
-    train_config(recipe)
+    given = {"preset": preset} if preset else {}
+    train_config(recipe, **given)
     if has_frontend():
-        _Controls(recipe, cluster).display()
+        _Controls(recipe, cluster, preset).display()
     else:
-        display({"text/plain": _as_text(recipe)}, raw=True)
+        display({"text/plain": _as_text(recipe, given)}, raw=True)
 
 
-def _as_text(recipe: str) -> str:
+def _as_text(recipe: str, given: Mapping[str, Any]) -> str:
     """The text of the panel for a notebook that is run without a page."""
-    fields = control_fields(settings_of(recipe))
-    settings = ", ".join(f"{name}={field.default!r}" for _, name, field in fields)
+    values = settings_beside(recipe, given)
+    settings = ", ".join(f"{name}={values[name]!r}" for _, name, _ in control_fields(settings_of(recipe)))
     return f"Controls of {recipe} (open this notebook in JupyterLab to use them): {settings}"
 
 
@@ -149,8 +151,13 @@ class _Controls:
     """One control panel. `_lock` guards it, because messages from the page come on other threads while a cell
     is running."""
 
-    def __init__(self, recipe: str, cluster: Cluster | None) -> None:
+    def __init__(self, recipe: str, cluster: Cluster | None, preset: str = "") -> None:
         self._recipe = recipe
+        self._preset = {"preset": preset} if preset else {}
+        self._touched: set[str] = set()
+        """The settings that the person has changed. The others have their defaults beside these."""
+        self._showing = False
+        """Whether values are being shown that nobody has typed."""
         self._cluster = cluster
         self._model = settings_of(recipe)
         self._lock = threading.RLock()
@@ -161,6 +168,7 @@ class _Controls:
         self._slot = new_slot()
         self._devices = _Devices()
         self._fields = {name: Field(self._model, name) for _, name, _ in control_fields(self._model)}
+        self._show_defaults()
         self._start = self._button("Start", "Start training with these settings", "success", self._on_start)
         self._pause = self._button("Pause", "Pause or resume the run", "", self._on_pause)
         self._stop = self._button("Stop", "End the run after its present step", "danger", self._on_stop)
@@ -208,7 +216,7 @@ class _Controls:
     def display(self) -> None:
         """Show the controls, and below them the output that keeps the picture of the last run."""
         data = self.box._repr_mimebundle_()
-        display({**data, "text/plain": _as_text(self._recipe)}, raw=True)
+        display({**data, "text/plain": _as_text(self._recipe, self._preset)}, raw=True)
         display({"text/plain": ""}, raw=True, display_id=self._slot, metadata=slot_metadata(self._slot))
         shell = get_ipython()
         assert shell is not None, "there is a page, so there is a shell"
@@ -265,7 +273,7 @@ class _Controls:
                 config: TrainConfig
                 *_, config = together(
                     *([lambda: ClusterConfig.checked(**devices)] if of_devices else []),
-                    lambda: train_config(self._recipe, **values),
+                    lambda: train_config(self._recipe, **self._preset, **self._given(values)),
                 )
             except ConfigError as error:
                 self._say(str(error), is_error=True)
@@ -370,9 +378,15 @@ class _Controls:
             self._ask(run.resume if run.status == "paused" else run.pause)
 
     def _on_change(self, name: str, field: Field, _: Any) -> None:
-        """Say at once what is wrong with a changed value, or apply it to a run that goes on."""
+        """Say at once what is wrong with a changed value, or apply it to a run that goes on, and show the
+        defaults that others have beside it."""
         with self._lock:
+            if self._showing:
+                return
             self._forget_said()
+            if name in self._fields:
+                self._touched.add(name)
+                self._show_defaults()
             try:
                 value = field.read()
             except ConfigError:
@@ -389,6 +403,21 @@ class _Controls:
                 field.problem = f"{error}. The run goes on with {now}"
             else:
                 self._say(f"{field.label} {value} from the next {self._steerable[name]} on")
+
+    def _given(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if name in self._touched}
+
+    def _show_defaults(self) -> None:
+        """Show in every field that the person has not changed the default that it has beside the others."""
+        values, _ = _read({name: self._fields[name] for name in self._touched})
+        present = settings_beside(self._recipe, {**self._preset, **values})
+        self._showing = True
+        try:
+            for name, field in self._fields.items():
+                if name not in self._touched:
+                    field.show(present[name])
+        finally:
+            self._showing = False
 
     def _forget_said(self) -> None:
         """Clear the message, because it was about other settings."""

@@ -17,6 +17,8 @@ EDGE = 96
 NUM_EPOCHS = 3
 SETTINGS: dict[str, Any] = {
     "patch_size": 16,
+    "channels": (8, 16),
+    "latent_channels": 2,
     "patches_per_volume": 8,
     "batch_size": 4,
     "val_fraction": 0,

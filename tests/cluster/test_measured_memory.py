@@ -132,6 +132,7 @@ def test_the_cache_of_the_data_is_what_the_volumes_take_that_are_kept(cluster2: 
         "data": str(volumes),
         "patch_size": 16,
         "channels": (4, 8),
+        "latent_channels": 2,
         "val_fraction": 0.0,
         "val_every": 0,
     }

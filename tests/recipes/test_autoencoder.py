@@ -32,7 +32,9 @@ SMALL = {"data": "phantoms", "patch_size": 8, "num_phantoms": 20}
 
 
 def autoencoder(**values: Any) -> Autoencoder:
-    recipe = load(train_config("autoencoder", **values))
+    # Volumes of files would choose the network by the memory.
+    network = {"channels": (8, 16), "latent_channels": 2}
+    recipe = load(train_config("autoencoder", **{**network, **values}))
     assert isinstance(recipe, Autoencoder)
     return recipe
 

@@ -37,6 +37,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(cluster2: nbgpu.Cluster, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     settings: dict[str, Any] = {"patch_size": 8, "steps": 4, "channels": (4, 8), "val_every": 4}
+    settings |= {"latent_channels": 2, "lr": 4e-3}
     runs_dir = str(tmp_path_factory.mktemp("runs"))
     return cluster2.train("autoencoder", data=str(data), **settings, runs_dir=runs_dir).wait(60)
 

@@ -181,7 +181,6 @@ def test_files_that_are_no_weights_are_refused(tmp_path: Path) -> None:
 
 def test_settings_that_do_not_go_together_are_refused() -> None:
     for settings, message in (
-        ({"data": "a.csv"}, "give image_size"),
         ({"image_size": (16, 16)}, "three numbers"),
         ({"hu_min": 10, "hu_max": 10}, "must be below"),
         ({"features": ("Age",)}, "features=.* counts only with data other than"),

@@ -14,13 +14,13 @@ import pytest
 from conftest import REPOSITORY
 
 import nbgpu
-from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, flags
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, flags, train_config
 from nbgpu.config.characterization import CharacterizeConfig
 from nbgpu.config.settings import paths_to_read, unused
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import Device
 
-_OF_TRAIN = {"config": True, "environment-file": True, "find-batch-size": False}
+_OF_TRAIN = {"config": True, "environment-file": True, "preset": True, "find-batch-size": False}
 """The flags of `nbgpu train` that are no settings, and whether they take a value."""
 _NEEDS_FILES = {
     *("data", "resume", "initial", "pretrained", "perceptual_network", "gram_network"),
@@ -73,6 +73,7 @@ COMMANDS = list(dict.fromkeys(_commands()))
 
 def _parsed(command: Command) -> tuple[ClusterConfig, TrainConfig]:
     words = list(command.words)
+    preset = next(iter(flags.values_of(words, "preset")), "")
     for flag, takes_value in _OF_TRAIN.items():
         if f"--{flag}" in words:
             place = words.index(f"--{flag}")
@@ -80,13 +81,15 @@ def _parsed(command: Command) -> tuple[ClusterConfig, TrainConfig]:
     model = TRAIN_CONFIGS[command.recipe]
     values = flags.parse([ClusterConfig, model], words, prog=command.text, hidden=("recipe", *unused(model)))
     of_cluster = {name: values.pop(name) for name in ClusterConfig.model_fields}
-    return ClusterConfig.checked(**of_cluster), model.checked(**_with_what_it_needs(command, values))
+    given = {name: values[name] for name in flags.given(words, values)}
+    config = train_config(command.recipe, preset=preset, **_with_what_it_needs(command, given))
+    return ClusterConfig.checked(**of_cluster), config
 
 
 def _with_what_it_needs(command: Command, values: dict[str, Any]) -> dict[str, Any]:
     """Add what a row about one setting leaves out."""
-    if command.recipe == "survival" and values["fold"]:
-        values |= {"data": "cohort.csv", "image_size": (256, 256, 64)}
+    if command.recipe == "survival" and "fold" in values:
+        values |= {"data": "cohort.csv"}
     return values
 
 

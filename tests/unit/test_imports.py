@@ -74,6 +74,7 @@ HOUSE = [
     "config.flags",
     "config.toml",
     "config.recipes",
+    "config.presets",
     "config.training",
     "config.own_file",
     "config.data",

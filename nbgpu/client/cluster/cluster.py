@@ -133,6 +133,7 @@ class Cluster:
         """What the ranks did in the latest cell with `%%distributed --timeline`."""
         self._planned: Plan | None = None
         """The latest plan."""
+        self._choices = planning.Choices()
         self._processes: Processes | None = None
         self._entry: registry.Entry | None = None
         self._client: Any = None
@@ -550,8 +551,14 @@ class Cluster:
     def train(self, recipe: str, **settings: Any) -> Run:
         """Start a training run on all ranks and return at once. A Stop during the call stops the run.
 
+        Args:
+            recipe: the workload.
+            settings: fields of the recipe's settings, and `preset`, the name of values for those that are not
+                given.
+
         Raises:
             ConfigError: a setting is not valid. Nothing was started.
+            RankError: a setting is left to the files, and none of them can be used.
             RunError: another run has the ranks now.
         """
         return self.train_with(train_config(recipe, **settings))
@@ -559,12 +566,14 @@ class Cluster:
     @uninterrupted()
     def train_with(self, config: TrainConfig) -> Run:
         """As `train`, with settings that are already checked."""
-        config = settled(config, self.devices)
+        settled(config, self.devices)
         self.note_use()
         self._make_ready()
         self.tell_news()
+        chosen = self._choices.of(self, config)
+        config = settled(config.changed(**chosen.values), self.devices)
         planned = self._planned if self._planned and self._planned.config == config else None
-        self.run = Run.start(config, self, planned)
+        self.run = Run.start(config, self, planned, chosen)
         self._note()
         self.run.on_end(lambda _: self.note_use())
         try:
@@ -586,10 +595,23 @@ class Cluster:
 
     def plan_with(self, config: TrainConfig) -> Plan:
         """As `plan`, with settings that are already checked."""
-        config = settled(config, self.devices)
+        settled(config, self.devices)
         self._make_ready()
-        self._planned = planning.plan(self, config)
+        chosen = self._choices.of(self, config)
+        self._planned = planning.plan(self, settled(config.changed(**chosen.values), self.devices), chosen)
         return self._planned
+
+    def with_choices(self, config: TrainConfig) -> TrainConfig:
+        """Return the settings for these ranks, with values for those that are left to the data.
+
+        Raises:
+            ConfigError: the ranks cannot train with these settings.
+            RankError: no file can be used.
+            RunError: a training run has the ranks now.
+        """
+        settled(config, self.devices)
+        self._make_ready()
+        return settled(config.changed(**self._choices.of(self, config).values), self.devices)
 
     def find_batch_size(
         self, recipe: str, stop: threading.Event | None = None, **settings: Any
@@ -615,9 +637,14 @@ class Cluster:
 
     def find_batch_size_with(self, config: TrainConfig, stop: threading.Event | None = None) -> BatchSizes:
         """As `find_batch_size`, with settings that are already checked."""
-        config = settled(planning.for_search(config), self.devices)
+        config = planning.for_search(config)
+        settled(config, self.devices)
         self._make_ready()
-        return planning.find_batch_size(self, config, stop)
+        chosen = self._choices.of(self, config)
+        found = planning.find_batch_size(self, settled(config.changed(**chosen.values), self.devices), stop)
+        # The batch is the largest for this model, and the run with it must not choose another one.
+        self._choices.note(self, config.changed(batch_size=found.batch_size), chosen)
+        return found
 
     @uninterrupted()
     def predict(

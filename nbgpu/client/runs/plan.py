@@ -109,9 +109,7 @@ class Plan:
         return f"{estimate}. That is more than the {in_words(most_bytes)} that a rank may take: {way_out}"
 
     def _most_bytes(self, device: Device) -> int:
-        limit_bytes = devices.memory_limit_bytes(self.cluster, device, self.devices)
-        num_sharing = sum(d.kind == device.kind and d.uuid == device.uuid for d in self.devices)
-        return limit_bytes or device.memory_bytes // num_sharing
+        return devices.rank_memory_bytes(self.cluster, device, self.devices)
 
 
 def data_in_words(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from nbgpu.client.engines.ranks import Ranks
@@ -13,9 +14,12 @@ from nbgpu.client.runs.batch_sizes import BatchSizes
 from nbgpu.client.runs.plan import Plan, data_in_words
 from nbgpu.config import ClusterConfig, TrainConfig
 from nbgpu.errors import ConfigError
+from nbgpu.machine import devices
 from nbgpu.machine.transports import ChosenTransport
+from nbgpu.planning.suitability import settled
 from nbgpu.protocol.calls import Call
-from nbgpu.protocol.records import Device
+from nbgpu.protocol.records import Chosen, Device
+from nbgpu.run_folder import resume
 
 _FOUND_BY_SEARCH = ("batch_size", "global_batch_size")
 
@@ -32,13 +36,65 @@ class Planned(Protocol):
     def ranks(self) -> Ranks: ...
 
 
-def plan(cluster: Planned, config: TrainConfig) -> Plan:
-    """Return a plan of a run with these settings on ranks that are ready."""
+class Choices:
+    """What was chosen on a cluster for settings that are left to the data.
+
+    A plan and the run after it ask for the same, and so does a run with the batch size that was found."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Chosen] = {}
+
+    def note(self, cluster: Planned, config: TrainConfig, chosen: Chosen) -> None:
+        """Remember what was chosen for these settings."""
+        self._known[self._key(cluster, config)] = chosen
+
+    def of(self, cluster: Planned, config: TrainConfig) -> Chosen:
+        """Return the values for the settings that are left to the data: those of the checkpoint that the run
+        goes on from, or what rank 0 chooses by the files and the memory.
+
+        Raises:
+            ConfigError, RunError: as `resume.find`.
+            RankError: no file can be used.
+        """
+        if not config.left_to_data:
+            return Chosen()
+        key = self._key(cluster, config)
+        if key not in self._known:
+            self._known[key] = _chosen(cluster, config)
+        return self._known[key]
+
+    @staticmethod
+    def _key(cluster: Planned, config: TrainConfig) -> tuple[Any, ...]:
+        data = Path(config.data).expanduser()
+        changed_ns = data.stat().st_mtime_ns if data.exists() else 0
+        return config.model_dump_json(), cluster.devices, changed_ns
+
+
+def _chosen(cluster: Planned, config: TrainConfig) -> Chosen:
+    there = resume.chosen_there(config)
+    # A smoke test is about the model of the whole run.
+    config = settled(config.changed(**there.values, smoke_test=False), cluster.devices)
+    if not config.left_to_data:
+        return there
+    memory_bytes = devices.least_rank_memory_bytes(cluster.config, cluster.devices)
+    on_gpu = all(device.kind == "cuda" for device in cluster.devices)
+    (found,) = _ask(cluster, Call.CHOOSE_FROM_DATA, config, on_gpu, memory_bytes, ranks=[0])
+    return there.with_more(found)
+
+
+def plan(cluster: Planned, config: TrainConfig, chosen: Chosen) -> Plan:
+    """Return a plan of a run with these settings, of which some were chosen, on ranks that are ready."""
     (estimate,) = _ask(cluster, Call.ESTIMATE_MEMORY, config, ranks=[0])
     data, steps_per_epoch = data_in_words(config, len(cluster.devices), estimate["data"])
     memory = estimate["memory"]
     return Plan(
-        cluster.config, config, cluster.devices, cluster.chosen_transport, memory, data, steps_per_epoch
+        cluster.config,
+        config,
+        cluster.devices,
+        cluster.chosen_transport,
+        memory,
+        (*chosen.words, *data),
+        steps_per_epoch,
     )
 
 
@@ -52,10 +108,11 @@ def _ask(
     cluster: Planned,
     call: Call,
     config: TrainConfig,
+    *more: Any,
     ranks: Sequence[int] | None = None,
     stop: threading.Event | None = None,
 ) -> list[Any]:
-    results = cluster.ranks.call(call, config.model_dump(mode="json"), ranks=ranks)
+    results = cluster.ranks.call(call, config.model_dump(mode="json"), *more, ranks=ranks)
     cluster.recovery.bring_back(RankWatch(cluster.ranks, results), results, stop)
     return [result.result() for result in results.values()]
 

@@ -30,6 +30,7 @@ from nbgpu.planning.suitability import settled
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import (
     FINAL_STATES,
+    Chosen,
     Command,
     RankFailure,
     RankStatus,
@@ -111,10 +112,12 @@ class Run:
         )
 
     @classmethod
-    def start(cls, config: TrainConfig, host: Host, planned: Plan | None = None) -> Run:
+    def start(
+        cls, config: TrainConfig, host: Host, planned: Plan | None = None, chosen: Chosen | None = None
+    ) -> Run:
         """Make the run's folder and start the trainer on every rank; `planned` is a plan that was made of the
-        run."""
-        folder = runs.create(config, host.config)
+        run, and `chosen` what was chosen of the settings."""
+        folder = runs.create(config, host.config, chosen)
         results = host.ranks.call(Call.TRAIN, str(folder))
         return cls(folder, config, _info(folder, config, host), host, results, planned)
 

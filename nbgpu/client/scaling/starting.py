@@ -31,8 +31,8 @@ def scaling(
         ranks: the numbers of ranks.
         mode: 'weak' keeps the batch of each rank, 'strong' the samples of a step over all ranks.
         repeats: how often each number of ranks is measured, in turns.
-        settings: `measured_steps`, `warm_up_steps`, `studies_dir`, and fields of the cluster's and the
-            recipe's settings.
+        settings: `measured_steps`, `warm_up_steps`, `studies_dir`, fields of the cluster's and the recipe's
+            settings, and `preset`, the name of values for those of the recipe that are not given.
 
     Raises:
         ConfigError: something is not valid, or a number of ranks cannot be measured; nothing was started.

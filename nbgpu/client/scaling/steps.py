@@ -10,7 +10,6 @@ from nbgpu.client.engines.ranks import reference
 from nbgpu.config import train_config
 from nbgpu.errors import ConfigError
 from nbgpu.performance.steps import StepTimes
-from nbgpu.planning.suitability import settled
 from nbgpu.protocol.calls import Call
 
 
@@ -41,7 +40,7 @@ def time_step(recipe: str, num_steps: int = 10, cluster: Cluster | None = None, 
         raise ConfigError(f"num_steps = {num_steps} is not valid: at least 1")
     if cluster.world_size == 1:
         raise ConfigError("one rank exchanges nothing. Start a cluster with two ranks at least")
-    config = settled(config, cluster.devices)
+    config = cluster.with_choices(config)
     if config.strategy not in ("ddp", "fsdp"):
         raise ConfigError(f"strategy={config.strategy!r} is not timed, only 'ddp' and 'fsdp'")
     measured = cluster.apply(reference(Call.TIME_STEP), config.model_dump(mode="json"), num_steps)

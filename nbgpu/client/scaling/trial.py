@@ -8,6 +8,7 @@ from nbgpu.client.runs.run import Run
 from nbgpu.client.scaling.starting import begin
 from nbgpu.client.scaling.study import Study
 from nbgpu.config import ClusterConfig, read_tables
+from nbgpu.config.conditions import defaults_beside
 from nbgpu.errors import ConfigError
 from nbgpu.performance.bottlenecks import Advice, Explanation
 from nbgpu.performance.links import Links
@@ -55,8 +56,8 @@ def try_advice(explained: Run | Study, number: int = 1, links: Links | None = No
     ((name, value),) = advice.settings.items()
     now = getattr(config, name)
     left_out = {*DECIDED, *_BETWEEN} & type(config).model_fields.keys()
-    defaults = {each: type(config).model_fields[each].default for each in left_out}
-    given = config.counting(**defaults).model_dump(exclude_defaults=True)
+    present = defaults_beside(type(config), config.model_dump())
+    given = config.counting(**{each: present[each] for each in left_out}).beyond_defaults
     if given.get("global_batch_size") is not None:
         # The batch of a rank follows from it.
         given.pop("batch_size", None)

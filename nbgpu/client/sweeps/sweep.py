@@ -313,7 +313,8 @@ def sweep(recipe: str | None = None, /, **settings: Any) -> Sweep:
         recipe: what is trained; left out with `resume`.
         settings: fields of the recipe's settings: a list is gone through, in a range (a text, 'LOW..HIGH' or
             'LOW..HIGH:log') numbers are drawn with `random`, and everything else is the same for all. Besides
-            them `random`, `random_seed`, `parallel`, `sort_by`, `goal`, and the cluster's settings; `ranks`
+            them `preset`, the name of values for the settings that are not given, `random`,
+            `random_seed`, `parallel`, `sort_by`, `goal`, and the cluster's settings; `ranks`
             is 1 where it is left out. Without a recipe, `resume` is the folder of a sweep.
 
     Raises:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nbgpu.config import own_file
-from nbgpu.config.conditions import conditions
+from nbgpu.config import own_file, presets
+from nbgpu.config.conditions import conditions, in_place_of_defaults
 from nbgpu.config.recipes.autoencoder import AutoencoderConfig
 from nbgpu.config.recipes.diffusion import DiffusionConfig
 from nbgpu.config.recipes.lithography import LithographyConfig
@@ -46,9 +46,49 @@ def settings_of(recipe: str) -> type[TrainConfig]:
 
 
 def train_config(recipe: str, **values: Any) -> TrainConfig:
-    """The checked settings of one recipe; ConfigError where the name or a value is wrong."""
+    """The checked settings of one recipe.
+
+    Args:
+        recipe: its name, or the file of the user's own.
+        values: the settings that are given; and `preset`, the name of values that take the place of defaults.
+
+    Raises:
+        ConfigError: the name of the recipe, or of the preset, or a value is wrong.
+    """
     model = settings_of(recipe)
-    return model.checked(recipe=model.model_fields["recipe"].default, **values)
+    return model.checked(recipe=model.model_fields["recipe"].default, **with_preset(recipe, values))
+
+
+def with_preset(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given settings with the values of `preset`, if that is among them, in place of its name.
+
+    Left out are values beside which a given setting would not count.
+
+    Raises:
+        ConfigError: the recipe has no such preset.
+    """
+    model = settings_of(recipe)
+    if "preset" not in given or "preset" in model.model_fields:
+        return dict(given)
+    values = {name: _typed(model, name, value) for name, value in given.items() if name != "preset"}
+    if not given["preset"]:
+        return {name: value for name, value in given.items() if name != "preset"}
+    preset = presets.read(recipe, given["preset"]).values
+    found = in_place_of_defaults(model, values, preset)
+    return {name: value for name, value in {**found, **given}.items() if name in {*preset, *values}}
+
+
+def settings_beside(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The value of every setting of a recipe, with its default where it is not given: that of the `preset`
+    among the given ones, that beside other settings, or the field's own. Nothing is checked.
+
+    Raises:
+        ConfigError: the recipe has no such preset.
+    """
+    model = settings_of(recipe)
+    known = {name: _typed(model, name, value) for name, value in with_preset(recipe, given).items()}
+    own = {name: field.default for name, field in model.model_fields.items()}
+    return {**own, **in_place_of_defaults(model, known), **known}
 
 
 def config_of_point(recipe: str, shared: Mapping[str, Any], varied: Mapping[str, Any]) -> TrainConfig:
@@ -77,6 +117,8 @@ def _typed(model: type[TrainConfig], name: str, value: Any) -> Any:
     """A value that may come as text, from a command line. One that cannot be read stays as it is, and is
     refused with the others that are wrong."""
     try:
-        return from_text(model, name, value) if isinstance(value, str) else value
+        return (
+            from_text(model, name, value) if isinstance(value, str) and name in model.model_fields else value
+        )
     except ConfigError:
         return value

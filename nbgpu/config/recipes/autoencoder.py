@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from nbgpu.config.conditions import Rules, given, left_out, none_of, one_of, only
+from nbgpu.config.conditions import DefaultRules, Rules, defaults, given, left_out, none_of, one_of, only
 from nbgpu.config.settings import Each, control, divides_the_data, read_from, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
 
@@ -25,6 +25,7 @@ class AutoencoderConfig(TrainConfig):
     TRIAL = "a template brain, 200 steps: 2 minutes on 2 CPU cores"
     ONLY_AT_START = ("pretrained",)
     PREDICTS = "latents, and reconstructions as NIfTI on the grid of the volumes"
+    FROM_DATA = ("patch_size", "channels", "latent_channels")
     ONLY_WITH: ClassVar[Rules] = (
         only(one_of("data", "phantoms"), "num_phantoms"),
         only(left_out("adversarial_after_epochs"), "adversarial_after"),
@@ -53,6 +54,19 @@ class AutoencoderConfig(TrainConfig):
             "discriminator_layers",
         ),
     )
+    # The rate is a tenth of the guide's, at which its own project reports NaN. Its 1000 epochs take one patch
+    # of each volume, and 60 epochs here take patches_per_volume.
+    DEFAULTS_WITH: ClassVar[DefaultRules] = (
+        defaults(
+            none_of("data", "mni152", "phantoms"),
+            epochs=60,
+            lr=1e-4,
+            val_every_epochs=1,
+            patch_size=0,
+            channels=(),
+            latent_channels=0,
+        ),
+    )
 
     recipe: Literal["autoencoder"] = Field("autoencoder", description="the workload")
     lr: float = Field(
@@ -68,9 +82,10 @@ class AutoencoderConfig(TrainConfig):
         "files, or a CSV or JSON list of them",
         json_schema_extra=control("Data") | read_from(*WITHOUT_FILES),
     )
-    patch_size: Annotated[int | tuple[int, ...], Each(ge=8, le=512, multiple_of=4)] = Field(
+    patch_size: Annotated[int | tuple[int, ...], Each(ge=0, le=512, multiple_of=4)] = Field(
         32,
-        description="edge of the patches in voxels, or one number for each axis (right, front, top), such as 112 128 80",
+        description="edge of the patches in voxels, or one number for each axis (right, front, top), such as 112 128 80; 0 "
+        "for cubes as large as the files' volumes and the memory allow",
         json_schema_extra=control("Data"),
     )
     spacing: Annotated[float | tuple[float, ...] | None, Each(gt=0, le=100)] = Field(
@@ -98,13 +113,17 @@ class AutoencoderConfig(TrainConfig):
     num_phantoms: int = Field(512, ge=4, le=1_000_000, description="phantoms generated where data='phantoms'")
     channels: tuple[int, ...] = Field(
         (8, 16),
-        min_length=2,
         max_length=5,
-        description="feature channels at each resolution, finest first",
+        description="feature channels at each resolution, finest first; () for three resolutions with as many as the memory "
+        "allows, for files",
         json_schema_extra=shape_of_model(),
     )
     latent_channels: int = Field(
-        2, ge=1, le=64, description="channels of the latent volume", json_schema_extra=shape_of_model()
+        2,
+        ge=0,
+        le=64,
+        description="channels of the latent volume; 0 for as many as go with channels, for files",
+        json_schema_extra=shape_of_model(),
     )
     num_res_blocks: Annotated[int | tuple[int, ...], Each(ge=1, le=8)] = Field(
         1,
@@ -238,7 +257,7 @@ class AutoencoderConfig(TrainConfig):
     @property
     def voxels_per_latent(self) -> int:
         """The number of voxels per latent voxel along each axis."""
-        return int(2 ** (len(self.channels) - 1))
+        return int(2 ** max(0, len(self.channels) - 1))
 
     @property
     def latent_shape(self) -> tuple[int, int, int]:
@@ -278,7 +297,18 @@ class AutoencoderConfig(TrainConfig):
                 yield f"patient_pattern={self.patient_pattern!r} has no group, such as (case_[0-9]+)"
         except re.error as error:
             yield f"patient_pattern={self.patient_pattern!r} is no regular expression: {error}"
-        if self.discriminator_layers is not None and self.discriminator_layers > self._most_layers:
+        for name in self.FROM_DATA:
+            if self.data in self.WITHOUT_FILES and not getattr(self, name):
+                yield f"{name}={getattr(self, name)} leaves it to files, and data={self.data!r} has none. Give {name}"
+        if self.patch_size and min(self.patch) < 8:
+            yield f"patch_size={self.patch_size} must be at least 8"
+        if len(self.channels) == 1:
+            yield f"channels={self.channels} must be two resolutions or more"
+        if (
+            self.patch_size
+            and self.discriminator_layers is not None
+            and self.discriminator_layers > self._most_layers
+        ):
             yield (
                 f"discriminator_layers={self.discriminator_layers} are too many for patch_size={self.patch_size}: at most "
                 f"{self._most_layers}"
@@ -298,10 +328,18 @@ class AutoencoderConfig(TrainConfig):
         yield from self._problems_of_network()
 
     def _problems_of_network(self) -> Iterator[str]:
-        if min(self.channels) < 1:
+        if min(self.channels, default=1) < 1:
             yield f"channels={self.channels} must all be at least 1"
         elif any(number % self.norm_groups for number in self.channels):
             yield f"channels={self.channels} must all be multiples of norm_groups={self.norm_groups}"
+        if self.sdpa != "auto" and not self.has_attention:
+            yield (
+                f"sdpa={self.sdpa!r} is a kernel for attention, and the network has none. Leave it out, or set "
+                "attention_levels, with_encoder_nonlocal_attn or with_decoder_nonlocal_attn"
+            )
+        if not self.channels:
+            # They are known with the data, and the whole is checked once more then.
+            return
         num_levels = len(self.channels)
         if len(self.res_blocks) != num_levels:
             yield (
@@ -312,11 +350,6 @@ class AutoencoderConfig(TrainConfig):
             yield (
                 f"attention_levels={self.attention_levels} must be {num_levels} values, one for each of "
                 f"channels={self.channels}, or left out"
-            )
-        if self.sdpa != "auto" and not self.has_attention:
-            yield (
-                f"sdpa={self.sdpa!r} is a kernel for attention, and the network has none. Leave it out, or set "
-                "attention_levels, with_encoder_nonlocal_attn or with_decoder_nonlocal_attn"
             )
 
 

@@ -74,6 +74,10 @@ class MicrostructureConfig(TrainConfig):
             "it computes in float64, because it follows differences that 16 or 32 bits do not have",
         ),
     }
+    REPLACES: ClassVar[Mapping[str, str]] = {
+        "shape": "add_dimension",
+        "descriptor_weights": "descriptor_types",
+    }
     ONLY_WITH: ClassVar[Rules] = (
         only(one_of("data", "generated"), "generated_fractions", "generated_correlation_length"),
         only(names_one_of("descriptor_types", "GramMatrices"), "gram_network"),

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from nbgpu.config.conditions import Rules, left_out, none_of, one_of, only
+from nbgpu.config.conditions import DefaultRules, Rules, defaults, left_out, none_of, one_of, only
 from nbgpu.config.settings import control, divides_the_data, read_from, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
 
@@ -24,6 +24,7 @@ class SurvivalConfig(TrainConfig):
     TRIAL = "1400 generated patients, 1000 of them trained on, 800 steps: one to two minutes on 2 CPU cores"
     PREDICTS = "a table of risks, risk groups and probabilities of survival"
     AT_PREDICTION = ("eval_times", "risk_groups")
+    FROM_DATA = ("image_size",)
 
     UNUSED: ClassVar[Mapping[str, str]] = {"sdpa": "the network has no attention"}
     ONLY_WITH: ClassVar[Rules] = (
@@ -31,6 +32,17 @@ class SurvivalConfig(TrainConfig):
         only(none_of("data", "generated"), "fold", "split", "features", "check_time_unit"),
         only(left_out("fold"), "val_fraction", "test_fraction", "split"),
         only(left_out("replace_rate"), "spread_events"),
+    )
+    # Those of MACE's guide: the others were found for a small network on generated patients.
+    DEFAULTS_WITH: ClassVar[DefaultRules] = (
+        defaults(
+            none_of("data", "generated"),
+            epochs=50,
+            lr=1e-4,
+            weight_decay=1e-5,
+            ema_decay=0.0,
+            val_every_epochs=1,
+        ),
     )
 
     recipe: Literal["survival"] = Field("survival", description="the workload")
@@ -138,7 +150,7 @@ class SurvivalConfig(TrainConfig):
     image_size: tuple[int, ...] = Field(
         (),
         description="voxels that volumes are resized to, such as 256 256 64; left out: 24 24 16 for generated volumes; "
-        "files need it",
+        "for files the median of their shapes, made smaller until a batch fits into the memory",
         json_schema_extra=control("Data"),
     )
     hu_min: float = Field(
@@ -189,7 +201,7 @@ class SurvivalConfig(TrainConfig):
 
     @property
     def volume_shape(self) -> tuple[int, int, int]:
-        """The value of `image_size`, or its default with generated patients."""
+        """The value of `image_size`, or its default with generated patients. For files it is chosen first."""
         first, second, third = self.image_size or (24, 24, 16)
         return first, second, third
 
@@ -201,9 +213,6 @@ class SurvivalConfig(TrainConfig):
         return 0.125 if self.data == "generated" else 1.0
 
     def problems(self) -> Iterator[str]:
-        generated = self.data == "generated"
-        if not generated and not self.image_size:
-            yield f"data={self.data!r}: give image_size, the voxels that volumes are resized to, such as 256 256 64"
         if self.image_size and (
             len(self.image_size) != 3 or not all(8 <= n <= 1024 for n in self.image_size)
         ):
@@ -216,7 +225,9 @@ class SurvivalConfig(TrainConfig):
             yield f"widen_factor={self.widen_factor} leaves no channels; give 1/64 or more"
         if min(self.eval_times, default=1.0) <= 0 or list(self.eval_times) != sorted(set(self.eval_times)):
             yield f"eval_times={self.eval_times} must be above 0 and rise"
-        if self.batch_size == 1 and max(self.volume_shape, default=0) <= 16 * self.stem_stride:
+        if self.left_to_data:
+            pass  # the size is not known yet
+        elif self.batch_size == 1 and max(self.volume_shape, default=0) <= 16 * self.stem_stride:
             yield (
                 f"batch_size=1 leaves one value in the last stage of volumes of {self.volume_shape}, and BatchNorm needs two. "
                 "Take batch_size=2"

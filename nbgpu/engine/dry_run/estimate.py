@@ -9,7 +9,7 @@ from nbgpu.engine.dry_run import fake_steps
 from nbgpu.engine.dry_run.steps import import_trainer, without_exchange
 from nbgpu.engine.group import group, torch_settings
 from nbgpu.engine.memory import limit as memory_limit
-from nbgpu.engine.memory import usage as memory
+from nbgpu.engine.memory import usage
 from nbgpu.engine.model import randomness
 from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.problem import Problem
@@ -32,7 +32,7 @@ def of_run(settings: dict[str, Any]) -> dict[str, Any]:
     recipe: Any = by_name.load(config)
     if isinstance(recipe, Problem):
         return _of_problem(recipe)
-    return {"data": _data(config), "memory": _memory(config)}
+    return {"data": _data(config), "memory": memory(config)}
 
 
 def _of_problem(problem: Problem) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def _of_problem(problem: Problem) -> dict[str, Any]:
     member = group.membership()
     import_trainer()
     parts = problem.memory_bytes(member.world_size)
-    parts["before"] = memory.Usage.of(member.device).used_bytes
+    parts["before"] = usage.Usage.of(member.device).used_bytes
     return {"data": {"unknown": "\n".join(problem.summary)}, "memory": {**parts, "peak": sum(parts.values())}}
 
 
@@ -55,7 +55,8 @@ def _data(config: TrainConfig) -> dict[str, Any]:
         return {"unknown": str(error)}
 
 
-def _memory(config: TrainConfig) -> dict[str, Any]:
+def memory(config: TrainConfig) -> dict[str, Any]:
+    """Return the memory of a rank, as `of_run` does."""
     member = group.membership()
     config = without_exchange(config)
     import_trainer()
@@ -65,6 +66,6 @@ def _memory(config: TrainConfig) -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001 - a model that reads values cannot run on shapes alone
             return {"unknown": f"{type(error).__name__}: {error}".splitlines()[0]}
         finally:
-            memory.free()
-    parts["before"] = memory.Usage.of(member.device).used_bytes
+            usage.free()
+    parts["before"] = usage.Usage.of(member.device).used_bytes
     return {**parts, "peak": sum(parts.values())}

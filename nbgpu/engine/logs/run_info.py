@@ -56,7 +56,7 @@ def write(
         global_batch_size=config.samples_per_step(member.world_size),
         started_s=earlier.started_s if earlier else time.time(),
         resumed_from=resume.Beginning.read(folder).checkpoint,
-        data=tuple(data),
+        data=(*runs.read_chosen(folder).words, *data),
         epochs_from=(*sections, (*began, steps_per_epoch)),
         parameters=parameters,
     )

@@ -11,17 +11,28 @@ from typing import Any
 
 from nbgpu.config import TRAIN_CONFIGS, OwnConfig, TrainConfig
 from nbgpu.engine.workload.recipe import Recipe
+from nbgpu.errors import ConfigError
 from nbgpu.run_folder import folder as runs
 
 
-def load(config: TrainConfig, run_folder: Path | None = None) -> Recipe:
+def load(config: TrainConfig, run_folder: Path | None = None, complete: bool = True) -> Recipe:
     """Build the recipe that the settings name.
 
     Args:
         config: the settings.
         run_folder: the folder of the run, which has a copy of a person's own recipe from the beginning of the
             run.
+        complete: whether the settings must be complete; False for a recipe that proposes those that are left
+            to the data.
+
+    Raises:
+        ConfigError: settings are left to the data, which nobody has chosen.
     """
+    if complete and config.left_to_data:
+        names = ", ".join(config.left_to_data)
+        raise ConfigError(
+            f"{names}: left out, and chosen only where a cluster or torchrun starts a run. Give them here"
+        )
     if isinstance(config, OwnConfig):
         original = Path(config.recipe)
         if run_folder is not None:

@@ -30,8 +30,10 @@ from nbgpu.engine.data.sampling import Draw
 from nbgpu.engine.data.volumes import VolumeList, find_volumes
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.prediction import Predicted
+from nbgpu.engine.workload.proposal import Proposal
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
+from nbgpu.recipes.autoencoder.choices import networks_for
 from nbgpu.recipes.autoencoder.comparison import compared
 from nbgpu.recipes.autoencoder.losses import deceived, discrimination_loss, kl_divergence
 from nbgpu.recipes.autoencoder.network import build_network
@@ -135,6 +137,12 @@ class Autoencoder:
 
     def _check_volumes(self) -> None:
         inspection.require(self.config, self._parts().everything, self._steps())
+
+    def proposals(self, on_gpu: bool) -> list[Proposal]:
+        """Return networks and patches, the largest first; see `networks_for`. A DataError has a line for each
+        unusable file."""
+        volumes = list(dict.fromkeys(item["image"] for item in self._parts().everything))
+        return networks_for(self.config, volumes, on_gpu)
 
     def amount(self) -> tuple[int, int]:
         """Return the amount of data; only names and headers of files are read."""

@@ -27,6 +27,7 @@ from nbgpu.engine.data.sampling import Draw
 from nbgpu.engine.data.volumes import load_volume
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.prediction import Predicted
+from nbgpu.engine.workload.proposal import Proposal
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
 from nbgpu.recipes.survival import metrics
@@ -34,6 +35,7 @@ from nbgpu.recipes.survival.baselines import fitted
 from nbgpu.recipes.survival.cohort import patient
 from nbgpu.recipes.survival.cox import cox_loss, gathered
 from nbgpu.recipes.survival.frozen import FROZEN, freezing
+from nbgpu.recipes.survival.image_sizes import sizes_for
 from nbgpu.recipes.survival.metrics import Flags, Floats, Steps
 from nbgpu.recipes.survival.network import SurvivalNetwork, load_weights
 from nbgpu.recipes.survival.patients import Patients, Scale, patients_of
@@ -104,6 +106,11 @@ class Survival:
     def amount(self) -> tuple[int, int]:
         """Return the amount of data; only names and headers of volumes are read."""
         return self._patients.num_training, 1
+
+    def proposals(self, on_gpu: bool) -> list[Proposal]:
+        """Return sizes for the volumes, the largest first; see `sizes_for`. A DataError has a line for each
+        bad row or file."""
+        return sizes_for([item["image"] for item in self._patients.items], on_gpu)
 
     def _steps(self) -> Compose:
         config = self.config

@@ -176,7 +176,7 @@ def test_bad_fields_are_named_and_nothing_is_started_or_lost() -> None:
     panel._devices.ranks.value = "0"
     assert (
         panel._fields["patch_size"].problem
-        == "30 is not valid. Give a value within: 8 to 512, a multiple of 4"
+        == "30 is not valid. Give a value within: 0 to 512, a multiple of 4"
     )
     for pressed in (panel._start, panel._plan, panel._find):
         pressed.click()
@@ -253,6 +253,45 @@ def _wait_until_back(cluster: nbgpu.Cluster) -> None:
             time.sleep(0.2)
         else:
             return
+
+
+def shown(panel: _Controls, *names: str) -> list[str]:
+    return [panel._fields[name].value for name in names]
+
+
+def test_fields_show_the_defaults_beside_the_others_until_they_are_changed(
+    monkeypatch: pytest.MonkeyPatch, cluster2: nbgpu.Cluster
+) -> None:
+    panel = _Controls("survival", cluster2)
+    type_in(panel, lr="0.003")
+    assert shown(panel, "lr", "weight_decay", "epochs", "ema_decay") == ["0.003", "1.0", "", "0.98"]
+    type_in(panel, data="cohort.csv")
+    assert shown(panel, "lr", "weight_decay", "epochs", "ema_decay") == ["0.003", "1e-05", "50", "0.0"]
+    type_in(panel, steps="120")
+    assert shown(panel, "steps", "epochs") == ["120", ""]
+    planned: list[Any] = []
+    monkeypatch.setattr(type(cluster2), "plan_with", lambda _, config: planned.append(config))
+    panel._plan.click()
+    _wait_until_free(panel)
+    expected = train_config("survival", lr=0.003, data="cohort.csv", steps=120)
+    assert [config.model_dump() for config in planned] == [expected.model_dump()]
+    type_in(panel, data="generated")
+    assert shown(panel, "weight_decay") == ["1.0"]
+
+
+def test_controls_begin_with_a_preset(monkeypatch: pytest.MonkeyPatch, cluster2: nbgpu.Cluster) -> None:
+    panel = _Controls("survival", cluster2, "mace")
+    assert shown(panel, "lr", "image_size", "epochs") == ["0.0001", "256, 256, 64", "50"]
+    type_in(panel, image_size="16, 16, 8", batch_size="3")
+    planned: list[Any] = []
+    monkeypatch.setattr(type(cluster2), "plan_with", lambda _, config: planned.append(config))
+    panel._plan.click()
+    _wait_until_free(panel)
+    expected = train_config("survival", preset="mace", image_size=(16, 16, 8), batch_size=3)
+    assert [config.model_dump() for config in planned] == [expected.model_dump()]
+    assert expected.global_batch_size is None
+    with pytest.raises(ConfigError, match=r"is not known\. Presets of survival"):
+        controls("survival", preset="3d_ldm")
 
 
 def test_a_search_shows_its_pictures_and_has_no_batches(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -141,3 +142,57 @@ def test_gpus_by_spaces_are_taken_by_train_and_named_where_there_are_none(no_eng
     with pytest.raises(SystemExit) as ended:
         cli.main(["train", "autoencoder", "--gpus", "7", "8", "--steps", "3"])
     assert "gpus = '7,8'" in str(ended.value)
+
+
+@pytest.fixture
+def asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TrainConfig]:
+    """The settings of each run that the command line would start, without engines."""
+    found: list[TrainConfig] = []
+    monkeypatch.setattr(cli, "_run", lambda cluster, config, asked: found.append(config))
+    monkeypatch.setattr(cli.preloading, "begun", lambda cluster: nullcontext())
+    monkeypatch.setattr(cli.data_check, "require", lambda config: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cohort.csv").touch()
+    return found
+
+
+def test_defaults_follow_the_data_and_a_flag_wins(asked_for: list[TrainConfig]) -> None:
+    for more in ([], ["--lr", "2e-3"], ["--steps=800"], ["--no-spread-events"]):
+        cli.main(["train", "survival", "--data", "cohort.csv", "--gpus", "none", *more])
+    assert [config.lr for config in asked_for] == [1e-4, 2e-3, 1e-4, 1e-4]
+    assert [config.epochs for config in asked_for] == [50, 50, None, 50]
+    assert [getattr(config, "spread_events", None) for config in asked_for] == [True, True, True, False]
+
+
+def test_a_flag_wins_over_the_file_and_the_file_over_the_preset(asked_for: list[TrainConfig]) -> None:
+    Path("mine.toml").write_text('[train]\ndata = "cohort.csv"\nties = "efron"\nmin_lr = 1e-6\n')
+    cli.main(
+        ["train", "survival", "--config", "mine.toml", "--preset", "mace", "--min-lr", "0", "--gpus", "none"]
+    )
+    (config,) = asked_for
+    assert (config.data, getattr(config, "ties", ""), config.min_lr) == ("cohort.csv", "efron", 0)
+    assert (config.global_batch_size, config.epochs, config.weight_decay) == (24, 50, 1e-5)
+
+
+def test_a_preset_that_there_is_not_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    for command in ("train", "sweep", "scaling"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([command, "survival", "--preset", "fast_ddpm"])
+        assert "preset = 'fast_ddpm' is not known. Presets of survival: demo, mace" in str(ended.value)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", "survival", "--preset"])
+    assert "--preset needs one name" in str(ended.value)
+
+
+def test_help_with_a_preset_shows_its_values(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["train", "survival", "--preset", "mace", "--help"])
+    assert "(default: 50)" in capsys.readouterr().out
+
+
+def test_recipes_lists_presets_with_their_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["recipes"])
+    told = " ".join(capsys.readouterr().out.split())
+    for name in ("mace", "fast_ddpm_large", "mcrpy", "3d_ldm"):
+        assert f" {name} " in told
+    assert "MACE-Prediction" in told

@@ -1,0 +1,43 @@
+"""The size that a cohort's volumes are resized to, where the person gives none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nbgpu.engine.data.shapes import Shape, in_words, shapes_of
+from nbgpu.engine.workload.proposal import Proposal
+
+_MAX_VOXELS_ON_GPU = 256 * 256 * 64
+"""The size that MACE's guide trains with."""
+_MAX_VOXELS_ON_CPU = 64 * 64 * 32
+_MULTIPLE = 8
+_SMALLEST = 8
+_SCALES = (1.0, 0.75, 0.5, 0.375, 0.25)
+
+
+def sizes_for(volumes: Sequence[Path], on_gpu: bool) -> list[Proposal]:
+    """Return sizes in the proportions of the median volume, the largest first.
+
+    The median is taken along each axis by itself. The largest size is the median,
+    or what of it has as many voxels as steps can have on these ranks; its edges are multiples of 8, because
+    the network halves them again and again.
+
+    Raises:
+        DataError: none of the files can be used.
+    """
+    shapes = shapes_of(volumes)
+    median = np.median(np.array(shapes), axis=0)
+    max_voxels = _MAX_VOXELS_ON_GPU if on_gpu else _MAX_VOXELS_ON_CPU
+    largest = median * min(1.0, (max_voxels / median.prod()) ** (1 / 3))
+    sizes = dict.fromkeys(_rounded(largest * scale) for scale in _SCALES)
+    why = f"the median of {len(shapes)} volumes is {in_words([round(n) for n in median])}"
+    return [Proposal({"image_size": size}, why) for size in sizes]
+
+
+def _rounded(size: NDArray[np.float64]) -> Shape:
+    first, second, third = (max(_SMALLEST, round(n / _MULTIPLE) * _MULTIPLE) for n in size)
+    return first, second, third
