@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from monai.networks.nets import AutoencoderKL
 
 from nbgpu.config import AutoencoderConfig, read_toml, train_config
+from nbgpu.engine.dry_run import memory
 from nbgpu.engine.workload.by_name import load
 from nbgpu.errors import ConfigError
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
@@ -131,6 +133,17 @@ def test_attention_learns_at_a_level_and_in_the_middle() -> None:
     of_attention = [value for name, value in model.named_parameters() if ".attn.to_v.weight" in name]
     assert len(of_attention) == 3
     assert all(value.grad is not None and bool(value.grad.any()) for value in of_attention)
+
+
+def test_the_planned_memory_has_the_scores_that_the_kernel_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.group, "membership", lambda: SimpleNamespace(device=torch.device("cpu")))
+    settings = {"data": "phantoms", "patch_size": 16, "batch_size": 1, "with_encoder_nonlocal_attn": True}
+    configs = [train_config("autoencoder", **settings, sdpa=kernel) for kernel in ("auto", "math")]
+    auto, math = (
+        each["tensors"]["activations"] for each in memory.predict([(c.model_dump(), 1) for c in configs])
+    )
+    # 512 latent voxels are compared with one another, in float32; the peak is somewhat elsewhere.
+    assert math - auto > 0.9 * 4 * 512**2
 
 
 def test_what_does_not_go_together_is_told_at_once() -> None:

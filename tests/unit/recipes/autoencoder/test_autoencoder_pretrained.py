@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +63,11 @@ def recipe_of(**values: Any) -> Autoencoder:
     return recipe
 
 
-def outputs(network: torch.nn.Module, image: Tensor) -> Iterator[Tensor]:
+@torch.no_grad()
+def outputs(network: torch.nn.Module, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     assert isinstance(network, AutoencoderKL)
-    with torch.no_grad():
-        mean, sigma = network.eval().encode(image)
-        yield from (mean, sigma, network.decode(mean))
+    mean, sigma = network.eval().encode(image)
+    return mean, sigma, network.decode(mean)
 
 
 def as_of_generative(weights: dict[str, Tensor]) -> dict[str, Tensor]:
