@@ -456,6 +456,9 @@ class TrainConfig(
     PREDICTS: ClassVar[str] = ""
     """What `nbgpu predict` writes for a sample of new data, in a few words; empty where no model is
     trained."""
+    ONLY_AT_START: ClassVar[tuple[str, ...]] = ()
+    """The settings that only give a run its first weights, so that the files they name need not be there once
+    it is trained."""
     AT_PREDICTION: ClassVar[tuple[str, ...]] = ()
     """The settings that may differ between the training and the prediction."""
 

@@ -41,6 +41,8 @@ def model_of(folder: Path, checkpoint_folder: Path | None = None, *, trust: bool
     """As `load_trained`, with the weights of a checkpoint by its folder; None for the newest whole one."""
     _, config = runs.read_settings(folder)
     require_trust(config, folder, trust)
+    if at_start := type(config).ONLY_AT_START:
+        config = config.counting(**{name: type(config).model_fields[name].default for name in at_start})
     path = checkpoint_folder or _newest(folder)
     with torch.random.fork_rng():
         model = by_name.load(config, folder).build_model().to(precision.dtype(config))

@@ -23,6 +23,7 @@ class AutoencoderConfig(TrainConfig):
     WITHOUT_FILES = ("mni152", "phantoms")
     INPUTS = "a folder of NIfTI files, or a CSV or JSON list of them; 'mni152', 'phantoms'"
     TRIAL = "a template brain, 200 steps: 2 minutes on 2 CPU cores"
+    ONLY_AT_START = ("pretrained",)
     PREDICTS = "latents, and reconstructions as NIfTI on the grid of the volumes"
     ONLY_WITH: ClassVar[Rules] = (
         only(one_of("data", "phantoms"), "num_phantoms"),
@@ -131,6 +132,17 @@ class AutoencoderConfig(TrainConfig):
         False,
         description="self-attention between two residual blocks at the beginning of the decoder",
         json_schema_extra=shape_of_model(),
+    )
+    upsampling: Literal["nearest", "trilinear"] = Field(
+        "nearest",
+        description="how the decoder doubles the resolution before a convolution: as MONAI's AutoencoderKL, or as MAISI's",
+        json_schema_extra=shape_of_model(),
+    )
+    pretrained: str = Field(
+        "",
+        description="file with the network's first weights, .safetensors or of torch.save: of MONAI's AutoencoderKL, also "
+        "MAISI's or of MONAI's older package generative; empty for none",
+        json_schema_extra=control("Model") | read_from(),
     )
     recon_loss: Literal["l1", "l2"] = Field(
         "l2", description="reconstruction loss; l2 is what PSNR measures, l1 keeps edges sharper"

@@ -39,6 +39,7 @@ from nbgpu.recipes.autoencoder.perceptual import FeatureDistance, spectral_dista
 from nbgpu.recipes.autoencoder.pictures import pictures
 from nbgpu.recipes.autoencoder.prediction import encoded, new_volumes, write_index
 from nbgpu.recipes.autoencoder.prepare import Prepare, item_of, mni152
+from nbgpu.recipes.autoencoder.pretrained import pretrained_network
 from nbgpu.recipes.autoencoder.reading import Reader
 from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.run_folder.predictions import Job, Row
@@ -84,6 +85,7 @@ class Autoencoder:
         """
         config = self.config
         network = self._feature_distance.network if self._feature_distance else None
+        self._check_weights()
         parts = self._parts()
         inspection.require_share(config, parts.everything, self._steps(), rank, world_size)
         # The held-out share is decoded first, because it is the smaller part and a bad file in it should be
@@ -114,22 +116,24 @@ class Autoencoder:
             )
 
     def inspect(self) -> None:
-        """Read all volumes, and the files of the network of a perceptual distance. DataError has a line for
-        each unusable one."""
-        problems = []
-        for read in (self._read_network, self._read_volumes):
+        """Read the files with weights, and all volumes. DataError has a line for each unusable file."""
+        failures = []
+        for check in (self._check_weights, self._read_network, self._check_volumes):
             try:
-                read()
+                check()
             except DataError as error:
-                problems.append(str(error))
-        if problems:
-            raise DataError("\n".join(problems))
+                failures.append(error)
+        raise_together(failures)
+
+    def _check_weights(self) -> None:
+        if self.config.pretrained:
+            pretrained_network(self.config)
 
     def _read_network(self) -> None:
         if self._feature_distance:
             _ = self._feature_distance.network
 
-    def _read_volumes(self) -> None:
+    def _check_volumes(self) -> None:
         inspection.require(self.config, self._parts().everything, self._steps())
 
     def amount(self) -> tuple[int, int]:
@@ -263,8 +267,11 @@ class Autoencoder:
     # ---- model and loss ----
 
     def build_model(self) -> nn.Module:
-        """Return the network of the settings, see `build_network`."""
-        return build_network(self.config)
+        """Return the network of the settings, see `build_network`, with the weights of `pretrained`.
+
+        Raises DataError if that file is unusable.
+        """
+        return pretrained_network(self.config) if self.config.pretrained else build_network(self.config)
 
     def example(self, batch_size: int) -> Batch:
         """Return {"image": (batch_size, C, p, q, r)} with values from 0 to 1."""

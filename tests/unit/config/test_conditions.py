@@ -37,7 +37,7 @@ _ALWAYS = {
     """,
     "autoencoder": """
         patch_size channels latent_channels num_res_blocks norm_groups attention_levels
-        with_encoder_nonlocal_attn with_decoder_nonlocal_attn recon_loss kl_weight perceptual adversarial_weight
+        with_encoder_nonlocal_attn with_decoder_nonlocal_attn upsampling recon_loss kl_weight perceptual adversarial_weight
     """,
     "diffusion": """
         target size prediction spacing train_times antithetic num_times betas sampler clip
