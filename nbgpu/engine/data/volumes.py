@@ -197,13 +197,23 @@ def _resolve(list_path: Path, entries: Sequence[tuple[str, Any]]) -> tuple[Path,
 # ---- checking ------------------------------------------------------------------------------------------
 
 
-def check_headers(paths: Sequence[Path], patch_size: int | Sequence[int]) -> None:
-    """Raise one DataError with a line for every file that is missing, damaged, not 3D or too small.
+def check_headers(
+    paths: Sequence[Path],
+    patch_size: int | Sequence[int],
+    *,
+    spacing_mm: Sequence[float] = (),
+    channels: Sequence[int] | None = None,
+) -> None:
+    """Raise one DataError with a line for every file that is missing, damaged, not 3D or too small; see
+    `header_problem`.
 
     This reads headers and file sizes only, about 1 ms for each file. A compressed file ends with the size of
     its content, so that a truncated file is found without unpacking it.
     """
-    problems = [f"{path}: {problem}" for path in paths if (problem := header_problem(path, patch_size))]
+    found = {
+        path: header_problem(path, patch_size, spacing_mm=spacing_mm, channels=channels) for path in paths
+    }
+    problems = [f"{path}: {problem}" for path, problem in found.items() if problem]
     if problems:
         raise DataError("\n".join(problems))
 

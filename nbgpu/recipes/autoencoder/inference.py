@@ -25,6 +25,7 @@ from nbgpu.engine.data.spacing import affine_of
 from nbgpu.engine.data.volumes import (
     READ_ERRORS,
     SUFFIXES,
+    check_headers,
     find_volumes,
     first_line,
 )
@@ -252,10 +253,7 @@ def _items(config: AutoencoderConfig, data: str | None) -> list[Item]:
     if source == "mni152":
         return [{"name": "mni152", "image": mni152()}]
     found = find_volumes(source)
-    reader = Reader.of(config)
-    problems = [f"{path}: {problem}" for path in found.everything if (problem := reader.problem(path))]
-    if problems:
-        raise DataError("\n".join(problems))
+    check_headers(found.everything, 1, spacing_mm=config.spacing_mm, channels=config.image_channels)
     return [item_of(path) for path in found.everything]
 
 

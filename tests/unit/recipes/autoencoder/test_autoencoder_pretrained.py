@@ -64,7 +64,7 @@ def recipe_of(**values: Any) -> Autoencoder:
 
 
 @torch.no_grad()
-def outputs(network: torch.nn.Module, image: Tensor) -> tuple[Tensor, ...]:
+def outputs(network: torch.nn.Module, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     assert isinstance(network, AutoencoderKL)
     mean, sigma = network.eval().encode(image)
     return mean, sigma, network.decode(mean)
