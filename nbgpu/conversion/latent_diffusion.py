@@ -21,6 +21,8 @@ _WARM_UP_EPOCHS = 6
 _ADVERSARIAL_WEIGHT = 0.01
 _SHARE_OF_SLICES = 0.2
 _IN_SCRIPT = "in the script"
+_WEIGHTS = "autoencoder.pt"
+"""The file in model_dir that the script begins with."""
 _SCHEDULES: dict[str, tuple[str, int | None]] = {
     "warmup_cosine": ("cosine", None),
     "cosine": ("cosine", 0),
@@ -73,12 +75,26 @@ def _environment(found: Converted, data: str) -> None:
     found.leave(
         "output_dir", "the generated images; nbgpu predict RUN_FOLDER --data NEW --out FOLDER names its own"
     )
-    found.take(
-        "resume_ckpt",
-        "resume",
-        "'auto' is from the newest checkpoint in runs_dir, with the optimizer's state; the script's autoencoder.pt is not read",
-        convert=lambda resumes: "auto" if resumes else "",
-    )
+    _beginning(found)
+
+
+def _beginning(found: Converted) -> None:
+    """Set what a run begins with: the weights that the script has left in model_dir, or nbgpu's own
+    checkpoint."""
+    weights = Path(str(found.values.get("runs_dir", ""))).expanduser() / _WEIGHTS
+    if "resume_ckpt" not in found.keys:
+        return
+    if found.keys.take("resume_ckpt"):
+        if weights.is_file():
+            found.set("pretrained", str(weights), f"resume_ckpt = true; the script's {_WEIGHTS} in model_dir")
+            return
+        found.set(
+            "resume",
+            "auto",
+            f"resume_ckpt = true, and model_dir has no {_WEIGHTS}: from nbgpu's newest checkpoint in runs_dir, if there is one",
+        )
+    else:
+        found.the_same.append("resume_ckpt = false")
 
 
 def _images(base: Any) -> str:

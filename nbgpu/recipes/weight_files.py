@@ -1,9 +1,9 @@
-"""Reading of a network's weights from a local file, without running anything that is in it."""
+"""Reads files with a network's weights, and says what of them does not fit."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,22 @@ from torch import Tensor
 
 from nbgpu.errors import DataError
 
+_MAX_SHOWN = 8
 _INSIDE = ("state_dict", "model_state_dict", "model", "unet_state_dict")
 """Keys under which a torch file may hold the weights, beside other things. MONAI's MAISI has the last one,
 also for its autoencoder."""
-_MAX_SHOWN = 8
 
 
-def read_weights(path: Path, setting: str) -> dict[str, Tensor]:
-    """Return the tensors of a .safetensors or torch.save file by name, on the CPU.
-
-    The prefix 'module.', which DataParallel adds, is dropped.
+def read_weights(path: Path, setting: str = "pretrained") -> dict[str, Tensor]:
+    """Return the tensors by name, from .safetensors, or from a torch.save file without executing anything in
+    it. The prefix 'module.' of DDP is dropped.
 
     Args:
         path: the file.
-        setting: the setting that names the file, for messages.
+        setting: the setting that names it, for messages.
 
     Raises:
-        DataError: the file is not there, cannot be read, or holds no tensors by name.
+        DataError: there is no such file, or it holds no weights.
     """
     if not path.is_file():
         raise DataError(
@@ -53,45 +52,31 @@ def read_weights(path: Path, setting: str) -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): value for name, value in content.items()}
 
 
-def require_fit(
-    weights: Mapping[str, Tensor],
-    expected: Mapping[str, Tensor],
-    told: str,
-    advice: str,
-    optional: Collection[str] = (),
-) -> None:
+def require_fit(weights: Mapping[str, Tensor], network: Mapping[str, Tensor], told: str, advice: str) -> None:
     """Raise DataError, with names and shapes, if the weights are not those of the network.
 
     Args:
-        weights, expected, optional: as `misfits` takes them.
+        weights: the weights by the network's names.
+        network: the network's own, of which only names and shapes count.
         told: the setting or file that the message begins with.
         advice: the settings to look at.
     """
-    if problems := list(misfits(weights, expected, optional)):
+    if problems := list(misfits(weights, network)):
         raise DataError(f"{told}: the file does not fit: {listed(problems)}. {advice}")
 
 
-def misfits(
-    weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], optional: Collection[str] = ()
-) -> Iterator[str]:
-    """Yield a phrase for each tensor that is missing, unexpected or of another shape.
-
-    Args:
-        weights: the tensors of the file.
-        expected: the network's own tensors, of which only the shapes count.
-        optional: names that the file may lack.
-    """
-    for name in sorted(expected.keys() - weights.keys() - set(optional)):
-        yield f"has no {name} {tuple(expected[name].shape)}"
-    for name in sorted(weights.keys() - expected.keys()):
-        yield f"has {name} {tuple(weights[name].shape)}, which the network has not"
-    for name in sorted(weights.keys() & expected.keys()):
-        shape, needed = tuple(weights[name].shape), tuple(expected[name].shape)
-        if shape != needed:
-            yield f"{name} is {shape}, and the network's is {needed}"
-
-
-def listed(problems: list[str]) -> str:
-    """Join the phrases of `misfits`, and leave out all but the first few."""
+def listed(problems: Sequence[str]) -> str:
+    """Return the first problems in one sentence, and the number of the others."""
     more = len(problems) - _MAX_SHOWN
     return "; ".join(problems[:_MAX_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+def misfits(weights: Mapping[str, Tensor], network: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield a phrase for each tensor that is missing, is not one of the network's, or has another shape."""
+    for name in sorted(network.keys() - weights.keys()):
+        yield f"has no {name} {tuple(network[name].shape)}"
+    for name in sorted(weights.keys() - network.keys()):
+        yield f"has {name} {tuple(weights[name].shape)}, which the network has not"
+    for name in sorted(weights.keys() & network.keys()):
+        if weights[name].shape != network[name].shape:
+            yield f"{name} is {tuple(weights[name].shape)}, and the network's is {tuple(network[name].shape)}"

@@ -23,7 +23,7 @@ _BAD_DATA = 3
 
 
 def require(config: TrainConfig) -> None:
-    """Raise DataError with a line for every bad row and file, also for one with the first weights.
+    """Raise DataError with a line for every bad row and file.
 
     With files this takes some seconds, because the process that looks at them loads torch, and with
     `check_voxels` also the time to read the files that have not been found good before.

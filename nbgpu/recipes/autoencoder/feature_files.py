@@ -137,8 +137,9 @@ def _recognised(
             f"{file}: is of no network that is known here ({titles}, or 3D convolutions 0.weight, 0.bias, ...). It has "
             f"{few}"
         )
-    counters = [name for name in expected if name.endswith("num_batches_tracked")]
-    if problems := list(misfits(features, expected, optional=counters)):
+    # Files from old versions of torch lack BatchNorm's counters, which are not used.
+    needed = {n: t for n, t in expected.items() if n in features or not n.endswith("num_batches_tracked")}
+    if problems := list(misfits(features, needed)):
         told = listed(problems).replace("resnet.", "")
         raise DataError(f"{file}: looks like {architecture.title}, and does not fit: {told}")
     _refuse_nonfinite(file, features)

@@ -32,7 +32,7 @@ def pretrained_network(config: AutoencoderConfig) -> AutoencoderKL:
             shapes.
     """
     network, path = build_network(config), Path(config.pretrained).expanduser()
-    own, given = network.state_dict(), read_weights(path, "pretrained")
+    own, given = network.state_dict(), read_weights(path)
     if config.upsampling == "nearest" and any(name.startswith(_ONLY_IN_MAISI) for name in given):
         raise DataError(
             f"{path}: has the names of MAISI's network, which doubles the resolution by trilinear interpolation. Set "

@@ -65,9 +65,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     The prefixes 'module.' and 'encoder.' of the names, and the file's own last layer, are dropped. Raises
     DataError.
     """
-    weights = {
-        name.removeprefix("encoder."): value for name, value in read_weights(path, "pretrained").items()
-    }
+    weights = {name.removeprefix("encoder."): value for name, value in read_weights(path).items()}
     return {name: value for name, value in weights.items() if not name.startswith(("fc.", "head."))}
 
 
@@ -82,9 +80,10 @@ def _shortcuts(weights: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def _load(encoder: nn.Module, weights: Mapping[str, Tensor]) -> None:
     # Files from old versions of torch lack these counters, which only a momentum of None needs.
-    own = encoder.state_dict()
-    counters = [name for name in own if name.endswith("num_batches_tracked")]
-    require_fit(
-        weights, own, "pretrained", "See resnet, widen_factor and the file's own network", optional=counters
-    )
+    own = {
+        name: value
+        for name, value in encoder.state_dict().items()
+        if name in weights or not name.endswith("num_batches_tracked")
+    }
+    require_fit(weights, own, "pretrained", "See resnet, widen_factor and the file's own network")
     encoder.load_state_dict(dict(weights), strict=False)

@@ -255,6 +255,19 @@ def test_the_decathlons_labels_are_no_images(ldm: Path) -> None:
     assert convert(files[:1]).config().data == "dataset"
 
 
+def test_the_scripts_own_weights_are_gone_on_from(ldm: Path) -> None:
+    files = [Path("config.json"), Path("environment.json")]
+    assert (convert(files).config().resume, convert(files).values.get("pretrained")) == ("auto", None)
+    Path("models").mkdir()
+    Path("models/autoencoder.pt").touch()
+    values = convert(files).values
+    assert (values.get("resume"), values["pretrained"]) == (None, "models/autoencoder.pt")
+    Path("environment.json").write_text(ENVIRONMENT.replace("true", "false"))
+    found = convert(files)
+    assert not {"resume", "pretrained"} & found.values.keys()
+    assert "resume_ckpt = false" in found.to_toml()
+
+
 def test_fast_ddpms_file_becomes_a_run(ldm: Path) -> None:
     found = convert([Path("fast_ddpm_3d.yml")], data="BraTS")
     config = found.config()

@@ -28,7 +28,11 @@ CPU = torch.device("cpu")
 
 
 def recipe_of(**values: Any) -> Autoencoder:
-    recipe = load(train_config("autoencoder", **{"patch_size": PATCH, **values}))
+    recipe = load(
+        train_config(
+            "autoencoder", **{"patch_size": PATCH, "channels": (8, 16), "latent_channels": 2, **values}
+        )
+    )
     assert isinstance(recipe, Autoencoder)
     return recipe
 
@@ -77,11 +81,15 @@ def test_edges_that_do_not_go_together_are_told(values: dict[str, Any], said: st
     assert said in str(caught.value).splitlines()
 
 
-@pytest.mark.parametrize("value", [(16, 4, 16), (16, 16, 30)])
-def test_each_edge_has_the_bounds_of_one(value: tuple[int, ...]) -> None:
-    with pytest.raises(
-        ConfigError, match=r"patch_size = \(16, .* Give a value within: 8 to 512, a multiple of 4"
-    ):
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ((16, 4, 16), r"patch_size=\(16, 4, 16\) must be at least 8"),
+        ((16, 16, 30), r"patch_size = \(16, .* Give a value within: 0 to 512, a multiple of 4"),
+    ],
+)
+def test_each_edge_has_the_bounds_of_one(value: tuple[int, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
         train_config("autoencoder", patch_size=value)
 
 

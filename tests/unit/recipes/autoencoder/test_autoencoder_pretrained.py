@@ -58,7 +58,12 @@ WITH_ATTENTION: dict[str, Any] = {
 
 
 def recipe_of(**values: Any) -> Autoencoder:
-    recipe = load(train_config("autoencoder", **{"data": "phantoms", "patch_size": 8, **values}))
+    recipe = load(
+        train_config(
+            "autoencoder",
+            **{"data": "phantoms", "patch_size": 8, "channels": (8, 16), "latent_channels": 2, **values},
+        )
+    )
     assert isinstance(recipe, Autoencoder)
     return recipe
 

@@ -30,7 +30,9 @@ LEFT_BACK_TOP = np.array([[-1.0, 0, 0, 90], [0, -1.5, 0, 126], [0, 0, 3, -72], [
 
 
 def recipe_of(**values: Any) -> Autoencoder:
-    recipe = load(train_config("autoencoder", **{"patch_size": 8, **values}))
+    recipe = load(
+        train_config("autoencoder", **{"patch_size": 8, "channels": (8, 16), "latent_channels": 2, **values})
+    )
     assert isinstance(recipe, Autoencoder)
     return recipe
 

@@ -433,7 +433,7 @@ def _bad_files(folder: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
     yield (
         "more convolutions",
         _random(FEATURES["VGG16"]) | {"features.34.weight": torch.zeros(1)},
-        "looks like VGG16, and does not fit: has features.34.weight, which the network has not",
+        r"looks like VGG16, and does not fit: has features.34.weight \(1,\), which the network has not",
     )
     yield (
         "MedicalNet without its last stage",
