@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,10 +30,12 @@ from nbgpu.config import (
     own_file,
     presets,
     read_toml,
+    settings_beside,
     settings_of,
     train_config,
 )
 from nbgpu.config.characterization import MEASURING, CharacterizeConfig
+from nbgpu.config.conditions import deciding
 from nbgpu.config.prediction import PredictConfig
 from nbgpu.config.settings import together, unused
 from nbgpu.conversion import convert
@@ -200,13 +202,12 @@ def _train(arguments: list[str]) -> None:
         sys.exit(f"{named}usage: nbgpu train RECIPE [flags]. Recipes: {', '.join(TRAIN_CONFIGS)}")
     recipe, *rest = arguments
     cluster, before = _asked_before(recipe, rest)
-    train = train_config(recipe, **before)
-    model = type(train)
+    model = settings_of(recipe)
     values = flags.parse(
         [_TrainFlags, ClusterConfig, model],
         rest,
         prog=f"nbgpu train {recipe}",
-        defaults=train.model_dump() | cluster.model_dump() | _TrainFlags().model_dump(),
+        defaults=_defaults(recipe, before, rest) | cluster.model_dump() | _TrainFlags().model_dump(),
         hidden=("recipe", *unused(model)),
     )
     asked = _TrainFlags(**{name: values.pop(name) for name in _TrainFlags.model_fields})
@@ -285,7 +286,7 @@ def _sweep_settings(recipe: str, arguments: list[str]) -> dict[str, Any]:
         [_FileFlag, SweepConfig, ClusterConfig, settings_of(recipe)],
         arguments,
         prog=f"nbgpu sweep {recipe}",
-        defaults=cluster.model_dump() | train_config(recipe, **before).model_dump(),
+        defaults=cluster.model_dump() | _defaults(recipe, before, arguments),
         hidden=("recipe", *unused(settings_of(recipe))),
         as_text=settings_of(recipe),
     )
@@ -342,9 +343,8 @@ def _scaling(arguments: list[str]) -> int:
 def _new_study(recipe: str, arguments: list[str]) -> Study:
     """Start the study that the flags describe."""
     cluster, before = _asked_before(recipe, arguments)
-    train = train_config(recipe, **before)
-    model = type(train)
-    defaults = cluster.model_dump() | train.model_dump() | _StudyFlags().model_dump()
+    model = settings_of(recipe)
+    defaults = cluster.model_dump() | _defaults(recipe, before, arguments) | _StudyFlags().model_dump()
     values = flags.parse(
         [_StudyFlags, StudyConfig, ClusterConfig, model],
         arguments,
@@ -518,6 +518,15 @@ def _asked_before(
         return cluster or ClusterConfig(), before
     cluster, train = found
     return cluster, before | {name: value for name, value in train.given.items() if name != "recipe"}
+
+
+def _defaults(recipe: str, before: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, Any]:
+    """The defaults of the training's flags beside what is asked for before them, and beside those among them
+    that decide about defaults."""
+    decide = {name: flags.values_of(arguments, name) for name in deciding(settings_of(recipe))}
+    return settings_beside(
+        recipe, {**before, **{name: values[-1] for name, values in decide.items() if values and values[-1]}}
+    )
 
 
 def _from_file(arguments: Sequence[str], recipe: str) -> tuple[ClusterConfig, TrainConfig] | None:

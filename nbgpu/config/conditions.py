@@ -138,6 +138,11 @@ def defaults_beside(model: type[BaseModel], values: Mapping[str, Any]) -> dict[s
     return found
 
 
+def deciding(model: type[BaseModel]) -> set[str]:
+    """The settings beside which others have other defaults."""
+    return {rule.condition.name for rule in _default_rules(model)}
+
+
 def in_place_of_defaults(
     model: type[BaseModel], given: Mapping[str, Any], preset: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:

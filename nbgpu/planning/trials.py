@@ -109,6 +109,11 @@ class SweepPlan:
         """The checked settings of one trial."""
         return config_of_point(self.recipe, self.shared, self.trials[number])
 
+    def asked(self, number: int) -> dict[str, Any]:
+        """The settings of one trial that the user varies. It may differ in others, whose defaults follow from
+        these."""
+        return {name: value for name, value in self.trials[number].items() if name in self.varied}
+
     def write(self, folder: Path) -> None:
         varied = {
             name: str(values) if isinstance(values, Range) else [_as_toml(value) for value in values]

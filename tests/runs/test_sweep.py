@@ -82,6 +82,8 @@ def test_a_failed_trial_takes_no_other_with_it_and_is_tried_again(tmp_path: Path
     volumes = tmp_path / "volumes"
     write_volumes(volumes, whole=False)
     settings = {**SMALL, "steps": 40, "runs_dir": str(tmp_path / "runs"), "checkpoint_every": 10}
+    # With the network left out, choosing it would meet the bad file before there is a run.
+    settings |= {"channels": (8, 16), "latent_channels": 2}
     sweep = nbgpu.sweep("autoencoder", data=[str(volumes), "phantoms"], seed=[0, 1], **settings)
     assert sweep.status == "running"
     # The clusters of its trials are nobody's current one.

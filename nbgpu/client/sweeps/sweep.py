@@ -70,8 +70,15 @@ class Sweep:
         self.plan = plan
         self._claim = folder_lock.lock(folder)
         self.trials = [
-            Trial(number, settings, plan.settings(number), folder, plan.config.sort_by, plan.config.goal)
-            for number, settings in enumerate(plan.trials)
+            Trial(
+                number,
+                plan.asked(number),
+                plan.settings(number),
+                folder,
+                plan.config.sort_by,
+                plan.config.goal,
+            )
+            for number in range(len(plan.trials))
         ]
         for trial in self.trials:
             trial.look_back()

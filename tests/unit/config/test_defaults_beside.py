@@ -125,6 +125,7 @@ def test_a_sweep_over_the_data_gives_each_its_defaults(tmp_path: Path) -> None:
     made = trials.checked(plan, [CPU])
     made.write(tmp_path)
     for each in (made, trials.SweepPlan.read(tmp_path)):
+        assert [each.asked(number) for number in range(2)] == [{"data": "generated"}, {"data": files}]
         found = [each.settings(number) for number in range(2)]
         assert [(config.lr, config.epochs, config.seed) for config in found] == [
             (2e-3, None, 3),

@@ -190,6 +190,16 @@ def test_help_with_a_preset_shows_its_values(capsys: pytest.CaptureFixture[str])
     assert "(default: 50)" in capsys.readouterr().out
 
 
+def test_help_shows_the_defaults_beside_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+    for data, expected in (("cohort.csv", "0.0001"), ("generated", "0.002")):
+        with pytest.raises(SystemExit):
+            cli.main(["train", "survival", "--data", data, "--help"])
+        told = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
+        of_rate = re.search(r"--lr FLOAT .*?\(default: ([^)]*)\)", told)
+        assert of_rate is not None
+        assert of_rate[1] == expected
+
+
 def test_recipes_lists_presets_with_their_sources(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["recipes"])
     told = " ".join(capsys.readouterr().out.split())
