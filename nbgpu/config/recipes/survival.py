@@ -175,6 +175,14 @@ class SurvivalConfig(TrainConfig):
         description="epochs at the beginning in which the last layer learns and the ResNet does not",
         json_schema_extra=control("Model"),
     )
+    encoder_lr_factor: float = Field(
+        1.0,
+        gt=0,
+        le=10,
+        description="what the learning rate is multiplied by for the ResNet's weights, such as 0.1 for pretrained ones; "
+        "the last layer learns at lr",
+        json_schema_extra=control("Model") | steered("step"),
+    )
     ties: Literal["efron", "breslow"] = Field(
         "efron", description="how the partial likelihood takes events at the same time"
     )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.group import activity
+from nbgpu.engine.group.consensus import together
 from nbgpu.engine.memory import budget
 from nbgpu.engine.model import build as models
 from nbgpu.engine.model.discriminator import Discriminator
@@ -97,7 +98,10 @@ class RankModel:
             num_warmup_steps=learning_rate.num_warmup_steps,
         )
         if self._state is None:
-            self._state = State(config, model, learning_rate, self._device, networks.discriminator)
+            # A recipe's own optimizer may fail, on one rank or on all.
+            self._state = together(
+                lambda: State(config, recipe, model, learning_rate, self._device, networks.discriminator)
+            )
 
     def follow(self, config: TrainConfig, recipe: Recipe) -> None:
         """Continue under other settings."""

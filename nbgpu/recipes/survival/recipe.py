@@ -27,7 +27,7 @@ from nbgpu.engine.data.sampling import Draw
 from nbgpu.engine.data.volumes import load_volume
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.prediction import Predicted
-from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
+from nbgpu.engine.workload.recipe import CPU, Batch, Loaders, ParameterGroup
 from nbgpu.errors import DataError
 from nbgpu.recipes.survival import metrics
 from nbgpu.recipes.survival.baselines import fitted
@@ -150,6 +150,16 @@ class Survival:
         assert isinstance(model, SurvivalNetwork)
         encoder = model.encoder
         return [encoder.layer1, encoder.layer2, encoder.layer3, encoder.layer4]
+
+    def parameter_groups(self, model: nn.Module) -> Sequence[ParameterGroup]:
+        """Return the ResNet's weights, which learn at `encoder_lr_factor` times the rate, and the last
+        layer's."""
+        assert isinstance(model, SurvivalNetwork)
+        factor = self.config.encoder_lr_factor
+        return [
+            ParameterGroup("encoder", list(model.encoder.parameters()), factor),
+            ParameterGroup("head", list(model.head.parameters())),
+        ]
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return `loss`, the negative log partial likelihood per event of the samples of all ranks, and
