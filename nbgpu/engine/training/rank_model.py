@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.group import activity
-from nbgpu.engine.group.consensus import together
 from nbgpu.engine.memory import budget
 from nbgpu.engine.model import build as models
 from nbgpu.engine.model.discriminator import Discriminator
@@ -97,10 +96,15 @@ class RankModel:
             self._device,
             num_warmup_steps=learning_rate.num_warmup_steps,
         )
+
+    def prepare(
+        self, config: TrainConfig, recipe: Recipe, networks: Networks, learning_rate: LearningRate
+    ) -> None:
+        """Make the state of the networks that were spread, unless there is one. No collective: a recipe's own
+        optimizer may fail on one rank alone."""
         if self._state is None:
-            # A recipe's own optimizer may fail, on one rank or on all.
-            self._state = together(
-                lambda: State(config, recipe, model, learning_rate, self._device, networks.discriminator)
+            self._state = State(
+                config, recipe, networks.model, learning_rate, self._device, networks.discriminator
             )
 
     def follow(self, config: TrainConfig, recipe: Recipe) -> None:

@@ -134,7 +134,9 @@ class Trainer(Loop):
         if self.config.ema_decay and not self._rank_model.is_built:
             self._note("ema_decay: validation and result are those of the averaged weights")
         is_new = not self._rank_model.is_built
-        self._rank_model.spread(self.config, self.recipe, networks, self._learning_rate())
+        parts = (self.config, self.recipe, networks, self._learning_rate())
+        self._rank_model.spread(*parts)
+        together(lambda: self._rank_model.prepare(*parts))
         if is_new:
             self._note(*self._built.grouped.in_words())
         self._saves.newest_step = 0
