@@ -342,8 +342,8 @@ class CheckpointSettings(Settings):
     )
     resume: str = Field(
         "",
-        description="where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir, a run's folder, "
-        "that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning",
+        description="where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir (with run_name: of the runs of "
+        "that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning",
         json_schema_extra=control("Run"),
     )
 

@@ -371,6 +371,13 @@ class RunInfo:
     """The numbers in the model's parameters, on all ranks together if they are shared out, and without those
     of a discriminator. 0 until the model is built, for what trains no model, and in the files of older
     versions."""
+    name: str = ""
+    """The name that the user gave to the run; empty for none."""
+
+    @property
+    def title(self) -> str:
+        """The recipe's name with the run's own, for people."""
+        return f"{self.recipe} {self.name!r}" if self.name else self.recipe
 
     @property
     def world_size(self) -> int:
