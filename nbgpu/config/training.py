@@ -449,8 +449,6 @@ class TrainConfig(
     UNUSED: ClassVar[Mapping[str, str]] = {}
     """Fields without meaning in the recipe, each with the reason. A value other than the default is
     refused."""
-    VOLUME: ClassVar[str] = "volume"
-    """What one entry of the data is called, in the singular."""
     LIVE_PICTURES: ClassVar[bool] = False
     """Whether runs of the recipe show pictures while they go on."""
     PREDICTS: ClassVar[str] = ""
