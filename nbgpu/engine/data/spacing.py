@@ -1,0 +1,95 @@
+"""Resamples volumes to another voxel size, and back onto the grid that they came from.
+
+The interpolation is linear and nothing is smoothed beforehand, as with MONAI's `Spacing` by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import torch
+from monai.data import MetaTensor
+from monai.data.utils import compute_shape_offset, zoom_affine
+from monai.transforms import Spacing, SpatialResample
+from monai.utils import convert_to_tensor
+from nibabel.affines import voxel_sizes
+from nibabel.orientations import axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
+from torch import Tensor
+
+
+def resampled(volume: Tensor, affine: np.ndarray, spacing_mm: Sequence[float]) -> tuple[Tensor, np.ndarray]:
+    """Return (the volume with voxels of another size, its affine matrix).
+
+    Axes and rotation stay, and so does the place of the first voxel, or of the middle where the volume is
+    tilted; a shear is removed. Outside of the volume's last voxels, the value of the nearest one is used. For
+    a file:
+    `resampled(load_volume(path), affine_of(path), (1.1, 1.1, 1.1))`.
+
+    Args:
+        volume: (C, D, H, W); every channel is resampled alike.
+        affine: (4, 4), from voxels to mm, for the axes of `volume`.
+        spacing_mm: the size of the new voxels in mm along each of the three axes.
+    """
+    resample = Spacing(pixdim=tuple(spacing_mm), mode="bilinear", padding_mode="border")
+    found = resample(MetaTensor(volume, affine=torch.as_tensor(affine, dtype=torch.float64)))
+    assert isinstance(found, MetaTensor)
+    return _plain(found), np.asarray(found.affine, np.float64)
+
+
+def resampled_shape(
+    shape: Sequence[int], affine: np.ndarray, spacing_mm: Sequence[float]
+) -> tuple[int, int, int]:
+    """Return the shape of a volume (D, H, W) after `resampled`, without its voxels."""
+    sizes = np.asarray(spacing_mm, np.float64)
+    found, _ = compute_shape_offset(shape, affine, zoom_affine(affine, sizes, diagonal=False))
+    first, second, third = (int(n) for n in found)
+    return first, second, third
+
+
+def resampled_onto(
+    volume: Tensor, affine: np.ndarray, shape: Sequence[int], target_affine: np.ndarray
+) -> Tensor:
+    """Return the volume (C, D, H, W) on another grid of this shape and affine matrix; see `resampled`."""
+    resample = SpatialResample(mode="bilinear", padding_mode="border")
+    found = resample(
+        MetaTensor(volume, affine=torch.as_tensor(affine, dtype=torch.float64)),
+        dst_affine=torch.as_tensor(target_affine, dtype=torch.float64),
+        spatial_size=tuple(shape),
+    )
+    return _plain(found)
+
+
+def affine_of(path: Path) -> np.ndarray:
+    """Return the affine matrix (4, 4) of a NIfTI file for the axes of `load_volume`, from its header."""
+    image = _opened(path)
+    to_right_front_top = ornt_transform(io_orientation(image.affine), axcodes2ornt("RAS"))
+    affine: np.ndarray = image.affine @ inv_ornt_aff(to_right_front_top, image.shape[:3])
+    return affine
+
+
+def shape_of(path: Path) -> tuple[int, int, int]:
+    """Return the number of voxels of a NIfTI file along the axes of `load_volume`, from its header."""
+    image = _opened(path)
+    axes = io_orientation(image.affine)[:, 0].astype(int)
+    found = dict(zip(axes.tolist(), image.shape[:3], strict=True))
+    return found[0], found[1], found[2]
+
+
+def has_voxel_sizes(affine: np.ndarray) -> bool:
+    """Whether an affine matrix says how large the voxels are: it is finite and can be inverted."""
+    is_finite = bool(np.isfinite(affine).all())
+    return is_finite and min(voxel_sizes(affine)) > 0 and abs(np.linalg.det(affine[:3, :3])) > 0
+
+
+def _opened(path: Path) -> nibabel.Nifti1Pair:
+    image = nibabel.load(path)
+    assert isinstance(image, nibabel.Nifti1Pair)  # NIfTI-2 is a subclass
+    return image
+
+
+def _plain(volume: Tensor) -> Tensor:
+    found: Tensor = convert_to_tensor(volume, dtype=torch.float32, track_meta=False)
+    return found
