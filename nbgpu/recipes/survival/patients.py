@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import get_args
 
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from nbgpu.config import SurvivalConfig
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.parts import Part, Parts, split
-from nbgpu.engine.data.volumes import header_problem
 from nbgpu.errors import DataError
 from nbgpu.recipes.survival.cohort import patient
 from nbgpu.recipes.survival.files import read_table
 from nbgpu.recipes.survival.metrics import Flags, Floats
+from nbgpu.recipes.survival.voxel_size import file_problem
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def patients_of(config: SurvivalConfig) -> Patients:
         Path(config.data).expanduser(),
         config.fold,
         config.features,
-        header_problem,
+        partial(file_problem, config=config),
         config.check_time_unit,
     )
     listed: list[Item] = [

@@ -4,6 +4,7 @@ to be expected."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import numpy as np
 
 from nbgpu.config import SurvivalConfig
 from nbgpu.engine.data.decoding import Item
-from nbgpu.engine.data.volumes import header_problem
 from nbgpu.recipes.survival import metrics
 from nbgpu.recipes.survival.cohort import patient
 from nbgpu.recipes.survival.files import read_new
 from nbgpu.recipes.survival.metrics import Flags, Floats, Steps
 from nbgpu.recipes.survival.patients import Scale
+from nbgpu.recipes.survival.voxel_size import file_problem
 from nbgpu.run_folder.predictions import Row
 
 _NUM_GENERATED = 16
@@ -27,7 +28,7 @@ def new_patients(config: SurvivalConfig, scale: Scale, data: str) -> tuple[list[
     each bad row."""
     if data == "generated":
         return _generated(config.num_patients, config.split_seed), []
-    rows, problems = read_new(Path(data).expanduser(), config.features, header_problem)
+    rows, problems = read_new(Path(data).expanduser(), config.features, partial(file_problem, config=config))
     values = np.array([row.features for row in rows]).reshape(len(rows), len(config.features))
     standardised = scale.standardised(values)
     return [

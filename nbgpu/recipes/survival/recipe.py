@@ -39,6 +39,7 @@ from nbgpu.recipes.survival.network import SurvivalNetwork, load_weights
 from nbgpu.recipes.survival.patients import Patients, patients_of
 from nbgpu.recipes.survival.pictures import curves, slices
 from nbgpu.recipes.survival.prediction import concordance_in_words, new_patients, risks
+from nbgpu.recipes.survival.voxel_size import at_voxel_size, cut_in_words
 from nbgpu.run_folder.predictions import Job, Row
 
 _MAX_FITTED = 500
@@ -92,6 +93,9 @@ class Survival:
         if loader.num_rare_samples is not None:
             words = _events_in_words(loader.num_rare_samples, loader.num_micro_batches)
             loaders = replace(loaders, summary=(*loaders.summary, words))
+        if config.spacing and rank == 0:
+            words = cut_in_words(self._patients.items, config)
+            loaders = replace(loaders, summary=(*loaders.summary, words))
         return freezing(loaders, config.freeze_epochs) if config.freeze_epochs else loaders
 
     def inspect(self) -> None:
@@ -107,7 +111,13 @@ class Survival:
 
     def _steps(self) -> Compose:
         config = self.config
-        return Compose([_Prepare(config.volume_shape, config.hu_min, config.hu_max, config.split_seed)])
+        return Compose(
+            [
+                _Prepare(
+                    config.volume_shape, config.hu_min, config.hu_max, config.split_seed, config.spacing_mm
+                )
+            ]
+        )
 
     def _decoded(self, items: Sequence[Item]) -> Iterator[dict[str, Tensor]]:
         """Yield batches of the patients, in order."""
@@ -437,8 +447,11 @@ def _events_in_words(num_events: int, num_micro_batches: int) -> str:
 class _Prepare(Transform):
     """Converts an Item to the tensors that `Survival.example` lists, without the batch dimension."""
 
-    def __init__(self, size: Sequence[int], hu_min: float, hu_max: float, seed: int) -> None:
+    def __init__(
+        self, size: Sequence[int], hu_min: float, hu_max: float, seed: int, spacing_mm: Sequence[float] = ()
+    ) -> None:
         self.size = tuple(size)
+        self.spacing_mm = tuple(spacing_mm)
         self.hu_min = hu_min
         self.hu_max = hu_max
         self.seed = seed
@@ -459,6 +472,14 @@ class _Prepare(Transform):
                 f"{item['name']}: every voxel is at or beyond the same end of {self.hu_min:g} to {self.hu_max:g} "
                 "Hounsfield units, or all are equal. Change hu_min and hu_max, or leave the file out"
             )
+        # A generated patient has no voxel size.
+        if self.spacing_mm and "image" in item:
+            image = at_voxel_size(image, item["image"], self.spacing_mm, self.size)
+            if image.min() == image.max():
+                raise DataError(
+                    f"{item['name']}: its middle of image_size voxels has no contrast. Take a larger image_size or spacing, or "
+                    "leave the file out"
+                )
         if tuple(image.shape[1:]) != self.size:
             image = convert_to_tensor(
                 Resize(self.size, mode="trilinear", anti_aliasing=True)(image), track_meta=False
