@@ -22,12 +22,15 @@ class DataSettings(Settings):
         only(left_out("split"), "val_fraction", "test_fraction"),
     )
 
+    VOLUME: ClassVar[str] = "volume"
+    """What one entry of the data is called, in the singular."""
+
     data: str = Field("", description="where the samples come from; each recipe says what it takes")
     dataset: Literal["auto", "plain", "cache", "smart", "persistent"] = Field(
         "auto",
-        description="MONAI's dataset. plain: Dataset, decodes a volume each time; cache: CacheDataset, keeps the share "
+        description="MONAI's dataset. plain: Dataset, decodes the data each time; cache: CacheDataset, keeps the share "
         "cache_rate in memory; smart: SmartCacheDataset, also replaces the share replace_rate after each epoch; "
-        "persistent: PersistentDataset, keeps decoded volumes in cache_dir; auto: smart where replace_rate is above 0, "
+        "persistent: PersistentDataset, keeps the decoded data in cache_dir; auto: smart where replace_rate is above 0, "
         "else cache",
         json_schema_extra=control("Data"),
     )
@@ -40,7 +43,7 @@ class DataSettings(Settings):
         1.0,
         ge=0,
         le=1,
-        description="share of the rank's volumes kept decoded in host memory",
+        description="share of the rank's data kept decoded in host memory",
         json_schema_extra=control("Data") | steered("epoch"),
     )
     replace_rate: float = Field(
@@ -52,11 +55,11 @@ class DataSettings(Settings):
     )
     cache_dir: str = Field(
         "nbgpu_cache",
-        description="folder of the decoded volumes; later runs with the same files and preparation use it again",
+        description="folder of the decoded data; later runs with the same files and preparation use it again",
     )
     shards: Literal["padded", "uneven"] = Field(
         "padded",
-        description="what to do where volumes do not come out even over ranks and steps. padded: every sample is used in "
+        description="what to do where the data do not come out even over ranks and steps. padded: every sample is used in "
         "every epoch, and some twice; uneven: none is used twice, and what does not fill a step is left out",
     )
     num_workers: int | None = Field(
@@ -75,7 +78,7 @@ class DataSettings(Settings):
         2,
         ge=1,
         le=64,
-        description="batches made ready ahead, and volumes ahead for each worker process",
+        description="batches made ready ahead, and inputs ahead for each worker process",
     )
     pin_memory: Literal["auto", "on", "off"] = Field(
         "auto",
@@ -178,7 +181,7 @@ class DataSettings(Settings):
                 f"val_fraction={self.val_fraction:g} and test_fraction={self.test_fraction:g} leave nothing to train on"
             )
         if self.replace_rate > 0 and self.cache_rate in (0, 1):
-            keeps = "every volume" if self.cache_rate else "none"
+            keeps = f"every {self.VOLUME}" if self.cache_rate else "none"
             yield (
                 f"replace_rate={self.replace_rate} replaces nothing while cache_rate={self.cache_rate:g} keeps "
                 f"{keeps}; set cache_rate between 0 and 1, or replace_rate=0"
@@ -196,7 +199,7 @@ class DataSettings(Settings):
         if self.persistent_workers == "on" and self.dataset_kind == "smart":
             yield (
                 "persistent_workers='on' does not go with SmartCacheDataset: workers that stay would go on with the "
-                "volumes of the first epoch; leave it at 'auto'"
+                f"{self.VOLUME}s of the first epoch; leave it at 'auto'"
             )
         if self.persistent_workers == "on" and self.num_workers == 0:
             yield "persistent_workers='on' keeps nothing with num_workers=0; leave one of them out"

@@ -43,6 +43,8 @@ class RecipeFile:
     summary: str
     """The first line of the class's docstring, or of the file's."""
     settings: tuple[Setting, ...]
+    methods: frozenset[str] = frozenset()
+    """The names of the methods in the body of the class."""
 
 
 def is_file(recipe: str) -> bool:
@@ -109,22 +111,39 @@ def read(path: Path) -> RecipeFile:
             "`nbgpu new NAME` writes a file to begin with"
         )
     comments = _comments(text)
+    methods = frozenset(_methods(classes[0]))
     settings, problems = [], []
     for node in classes[0].body:
         if not isinstance(node, ast.AnnAssign) or _is_class_variable(node):
             continue
         try:
-            settings.append(_setting(node, comments, path))
+            setting = _setting(node, comments, path)
         except ValueError as error:
             problems.append(f"{path}:{node.lineno}: {error}")
+            continue
+        settings.append(setting)
+        if setting.name in methods:
+            problems.append(
+                f"{path}:{node.lineno}: {setting.name!r} is a setting here and a method below: leave one of them out"
+            )
     if problems:
         raise ConfigError("\n".join(problems))
     summary = (ast.get_docstring(classes[0]) or ast.get_docstring(module) or path.name).splitlines()[0]
-    return RecipeFile(path, classes[0].name, summary, tuple(settings))
+    return RecipeFile(path, classes[0].name, summary, tuple(settings), methods)
 
 
 def _is_recipe(node: ast.ClassDef) -> bool:
     return any(ast.unparse(base).rpartition(".")[2] == BASE_CLASS for base in node.bases)
+
+
+def _methods(node: ast.ClassDef) -> Iterator[str]:
+    """Yield the names of a class's methods, also of those that it takes from elsewhere: `schedule =
+    Other.schedule`."""
+    for part in node.body:
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield part.name
+        elif isinstance(part, ast.Assign) and isinstance(part.value, ast.Attribute | ast.Name | ast.Lambda):
+            yield from (target.id for target in part.targets if isinstance(target, ast.Name))
 
 
 def _is_class_variable(node: ast.AnnAssign) -> bool:

@@ -345,8 +345,8 @@ class CheckpointSettings(Settings):
     )
     resume: str = Field(
         "",
-        description="where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir, a run's folder, "
-        "that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning",
+        description="where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir (with run_name: of the runs of "
+        "that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning",
         json_schema_extra=control("Run"),
     )
 
@@ -452,8 +452,6 @@ class TrainConfig(
     UNUSED: ClassVar[Mapping[str, str]] = {}
     """Fields without meaning in the recipe, each with the reason. A value other than the default is
     refused."""
-    VOLUME: ClassVar[str] = "volume"
-    """What one entry of the data is called, in the singular."""
     LIVE_PICTURES: ClassVar[bool] = False
     """Whether runs of the recipe show pictures while they go on."""
     PREDICTS: ClassVar[str] = ""

@@ -65,7 +65,7 @@ class _Adviser:
     def _on_data(self, without_s: float) -> Iterator[Advice]:
         settings = self._settings
         if settings.get("cache_rate") is not None and settings["cache_rate"] < 1 and settings.get("data"):
-            yield self._advice("With every volume in memory (cache_rate=1)", {"cache_rate": 1.0}, without_s)
+            yield self._advice("With all data in memory (cache_rate=1)", {"cache_rate": 1.0}, without_s)
         elif "num_workers" in settings:
             # Workers read while the ranks compute. They have to be so many that a batch is read in the time
             # of a step.

@@ -189,7 +189,7 @@ class Memory:
         else:
             yield "held before: allocated by torch; peak: taken from the GPU by torch's allocator"
         if all(cached):
-            yield f"{_CACHE}: the volumes that a run keeps in host memory, on top of the peak"
+            yield f"{_CACHE}: the decoded data that a run keeps in host memory, on top of the peak"
 
 
 class Predictions:

@@ -137,7 +137,8 @@ def _words_for_memory(
             f"SmartCacheDataset: an epoch uses the {cached} of {size} {config.VOLUME}s that a rank has in memory; "
             f"{replaced} of them {'gives' if replaced == 1 else 'give'} way to the next after each epoch"
         )
-    kept = f"CacheDataset: a rank keeps {cached} of its {_count(config, size)} decoded in host memory"
+    which = f"its only {config.VOLUME}" if size == 1 else f"{cached} of its {_count(config, size)}"
+    kept = f"CacheDataset: a rank keeps {which} decoded in host memory"
     if config.dataset_kind == "smart":
         return f"{kept}; there is nothing to replace them with"
     return kept if cached == size else f"{kept}, and decodes the others each time that they are used"

@@ -62,12 +62,22 @@ STEP_MOMENTS = ("begun_at_s", "ready_at_s")
 """When a rank began the step and when it had its last gradient, by its host's monotonic clock. They are no
 measurements of the rank: only their differences between ranks mean something."""
 
+LR_OF = "lr_of_"
+"""The beginning of the name under which a step records the learning rate of a group of weights that has one
+of its own."""
+
 TIMELINE = "timeline"
 """The kind of an event with every moment of one step of a rank, by its host's monotonic clock: `marks`, each
 part of the step with the time at which it began, and `sent`, for each transfer of gradients when it was
 ready, when it had arrived, and its bytes."""
 CLOCKS = "clocks"
 """The kind of an event in which rank 0 compares the ranks' clocks: `offsets_s`, `errors_s` and `at_s`."""
+
+
+def is_learning_rate(name: str) -> bool:
+    """Whether a number of a step is a learning rate, which is the same on every rank by construction."""
+    return name == "lr" or name.startswith(LR_OF)
+
 
 Command = Literal["pause", "resume", "stop"]
 """What the user can ask of a run while it goes on."""
@@ -375,6 +385,13 @@ class RunInfo:
     """The numbers in the model's parameters, on all ranks together if they are shared out, and without those
     of a discriminator. 0 until the model is built, for what trains no model, and in the files of older
     versions."""
+    name: str = ""
+    """The name that the user gave to the run; empty for none."""
+
+    @property
+    def title(self) -> str:
+        """The recipe's name with the run's own, for people."""
+        return f"{self.recipe} {self.name!r}" if self.name else self.recipe
 
     @property
     def world_size(self) -> int:

@@ -23,6 +23,7 @@ from nbgpu.protocol.records import (
     Event,
     RunInfo,
     Sample,
+    is_learning_rate,
 )
 
 STEP_SERIES = "step_s"
@@ -243,7 +244,7 @@ def _means(rows: Sequence[MetricsRow]) -> dict[str, float]:
     finite: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.values.items():
-            if is_of_rank(name) or name == "lr" or name.startswith(VALIDATION):
+            if is_of_rank(name) or is_learning_rate(name) or name.startswith(VALIDATION):
                 continue
             known = finite.setdefault(name, [])
             if math.isfinite(value):

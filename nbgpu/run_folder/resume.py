@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,10 @@ def find(config: TrainConfig, contents: bool = True) -> Beginning:
     if not config.resume:
         return Beginning()
     if config.resume == AUTO:
-        candidates = _all_of(Path(config.runs_dir).absolute(), config.recipe)
+        candidates = _all_of(Path(config.runs_dir).absolute(), config.recipe, config.run_name)
         if not candidates:
-            text = f"resume='auto' found no checkpoint of {config.title} in {config.runs_dir}"
+            named = f" named {config.run_name!r}" if config.run_name else ""
+            text = f"resume='auto' found no checkpoint of {config.title}{named} in {config.runs_dir}"
             return Beginning(notes=(f"{text}: training starts from the beginning",))
     else:
         candidates = _in_folder(Path(config.resume).absolute())
@@ -149,24 +151,28 @@ def _best_of(run_folder: Path) -> Path:
     return best.checkpoint
 
 
-def _all_of(runs_dir: Path, recipe: str) -> list[Path]:
-    """Every checkpoint of every run of a recipe, the newest first."""
+def _all_of(runs_dir: Path, recipe: str, run_name: str) -> list[Path]:
+    """Every checkpoint of every run of a recipe, with a name of the runs of that name, the newest first."""
     # Another user's run is used only if the settings name its folder.
     mine = [
         path for path in runs_dir.glob(f"*/{names.SETTINGS}") if path.parent.lstat().st_uid == os.geteuid()
     ]
-    folders = [path.parent for path in mine if _recipe_of(path) == recipe]
+    folders = []
+    for path in mine:
+        train = _settings_in(path)
+        if train.get("recipe") == recipe and run_name in ("", train.get("run_name")):
+            folders.append(path.parent)
     return sorted(
         (c for folder in folders for c in checkpoint_files.checkpoints(folder)), key=_age, reverse=True
     )
 
 
-def _recipe_of(run_toml: Path) -> str:
+def _settings_in(run_toml: Path) -> Mapping[str, Any]:
     try:
-        return str(read_tables(run_toml)["train"]["recipe"])
-    except (ConfigError, KeyError, TypeError):
+        return dict(read_tables(run_toml)["train"])
+    except (ConfigError, KeyError, TypeError, ValueError):
         # This is not a run's folder, or its creation was cut off, so it has no checkpoint either.
-        return ""
+        return {}
 
 
 def _age(checkpoint: Path) -> tuple[float, int]:

@@ -114,7 +114,7 @@ def test_a_run_finds_what_one_process_finds_and_leaves_files(cluster2: nbgpu.Clu
     settings = _settings(
         tmp_path, steps=40, multigrid_reconstruction=True, val_every=20, best_metric="s2_error"
     )
-    assert "looks for 16 x 16 x 16 pixels on 2 grids with lbfgsb, in float64" in str(
+    assert "looks for 16 x 16 x 16 voxels on 2 grids with lbfgsb, in float64" in str(
         cluster2.plan("microstructure", **settings)
     )
     run = _ended(cluster2.train("microstructure", **settings))

@@ -327,3 +327,43 @@ def test_times_beyond_the_training_follow_up_are_refused_before_the_run(cohort: 
     ):
         Survival(_config(**settings, eval_times=(10.0, 29.5))).inspect()
     Survival(_config(**settings, eval_times=(10.0, 28.5))).inspect()
+
+
+def test_a_run_at_one_voxel_size_predicts_at_it(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    """The same patient in files with other voxels, axes and margins has about the same risk."""
+    lines = ["image,time,event"]
+    rng = np.random.default_rng(1)
+    for index in range(12):
+        values = rng.normal(0, 300, (10, 10, 10)).repeat(2, 0).repeat(2, 1).repeat(2, 2).astype(np.float32)
+        nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), tmp_path / f"{index}.nii.gz")
+        lines.append(f"{index}.nii.gz,{index + 1},1")
+    (tmp_path / "cohort.csv").write_text("\n".join(lines))
+    run, _ = _train(
+        cluster2,
+        tmp_path / "runs",
+        **SMALL,
+        data=str(tmp_path / "cohort.csv"),
+        image_size=(8, 8, 8),
+        spacing=(2.0,),
+        steps=3,
+        val_every=0,
+    )
+    said = "voxels of 2 x 2 x 2 mm: the middle 16 x 16 x 16 mm of each volume. 12 of the 12 that were looked at lose"
+    assert any(said in line for line in run.info.data)
+    first = nibabel.load(tmp_path / "0.nii.gz")
+    values = first.get_fdata()
+    others = {
+        "larger": (np.pad(values, 8, constant_values=-1000), np.eye(4)),
+        "coarse": (values[::2, ::2, ::2], np.diag([2.0, 2, 2, 1])),
+        "turned": (values[::-1].transpose(2, 0, 1), np.array([[0, -1, 0, 19], [0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 1.0]])),
+    }  # fmt: skip
+    rows = ["image", "1.nii.gz", "0.nii.gz"]
+    for name, (voxels, affine) in others.items():
+        nibabel.save(nibabel.Nifti1Image(voxels.astype(np.float32), affine), tmp_path / f"{name}.nii.gz")
+        rows.append(f"{name}.nii.gz")
+    (tmp_path / "new.csv").write_text("\n".join(rows))
+    found = cluster2.predict(run, data=str(tmp_path / "new.csv"), out=str(tmp_path / "out")).frame()
+    risk_of = {Path(name).name: float(risk) for name, risk in found["log_hazard"].items()}
+    another = risk_of.pop("1.nii.gz")
+    assert list(risk_of.values()) == pytest.approx([risk_of["0.nii.gz"]] * 4, abs=1e-4)
+    assert abs(another - risk_of["0.nii.gz"]) > 1e-3

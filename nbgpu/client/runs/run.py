@@ -258,7 +258,7 @@ class Run:
             if (path := self.folder / names.PROFILES / names.profile(rank)).exists()
         }
         ranks = count_of_ranks(info.world_size)
-        title = ", ".join(filter(None, [f"{info.recipe} on {ranks}", info.simulated]))
+        title = ", ".join(filter(None, [f"{info.title} on {ranks}", info.simulated]))
         events, records = self.reader.events(), self.reader.records
         return of_run(title, info.world_size, events, records, profiles, steps)
 
@@ -485,4 +485,5 @@ def _info(folder: Path, config: TrainConfig, host: Host) -> RunInfo:
         global_batch_size=config.samples_per_step(len(host.devices)),
         started_s=(folder / names.SETTINGS).stat().st_mtime,
         resumed_from=resume.Beginning.read(folder).checkpoint,
+        name=config.run_name,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, create_model
@@ -15,6 +15,21 @@ from nbgpu.errors import ConfigError
 
 RECIPE_GROUP = "Recipe"
 """The heading in the control panel of the settings of a recipe in the user's own file."""
+
+
+_REPLACED: Mapping[str, tuple[str, ...]] = {
+    "optimizer": ("optimizer", "momentum"),
+    "schedule": (
+        "schedule",
+        "warmup_steps",
+        "warmup_epochs",
+        "min_lr",
+        "lr_decay",
+        "lr_decay_every",
+        "plateau_patience",
+    ),
+}
+"""The settings that have no effect beside a method of the recipe."""
 
 
 class OwnConfig(TrainConfig):
@@ -47,7 +62,17 @@ class OwnConfig(TrainConfig):
     OWN: ClassVar[tuple[str, ...]] = ()
     """The names of the file's settings."""
 
+    METHODS: ClassVar[frozenset[str]] = frozenset()
+    """The methods of the recipe's class in the file."""
+
     dataset: Literal["plain"] = Field("plain", description="samples are read each time")
+
+    def problems(self) -> Iterator[str]:
+        if "optimizer" in self.METHODS and self.strategy == "fsdp":
+            yield (
+                f"strategy='fsdp' does not go with the method `optimizer` of {self.recipe}: nbgpu shares out the state of its own "
+                "optimizers only. Take 'ddp', or leave the method out; `parameter_groups` goes with fsdp"
+            )
 
 
 def settings_in(file: RecipeFile) -> type[TrainConfig]:
@@ -71,5 +96,13 @@ def settings_in(file: RecipeFile) -> type[TrainConfig]:
     except (NameError, TypeError) as error:
         raise ConfigError(f"{file.path}: {error}") from None
     model.CLASS_NAME = file.class_name
+    model.METHODS = file.methods
+    replaced = {
+        name: f"its method `{method}` decides"
+        for method, names in _REPLACED.items()
+        if method in file.methods
+        for name in names
+    }
+    model.UNUSED = {**OwnConfig.UNUSED, **replaced}
     model.OWN = tuple(setting.name for setting in file.settings)
     return model

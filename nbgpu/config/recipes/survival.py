@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from nbgpu.config.conditions import DefaultRules, Rules, defaults, left_out, none_of, one_of, only
 from nbgpu.config.settings import control, divides_the_data, read_from, shape_of_model, steered
@@ -29,7 +29,7 @@ class SurvivalConfig(TrainConfig):
     UNUSED: ClassVar[Mapping[str, str]] = {"sdpa": "the network has no attention"}
     ONLY_WITH: ClassVar[Rules] = (
         only(one_of("data", "generated"), "num_patients"),
-        only(none_of("data", "generated"), "fold", "split", "features", "check_time_unit"),
+        only(none_of("data", "generated"), "fold", "split", "features", "check_time_unit", "spacing"),
         only(left_out("fold"), "val_fraction", "test_fraction", "split"),
         only(left_out("replace_rate"), "spread_events"),
     )
@@ -153,6 +153,13 @@ class SurvivalConfig(TrainConfig):
         "for files the median of their shapes, made smaller until a batch fits into the memory",
         json_schema_extra=control("Data"),
     )
+    spacing: tuple[float, ...] = Field(
+        (),
+        description="voxel size in mm to which volumes are resampled, one number or three (right, front, top), such as 1.5; "
+        "their middle of image_size voxels is then taken, filled up where they are smaller; left out: volumes are resized "
+        "to image_size, whatever the size of their voxels",
+        json_schema_extra=control("Data"),
+    )
     hu_min: float = Field(
         -1000.0, ge=-1e6, le=1e6, description="Hounsfield units that become 0, and all below"
     )
@@ -187,6 +194,14 @@ class SurvivalConfig(TrainConfig):
         description="epochs at the beginning in which the last layer learns and the ResNet does not",
         json_schema_extra=control("Model"),
     )
+    encoder_lr_factor: float = Field(
+        1.0,
+        gt=0,
+        le=10,
+        description="what the learning rate is multiplied by for the ResNet's weights, such as 0.1 for pretrained ones; "
+        "the last layer learns at lr",
+        json_schema_extra=control("Model") | steered("step"),
+    )
     ties: Literal["efron", "breslow"] = Field(
         "efron", description="how the partial likelihood takes events at the same time"
     )
@@ -205,6 +220,16 @@ class SurvivalConfig(TrainConfig):
         first, second, third = self.image_size or (24, 24, 16)
         return first, second, third
 
+    @field_validator("spacing", mode="before")
+    @classmethod
+    def _one_number_is_a_spacing(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+    @property
+    def spacing_mm(self) -> tuple[float, ...]:
+        """The value of `spacing` for each of three axes; empty where it is left out."""
+        return self.spacing * 3 if len(self.spacing) == 1 else self.spacing
+
     @property
     def widening(self) -> float:
         """The value of `widen_factor`, or its default where it is left out."""
@@ -217,6 +242,8 @@ class SurvivalConfig(TrainConfig):
             len(self.image_size) != 3 or not all(8 <= n <= 1024 for n in self.image_size)
         ):
             yield f"image_size={self.image_size} must be three numbers from 8 to 1024"
+        if len(self.spacing) not in (0, 1, 3) or not all(0.05 <= mm <= 100 for mm in self.spacing):
+            yield f"spacing={self.spacing} must be one number or three, from 0.05 to 100 mm"
         if self.hu_min >= self.hu_max:
             yield f"hu_min={self.hu_min:g} must be below hu_max={self.hu_max:g}"
         if len(set(self.features)) < len(self.features):

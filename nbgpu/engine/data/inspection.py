@@ -65,7 +65,8 @@ def problems(config: DataSettings, items: Sequence[Item], steps: Compose) -> lis
     new = [item for item in items if item not in good]
     if new:
         rest = f"; {len(items) - len(new)} were found good before" if len(new) < len(items) else ""
-        _log.info("reading %d volumes or masks to their end%s", len(new), rest)
+        what = config.VOLUME if len(new) == 1 else f"{config.VOLUME}s"
+        _log.info("reading %d %s to %s end%s", len(new), what, "its" if len(new) == 1 else "their", rest)
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
         # Only the outcome is kept, because all volumes together may not fit into memory.
         could = list(threads.map(lambda item: "failure" not in decode(item), new))

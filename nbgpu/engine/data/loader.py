@@ -187,7 +187,7 @@ class SampleLoader:
             next_epoch=self.next_epoch,
             close=self.close,
             summary=self.summary,
-            identity=lambda: {"the list of volumes": self._identity},
+            identity=lambda: {f"the list of {self._config.VOLUME}s": self._identity},
             cached_bytes=self._shard.cached_bytes,
         )
 

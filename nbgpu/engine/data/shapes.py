@@ -35,6 +35,6 @@ def shapes_of(
     return [resampled_grid(shape_of(path), affine_of(path), spacing_mm)[0] for path in good]
 
 
-def in_words(shape: Sequence[int]) -> str:
-    """Return a shape as people write it: '240 x 240 x 155'."""
-    return " x ".join(str(size) for size in shape)
+def in_words(shape: Sequence[float]) -> str:
+    """Return a shape or voxel size as people write it: '240 x 240 x 155'."""
+    return " x ".join(f"{size:g}" for size in shape)

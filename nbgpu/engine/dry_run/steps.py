@@ -23,6 +23,7 @@ from nbgpu.engine.model import optimizers, precision
 from nbgpu.engine.model.averaging import Average
 from nbgpu.engine.model.clipping import clip
 from nbgpu.engine.model.discriminator import Discriminator
+from nbgpu.engine.model.parameter_groups import GroupedOptimizer
 from nbgpu.engine.model.strategy import own_part
 from nbgpu.engine.workload.recipe import Recipe
 
@@ -108,7 +109,12 @@ class DryRun:
         if isinstance(self.strategy, FakeShards):
             holder = nn.ParameterList(self.strategy.parameters)
         self._parameters = list(holder.parameters())
-        self.optimizer = optimizers.make(config, self._parameters)
+        # Groups of weights change no memory; those of FakeShards are no weights of the model.
+        self.optimizer = (
+            optimizers.make(config, self._parameters)
+            if isinstance(self.strategy, FakeShards)
+            else GroupedOptimizer(config, recipe, self.model).optimizer
+        )
         self._average = Average(holder, config.ema_decay) if config.ema_decay else None
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
         self._note(tape.PARAMETERS, [own_part(p) for p in [*self._parameters, *self.model.buffers()]])
@@ -148,7 +154,7 @@ class DryRun:
         if self._average is not None:
             self._average.update(0, torch.zeros((), dtype=torch.bool, device=self._device))
             self._note(tape.AVERAGE, [own_part(tensor) for tensor in self._average.tensors])
-        moments = optimizers.state_of(self.optimizer)[0].values()
+        moments = optimizers.state_of(self.optimizer).tensors.values()
         self._note(tape.OPTIMIZER, [own_part(moment) for moment in moments])
         if rival is not None:
             self._note(tape.DISCRIMINATOR, rival.tensors)

@@ -59,5 +59,6 @@ def write(
         data=(*runs.read_chosen(folder).words, *data),
         epochs_from=(*sections, (*began, steps_per_epoch)),
         parameters=parameters,
+        name=config.run_name,
     )
     write_whole(path, json.dumps(info.to_json(), indent=2) + "\n")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from nbgpu.config import TrainConfig
 from nbgpu.engine.model import optimizers, precision
 from nbgpu.engine.model.clipping import clip
+from nbgpu.engine.model.optimizers import OptimizerState
 from nbgpu.engine.model.transfers import Transfers
 from nbgpu.engine.workload.recipe import Adversarial, Recipe
 
@@ -68,7 +69,7 @@ class Discriminator:
     @property
     def tensors(self) -> Sequence[Tensor]:
         """All tensors that it keeps between steps."""
-        moments = optimizers.state_of(self.optimizer)[0].values()
+        moments = optimizers.state_of(self.optimizer).tensors.values()
         parameters = list(self.network.parameters())
         return [*parameters, *(p.grad for p in parameters if p.grad is not None), *moments]
 
@@ -122,7 +123,7 @@ class Discriminator:
 
     def parts(self) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
         """Return (tensors by name, 'model.*' and 'optimizer.*'; the groups of its optimizer)."""
-        moments, groups = optimizers.state_of(self.optimizer)
+        moments, _, groups = optimizers.state_of(self.optimizer)
         tensors = {f"model.{name}": tensor for name, tensor in self.network.state_dict().items()}
         return tensors | {f"optimizer.{name}": tensor for name, tensor in moments.items()}, groups
 
@@ -134,4 +135,4 @@ class Discriminator:
             named[part][rest] = tensor
         self.network.load_state_dict(named["model"])
         own = [{**group, "weight_decay": self._config.weight_decay} for group in groups]
-        optimizers.load_state(self.optimizer, named["optimizer"], own)
+        optimizers.load_state(self.optimizer, OptimizerState(named["optimizer"], {}, own))

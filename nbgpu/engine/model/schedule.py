@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbgpu.config import TrainConfig
+from nbgpu.engine.workload.recipe import Optimizing, Recipe
+
+_NUM_TRIED = 1000
+"""The steps for which a recipe's own schedule is asked before the run begins."""
 
 
 class LearningRate:
-    """Linear warm-up, then the schedule of the settings.
+    """Linear warm-up, then the schedule of the settings; or the recipe's own schedule.
 
     The rate follows from the number of the step, so that a repeated step, here or on a replaced rank, has the
     same rate. Only 'plateau' has a state: the validation losses so far.
@@ -20,9 +24,17 @@ class LearningRate:
         world_size: the number of ranks, for `lr_scaling`.
         total_steps: the step at which 'cosine' ends.
         steps_per_epoch: the optimizer steps of one pass over the data, for `warmup_epochs`.
+        recipe: the recipe, which may have a schedule of its own.
     """
 
-    def __init__(self, config: TrainConfig, world_size: int, total_steps: int, steps_per_epoch: int) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        world_size: int,
+        total_steps: int,
+        steps_per_epoch: int,
+        recipe: Recipe | None = None,
+    ) -> None:
         self.peak = config.peak_lr(config.samples_per_step(world_size))
         self._config = config
         self._total_steps = total_steps
@@ -30,9 +42,12 @@ class LearningRate:
         self._num_decays = 0
         self._best = math.inf
         self._num_worse = 0
+        self._own = recipe if isinstance(recipe, Optimizing) else None
 
     def at(self, step: int) -> float:
         """Return the rate of a step, counted from 0."""
+        if (factor := self._own_factor(step)) is not None:
+            return self.peak * factor
         after_warmup = step - self.num_warmup_steps
         if after_warmup < 0:
             return self.peak * (step + 1) / self.num_warmup_steps
@@ -48,6 +63,18 @@ class LearningRate:
             case "plateau":
                 num_decays = self._num_decays
         return max(floor, self.peak * self._config.lr_decay**num_decays)
+
+    def try_out(self) -> None:
+        """Raise what the recipe's own schedule raises, in the first and the last step and at most a thousand
+        between them."""
+        if self._own is not None:
+            every = max(1, self._total_steps // _NUM_TRIED)
+            for step in (*range(0, self._total_steps, every), self._total_steps - 1):
+                self._own.schedule(step, self._total_steps)
+
+    def _own_factor(self, step: int) -> float | None:
+        """Return the factor of the recipe's own schedule; None if it has none."""
+        return self._own.schedule(step, self._total_steps) if self._own is not None else None
 
     def validated(self, loss: float) -> bool:
         """Record a validation loss, the same on every rank; return whether the rate falls because of it."""

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from nbgpu.config import TrainConfig
-from nbgpu.engine.model import optimizers
 from nbgpu.engine.model.averaging import Average
 from nbgpu.engine.model.discriminator import Discriminator
+from nbgpu.engine.model.parameter_groups import GroupedOptimizer
 from nbgpu.engine.model.schedule import LearningRate
 from nbgpu.engine.model.strategy import shared_out
+from nbgpu.engine.workload.recipe import Recipe
 
 
 class State:
@@ -21,6 +22,7 @@ class State:
 
     Args:
         config: the settings.
+        recipe: names groups of weights, and may make the optimizer.
         model: the model on the device, sharded if the strategy shards it.
         learning_rate: the learning rate of each step.
         device: the rank's device.
@@ -30,6 +32,7 @@ class State:
     def __init__(
         self,
         config: TrainConfig,
+        recipe: Recipe,
         model: nn.Module,
         learning_rate: LearningRate,
         device: torch.device,
@@ -37,23 +40,21 @@ class State:
     ) -> None:
         self.model = model
         self.discriminator = discriminator
-        self.optimizer = optimizers.make(config, model.parameters())
+        self.grouped = GroupedOptimizer(config, recipe, model)
+        self.optimizer = self.grouped.optimizer
         self.learning_rate = learning_rate
         self._device = device
         self.scaler = self._new_scaler(config)
         self.average = Average(model, config.ema_decay) if config.ema_decay else None
-        self._weight_decay = config.weight_decay
 
     def _new_scaler(self, config: TrainConfig) -> torch.amp.GradScaler:
         return torch.amp.GradScaler(self._device.type, enabled=config.amp == "fp16")
 
-    def follow(self, config: TrainConfig, learning_rate: LearningRate) -> None:
+    def follow(self, config: TrainConfig, recipe: Recipe, learning_rate: LearningRate) -> None:
         """Continue with other settings and another learning rate."""
+        self.grouped.follow(config, recipe, self.model)
         learning_rate.load_state(self.learning_rate.state())
         self.learning_rate = learning_rate
-        self._weight_decay = config.weight_decay
-        for group in self.optimizer.param_groups:
-            group["weight_decay"] = config.weight_decay
         if self.scaler.is_enabled() != (config.amp == "fp16"):
             self.scaler = self._new_scaler(config)
 
@@ -72,13 +73,13 @@ class State:
 
         Names begin with 'model.', 'optimizer.' and, where there are some, 'average.' and 'discriminator.'.
         """
-        moments, groups = optimizers.state_of(self.optimizer)
+        moments, about_optimizer = self.grouped.state()
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         tensors |= {f"optimizer.{name}": tensor for name, tensor in moments.items()}
         if self.average is not None:
             tensors |= {f"average.{name}": tensor for name, tensor in self.average.state_dict().items()}
         about = {
-            "optimizer": groups,
+            **about_optimizer,
             "schedule": self.learning_rate.state(),
             "scaler": self.scaler.state_dict(),
         }
@@ -103,13 +104,12 @@ class State:
         )
         # The moments that the optimizer has would otherwise be held beside the new ones.
         self.optimizer.state.clear()
-        parameters = list(self.model.parameters())
+        parameters = self.grouped.parameters
         moments = {
             name: tensor if tensor.dim() == 0 else shared_out(tensor, parameters[int(name.split(".")[0])])
             for name, tensor in _Part("optimizer", tensors).items()
         }
-        groups = [{**group, "weight_decay": self._weight_decay} for group in about["optimizer"]]
-        optimizers.load_state(self.optimizer, moments, groups)
+        self.grouped.load_state(moments, about)
         if self.average is not None:
             self.average.load_state_dict(_Part("average", tensors) or of_model)
         if self.discriminator is not None and (of_discriminator := _Part("discriminator", tensors)):

@@ -18,10 +18,11 @@ from nbgpu.engine.dry_run.steps import import_trainer
 from nbgpu.engine.group import group, straggler, torch_settings
 from nbgpu.engine.memory import usage as memory
 from nbgpu.engine.model import build as models
-from nbgpu.engine.model import optimizers, precision, randomness, strategy
+from nbgpu.engine.model import precision, randomness, strategy
 from nbgpu.engine.model.clipping import clip
 from nbgpu.engine.model.discriminator import Discriminator
 from nbgpu.engine.model.moments import Moment
+from nbgpu.engine.model.parameter_groups import GroupedOptimizer
 from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.recipe import Recipe
 from nbgpu.errors import RunError
@@ -75,7 +76,7 @@ def _steps(config: TrainConfig, device: torch.device, num_steps: int, exchange: 
     hook = None if exchange else lambda _, bucket: ready.note(bucket)
     ddp = strategy.spread(config if exchange else alone, model, blocks, device, hook)
     try:
-        steps = _TimedSteps(config, recipe, ddp, device, ready, blocks)
+        steps = _TimedSteps(config, recipe, model, ddp, device, ready, blocks)
         straggler.begin()  # with the steps, and not with loading packages
         for _ in range(_NUM_WARM_UPS):
             steps.take()
@@ -113,6 +114,7 @@ class _TimedSteps:
         self,
         config: TrainConfig,
         recipe: Recipe,
+        model: nn.Module,
         ddp: strategy.Strategy,
         device: torch.device,
         ready: _ReadyBuckets,
@@ -122,7 +124,7 @@ class _TimedSteps:
         self._recipe = recipe
         self._ddp = ddp
         self._device = device
-        self._optimizer = optimizers.make(config, ddp.replica.parameters())
+        self._optimizer = GroupedOptimizer(config, recipe, model).optimizer
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
         self._batch = {
             name: self._as_in_a_run(value) for name, value in recipe.example(config.batch_size).items()

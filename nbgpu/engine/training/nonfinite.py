@@ -3,10 +3,11 @@
 A loss that is not finite makes the rank's gradients not finite, and DDP's all_reduce those of all ranks: the
 norm of the gradient, which every rank has, shows it. On a GPU the host would have to wait for the step to
 read the norm before the optimizer moves. So the decision is made on the device, as torch's GradScaler does
-it: the fused optimizer leaves everything as it is where `found_inf` is 1. The host reads the norm one step
-late, with the other numbers. By then the next step is in progress; if the run is to stop, the device leaves
-that step out as well, so that the weights are still those from before the bad step. Only then, in the bad
-case, do the ranks tell one another which rank had which bad value.
+it: the fused optimizer leaves everything as it is where `found_inf` is 1; for other optimizers, which a
+recipe may bring, the host has to wait. The host reads the norm one step late, with the other numbers. By then
+the next step is in progress; if the run is to stop, the device leaves that step out as well, so that the
+weights are still those from before the bad step. Only then, in the bad case, do the ranks tell one another
+which rank had which bad value.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.optim import Optimizer
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.group import exchange
+from nbgpu.engine.model import optimizers
 from nbgpu.engine.training.step_metrics import Readings
 
 _SMALLEST_LOSS_SCALE = 1e-4
@@ -88,15 +90,15 @@ class Guard:
 
     def update(
         self,
-        optimizers: Sequence[Optimizer],
+        stepped: Sequence[Optimizer],
         grad_norm: Tensor,
         buffers: Sequence[Tensor],
         before: Sequence[Tensor],
     ) -> Mapping[str, Tensor]:
-        """Do one step of each of the fused optimizers, or none.
+        """Do one step of each of the optimizers, or none.
 
         Args:
-            optimizers: the optimizers, with the gradients of all ranks.
+            stepped: the optimizers, with the gradients of all ranks.
             grad_norm: the norm of the gradients; the same on every rank.
             buffers, before: the model's buffers, and their values before the forward pass wrote to them.
 
@@ -107,10 +109,8 @@ class Guard:
         if not self._scales_loss:
             leave_out = leave_out | (self._num_left_out > self._allowed)
         self._num_left_out = torch.where(leave_out, self._num_left_out + 1, 0.0)
-        for optimizer in optimizers:
-            optimizer.found_inf = leave_out.float()  # type: ignore[attr-defined]
-            optimizer.step()
-            del optimizer.found_inf  # type: ignore[attr-defined]
+        for optimizer in stepped:
+            optimizers.step_unless(optimizer, leave_out)
         for buffer, old in zip(buffers, before, strict=True):
             buffer.copy_(torch.where(leave_out, old, buffer))
         inputs, self._inputs = self._inputs, {}

@@ -96,8 +96,16 @@ class RankModel:
             self._device,
             num_warmup_steps=learning_rate.num_warmup_steps,
         )
+
+    def prepare(
+        self, config: TrainConfig, recipe: Recipe, networks: Networks, learning_rate: LearningRate
+    ) -> None:
+        """Make the state of the networks that were spread, unless there is one. No collective: a recipe's own
+        optimizer may fail on one rank alone."""
         if self._state is None:
-            self._state = State(config, model, learning_rate, self._device, networks.discriminator)
+            self._state = State(
+                config, recipe, networks.model, learning_rate, self._device, networks.discriminator
+            )
 
     def follow(self, config: TrainConfig, recipe: Recipe) -> None:
         """Continue under other settings."""

@@ -69,8 +69,7 @@ class PlainStep:
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of this step."""
-        for group in self._state.optimizer.param_groups:
-            group["lr"] = lr
+        self._state.grouped.set_lr(lr)
 
     def forget_gradients(self) -> None:
         """Clear the gradients for the next step."""

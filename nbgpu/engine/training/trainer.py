@@ -133,7 +133,12 @@ class Trainer(Loop):
         self._note(*networks.notes)
         if self.config.ema_decay and not self._rank_model.is_built:
             self._note("ema_decay: validation and result are those of the averaged weights")
-        self._rank_model.spread(self.config, self.recipe, networks, self._learning_rate())
+        is_new = not self._rank_model.is_built
+        parts = (self.config, self.recipe, networks, self._learning_rate())
+        self._rank_model.spread(*parts)
+        together(lambda: self._rank_model.prepare(*parts))
+        if is_new:
+            self._note(*self._built.grouped.in_words())
         self._saves.newest_step = 0
         if source is not None:
             self._take(self.state(), source)
@@ -159,13 +164,15 @@ class Trainer(Loop):
             self._step_batches = StepBatches(loaders, self.config, self.device, stand_in)
             self._note(*without_gpus(self.config, self._devices), *loaders.warnings)
             self._begin_data_at(0, 0)
-            self._require_an_end_of_the_warm_up()
+            self._require_a_schedule()
 
-    def _require_an_end_of_the_warm_up(self) -> None:
-        """Raise ConfigError if the run would end before its learning rate has risen. How many steps `epochs`
-        has is only known now."""
+    def _require_a_schedule(self) -> None:
+        """Raise ConfigError if the run would end before its learning rate has risen, or if the recipe's own
+        schedule gives no rates. How many steps `epochs` has is only known now."""
         config = self.config
-        num_warmup_steps = self._learning_rate().num_warmup_steps
+        learning_rate = self._learning_rate()
+        learning_rate.try_out()
+        num_warmup_steps = learning_rate.num_warmup_steps
         if num_warmup_steps >= self.total_steps:
             name = "warmup_steps" if config.warmup_epochs is None else "warmup_epochs"
             raise ConfigError(
@@ -195,7 +202,9 @@ class Trainer(Loop):
 
     def _learning_rate(self) -> LearningRate:
         steps_per_epoch = self._data.loaders.steps_per_epoch
-        return LearningRate(self.config, self.member.world_size, self.total_steps, steps_per_epoch)
+        return LearningRate(
+            self.config, self.member.world_size, self.total_steps, steps_per_epoch, self.recipe
+        )
 
     def state(self) -> StateParts:
         """Return the state as every Loop does, with the tensors of `State.parts`."""
@@ -309,7 +318,10 @@ class Trainer(Loop):
             self._require_the_same_data()
             self._begin_data_at(self.step, epoch)
         self._write_info()
-        self._built.follow(self.config, self._learning_rate())
+        whose_rates = self._built.grouped.in_words()
+        self._built.follow(self.config, self.recipe, self._learning_rate())
+        if whose_rates != self._built.grouped.in_words():
+            self._note(*self._built.grouped.in_words())
         self._note_settings(before, now)
 
     def _take_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -366,11 +378,12 @@ class Trainer(Loop):
             inputs = self._rank_model.end_step(step, self.step, lr, norms["grad_norm"])
             self.step += 1
             self._data.done()
+        self._built.grouped.require_saveable()
         straggler.catch_up()
         clock.end()
         step_s = time.perf_counter() - started_s
         numbers = {
-            "lr": lr,
+            **self._built.grouped.rates(lr),
             "step_s": step_s,
             "data_s": fetched_s - started_s,
             "samples_per_s": self.config.batch_size * self.config.accumulate / step_s,

@@ -22,6 +22,8 @@ from torch.optim import Optimizer
 from nbgpu.engine.group import ddp_objects, exchange, torch_settings
 from nbgpu.engine.ipykernel import kept_failure
 from nbgpu.engine.model import optimizers
+from nbgpu.engine.model.optimizers import OptimizerState
+from nbgpu.errors import ConfigError
 
 _reported: set[tuple[str | int, ...]] = set()
 """Objects that some ranks lack, each reported once: (key, the ranks without it)."""
@@ -149,6 +151,14 @@ def _fingerprint(tensor: Tensor) -> tuple[float, float]:
     return total, float(torch.linalg.vector_norm(values, dtype=torch.float64))
 
 
+def _state_of(optimizer: Optimizer) -> tuple[OptimizerState, str]:
+    """Return (the state of an optimizer; why it cannot be sent, '' if it can)."""
+    try:
+        return optimizers.state_of(optimizer), ""
+    except ConfigError as error:
+        return OptimizerState({}, {}, []), str(error)
+
+
 def _share_optimizers(
     variables: Mapping[str, Any], moved: Sequence[DistributedDataParallel], source: int
 ) -> list[str]:
@@ -162,16 +172,20 @@ def _share_optimizers(
     }
     everywhere, lines = _on_every_rank(mine, source, "optimizer")
     for name in everywhere:
-        tensors, groups = optimizers.state_of(mine[name])
+        state, problem = _state_of(mine[name])
+        if any(problems := exchange.gather(problem)):
+            lines.append(f"{name}: {next(filter(None, problems))}. Make it again on all ranks")
+            continue
+        tensors, values, groups = state
         settings = [{k: v for k, v in g.items() if isinstance(v, bool | float | int | str)} for g in groups]
         in_order = sorted(tensors)
-        seen = exchange.gather([in_order, str(settings)])
+        seen = exchange.gather([in_order, str(settings), str(sorted(values.items()))])
         if all(other == seen[0] for other in seen) and not _differ([tensors[key] for key in in_order]):
             continue
         tensors = dict(exchange.broadcast_tensors(tensors, source, moved[0].device))
-        theirs = exchange.broadcast(settings, source)
+        theirs, values = exchange.broadcast([settings, values], source)
         if dist.get_rank() != source:
             load = [own | other for own, other in zip(groups, theirs, strict=True)]
-            optimizers.load_state(mine[name], tensors, load)
+            optimizers.load_state(mine[name], OptimizerState(tensors, values, load))
         lines.append(f"the state of {name} differed between the ranks: all have that of rank {source} now")
     return lines

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 Batch = Mapping[str, Tensor]
 
@@ -106,6 +107,47 @@ class Inspecting(Protocol):
 
     def inspect(self) -> None:
         """Raise DataError with a line for each unusable file, if there is one."""
+        ...
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Some of a model's weights, which learn at a rate of their own."""
+
+    name: str
+    """Its name where rates are shown."""
+    parameters: Sequence[nn.Parameter]
+    lr_factor: float = 1.0
+    """What the learning rate of each step is multiplied by."""
+    weight_decay: float | None = None
+    """The weight decay; None for that of the settings."""
+
+
+@runtime_checkable
+class Grouping(Protocol):
+    """A recipe whose model's weights do not all learn at the same rate."""
+
+    def parameter_groups(self, model: nn.Module) -> Sequence[ParameterGroup]:
+        """Return groups of the model's weights, no weight in two of them. Weights of no group learn at the
+        run's rate.
+
+        Args:
+            model: the result of `build_model`, on the device, with fsdp sharded.
+        """
+        ...
+
+
+@runtime_checkable
+class Optimizing(Protocol):
+    """A recipe that may bring an optimizer and a schedule of its own."""
+
+    def optimizer(self, groups: list[dict[str, Any]]) -> Optimizer | None:
+        """Return an optimizer over exactly these parameter groups of torch; None for that of the settings."""
+        ...
+
+    def schedule(self, step: int, num_steps: int) -> float | None:
+        """Return what the peak learning rate is multiplied by in a step, counted from 0; None for the
+        schedule of the settings."""
         ...
 
 

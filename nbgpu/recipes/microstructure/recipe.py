@@ -66,7 +66,7 @@ class Microstructure(Problem):
             (self._initial,) = load_fields(config.initial, [], self._target.measure, config.multiphase)
             wanted = (self._target.num_phases, *self._target.shape)
             if tuple(self._initial.shape) != wanted:
-                found = f"{len(self._initial)} phases and {tuple(self._initial.shape[1:])} pixels"
+                found = f"{len(self._initial)} phases and {tuple(self._initial.shape[1:])} {_pixels(self._initial.shape[1:])}"
                 raise DataError(f"{config.initial}: has {found}; needed are {wanted[0]} and {wanted[1:]}")
 
     @property
@@ -83,7 +83,7 @@ class Microstructure(Problem):
         after = f", then {config.swap_steps} steps of swaps" if config.swap_steps else ""
         lines = [
             f"target: {target.summary}, with limit_to {config.limit_to}",
-            f"looks for {' x '.join(map(str, target.shape))} pixels{grids} with {self.optimizer}{after}, in float64",
+            f"looks for {' x '.join(map(str, target.shape))} {_pixels(target.shape)}{grids} with {self.optimizer}{after}, in float64",
         ]
         if any("GramMatrices" in name for name in config.descriptor_types):
             random = "one layer of random filters, no trained network"
@@ -252,7 +252,7 @@ class Microstructure(Problem):
         if self.config.data == "generated":
             table["another sample of the same process"] = self._judged(self._another_sample())
         notes = [
-            f"Of {' x '.join(map(str, target.shape))} pixels, as in microstructure.npy and .vtk; field.npy has the shares, "
+            f"Of {' x '.join(map(str, target.shape))} {_pixels(target.shape)}, as in microstructure.npy and .vtk; field.npy has the shares, "
             "descriptors.npz the target's descriptors"
         ]
         if target.structure:
@@ -309,3 +309,8 @@ class Microstructure(Problem):
             "optimizer": remembered * field,
             "activations": 8 * pixels * most * _COPIES_IN_GRAPH,
         }
+
+
+def _pixels(shape: Sequence[int]) -> str:
+    """Return what the elements of a field of this shape are called."""
+    return "voxels" if len(shape) == NUM_DIRECTIONS else "pixels"

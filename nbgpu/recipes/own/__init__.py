@@ -21,13 +21,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import Dataset, Subset
 
 from nbgpu.config import OwnConfig
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.model import randomness
 from nbgpu.engine.workload.prediction import Predicted
-from nbgpu.engine.workload.recipe import CPU, Batch, Identity, Loaders
+from nbgpu.engine.workload.recipe import CPU, Batch, Identity, Loaders, ParameterGroup
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.machine import interpreter
 from nbgpu.recipes.own import checks
@@ -84,6 +85,38 @@ class OwnRecipe(ABC):
         """Return means over a held-out batch, such as an accuracy, which are shown beside `loss`."""
         return {}
 
+    def parameter_groups(self, model: nn.Module) -> Sequence[Mapping[str, Any]]:
+        """Return groups of weights that do not learn as the others do.
+
+        Each group is a dict with `params`, a list of the model's parameters, and any of `lr_factor`, what the
+        rate of each step is multiplied by, `weight_decay` and `name`. Parameters of no group learn as the
+        settings say.
+
+        Args:
+            model: the network from `model`, on the device; with fsdp its parameters are sharded.
+        """
+        return []
+
+    def optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
+        """Return an optimizer over these groups, such as `torch.optim.RMSprop(groups)`.
+
+        Without this method the optimizer is that of the settings. nbgpu sets the rate of each group in each
+        step; the state goes into checkpoints.
+
+        Args:
+            groups: parameter groups of torch, those of `parameter_groups` and the rest of the weights, with
+                their `lr` and `weight_decay`.
+        """
+        raise NotImplementedError
+
+    def schedule(self, step: int, num_steps: int) -> float:
+        """Return what `lr` is multiplied by in a step, counted from 0 to `num_steps` - 1.
+
+        Without this method warm-up and schedule are those of the settings. What it returns must follow from
+        the step alone: a run that is resumed or healed asks again.
+        """
+        raise NotImplementedError
+
     def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
         """Return results of the trained model at the end, as JSON. Only rank 0 calls this."""
         return {}
@@ -122,6 +155,7 @@ class Own:
         _sources[config.recipe] = source = source or _sources.get(config.recipe, original)
         with randomness.seeded(config.seed):
             self._own: OwnRecipe = _load(original, source, config.CLASS_NAME)(config)
+        _require_visible_methods(type(self._own), config)
         self._code = _Code(original, source, config.seed)
         self._whole: Dataset[Any] | None = None
         self._own_val: Dataset[Any] | None = None
@@ -169,6 +203,23 @@ class Own:
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         """Return the model's direct children that have weights."""
         return [part for part in model.children() if next(part.parameters(), None) is not None]
+
+    def parameter_groups(self, model: nn.Module) -> Sequence[ParameterGroup]:
+        return checks.parameter_groups(self._own.parameter_groups(model), model, self._own.parameter_groups)
+
+    def optimizer(self, groups: list[dict[str, Any]]) -> Optimizer | None:
+        """Return the recipe's own optimizer, if it has one."""
+        if "optimizer" not in self.config.METHODS:
+            return None
+        # The list may be changed by an optimizer, and is compared with the optimizer's groups.
+        given = [dict(group) for group in groups]
+        return checks.optimizer(self._own.optimizer(given), groups, self._own.optimizer)
+
+    def schedule(self, step: int, num_steps: int) -> float | None:
+        """Return the factor of the recipe's own schedule, if it has one."""
+        if "schedule" not in self.config.METHODS:
+            return None
+        return checks.factor(self._own.schedule(step, num_steps), step, self._own.schedule)
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return checks.losses(self._own.loss(model, as_given(batch)), self._own.loss)
@@ -246,6 +297,28 @@ class Own:
                 held_out = sorted(order[: min(num_held_out, num_samples - 1)])
                 self._sets = Subset(dataset, sorted(order[len(held_out) :])), Subset(dataset, held_out)
         return self._sets
+
+
+def _require_visible_methods(own: type[OwnRecipe], config: OwnConfig) -> None:
+    """Raise ConfigError for methods that the text of the class does not show, where settings depend on
+    them."""
+    hidden = [
+        name
+        for name in ("optimizer", "schedule")
+        if callable(given := getattr(own, name))
+        and given is not getattr(OwnRecipe, name)
+        and name not in config.METHODS
+    ]
+    if hidden:
+        lines = " and ".join(f"`{name} = {_owner(own, name).__name__}.{name}`" for name in hidden)
+        raise ConfigError(
+            f"{config.recipe}: {own.__name__} has {' and '.join(f'`{name}`' for name in hidden)} from another class, and nbgpu "
+            f"reads its settings off the text of {own.__name__}. Write {lines} into it"
+        )
+
+
+def _owner(own: type, name: str) -> type:
+    return next(known for known in own.__mro__ if name in vars(known))
 
 
 class _Code:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from nbgpu.engine.model import optimizers
+from nbgpu.engine.workload.recipe import ParameterGroup
 from nbgpu.errors import ConfigError
+
+_IN_A_GROUP = ("params", "lr_factor", "weight_decay", "name")
+"""What a group of `parameter_groups` may have."""
 
 
 def dataset(made: Any, function: Callable[..., Any]) -> Dataset[Any]:
@@ -90,6 +98,130 @@ def losses(given: Any, function: Callable[..., Any]) -> dict[str, Tensor]:
             "require a gradient?",
         )
     return terms
+
+
+def parameter_groups(given: Any, model: nn.Module, function: Callable[..., Any]) -> list[ParameterGroup]:
+    """Return the result of `parameter_groups`.
+
+    Raises:
+        ConfigError: the result is unusable; the message names the line.
+    """
+
+    def refuse(what: str, advice: str) -> ConfigError:
+        return ConfigError(
+            f"{_where(function)}: `{function.__name__}` must return a list of dicts with 'params', and any of "
+            f"{', '.join(map(repr, _IN_A_GROUP[1:]))}; {what}. {advice}"
+        )
+
+    if not isinstance(given, list | tuple):
+        raise refuse(f"it returned {_described(given)}", "Is a `return` missing, or a list around the dicts?")
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups: list[ParameterGroup] = []
+    taken: dict[int, int] = {}
+    for number, group in enumerate(given):
+        if not isinstance(group, Mapping):
+            raise refuse(f"entry {number} is {_described(group)}", "Give {'params': ..., 'lr_factor': ...}")
+        if unknown := [name for name in group if name not in _IN_A_GROUP]:
+            advice = (
+                "For another rate give 'lr_factor', by which `lr` is multiplied: schedule and run.set then act on it"
+                if "lr" in unknown
+                else "What an optimizer needs besides can be given to it in `optimizer`"
+            )
+            raise refuse(f"entry {number} has {', '.join(map(repr, unknown))}", advice)
+        if "params" not in group:
+            raise refuse(f"entry {number} has no 'params'", "Give some of the model's parameters")
+        parameters = group["params"]
+        parameters = [parameters] if isinstance(parameters, Tensor) else parameters
+        parameters = list(parameters) if isinstance(parameters, Iterable) else [parameters]
+        for parameter in parameters:
+            if id(parameter) not in names:
+                raise refuse(
+                    f"'params' of entry {number} has {_described(parameter)} that is no parameter of the model",
+                    "Give parameters of the `model` that it is called with, such as model[0].parameters()",
+                )
+            if id(parameter) in taken:
+                where = f"entries {taken[id(parameter)]} and {number}"
+                raise refuse(f"{names[id(parameter)]} is in {where}", "Leave it out of one of them")
+            taken[id(parameter)] = number
+        for name in ("lr_factor", "weight_decay"):
+            if name in group and not _is_amount(group[name]):
+                raise refuse(
+                    f"{name!r} of entry {number} is {_value(group[name])}", "Give a finite number, 0 or above"
+                )
+        name = group.get("name", f"group{number}")
+        if not isinstance(name, str) or not name.isidentifier() or name in [made.name for made in groups]:
+            raise refuse(
+                f"'name' of entry {number} is {_value(name)}",
+                "Give letters, digits and _, another for each group",
+            )
+        decay = group.get("weight_decay")
+        factor = float(group.get("lr_factor", 1.0))
+        groups.append(ParameterGroup(name, parameters, factor, None if decay is None else float(decay)))
+    return groups
+
+
+def optimizer(given: Any, groups: Sequence[Mapping[str, Any]], function: Callable[..., Any]) -> Optimizer:
+    """Return the result of `optimizer`.
+
+    Raises:
+        ConfigError: the result is unusable; the message names the line.
+    """
+
+    def refuse(what: str, advice: str) -> ConfigError:
+        return ConfigError(
+            f"{_where(function)}: `{function.__name__}` must return a torch.optim.Optimizer over the groups that it is given; "
+            f"{what}. {advice}"
+        )
+
+    if not isinstance(given, Optimizer):
+        advice = (
+            "Is a `return` missing?" if given is None else "Return one, such as torch.optim.RMSprop(groups)"
+        )
+        raise refuse(f"it returned {_described(given)}", advice)
+    kind = type(given).__name__
+    if [[id(p) for p in group["params"]] for group in given.param_groups] != [
+        [id(p) for p in group["params"]] for group in groups
+    ] or not all("lr_factor" in group for group in given.param_groups):
+        raise refuse(
+            f"the groups of its {kind} are others",
+            "Give it `groups` as they are: their 'lr' and 'lr_factor' are what schedule and run.set act on",
+        )
+    closure = inspect.signature(given.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise refuse(
+            f"{kind} computes the loss several times in a step",
+            "nbgpu computes it once. Take an optimizer whose step() needs no closure",
+        )
+    if unsaved := optimizers.unsaved_settings(given.param_groups):
+        raise refuse(
+            f"its groups have {', '.join(map(repr, unsaved))}, which no checkpoint can hold",
+            "Give numbers, texts and lists of them",
+        )
+    return given
+
+
+def factor(given: Any, step: int, function: Callable[..., Any]) -> float:
+    """Return the result of `schedule`.
+
+    Raises:
+        ConfigError: the result is unusable; the message names the line.
+    """
+    if _is_amount(given):
+        return float(given)
+    advice = "Is a `return` missing?" if given is None else "A tensor becomes a number by .item()"
+    raise ConfigError(
+        f"{_where(function)}: `{function.__name__}` must return what `lr` is multiplied by, a finite number, 0 or above; for "
+        f"step {step} it returned {_value(given)}."
+        + (f" {advice}" if given is None or isinstance(given, Tensor) else "")
+    )
+
+
+def _is_amount(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf
+
+
+def _value(value: Any) -> str:
+    return repr(value) if isinstance(value, Real | str) else _described(value)
 
 
 def _described(value: Any) -> str:

@@ -19,22 +19,29 @@ _SMALLEST = 8
 _SCALES = (1.0, 0.75, 0.5, 0.375, 0.25)
 
 
-def sizes_for(volumes: Sequence[Path], on_gpu: bool) -> list[Proposal]:
+def sizes_for(volumes: Sequence[Path], spacing_mm: Sequence[float], on_gpu: bool) -> list[Proposal]:
     """Return sizes in the proportions of the median volume, the largest first.
 
     The median is taken along each axis by itself. The largest size is the median,
     or what of it has as many voxels as steps can have on these ranks; its edges are multiples of 8, because
     the network halves them again and again.
 
+    Args:
+        volumes: the files.
+        spacing_mm: the voxel size to which they are resampled; none for their own.
+        on_gpu: whether the ranks have GPUs.
+
     Raises:
         DataError: none of the files can be used.
     """
-    shapes = shapes_of(volumes)
+    shapes = shapes_of(volumes, spacing_mm=spacing_mm)
     median = np.median(np.array(shapes), axis=0)
     max_voxels = _MAX_VOXELS_ON_GPU if on_gpu else _MAX_VOXELS_ON_CPU
     largest = median * min(1.0, (max_voxels / median.prod()) ** (1 / 3))
     sizes = dict.fromkeys(_rounded(largest * scale) for scale in _SCALES)
     why = f"the median of {len(shapes)} volumes is {in_words([round(n) for n in median])}"
+    if spacing_mm:
+        why += f" at {in_words(spacing_mm)} mm"
     return [Proposal({"image_size": size}, why) for size in sizes]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Self, get_args
 
@@ -77,7 +77,7 @@ def patients_of(config: SurvivalConfig) -> Patients:
         Path(config.data).expanduser(),
         config.fold,
         config.features,
-        header_problem,
+        partial(header_problem, spacing_mm=config.spacing_mm),
         config.check_time_unit,
     )
     listed: list[Item] = [

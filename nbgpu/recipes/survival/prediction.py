@@ -4,6 +4,7 @@ to be expected."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ def new_patients(config: SurvivalConfig, scale: Scale, data: str) -> tuple[list[
     each bad row."""
     if data == "generated":
         return _generated(config.num_patients, config.split_seed), []
-    rows, problems = read_new(Path(data).expanduser(), config.features, header_problem)
+    rows, problems = read_new(
+        Path(data).expanduser(), config.features, partial(header_problem, spacing_mm=config.spacing_mm)
+    )
     values = np.array([row.features for row in rows]).reshape(len(rows), len(config.features))
     standardised = scale.standardised(values)
     return [

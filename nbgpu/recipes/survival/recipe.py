@@ -28,7 +28,7 @@ from nbgpu.engine.data.volumes import load_volume
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.prediction import Predicted
 from nbgpu.engine.workload.proposal import Proposal
-from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
+from nbgpu.engine.workload.recipe import CPU, Batch, Loaders, ParameterGroup
 from nbgpu.errors import DataError
 from nbgpu.recipes.survival import metrics
 from nbgpu.recipes.survival.baselines import fitted
@@ -41,6 +41,7 @@ from nbgpu.recipes.survival.network import SurvivalNetwork, load_weights
 from nbgpu.recipes.survival.patients import Patients, Scale, patients_of
 from nbgpu.recipes.survival.pictures import curves, slices
 from nbgpu.recipes.survival.prediction import concordance_in_words, new_patients, risks
+from nbgpu.recipes.survival.voxel_size import at_voxel_size, cut_in_words
 from nbgpu.run_folder.predictions import Job, Row
 
 _MAX_FITTED = 500
@@ -94,6 +95,9 @@ class Survival:
         if loader.num_rare_samples is not None:
             words = _events_in_words(loader.num_rare_samples, loader.num_micro_batches)
             loaders = replace(loaders, summary=(*loaders.summary, words))
+        if config.spacing and rank == 0:
+            words = cut_in_words(self._patients.items, config)
+            loaders = replace(loaders, summary=(*loaders.summary, words))
         return freezing(loaders, config.freeze_epochs) if config.freeze_epochs else loaders
 
     def inspect(self) -> None:
@@ -110,11 +114,17 @@ class Survival:
     def proposals(self, on_gpu: bool) -> list[Proposal]:
         """Return sizes for the volumes, the largest first; see `sizes_for`. A DataError has a line for each
         bad row or file."""
-        return sizes_for([item["image"] for item in self._patients.items], on_gpu)
+        return sizes_for([item["image"] for item in self._patients.items], self.config.spacing_mm, on_gpu)
 
     def _steps(self) -> Compose:
         config = self.config
-        return Compose([_Prepare(config.volume_shape, config.hu_min, config.hu_max, config.split_seed)])
+        return Compose(
+            [
+                _Prepare(
+                    config.volume_shape, config.hu_min, config.hu_max, config.split_seed, config.spacing_mm
+                )
+            ]
+        )
 
     def _decoded(self, items: Sequence[Item]) -> Iterator[dict[str, Tensor]]:
         """Yield batches of the patients, in order."""
@@ -157,6 +167,16 @@ class Survival:
         assert isinstance(model, SurvivalNetwork)
         encoder = model.encoder
         return [encoder.layer1, encoder.layer2, encoder.layer3, encoder.layer4]
+
+    def parameter_groups(self, model: nn.Module) -> Sequence[ParameterGroup]:
+        """Return the ResNet's weights, which learn at `encoder_lr_factor` times the rate, and the last
+        layer's."""
+        assert isinstance(model, SurvivalNetwork)
+        factor = self.config.encoder_lr_factor
+        return [
+            ParameterGroup("encoder", list(model.encoder.parameters()), factor),
+            ParameterGroup("head", list(model.head.parameters())),
+        ]
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return `loss`, the negative log partial likelihood per event of the samples of all ranks, and
@@ -462,8 +482,11 @@ def _events_in_words(num_events: int, num_micro_batches: int) -> str:
 class _Prepare(Transform):
     """Converts an Item to the tensors that `Survival.example` lists, without the batch dimension."""
 
-    def __init__(self, size: Sequence[int], hu_min: float, hu_max: float, seed: int) -> None:
+    def __init__(
+        self, size: Sequence[int], hu_min: float, hu_max: float, seed: int, spacing_mm: Sequence[float] = ()
+    ) -> None:
         self.size = tuple(size)
+        self.spacing_mm = tuple(spacing_mm)
         self.hu_min = hu_min
         self.hu_max = hu_max
         self.seed = seed
@@ -484,6 +507,14 @@ class _Prepare(Transform):
                 f"{item['name']}: every voxel is at or beyond the same end of {self.hu_min:g} to {self.hu_max:g} "
                 "Hounsfield units, or all are equal. Change hu_min and hu_max, or leave the file out"
             )
+        # A generated patient has no voxel size.
+        if self.spacing_mm and "image" in item:
+            image = at_voxel_size(image, item["image"], self.spacing_mm, self.size)
+            if image.min() == image.max():
+                raise DataError(
+                    f"{item['name']}: its middle of image_size voxels has no contrast. Take a larger image_size or spacing, or "
+                    "leave the file out"
+                )
         if tuple(image.shape[1:]) != self.size:
             image = convert_to_tensor(
                 Resize(self.size, mode="trilinear", anti_aliasing=True)(image), track_meta=False

@@ -280,7 +280,7 @@ def svg(info: RunInfo, history: History) -> str:
         legend = figure.legend(list(ranks.values()), names, loc="outside upper left", ncols=8, frameon=False)
         for text in legend.get_texts():
             text.set_color(TEXT_COLOR)
-    return render_svg(figure, title=f"{info.recipe}, run {info.run_id}")
+    return render_svg(figure, title=f"{info.title}, run {info.run_id}")
 
 
 def style_axes(axes: Axes, title: str) -> None:

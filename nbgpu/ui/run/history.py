@@ -24,6 +24,7 @@ from nbgpu.protocol.records import (
     TIMELINE,
     Event,
     Sample,
+    is_learning_rate,
 )
 
 CAPACITY = 8192
@@ -31,9 +32,6 @@ CAPACITY = 8192
 
 _MIN_POINTS_OVER_BOTH = 100
 """Fewer points than this cover a short time, in which steps and seconds pass evenly."""
-
-SERIES_ALIKE_ON_ALL_RANKS = frozenset({"lr"})
-"""Series that are the same on every rank by construction, so that rank 0's is enough."""
 
 _SERIES_OF_NO_CHART = frozenset({*STEP_PARTS, *EXCHANGE_PARTS, *STEP_MOMENTS}) - {"data_s"}
 
@@ -135,7 +133,8 @@ def collect(records: Iterable[Sample | Event]) -> dict[SeriesKey, Series]:
         if not isinstance(record, Sample):
             continue
         for name, value in record.values.items():
-            if name in _SERIES_OF_NO_CHART or (record.rank > 0 and name in SERIES_ALIKE_ON_ALL_RANKS):
+            # Rank 0's learning rate is that of every rank.
+            if name in _SERIES_OF_NO_CHART or (record.rank > 0 and is_learning_rate(name)):
                 continue
             series.setdefault((record.rank, name), Series()).append(record.time_s, record.step, value)
     return series

@@ -256,7 +256,7 @@ class Panel(anywidget.AnyWidget):
                 "type": "snapshot",
                 "run": {
                     "id": info.run_id,
-                    "recipe": ", ".join(filter(None, [info.recipe, info.simulated])),
+                    "recipe": ", ".join(filter(None, [info.title, info.simulated])),
                     "total_steps": info.total_steps,
                     "started_s": info.started_s,
                     "kept": self._run.outlives_kernel,

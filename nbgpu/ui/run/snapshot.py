@@ -132,8 +132,8 @@ def report_html(run: Reportable) -> str:
     )
     damage = "".join(f"<p>{_escape(sentence)}.</p>" for sentence in run.reader.damage())
     return page(
-        title=f"{info.recipe} {info.run_id}",
-        heading=f"{_escape(info.recipe)} <small>{_escape(info.run_id)}</small>",
+        title=f"{info.title} {info.run_id}",
+        heading=f"{_escape(info.title)} <small>{_escape(info.run_id)}</small>",
         headline=headline,
         body=f"<p>Started {started} on {count_of_ranks(info.world_size)} "
         f"({_escape(', '.join(filter(None, [info.backend, info.simulated])))}).</p>{unsure}{damage}{''.join(sections)}",

@@ -142,7 +142,7 @@ def recent(history: History, num_marks: int = 3) -> list[str]:
 def summary(info: RunInfo, state: str, statuses: Sequence[RankStatus], history: History) -> str:
     """One line about the progress of a run, for a notebook with no frontend and for the saved output."""
     now = progress(info, state, statuses)
-    parts = [f"{info.recipe}: {state}", f"step {now.step} of {now.total_steps}"]
+    parts = [f"{info.title}: {state}", f"step {now.step} of {now.total_steps}"]
     if now.num_epochs > 1:
         parts.append(f"epoch {now.epoch} of {now.num_epochs}")
     for name, label in (("loss", "loss"), ("val_loss", "validation loss")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,6 +43,15 @@ def test_progress_is_the_slowest_ranks_and_the_rate_everyones() -> None:
     now = progress(INFO, "training", [status(0, samples_per_s=8.0), status(1, samples_per_s=8.0)])
     assert (now.step, now.epoch, now.num_epochs, now.samples_per_s) == (30, 2, 5, 16)
     assert now.eta_s == pytest.approx(70 * 4 / 16)
+
+
+def test_a_run_with_a_name_is_called_by_it() -> None:
+    assert summary(INFO, "training", [status()], History()).startswith(
+        "autoencoder: training, step 30 of 100"
+    )
+    named = replace(INFO, name="with-ema")
+    said = summary(named, "training", [status()], History())
+    assert said.startswith("autoencoder 'with-ema': training, step 30 of 100")
 
 
 def test_nothing_is_said_to_be_left_while_the_result_is_worked_out() -> None:

@@ -52,7 +52,7 @@ _ALWAYS = {
         multigrid_descriptor multigrid_reconstruction multiphase loss_type optimizer_type initial
     """,
     "survival": """
-        image_size hu_min hu_max resnet widen_factor stem_stride pretrained freeze_epochs ties
+        image_size hu_min hu_max resnet widen_factor stem_stride pretrained freeze_epochs encoder_lr_factor ties
         eval_times risk_groups
     """,
     "the cluster": """

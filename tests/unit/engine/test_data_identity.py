@@ -11,6 +11,7 @@ import torch
 from nbgpu.config import train_config
 from nbgpu.engine.data.identity import Identity, differences, digest
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
+from nbgpu.recipes.lithography.recipe import Lithography
 
 Sets = Mapping[str, Identity]
 
@@ -77,3 +78,11 @@ def test_the_list_of_volumes_is_compared() -> None:
     finally:
         few.close()
         many.close()
+
+
+def test_what_is_compared_is_called_by_its_name() -> None:
+    loaders = Lithography(train_config("lithography", num_masks=8)).build_loaders(0, 2)
+    try:
+        assert list(loaders.identity()) == ["the list of masks"]
+    finally:
+        loaders.close()

@@ -133,3 +133,8 @@ def test_masks_and_cases_are_called_by_their_names() -> None:
         words = epoch_of(train_config(recipe), 8, 1, 2).words
         assert words[0].startswith(said)
         assert not any("volume" in sentence for sentence in words)
+
+
+def test_a_rank_with_one_of_them_keeps_its_only_one() -> None:
+    words = epoch_of(train_config("lithography"), 1, 1, 2).words
+    assert "CacheDataset: a rank keeps its only mask decoded in host memory" in words

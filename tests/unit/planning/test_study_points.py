@@ -28,6 +28,11 @@ def test_weak_scaling_keeps_the_batch_of_each_rank() -> None:
     ]
 
 
+def test_a_study_may_have_a_name() -> None:
+    assert planned().title == "autoencoder-ranks"
+    assert planned(run_name="on-the-new-host").title == "on-the-new-host-ranks"
+
+
 def test_strong_scaling_keeps_the_samples_of_a_step() -> None:
     points = planned(mode="strong", batch_size=8, accumulate=2).points()
     assert [(p.ranks, p.config.batch_size, p.samples_per_step) for p in points] == [

@@ -190,3 +190,16 @@ def test_a_run_may_have_a_name(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d{8}-\d{6}-with-ema-[0-9a-f]{4}", folder.name)
     with pytest.raises(ConfigError, match=r"run_name = '\.\./elsewhere' is not valid"):
         settings(tmp_path, run_name="../elsewhere")
+
+
+def test_auto_with_a_name_goes_on_with_the_runs_of_that_name(tmp_path: Path) -> None:
+    named = run_with_checkpoints(tmp_path, 5, run_name="with-ema")
+    run_with_checkpoints(tmp_path, 6, run_name="without")
+    run_with_checkpoints(tmp_path, 7)
+    beginning = resume.find(settings(tmp_path, resume="auto", run_name="with-ema"))
+    assert beginning.checkpoint == str(named / "checkpoints" / "step-00000005")
+    assert resume.find(settings(tmp_path, resume="auto")).step == 7
+    first = resume.find(settings(tmp_path, resume="auto", run_name="third"))
+    assert first.notes == (
+        f"resume='auto' found no checkpoint of autoencoder named 'third' in {tmp_path}: training starts from the beginning",
+    )

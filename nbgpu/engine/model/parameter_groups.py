@@ -1,0 +1,175 @@
+"""The optimizer of a model whose weights may learn at different rates, and its state by the model's weights.
+
+Every parameter group of the optimizer has, beside torch's own settings, a `name` and the `lr_factor` by which
+the rate of a step is multiplied. In a checkpoint the state is by the place of a weight in the model and not
+in the groups, so that a run can go on with other groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nbgpu.config import TrainConfig
+from nbgpu.engine.model import optimizers
+from nbgpu.engine.model.optimizers import OptimizerState
+from nbgpu.engine.workload.recipe import Grouping, Optimizing, ParameterGroup, Recipe
+from nbgpu.errors import ConfigError
+from nbgpu.protocol.records import LR_OF
+
+_REST = "rest"
+"""The name of the weights that are in none of the recipe's groups."""
+_OF_THIS_RUN = ("params", "name", "lr_factor", "weight_decay")
+"""What a parameter group has from this run, whatever a checkpoint says."""
+
+
+def groups_of(config: TrainConfig, recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
+    """Return the parameter groups of a run's optimizer, as torch takes them."""
+    groups = list(recipe.parameter_groups(model)) if isinstance(recipe, Grouping) else []
+    named = {id(parameter) for group in groups for parameter in group.parameters}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in named]
+    if rest or not groups:
+        groups.append(ParameterGroup(_REST, rest))
+    return [
+        {
+            "params": list(group.parameters),
+            "name": group.name,
+            "lr": config.lr * group.lr_factor,
+            "lr_factor": group.lr_factor,
+            "weight_decay": config.weight_decay if group.weight_decay is None else group.weight_decay,
+        }
+        for group in groups
+    ]
+
+
+class GroupedOptimizer:
+    """The optimizer of a run's model: the recipe's own, or that of the settings.
+
+    Args:
+        config: the settings.
+        recipe: names the groups, and may make the optimizer.
+        model: the model on the device, sharded if the strategy shards it.
+    """
+
+    def __init__(self, config: TrainConfig, recipe: Recipe, model: nn.Module) -> None:
+        groups = groups_of(config, recipe, model)
+        own = recipe.optimizer(groups) if isinstance(recipe, Optimizing) else None
+        self._is_own = own is not None
+        self.optimizer: Optimizer = optimizers.make(config, groups) if own is None else own
+        optimizers.fill_momentum(self.optimizer)
+        self._can_be_saved = not self._is_own
+        # Recorded now, because fsdp replaces the weights while it gathers them.
+        self.parameters: Sequence[nn.Parameter] = list(model.parameters())
+        places = {id(parameter): place for place, parameter in enumerate(self.parameters)}
+        self._places = [places[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
+        """For each of the optimizer's weights, its place among the model's."""
+
+    # ---- the rate ----
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of a step; each group's is `lr` times its factor."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["lr_factor"]
+
+    def rates(self, lr: float) -> dict[str, float]:
+        """Return the rates to record of a step: `lr`, and that of each group with a factor other than 1."""
+        own = {
+            f"{LR_OF}{group['name']}": lr * group["lr_factor"]
+            for group in self.optimizer.param_groups
+            if group["lr_factor"] != 1
+        }
+        return {"lr": lr, **own}
+
+    def in_words(self) -> list[str]:
+        """Return notes about groups that do not learn at the run's rate."""
+        factors = [
+            f"{group['name']} at {group['lr_factor']:g} times it ({LR_OF}{group['name']})"
+            for group in self.optimizer.param_groups
+            if group["lr_factor"] != 1
+        ]
+        if not factors:
+            return []
+        others = [group["name"] for group in self.optimizer.param_groups if group["lr_factor"] == 1]
+        whose = f"that of {', '.join(others)}" if others else "that of no group"
+        return [f"the learning rate shown as lr is {whose}; {', '.join(factors)}"]
+
+    def follow(self, config: TrainConfig, recipe: Recipe, model: nn.Module) -> None:
+        """Continue with the factors and the weight decay of other settings."""
+        groups = groups_of(config, recipe, model)
+        ours = [[id(p) for p in group["params"]] for group in self.optimizer.param_groups]
+        if ours != [[id(p) for p in group["params"]] for group in groups]:
+            raise ConfigError(
+                "the recipe's parameter groups are others with the new settings: their weights must stay the same during a run"
+            )
+        for group, new in zip(self.optimizer.param_groups, groups, strict=True):
+            group["lr_factor"], group["weight_decay"] = new["lr_factor"], new["weight_decay"]
+
+    # ---- the state ----
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return (tensors by 'place of the weight in the model.name'; the rest as JSON).
+
+        Raises:
+            ConfigError: a part of the state cannot be saved.
+        """
+        tensors, values, groups = optimizers.state_of(self.optimizer)
+        about = {
+            "optimizer": groups,
+            "optimizer_values": {self._by_place(key): value for key, value in values.items()},
+            "optimizer_class": type(self.optimizer).__name__,
+        }
+        return {self._by_place(key): tensor for key, tensor in tensors.items()}, about
+
+    def require_saveable(self) -> None:
+        """Raise ConfigError after the first step if a checkpoint could not hold the state that the recipe's
+        own optimizer has by then."""
+        if not self._can_be_saved:
+            self.state()
+            self._can_be_saved = True
+
+    def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Load the result of `state`, with tensors that are sharded as the model is.
+
+        Rates and weight decay are those of this run's settings. What else an optimizer of the recipe keeps in
+        its groups is taken from the state.
+
+        Raises:
+            ValueError: the state is that of another optimizer.
+        """
+        # Checkpoints of older versions have neither "optimizer_class" nor "optimizer_values".
+        kind = type(self.optimizer).__name__
+        if (other := about.get("optimizer_class", kind)) != kind:
+            raise ValueError(f"its optimizer is {other}, and this run's is {kind}")
+        own = self.optimizer.state_dict()["param_groups"]
+        groups, theirs = own, about["optimizer"]
+        if len(theirs) == len(own):
+            taken = [
+                {name: value for name, value in group.items() if name not in _OF_THIS_RUN}
+                if self._is_own
+                else {"lr": group["lr"]}
+                for group in theirs
+            ]
+            groups = [{**group, **new} for group, new in zip(own, taken, strict=True)]
+        elif self._is_own:
+            raise ValueError(
+                f"its optimizer has {len(theirs)} parameter groups, and this run's has {len(own)}"
+            )
+        index_of = {place: index for index, place in enumerate(self._places)}
+
+        def by_index(key: str) -> str:
+            place, _, name = key.partition(".")
+            return f"{index_of[int(place)]}.{name}"
+
+        state = OptimizerState(
+            {by_index(key): tensor for key, tensor in tensors.items()},
+            {by_index(key): value for key, value in about.get("optimizer_values", {}).items()},
+            groups,
+        )
+        optimizers.load_state(self.optimizer, state)
+
+    def _by_place(self, key: str) -> str:
+        index, _, name = key.partition(".")
+        return f"{self._places[int(index)]}.{name}"
