@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from nbgpu.config import train_config
 from nbgpu.engine.workload.descent import OPTIMIZERS, bounded, descend
-from nbgpu.errors import RunError
+from nbgpu.errors import ConfigError, RunError
 from nbgpu.recipes.microstructure.characterize import characterize
 from nbgpu.recipes.microstructure.grids import (
     decided,
@@ -24,6 +26,7 @@ from nbgpu.recipes.microstructure.grids import (
 )
 from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.measure import Measure
+from nbgpu.recipes.microstructure.recipe import Microstructure
 from nbgpu.recipes.microstructure.reconstruct import reconstruct, s2_error
 from nbgpu.recipes.microstructure.sample import gaussian_field, micrograph
 
@@ -148,6 +151,28 @@ def test_lbfgs_comes_as_far_as_scipys_in_as_many_steps(
     assert len(ends["lbfgs"]) == len(ends["lbfgsb"]) == 100
     assert ends["lbfgs"][-1] == pytest.approx(ends["lbfgsb"][-1], rel=0.05)
     assert ends["lbfgs"][-1] < ends["lbfgs"][0] / 5
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+def test_a_plan_counts_a_ranks_share_of_the_search(num_ranks: int) -> None:
+    field = 8 * 64**3
+
+    def planned(**settings: Any) -> dict[str, int]:
+        problem = Microstructure(train_config("microstructure", shape=(64, 64, 64), **settings))
+        problem.load()
+        return problem.memory_bytes(num_ranks)
+
+    for num_pairs in (5, 10):
+        parts = planned(history_size=num_pairs)
+        assert parts["parameters"] == 2 * field
+        assert parts["optimizer"] == (2 * num_pairs + 6) * field // num_ranks
+        assert parts["gradients"] == (field if num_ranks == 1 else 3 * field // num_ranks)
+    # scipy's has everything on every rank.
+    assert planned(optimizer_type="lbfgsb", history_size=5)["optimizer"] == 18 * field
+    with pytest.raises(
+        ConfigError, match="history_size=5 counts only with optimizer_type='lbfgs' or 'lbfgsb'"
+    ):
+        planned(optimizer_type="adam", history_size=5)
 
 
 def test_grids_halve_the_field_and_share_the_steps() -> None:
