@@ -1,5 +1,5 @@
-"""Minimises a function of one tensor in one process: with L-BFGS or scipy's optimizers, which support bounds,
-or with torch's."""
+"""Minimises a function of one tensor, each process for itself: with L-BFGS or scipy's optimizers, which
+support bounds, or with torch's."""
 
 from __future__ import annotations
 
