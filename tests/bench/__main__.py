@@ -1,7 +1,7 @@
 """Measures nbgpu against its peers, each pair in one run and in turns, and writes docs/benchmarks.md.
 
     python tests/bench [start] [cell] [page] [train] [scaling] [telemetry] [logs] [transfer] [data] [slider]
-        [peers] [loops] [mcrpy] [links] [advice]
+        [peers] [loops] [mcrpy] [searches] [links] [advice]
 
 Seconds depend on the machine and on what else it does; a ratio of two things measured in turns does so much
 less. Nothing here is an assertion.
@@ -29,6 +29,7 @@ import links  # noqa: E402
 import microstructures  # noqa: E402
 import pages  # noqa: E402
 import peers  # noqa: E402
+import searches  # noqa: E402
 import slider  # noqa: E402
 import step_split  # noqa: E402
 import trainer  # noqa: E402
@@ -298,6 +299,11 @@ def mcrpy() -> str:
     return microstructures.measure(_table, _ratio)
 
 
+def searches_() -> str:
+    """A step of the search for a microstructure, with L-BFGS spread over the ranks and with scipy's."""
+    return searches.measure(_table, _ratio)
+
+
 def _must(notebook: Kernel, code: str) -> float:
     """Runs a cell that must not fail; returns its round trip in seconds."""
     done = notebook.run(code, timeout_s=300)
@@ -357,6 +363,7 @@ BY_NAME_ONLY: dict[str, Callable[[], str]] = {
     "peers": peers_,
     "loops": loops,
     "mcrpy": mcrpy,
+    "searches": searches_,
     "advice": advice.advice,
     **links.PARTS,
 }
@@ -366,6 +373,7 @@ COMMANDS = {
     "peers": "make bench-peers",
     "loops": "make bench-peers",
     "mcrpy": "make bench-mcrpy",
+    "searches": "python tests/bench searches",
     "advice": "python tests/bench advice",
     **dict.fromkeys(links.PARTS, "python tests/bench links"),
 }

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import quality
+import safetensors
 import torch
 
 import nbgpu
@@ -37,6 +38,12 @@ from nbgpu.recipes.microstructure.objective import Objective
 
 loss = Loss([target], {"FFTCorrelations": 1.0, "Variation": 100.0}, Measure(4))
 found = Objective(loss, rank, world_size)(field)
+
+from nbgpu.engine.workload.shards import Shards
+
+shards = Shards(field.shape, rank, world_size)
+of_parts, part = Objective(loss, rank, world_size).part(field, shards)
+joined = shards.whole(part)
 """
 
 
@@ -55,6 +62,13 @@ def test_two_ranks_find_the_loss_and_gradient_of_one(cluster2: nbgpu.Cluster, sh
     assert torch.equal(on_first[1], on_second[1])
     torch.testing.assert_close(on_first[0], loss, rtol=1e-12, atol=0)
     torch.testing.assert_close(on_first[1], gradient, rtol=0, atol=1e-12 * float(gradient.abs().max()))
+    # The same in parts, of which no rank has all.
+    assert len({*cluster2.pull("of_parts", ranks="all").values()}) == 1
+    for rank, part in cluster2.pull("part", ranks="all").items():
+        assert len(part) == [-(-shape[1] // 2), shape[1] // 2][rank]
+    for joined in cluster2.pull("joined", ranks="all").values():
+        assert torch.equal(joined, on_first[1])
+    assert cluster2.pull("of_parts", ranks=[0])[0] == pytest.approx(float(loss), rel=1e-12)
 
 
 SWAPS_ON_RANKS = """
@@ -114,7 +128,7 @@ def test_a_run_finds_what_one_process_finds_and_leaves_files(cluster2: nbgpu.Clu
     settings = _settings(
         tmp_path, steps=40, multigrid_reconstruction=True, val_every=20, best_metric="s2_error"
     )
-    assert "looks for 16 x 16 x 16 voxels on 2 grids with lbfgsb, in float64" in str(
+    assert "looks for 16 x 16 x 16 voxels on 2 grids with lbfgs, in float64" in str(
         cluster2.plan("microstructure", **settings)
     )
     run = _ended(cluster2.train("microstructure", **settings))
@@ -214,9 +228,34 @@ def test_a_run_can_be_paused_steered_stopped_and_taken_up_again(
     assert _losses(more)[0] < _losses(run)[0]
 
 
-def test_a_rank_that_dies_is_replaced_and_the_search_goes_on(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("several_grids", [False, True])
+def test_a_search_goes_on_from_a_checkpoint_as_if_it_had_never_ended(
+    cluster2: nbgpu.Cluster, tmp_path: Path, several_grids: bool
+) -> None:
+    settings = _settings(tmp_path, multigrid_reconstruction=several_grids, val_every=0, history_size=6)
+    settings |= {"checkpoint_every": 18, "keep_checkpoints": 2}
+    in_one_go = _ended(cluster2.train("microstructure", steps=30, **settings))
+    checkpoint = in_one_go.folder / "checkpoints" / "step-00000018"
+    with safetensors.safe_open(checkpoint / "optimizer.safetensors", framework="pt") as stored:
+        names = [
+            f"{kind}.{number:03d}"
+            for kind in ("change", "step")
+            for number in range(3 if several_grids else 6)
+        ]
+        assert sorted(stored.keys()) == names
+        # Whole vectors, whatever the number of ranks.
+        assert {tuple(stored.get_slice(name).get_shape()) for name in names} == {(16, 16 * 16)}
+    again = _ended(cluster2.train("microstructure", steps=30, resume=str(checkpoint), **settings))
+    assert _losses(again) == _losses(in_one_go)[18:]
+    assert np.array_equal(np.load(again.folder / "field.npy"), np.load(in_one_go.folder / "field.npy"))
+
+
+@pytest.mark.parametrize("optimizer", ["lbfgs", "adam"])
+def test_a_rank_that_dies_is_replaced_and_the_search_goes_on(
+    cluster2: nbgpu.Cluster, tmp_path: Path, optimizer: str
+) -> None:
     run = cluster2.train(
-        "microstructure", steps=2000, log_every=1, **_settings(tmp_path, optimizer_type="adam")
+        "microstructure", steps=20_000, log_every=1, **_settings(tmp_path, optimizer_type=optimizer)
     )
     _wait_for_steps(run, 20)
     os.kill(cluster2.pids[1], signal.SIGKILL)

@@ -53,6 +53,9 @@ _OF_A_MODEL = {
 _SWAPPING = ("simulatedannealing", "ytpost")
 """Optimizers that swap pixels."""
 
+_BOUNDED = ("lbfgs", "lbfgsb", "tnc")
+"""Optimizers that keep to 0..1 and find the lengths of their steps."""
+
 
 class MicrostructureConfig(TrainConfig):
     """Finds a picture or a volume with the statistics of a given one (MCRpy's method)."""
@@ -83,10 +86,11 @@ class MicrostructureConfig(TrainConfig):
         only(names_one_of("descriptor_types", "GramMatrices"), "gram_network"),
         only(given("multiphase"), "phase_sum_multiplier"),
         only(one_of("optimizer_type", "simulatedannealing"), "temperature"),
+        only(one_of("optimizer_type", "lbfgs", "lbfgsb"), "history_size"),
         only(none_of("optimizer_type", *_SWAPPING), "swap_steps"),
         only(none_of("optimizer_type", *_SWAPPING), "tolerance"),
-        only(none_of("optimizer_type", "lbfgsb", "tnc", *_SWAPPING), "lr", "slices_per_step"),
-        only(none_of("optimizer_type", "lbfgsb", "tnc", *_SWAPPING), "oor_multiplier"),
+        only(none_of("optimizer_type", *_BOUNDED, *_SWAPPING), "lr", "slices_per_step"),
+        only(none_of("optimizer_type", *_BOUNDED, *_SWAPPING), "oor_multiplier"),
     )
 
     recipe: Literal["microstructure"] = Field("microstructure", description="the workload")
@@ -101,7 +105,7 @@ class MicrostructureConfig(TrainConfig):
         0.01,
         gt=0,
         le=1000,
-        description="learning rate of torch's optimizers; 'lbfgsb' and 'tnc' find their own steps",
+        description="learning rate of torch's optimizers; 'lbfgs', 'lbfgsb' and 'tnc' find their own steps",
         json_schema_extra=control("Search") | steered("step"),
     )
     val_every: int = Field(
@@ -202,6 +206,7 @@ class MicrostructureConfig(TrainConfig):
         description="weight of the mean squared distance of the phases' sum from 1 (multiphase); for volumes 10 comes further in as many steps",
     )
     optimizer_type: Literal[
+        "lbfgs",
         "lbfgsb",
         "tnc",
         "adam",
@@ -214,9 +219,18 @@ class MicrostructureConfig(TrainConfig):
         "simulatedannealing",
         "ytpost",
     ] = Field(
-        "lbfgsb",
-        description="'lbfgsb' and 'tnc' are scipy's and keep to 0..1; 'simulatedannealing' and 'ytpost' swap pixels and need "
-        "no gradient; the others are torch's, which the penalty holds in 0..1",
+        "lbfgs",
+        description="'lbfgs' keeps to 0..1 and spreads its vectors over the ranks, on their devices; 'lbfgsb' and 'tnc' are "
+        "scipy's, keep to 0..1 and have all vectors on each rank's host; 'simulatedannealing' and 'ytpost' swap pixels and "
+        "need no gradient; the others are torch's, which the penalty holds in 0..1",
+        json_schema_extra=control("Search"),
+    )
+    history_size: int = Field(
+        10,
+        ge=1,
+        le=100,
+        description="how many earlier steps L-BFGS remembers; each takes two copies of the field, which the ranks share with "
+        "'lbfgs' and each has with 'lbfgsb'",
         json_schema_extra=control("Search"),
     )
     swap_steps: int = Field(

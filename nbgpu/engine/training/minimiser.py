@@ -10,16 +10,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.checkpoints import files as checkpoint
 from nbgpu.engine.checkpoints.saving import StateParts
-from nbgpu.engine.group import activity, group
+from nbgpu.engine.group import activity, exchange, group
 from nbgpu.engine.group.consensus import together
 from nbgpu.engine.logs import run_info
 from nbgpu.engine.memory import usage as memory
 from nbgpu.engine.training.loop import Loop, RunContext
+from nbgpu.engine.workload.lbfgs import Lbfgs
 from nbgpu.engine.workload.problem import Problem
+from nbgpu.engine.workload.shards import Shards
 from nbgpu.errors import OutOfMemoryError, RunError
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.text.sizes import in_words
@@ -32,9 +36,10 @@ class _Leave(Exception):
 class Minimiser(Loop):
     """Minimises one problem on the ranks of the process group, all of which do the same steps.
 
-    A run that continues from a checkpoint, or after a rank was replaced, continues with the tensor; the
-    optimizer's memory of earlier steps is not kept, so its next steps differ from those of an uninterrupted
-    run.
+    A run that continues from a checkpoint takes the steps of an uninterrupted run if the search is spread
+    over the ranks, because its memory of earlier steps is in the checkpoint. Other optimizers' memory is not,
+    and after a rank was replaced none is left, since that rank had a part of it: then the run continues with
+    the tensor alone, and its next steps are others.
 
     Args:
         problem: the problem to minimise, built with the same settings.
@@ -50,6 +55,10 @@ class Minimiser(Loop):
         """The tensor after `step` steps; None before the run has begun."""
         self._stage = 0
         self._steps_in_stage = 0
+        self._lbfgs: Lbfgs | None = None
+        """The search of the stage and its memory, if it is spread over the ranks."""
+        self._mesh: DeviceMesh | None = None
+        """All ranks of the group, over which the search's memory is spread."""
         self._loss = math.nan
         """The loss after the last step."""
         self._step_began_s = 0.0
@@ -59,7 +68,8 @@ class Minimiser(Loop):
         """Whether a consensus message is in progress."""
 
     def interrupted(self) -> None:
-        """Do nothing: nothing here belongs to a process group."""
+        """Forget the memory of the search: a part of it may be lost with another rank."""
+        self._lbfgs, self._mesh = None, None
 
     def out_of_memory(self, error: BaseException) -> OutOfMemoryError:
         usage = memory.Usage.of(self.device)
@@ -80,14 +90,16 @@ class Minimiser(Loop):
         self._write_info()
         source = gathered.source
         if source is not None:
-            self._take(self.state() if self.rank == source else ({}, {}), source)
+            self._lbfgs = None
+            self._take(self._position() if self.rank == source else ({}, {}), source)
         else:
             self._note(*gathered.notes)
             together(lambda: self._begin(gathered.checkpoint))
         self.command = self._consensus.newest_command()
 
     def _goes_on_in_words(self) -> str:
-        return f"The search goes on after step {self.step}."
+        forgets = "; it has forgotten its earlier steps" if self.problem.is_spread(self._stage) else ""
+        return f"The search goes on after step {self.step}{forgets}."
 
     def _load(self) -> None:
         if not self._loaded:
@@ -111,15 +123,33 @@ class Minimiser(Loop):
         tensors, about = checkpoint.load(found)
         self.load_state(tensors, about)
         self._saves.newest_step = self.step
-        self._note(
-            "the optimizer starts afresh: checkpoints hold the tensor found, not the optimizer's state"
-        )
+        if self._lbfgs is None:
+            self._note("the optimizer starts afresh: the checkpoint holds the tensor found alone")
         gone = self._saves.point_to_earlier_best(found, self._progress.best)
         if gone is not None:
             self._event("note", gone)
 
     def state(self) -> StateParts:
-        """Return the state of the last whole step."""
+        """Return the state of the last whole step; the memory of a search that is spread over the ranks is
+        sharded."""
+        tensors, about = self._position()
+        if self._lbfgs is not None:
+            parts, memory = self._lbfgs.state()
+            tensors |= {f"optimizer.{name}": self._sharded(part) for name, part in parts.items()}
+            about["lbfgs"] = memory
+        return tensors, about
+
+    def _sharded(self, part: Tensor) -> DTensor:
+        """Return this rank's part of a vector as a part of the whole: the slices of all ranks."""
+        if self._mesh is None:
+            self._mesh = init_device_mesh(self.device.type, (self.member.world_size,))
+        shape = torch.Size((self._found.shape[1], part.shape[1]))
+        return DTensor.from_local(
+            part, self._mesh, [Shard(0)], run_check=False, shape=shape, stride=(shape[1], 1)
+        )
+
+    def _position(self) -> StateParts:
+        """Return the state without the memory of the search."""
         return {"model.field": self._found}, {
             "step": self.step,
             "stage": self._stage,
@@ -138,6 +168,14 @@ class Minimiser(Loop):
         self._validated_step = about["validated_step"]
         self._train_s = about["train_s"]
         self._progress.load_state(about["progress"])
+        self._lbfgs = None
+        if "lbfgs" in about and self.problem.is_spread(self._stage):
+            self._lbfgs = self._new_lbfgs()
+            self._lbfgs.load_state(lambda name: tensors[f"optimizer.{name}"], about["lbfgs"])
+
+    def _new_lbfgs(self) -> Lbfgs:
+        shards = Shards(self._found.shape, self.rank, self.member.world_size)
+        return Lbfgs(shards, self.problem.num_pairs, self.device)
 
     @property
     def _found(self) -> Tensor:
@@ -157,16 +195,7 @@ class Minimiser(Loop):
         try:
             self._between_steps()
             while True:
-                ended = self.problem.search(
-                    self._found,
-                    self._stage,
-                    range(self._steps_in_stage, self.problem.num_steps[self._stage]),
-                    self._evaluate,
-                    self._after_step,
-                    lambda: self.config.lr,
-                    self.rank,
-                    self.member.world_size,
-                )
+                ended = self._search()
                 where = self.problem.stage_name(self._stage) if num_stages > 1 else "the search"
                 self._note(f"{where} ended after {self._steps_in_stage} steps: {ended}")
                 if self._stage == num_stages - 1:
@@ -174,12 +203,43 @@ class Minimiser(Loop):
                 following = self.problem.begin(self._stage + 1, self._found.cpu()).to(self.device)
                 with uninterrupted():
                     self._tensor, self._stage, self._steps_in_stage = following, self._stage + 1, 0
+                    self._lbfgs = None
         except _Leave:
             return
         except RunError:
             if (failure := self._save_and_wait()) is not None:
                 self._event("note", str(failure))
             raise
+
+    def _search(self) -> str:
+        """Search in this stage; return the reason why it ended."""
+        if self.problem.is_spread(self._stage):
+            if self._lbfgs is None:
+                self._lbfgs = self._new_lbfgs()
+            shards = Shards(self._found.shape, self.rank, self.member.world_size)
+            return self._lbfgs.minimise(
+                lambda tensor: self._evaluate_part(tensor, shards),
+                self._found,
+                self._num_left,
+                self._after_step,
+                self.problem.tolerance,
+            )
+        return self.problem.search(
+            self._found,
+            self._stage,
+            range(self._steps_in_stage, self.problem.num_steps[self._stage]),
+            self._evaluate,
+            self._after_step,
+            lambda: self.config.lr,
+            self.rank,
+            self.member.world_size,
+        )
+
+    def _evaluate_part(self, tensor: Tensor, shards: Shards) -> tuple[float, Tensor]:
+        loss, gradient = self.problem.evaluate_part(tensor, self._stage, self.step, shards)
+        self._num_evaluations += 1
+        self._grad_norm = math.sqrt(shards.sums(gradient.square().sum(dim=1, keepdim=True))[0])
+        return loss, gradient
 
     def _evaluate(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
         loss, gradient = self.problem.evaluate(
@@ -248,9 +308,12 @@ class Minimiser(Loop):
         return self.problem.num_steps[self._stage] - self._steps_in_stage
 
     def _validate(self) -> None:
-        """Measure the tensor; every rank measures the same tensor, and so makes the same decisions."""
+        """Measure the tensor on rank 0, which takes several copies of it, and tell the others; so every rank
+        makes the same decisions."""
         self._enter("validating")
-        values = {"loss": self._loss, **self.problem.measure(self._found)}
+        with group.without_timeout():
+            measured = together(lambda: self.problem.measure(self._found) if self.rank == 0 else {})
+        values = {"loss": self._loss, **exchange.broadcast(measured, source=0)}
         if self.rank == 0 and self.recorder is not None:
             self.recorder.sample(self.step, **{f"val_{name}": value for name, value in values.items()})
             if self._shows_pictures(self.command == "stop" or self.step == sum(self.problem.num_steps)):

@@ -1,4 +1,5 @@
-"""Minimises a function of one tensor with scipy's optimizers, which support bounds, or with torch's."""
+"""Minimises a function of one tensor, each process for itself: with L-BFGS or scipy's optimizers, which
+support bounds, or with torch's."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ from scipy.optimize import Bounds, OptimizeResult, minimize
 from torch import Tensor
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, NAdam, Optimizer, RMSprop
 
+from nbgpu.engine.workload.lbfgs import ALL_DONE, AfterStep, Lbfgs
+from nbgpu.engine.workload.shards import Shards
 from nbgpu.errors import RunError
 
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Returns (loss, gradient) for a tensor."""
 
-AfterStep = Callable[[Tensor, float], None]
-"""Is called with (tensor, loss) after each step, and may raise to end the descent."""
+LBFGS = "lbfgs"
+"""The optimizer whose vectors can be spread over the ranks."""
 
 _SCIPY: Mapping[str, str] = {"lbfgsb": "L-BFGS-B", "tnc": "TNC"}
 _TORCH: Mapping[str, Callable[..., Optimizer]] = {
@@ -29,12 +32,12 @@ _TORCH: Mapping[str, Callable[..., Optimizer]] = {
     "adagrad": Adagrad,
     "adadelta": Adadelta,
 }
-OPTIMIZERS = (*_SCIPY, *_TORCH)
+OPTIMIZERS = (LBFGS, *_SCIPY, *_TORCH)
 
-NUM_PAIRS = 20
-"""The number of (step, gradient) pairs that L-BFGS-B stores; scipy's default is 10."""
+NUM_PAIRS = 10
+"""The number of pairs of steps and gradient's changes that L-BFGS and L-BFGS-B remember, if nothing else is
+asked for; scipy's default."""
 _MAX_EVALUATIONS_PER_STEP = 50
-_ALL_DONE = "all steps were done"
 
 
 class _AllStepsDone(Exception):
@@ -43,7 +46,7 @@ class _AllStepsDone(Exception):
 
 def bounded(optimizer: str) -> bool:
     """Whether the optimizer keeps to the bounds 0 and 1, to which the others are held only by the loss."""
-    return optimizer in _SCIPY
+    return optimizer in (LBFGS, *_SCIPY)
 
 
 def descend(
@@ -52,19 +55,21 @@ def descend(
     num_steps: int,
     after_step: AfterStep,
     *,
-    optimizer: str = "lbfgsb",
+    optimizer: str = LBFGS,
+    num_pairs: int = NUM_PAIRS,
     lr: Callable[[], float] = lambda: 0.01,
     tolerance: float = 1e-10,
 ) -> str:
     """Minimise until a step reduces the loss by less than `tolerance`, or for `num_steps` steps.
 
     Args:
-        evaluate: returns the loss and its gradient. With scipy's optimizers a step may need more than one
-            call.
+        evaluate: returns the loss and its gradient. With L-BFGS and scipy's optimizers a step may need more
+            than one call.
         start: the initial tensor, float64 on any device. It is not changed.
         num_steps: the largest number of steps.
         after_step: see `AfterStep`.
-        optimizer: one of `OPTIMIZERS`. 'lbfgsb' (Byrd et al. 1995) and 'tnc' keep to 0..1.
+        optimizer: one of `OPTIMIZERS`. 'lbfgs', 'lbfgsb' (Byrd et al. 1995) and 'tnc' keep to 0..1.
+        num_pairs: how many pairs 'lbfgs' and 'lbfgsb' remember.
         lr: returns the learning rate of torch's optimizers, and is called before each step.
         tolerance: a share of the loss, or of 1 if that is larger; 0 disables it.
 
@@ -77,8 +82,22 @@ def descend(
     if num_steps < 1:
         return "no steps were left"
     checked = _Checked(evaluate)
+    if optimizer == LBFGS:
+        shards = Shards(start.shape if start.ndim > 1 else (1, *start.shape))
+
+        def part(tensor: Tensor) -> tuple[float, Tensor]:
+            loss, gradient = checked(tensor.view(start.shape))
+            return loss, shards.part(gradient.view(shards.shape))
+
+        return Lbfgs(shards, num_pairs, start.device).minimise(
+            part,
+            start.view(shards.shape),
+            num_steps,
+            lambda found, loss: after_step(found.view(start.shape), loss),
+            tolerance,
+        )
     if optimizer in _SCIPY:
-        return _with_scipy(checked, start, num_steps, after_step, optimizer, tolerance)
+        return _with_scipy(checked, start, num_steps, after_step, optimizer, num_pairs, tolerance)
     return _with_torch(checked, start, num_steps, after_step, optimizer, lr, tolerance)
 
 
@@ -97,7 +116,13 @@ class _Checked:
 
 
 def _with_scipy(
-    evaluate: _Checked, start: Tensor, num_steps: int, after_step: AfterStep, optimizer: str, tolerance: float
+    evaluate: _Checked,
+    start: Tensor,
+    num_steps: int,
+    after_step: AfterStep,
+    optimizer: str,
+    num_pairs: int,
+    tolerance: float,
 ) -> str:
     def as_tensor(flat: np.ndarray) -> Tensor:
         return torch.from_numpy(flat.copy()).view(start.shape).to(start.device)
@@ -121,7 +146,7 @@ def _with_scipy(
         if num_done == num_steps:
             raise _AllStepsDone
 
-    options = {"lbfgsb": {"maxiter": num_steps, "ftol": tolerance, "gtol": 0.0, "maxcor": NUM_PAIRS}}.get(
+    options = {"lbfgsb": {"maxiter": num_steps, "ftol": tolerance, "gtol": 0.0, "maxcor": num_pairs}}.get(
         optimizer, {"ftol": tolerance, "gtol": 0.0, "xtol": 0.0}
     )
     try:
@@ -135,9 +160,9 @@ def _with_scipy(
             options=options | {"maxfun": num_steps * _MAX_EVALUATIONS_PER_STEP},
         )
     except _AllStepsDone:
-        return _ALL_DONE
+        return ALL_DONE
     return (
-        _ALL_DONE if "total no. of iterations" in str(result.message).lower() else str(result.message).lower()
+        ALL_DONE if "total no. of iterations" in str(result.message).lower() else str(result.message).lower()
     )
 
 
@@ -162,4 +187,4 @@ def _with_torch(
         if math.isfinite(before) and abs(before - loss) <= tolerance * max(abs(before), abs(loss), 1.0):
             return "a step gained less than the tolerance"
         before = loss
-    return _ALL_DONE
+    return ALL_DONE

@@ -9,17 +9,21 @@ from typing import Any
 
 from torch import Tensor
 
-from nbgpu.engine.workload.descent import AfterStep, Evaluate, descend
+from nbgpu.engine.workload.descent import LBFGS, Evaluate, descend
+from nbgpu.engine.workload.lbfgs import AfterStep
+from nbgpu.engine.workload.shards import Shards
 
 
 class Problem(ABC):
     """A loss of one tensor, minimised in stages, each of which begins with the result of the stage before.
 
-    Every rank has the whole tensor, and computes the same values from it to the last bit.
+    Every rank has the whole tensor (C, L, ...), and computes the same values from it to the last bit.
     """
 
     optimizer: str
     """One of `descent.OPTIMIZERS`."""
+    num_pairs: int
+    """The number of pairs that 'lbfgs' and 'lbfgsb' remember."""
     tolerance: float
     """The tolerance of `descent.descend`."""
 
@@ -57,6 +61,20 @@ class Problem(ABC):
         A collective with several ranks.
         """
 
+    def evaluate_part(self, tensor: Tensor, stage: int, step: int, shards: Shards) -> tuple[float, Tensor]:
+        """Return (loss, this rank's part of the gradient) as `evaluate` would; the loss is the same on every
+        rank.
+
+        A collective with several ranks.
+        """
+        loss, gradient = self.evaluate(tensor, stage, step, shards.rank, shards.world_size)
+        return float(loss), shards.part(gradient)
+
+    def is_spread(self, stage: int) -> bool:
+        """Return whether the vectors of a stage's search are spread over the ranks. Such a stage is searched
+        by `lbfgs.Lbfgs` with `evaluate_part`, and any other one by `search`."""
+        return self.optimizer == LBFGS
+
     def search(
         self,
         tensor: Tensor,
@@ -84,6 +102,7 @@ class Problem(ABC):
             len(steps),
             after_step,
             optimizer=self.optimizer,
+            num_pairs=self.num_pairs,
             lr=lr,
             tolerance=self.tolerance,
         )
@@ -94,7 +113,8 @@ class Problem(ABC):
 
     @abstractmethod
     def measure(self, tensor: Tensor) -> dict[str, float]:
-        """Return metrics of the tensor other than its loss, by name; no collective."""
+        """Return metrics of the tensor other than its loss, by name, as JSON; no collective. Rank 0 calls
+        this."""
 
     @abstractmethod
     def pictures(self, tensor: Tensor) -> dict[str, str]:

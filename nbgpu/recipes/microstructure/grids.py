@@ -81,9 +81,14 @@ def cut(field: Tensor, shares: Tensor) -> Tensor:
     wanted = pixels_of(shares, field[0].numel())
     if len(field) == 1:
         field = torch.cat([1 - field, field])
-    dims = range(1, field.ndim)
-    around = torch.stack([field.roll(step, dim) for dim in dims for step in (-1, 1)]).mean(dim=0)
-    worth = (field + _TIE * around).flatten(1)
+    # One neighbour after the other: a field may be large, and six copies of it larger.
+    around = torch.zeros_like(field)
+    for dim in range(1, field.ndim):
+        for step in (-1, 1):
+            around += field.roll(step, dim)
+    worth = around.mul_(_TIE / (2 * (field.ndim - 1))).add_(field).flatten(1)
+    shape = field.shape[1:]
+    del field, around
     phases = worth.argmax(dim=0)
     lacking = wanted - phases.bincount(minlength=len(wanted))
     for phase in (lacking < 0).nonzero().flatten().tolist():
@@ -94,7 +99,7 @@ def cut(field: Tensor, shares: Tensor) -> Tensor:
             phases[places[order[:num_moved]]] = other
             lacking[phase] += num_moved
             lacking[other] -= num_moved
-    return phases.view(field.shape[1:])
+    return phases.view(shape)
 
 
 def indicated(phases: Tensor, num_phases: int) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nbgpu.engine.workload.shards import Shards, all_gather, share_of
 from nbgpu.recipes.microstructure.losses import Loss
-from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS, share_of, slices_along
+from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS, slices_along
 
 MAX_PIXELS_AT_ONCE = 2**15
 """The number of pixels of the slices whose graph is in memory at one time: Correlations with limit_to=16 make
@@ -84,6 +86,75 @@ class Objective:
                 slices[places] += part.gradient * factor
         return loss, gradient
 
+    def part(self, field: Tensor, shards: Shards, coarser: int = 0) -> tuple[float, Tensor]:
+        """Compute (loss, this rank's part of the gradient) of all slices. A collective with several ranks.
+
+        No rank has the whole gradient: each sends the others the parts of its slices' gradients that belong
+        to them. The numbers are those of a call to the last bit.
+
+        Args:
+            field: the whole field, as for a call.
+            shards: the division of the field over the ranks.
+            coarser: as for a call.
+        """
+        stacks = [field[None]] if field.ndim == 3 else [slices_along(field, d) for d in range(NUM_DIRECTIONS)]
+        gradient = field.new_zeros(len(shards.share), shards.num_in_slice)
+        own_gradient = shards.view(gradient)
+        own_stacks = (
+            [own_gradient[None]]
+            if field.ndim == 3
+            else [slices_along(own_gradient, d) for d in range(NUM_DIRECTIONS)]
+        )
+        losses = []
+        for direction, (stack, own_stack) in enumerate(zip(stacks, own_stacks, strict=True)):
+            own = self._own_part(stack, direction, coarser)
+            losses.append(self._joined(own.losses, len(stack)))
+            # A volume is divided along its first direction, whose slices each lie on one rank as a whole.
+            if self._world_size == 1 or (direction == 0 and field.ndim > 3):
+                own_stack += own.gradient
+                continue
+            for share, received in self._exchanged(own.gradient, len(stack), shards):
+                own_stack[share.start : share.stop] += received
+        # Rounded only once, and so the same on every processor: decisions follow from it.
+        return math.fsum(torch.cat(losses).tolist()), gradient
+
+    def _joined(self, losses: Tensor, num_slices: int) -> Tensor:
+        """Return the losses of all slices across one direction, of which each rank has its share."""
+        own = losses.cpu()
+        if self._world_size == 1:
+            return own
+        size = len(share_of(num_slices, 0, self._world_size))
+        padded = own.new_zeros(size)
+        padded[: len(own)] = own
+        received = own.new_empty(self._world_size * size)
+        all_gather(received, padded)
+        return received[:num_slices]
+
+    def _exchanged(self, gradient: Tensor, num_slices: int, shards: Shards) -> Iterator[tuple[range, Tensor]]:
+        """Give each rank its part of the gradients of this rank's slices; yield, by rank, the slices that it
+        had and this rank's part of their gradients.
+
+        Args:
+            gradient: (own slices, P, L, ...), where L is the axis along which the field is divided.
+            num_slices: the number of all ranks' slices.
+        """
+        ranks = range(self._world_size)
+        lengths = [share_of(shards.shape[1], rank, self._world_size) for rank in ranks]
+        shares = [share_of(num_slices, rank, self._world_size) for rank in ranks]
+        parts = [gradient[:, :, length.start : length.stop] for length in lengths]
+        sizes = [part.numel() for part in parts]
+        message = gradient.new_empty(sum(sizes))
+        for part, room in zip(parts, message.split(sizes), strict=True):
+            room.view(part.shape).copy_(part)
+        shape = (gradient.shape[1], len(shards.share), *gradient.shape[3:])
+        received_sizes = [len(share) * math.prod(shape) for share in shares]
+        on_host = dist.get_backend() == "gloo"
+        sent = message.cpu() if on_host else message
+        received = sent.new_empty(sum(received_sizes))
+        dist.all_to_all_single(received, sent, received_sizes, sizes)
+        for share, numbers in zip(shares, received.to(gradient.device).split(received_sizes), strict=True):
+            yield share, numbers.view(len(share), *shape)
+
     def _drawn(self, num_slices: int, direction: int, step: int) -> Tensor | None:
         """Return the indices of the slices to evaluate, None for all; the same on all ranks."""
         if self._num_drawn is None or self._num_drawn >= num_slices:
@@ -93,17 +164,17 @@ class Objective:
 
     def _own_part(self, stack: Tensor, direction: int, coarser: int) -> _Part:
         share = share_of(len(stack), self._rank, self._world_size)
-        slices = stack[share.start : share.stop].detach().contiguous()
-        at_once = max(1, MAX_PIXELS_AT_ONCE // slices[0].numel()) if len(slices) else 1
-        losses, gradients = [slices.new_zeros(0)], [slices[:0]]
-        for some in slices.split(at_once) if len(slices) else ():
-            some = some.requires_grad_()
+        slices = stack[share.start : share.stop].detach()
+        losses, gradient = slices.new_empty(len(slices)), slices.new_empty(slices.shape)
+        at_once = max(1, MAX_PIXELS_AT_ONCE // stack[0].numel())
+        for begin in range(0, len(slices), at_once):
+            places = slice(begin, begin + at_once)
+            some = slices[places].contiguous().requires_grad_()
             with torch.enable_grad():
                 of_each = self._loss(some, direction, coarser)
-            (gradient,) = torch.autograd.grad(of_each.sum(), some)
-            losses.append(of_each.detach())
-            gradients.append(gradient)
-        return _Part(torch.cat(losses), torch.cat(gradients))
+            (gradient[places],) = torch.autograd.grad(of_each.sum(), some)
+            losses[places] = of_each.detach()
+        return _Part(losses, gradient)
 
     def _parts_of_all(self, own: Sequence[_Part], stacks: Sequence[Tensor]) -> list[_Part]:
         """Return the parts of all ranks, joined by direction. One collective."""

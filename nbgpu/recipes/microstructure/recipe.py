@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from nbgpu.config import MicrostructureConfig
-from nbgpu.engine.workload.descent import NUM_PAIRS, AfterStep, Evaluate, bounded
+from nbgpu.engine.workload.descent import Evaluate, bounded
+from nbgpu.engine.workload.lbfgs import AfterStep, held_bytes
 from nbgpu.engine.workload.problem import Problem
+from nbgpu.engine.workload.shards import Shards, share_of
 from nbgpu.errors import DataError
 from nbgpu.recipes.microstructure.characterize import DESCRIPTORS, characterize
 from nbgpu.recipes.microstructure.files import load_fields, write_vtk
@@ -32,7 +34,7 @@ from nbgpu.recipes.microstructure.objective import MAX_PIXELS_AT_ONCE, Objective
 from nbgpu.recipes.microstructure.pictures import block, png, slices_of
 from nbgpu.recipes.microstructure.reconstruct import s2_error
 from nbgpu.recipes.microstructure.sample import micrograph
-from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS, share_of
+from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS
 from nbgpu.recipes.microstructure.structure import structure_errors, structures
 from nbgpu.recipes.microstructure.swaps import NUM_CANDIDATES, Cooling, at_random, swap
 from nbgpu.recipes.microstructure.swaps import OPTIMIZERS as SWAPPING
@@ -41,6 +43,9 @@ from nbgpu.recipes.microstructure.target import S2, Target, load_target, save_de
 _COPIES_IN_GRAPH = 4
 """The number of copies of a descriptor's numbers for each pixel that the forward and backward passes hold:
 measured, not exact."""
+_COPIES_OF_GRADIENT = 3
+"""The number of copies of the gradients of a rank's slices across one direction: as computed, as sent, and
+what is received in their place; one rank alone has the first only."""
 
 
 class Microstructure(Problem):
@@ -50,6 +55,7 @@ class Microstructure(Problem):
     def __init__(self, config: MicrostructureConfig) -> None:
         self.config = config
         self.optimizer = config.optimizer_type
+        self.num_pairs = config.history_size
         self.tolerance = config.tolerance
         self._target: Target | None = None
         self._initial: Tensor | None = None
@@ -131,13 +137,22 @@ class Microstructure(Problem):
     def evaluate(
         self, tensor: Tensor, stage: int, step: int, rank: int, world_size: int
     ) -> tuple[Tensor, Tensor]:
+        return self._objective(rank, world_size)(tensor, self._coarser(stage), step)
+
+    def evaluate_part(self, tensor: Tensor, stage: int, step: int, shards: Shards) -> tuple[float, Tensor]:
+        return self._objective(shards.rank, shards.world_size).part(tensor, shards, self._coarser(stage))
+
+    def _objective(self, rank: int, world_size: int) -> Objective:
         config = self.config
         key = (rank, world_size)
         if key not in self._objectives:
             self._objectives[key] = Objective(
                 self._loss(), rank, world_size, config.slices_per_step, config.seed
             )
-        return self._objectives[key](tensor, self._coarser(stage), step)
+        return self._objectives[key]
+
+    def is_spread(self, stage: int) -> bool:
+        return super().is_spread(stage) and not self._swaps(stage)
 
     def search(
         self,
@@ -291,10 +306,10 @@ class Microstructure(Problem):
 
     def memory_bytes(self, world_size: int) -> dict[str, int]:
         """Estimate the memory of the field, its gradients, the optimizer's state, and the slices evaluated at
-        one time."""
+        one time, on the rank with most of them."""
         target, limit = self.target, self.config.limit_to
-        field = 8 * target.num_phases * int(np.prod(target.shape))
-        remembered = 2 * NUM_PAIRS + 8 if bounded(self.optimizer) else 4
+        shape = (target.num_phases, *target.shape)
+        field = 8 * int(np.prod(shape))
         numbers_of_pixel = {
             "Correlations": 2 * limit * limit,
             "CrossCorrelations": 2 * limit * limit,
@@ -303,12 +318,31 @@ class Microstructure(Problem):
         }
         most = max(numbers_of_pixel.get(name, 64) for name in self.config.descriptor_types)
         pixels = max(MAX_PIXELS_AT_ONCE, target.num_phases * int(np.prod(target.shape[-2:])))
+        activations = 8 * pixels * most * _COPIES_IN_GRAPH
+        if self.is_spread(0):
+            held = held_bytes(shape, self.num_pairs, world_size)
+            return {
+                "parameters": held.whole_bytes,
+                "gradients": (_COPIES_OF_GRADIENT if world_size > 1 else 1)
+                * self._own_gradient_bytes(world_size),
+                "optimizer": held.shared_bytes,
+                "activations": activations + held.working_bytes,
+            }
+        remembered = 2 * self.num_pairs + 8 if bounded(self.optimizer) else 4
         return {
             "parameters": field,
             "gradients": 4 * field,
             "optimizer": remembered * field,
-            "activations": 8 * pixels * most * _COPIES_IN_GRAPH,
+            "activations": activations,
         }
+
+    def _own_gradient_bytes(self, world_size: int) -> int:
+        """Return the bytes of the gradients of the slices across one direction of the first rank, which has
+        most of them."""
+        shape = self.target.shape
+        lengths = shape if len(shape) == NUM_DIRECTIONS else (1,)
+        share = max(len(share_of(length, 0, world_size)) / length for length in lengths)
+        return int(8 * self.target.num_phases * int(np.prod(shape)) * share)
 
 
 def _pixels(shape: Sequence[int]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nbgpu.engine.workload.descent import descend
+from nbgpu.engine.workload.descent import LBFGS, descend
 from nbgpu.recipes.microstructure.characterize import characterize
 from nbgpu.recipes.microstructure.grids import (
     decided,
@@ -49,7 +49,7 @@ def reconstruct(
     num_phases: int = 1,
     levels: int = 1,
     num_steps: int = 200,
-    optimizer: str = "lbfgsb",
+    optimizer: str = LBFGS,
     lr: float = 0.01,
     tolerance: float = 1e-10,
     seed: int = 0,

