@@ -153,6 +153,8 @@ NOT_OF_THESE_LIBRARIES = {
     "_timestamp",  # W&B's documented column
     "_ALLGATHER_BASE",  # what torch calls two collectives in its messages
     "_REDUCE_SCATTER_BASE",
+    "_frombuffer",  # what NumPy writes into a pickle; nothing of that name is called
+    "_target_",  # a key in MONAI's configuration files, documented
     "_SOCKET_IFNAME",  # ends of names
     "_s",
     "_parameters",  # of a torch Module: which part of a value cannot travel is looked for there, and elsewhere where it is not
