@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from monai.transforms import Compose, Resize, ScaleIntensityRange, Transform
-from monai.utils import convert_to_tensor
+from monai.transforms import Compose
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
@@ -24,7 +23,6 @@ from nbgpu.engine.data.augmentation import augmentation
 from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
 from nbgpu.engine.data.loader import SampleLoader
 from nbgpu.engine.data.sampling import Draw
-from nbgpu.engine.data.volumes import load_volume
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.prediction import Predicted
 from nbgpu.engine.workload.proposal import Proposal
@@ -32,7 +30,6 @@ from nbgpu.engine.workload.recipe import CPU, Batch, Loaders, ParameterGroup
 from nbgpu.errors import DataError
 from nbgpu.recipes.survival import metrics
 from nbgpu.recipes.survival.baselines import fitted
-from nbgpu.recipes.survival.cohort import patient
 from nbgpu.recipes.survival.cox import cox_loss, gathered
 from nbgpu.recipes.survival.frozen import FROZEN, freezing
 from nbgpu.recipes.survival.image_sizes import sizes_for
@@ -41,7 +38,8 @@ from nbgpu.recipes.survival.network import SurvivalNetwork, load_weights
 from nbgpu.recipes.survival.patients import Patients, Scale, patients_of
 from nbgpu.recipes.survival.pictures import curves, slices
 from nbgpu.recipes.survival.prediction import concordance_in_words, new_patients, risks
-from nbgpu.recipes.survival.voxel_size import at_voxel_size, cut_in_words
+from nbgpu.recipes.survival.prepare import Prepare
+from nbgpu.recipes.survival.voxel_size import cut_in_words
 from nbgpu.run_folder.predictions import Job, Row
 
 _MAX_FITTED = 500
@@ -119,11 +117,7 @@ class Survival:
     def _steps(self) -> Compose:
         config = self.config
         return Compose(
-            [
-                _Prepare(
-                    config.volume_shape, config.hu_min, config.hu_max, config.split_seed, config.spacing_mm
-                )
-            ]
+            [Prepare(config.volume_shape, config.hu_min, config.hu_max, config.split_seed, config.spacing_mm)]
         )
 
     def _decoded(self, items: Sequence[Item]) -> Iterator[dict[str, Tensor]]:
@@ -477,52 +471,3 @@ def _events_in_words(num_events: int, num_micro_batches: int) -> str:
         )
     each = f"{fewest} or {fewest + 1}" if rest else f"{fewest}"
     return f"{num_events} events in an epoch: {each} in each micro-batch of all ranks together"
-
-
-class _Prepare(Transform):
-    """Converts an Item to the tensors that `Survival.example` lists, without the batch dimension."""
-
-    def __init__(
-        self, size: Sequence[int], hu_min: float, hu_max: float, seed: int, spacing_mm: Sequence[float] = ()
-    ) -> None:
-        self.size = tuple(size)
-        self.spacing_mm = tuple(spacing_mm)
-        self.hu_min = hu_min
-        self.hu_max = hu_max
-        self.seed = seed
-
-    def __call__(self, item: Item) -> dict[str, Tensor]:
-        image = (
-            patient(self.seed, item["generated"]).image if "generated" in item else load_volume(item["image"])
-        )
-        num_bad = int((~image.isfinite()).sum())
-        if num_bad:
-            raise DataError(f"{item['name']}: {num_bad} of {image.numel()} voxels are NaN or infinite")
-        # Built for each call, because these transforms are stateful and volumes are decoded in several
-        # threads.
-        window = ScaleIntensityRange(self.hu_min, self.hu_max, 0.0, 1.0, clip=True)
-        image = convert_to_tensor(window(image), track_meta=False)
-        if image.min() == image.max():
-            raise DataError(
-                f"{item['name']}: every voxel is at or beyond the same end of {self.hu_min:g} to {self.hu_max:g} "
-                "Hounsfield units, or all are equal. Change hu_min and hu_max, or leave the file out"
-            )
-        # A generated patient has no voxel size.
-        if self.spacing_mm and "image" in item:
-            image = at_voxel_size(image, item["image"], self.spacing_mm, self.size)
-            if image.min() == image.max():
-                raise DataError(
-                    f"{item['name']}: its middle of image_size voxels has no contrast. Take a larger image_size or spacing, or "
-                    "leave the file out"
-                )
-        if tuple(image.shape[1:]) != self.size:
-            image = convert_to_tensor(
-                Resize(self.size, mode="trilinear", anti_aliasing=True)(image), track_meta=False
-            )
-        return {
-            "image": image,
-            "features": torch.tensor(item["features"], dtype=torch.float32),
-            "order": torch.tensor(item["order"]),
-            "event": torch.tensor(int(item["event"])),
-            "number": torch.tensor(item["number"]),
-        }
