@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every check, and the tests: all.sh those that take a quarter of an hour together, all.sh long the others.
+# Every check, and the tests: all.sh those that take twenty-five minutes together, all.sh long the others.
 # Goes on past a failure, and closes with one line for each part.
 #
 # A part that needs what this machine lacks is skipped with the reason; with CI=true that is a failure, so
