@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import leaks
-import nibabel
-import numpy as np
 import psutil
 import pytest
 
@@ -213,27 +211,6 @@ def test_the_plan_is_what_the_run_then_does_and_takes(
     estimated_mib = (plan.memory["peak"] - plan.memory["before"]) / 2**20
     taken_mib = resident_peak_mib(limited) - held_mib
     assert 0.7 < taken_mib / estimated_mib < 1.5
-
-
-@pytest.mark.long
-def test_a_run_with_the_batch_that_was_found_keeps_the_size_that_was_chosen(
-    limited: nbgpu.Cluster, tmp_path: Path
-) -> None:
-    rng = np.random.default_rng(0)
-    lines = ["image,time,event"]
-    for index in range(12):
-        voxels = rng.normal(0, 300, (40, 40, 24)).astype(np.int16)
-        nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), tmp_path / f"{index}.nii")
-        lines.append(f"{index}.nii,{30 - index},{index % 2}")
-    (tmp_path / "cohort.csv").write_text("\n".join(lines))
-    settings: dict[str, Any] = {"data": str(tmp_path / "cohort.csv"), "widen_factor": 0.125}
-    found = limited.find_batch_size("survival", **settings)
-    assert found.batch_size > 16
-    # Chosen anew for this batch, which just fits, the volumes would be smaller.
-    plan = limited.plan("survival", **settings, batch_size=found.batch_size)
-    assert getattr(plan.config, "image_size", ()) == (40, 40, 24)
-    other = limited.plan("survival", **settings, batch_size=2 * found.batch_size)
-    assert getattr(other.config, "image_size", ()) < (40, 40, 24)
 
 
 @pytest.mark.long
