@@ -25,8 +25,9 @@ def test_a_run_with_the_batch_that_was_found_keeps_the_size_that_was_chosen(tmp_
     with nbgpu.Cluster(gpus="none", ranks=2, memory_limit="1500MiB") as limited:
         found = limited.find_batch_size("survival", **settings)
         assert found.batch_size > 16
-        # Chosen anew for this batch, which just fits, the volumes would be smaller.
+        # At the batch size that was found, the volumes are those that it was found for.
         plan = limited.plan("survival", **settings, batch_size=found.batch_size)
         assert getattr(plan.config, "image_size", ()) == (40, 40, 24)
+        # A batch that cannot fit gets smaller volumes.
         other = limited.plan("survival", **settings, batch_size=2048)
         assert getattr(other.config, "image_size", ()) < (40, 40, 24)
