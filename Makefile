@@ -19,11 +19,8 @@ MCRPY_VENV := .venv-mcrpy
 FOR_MCRPY := $(MCRPY_VENV)/.ready
 OLDEST_VENV := .venv-oldest
 FOR_OLDEST := $(OLDEST_VENV)/.ready
-NOTEBOOK := notebooks/00_first_run.ipynb
 # So that notebooks and terminals in JupyterLab find the `nbgpu` command, as in an environment that was activated.
 WITH_COMMANDS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
-# JupyterLab asks root to say so. In a container there is often nobody else.
-AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo lab test test-long quality test-oldest lint bench bench-peers bench-mcrpy docs faults soak clean
@@ -32,10 +29,10 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## (.*)/make \1\t\2/' | expand -t 18
 
 demo: $(FOR_USE) ## run the first notebook on all GPUs, or on two CPU ranks; leaves it and a report in demo/
-	@$(WITH_COMMANDS) $(RUN) -m nbgpu.client.demo $(NOTEBOOK) demo
+	@$(WITH_COMMANDS) $(RUN) -m nbgpu.cli demo
 
 lab: $(FOR_USE) ## open the first notebook in JupyterLab
-	@$(WITH_COMMANDS) $(RUN) -m jupyter lab $(AS_ROOT) $(NOTEBOOK)
+	@$(WITH_COMMANDS) $(RUN) -m nbgpu.cli lab
 
 test: $(FOR_DEVELOPMENT) ## run every check, and the tests of Python, front end and browser that do not take long
 	@bash tests/all.sh

@@ -30,6 +30,7 @@ def parse(
     hidden: Sequence[str] = (),
     as_text: type[BaseModel] | None = None,
     description: str | None = None,
+    first: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Parse `--batch-size 4 --amp bf16` into {'batch_size': 4, 'amp': 'bf16', ...}, with one value for each
     field.
@@ -46,6 +47,7 @@ def parse(
         defaults: values for omitted flags, in place of the fields' own defaults.
         hidden: fields that are not flags; the result does not have them.
         as_text: one of the models, whose flags take any text; an omitted flag gives None.
+        first: where given, the only fields that `--help` lists; `--help-all` lists every one.
         description: the first line of the help; left out: that of the last model.
 
     Raises:
@@ -54,6 +56,7 @@ def parse(
     """
     flags: dict[str, tuple[str, Any, Any]] = {}
     joined: list[str] = []
+    show_all = not first or "--help-all" in arguments
     for model, name, info in ((m, name, info) for m in models for name, info in m.model_fields.items()):
         if name in hidden or name in flags:
             continue
@@ -69,10 +72,19 @@ def parse(
             kind, default = tuple[str, ...], (default,)
             joined.append(name)
         shown = tyro.conf.arg(help=help_text, metavar="VALUE[,...]" if takes_several else None)
-        flags[name] = (name, Annotated[(kind, shown, *_marks(info))], field(default=default))
+        flags[name] = (
+            name,
+            Annotated[
+                (kind, shown, *_marks(info), *(() if show_all or name in first else (tyro.conf.Suppress,)))
+            ],
+            field(default=default),
+        )
     holder = make_dataclass("Settings", list(flags.values()))
     description = summary(models[-1]) if description is None else description
-    values = asdict(tyro.cli(holder, args=list(arguments), prog=prog, description=description))
+    if not show_all:
+        description = f"{description}\n\nThese flags matter most; --help-all lists every one."
+    arguments = ["--help" if each == "--help-all" else each for each in arguments]
+    values = asdict(tyro.cli(holder, args=arguments, prog=prog, description=description))
     return values | {name: ",".join(values[name]) for name in joined}
 
 

@@ -1,0 +1,84 @@
+"""The `nbgpu` command. A command's code is imported when that command is asked for.
+
+Exit codes: 0 all went well; 1 something failed or was refused, such as a run, a setting or a file; 2 the
+command line was not understood; 130 interrupted; 141 whoever read the output stopped reading.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from nbgpu.version import VERSION
+
+if TYPE_CHECKING:
+    from nbgpu.errors import RankError
+
+FAILED, BAD_USAGE, INTERRUPTED, OUTPUT_CLOSED = 1, 2, 130, 141
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command, and exit with its code where that is not 0."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        try:
+            code = _run(list(arguments))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # As with `| head`. Python would try to write the rest once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = OUTPUT_CLOSED
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    if code:
+        sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments[:1] in (["--version"], ["-V"]):
+        print(f"nbgpu {VERSION}")
+        return 0
+    # What follows costs more to import than the version is worth.
+    from nbgpu.cli.catalogue import COMMANDS, overview
+    from nbgpu.cli.usage import UsageError, nearest
+    from nbgpu.errors import NbgpuError, RankError
+
+    if not arguments or arguments[0] in ("--help", "-h"):
+        print(overview(), end="")
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        return _say(
+            f"nbgpu {name}: there is no such command.{nearest(name, COMMANDS)}\n`nbgpu` lists them", 2
+        )
+    command = COMMANDS[name]
+    # These two print their flags, which are not those of a recipe.
+    if rest[:1] in (["--help"], ["-h"]) and name not in ("characterize", "convert"):
+        print(f"usage: nbgpu {command.usage}\n\n{command.what[0].upper()}{command.what[1:]}.")
+        print("".join(f"\n{line}" for line in command.more), end="\n" if command.more else "")
+        return 0
+    try:
+        return getattr(import_module(f"nbgpu.cli.{command.module}"), name)(rest) or 0
+    except UsageError as error:
+        return _say(str(error), BAD_USAGE)
+    except RankError as error:
+        return _say(_with_tracebacks(error), FAILED)
+    except NbgpuError as error:
+        return _say(f"{type(error).__name__}: {error}", FAILED)
+
+
+def _say(message: str, code: int) -> int:
+    print(message, file=sys.stderr)
+    return code
+
+
+def _with_tracebacks(error: RankError) -> str:
+    """The text of an error as in a notebook, with the ranks' own tracebacks; in colour on a terminal."""
+    from rich.text import Text
+
+    trace = "\n".join(error._render_traceback_())
+    return trace if sys.stderr.isatty() else Text.from_ansi(trace).plain

@@ -1,0 +1,135 @@
+"""What several commands ask alike: recipes, the files of settings, and flags that are read first."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from nbgpu.cli.usage import UsageError, nearest
+from nbgpu.config import (
+    TRAIN_CONFIGS,
+    ClusterConfig,
+    TrainConfig,
+    flags,
+    own_file,
+    read_toml,
+    settings_beside,
+    settings_of,
+)
+from nbgpu.config.conditions import deciding
+from nbgpu.conversion import convert
+from nbgpu.errors import ConfigError
+
+
+class FileFlag(BaseModel):
+    """The flag of every command that takes settings from a file."""
+
+    config: str = Field(
+        "",
+        description="TOML file, such as a run's run.toml, whose values are the defaults of the other flags; or a JSON or "
+        "YAML file that `nbgpu convert` takes",
+    )
+    environment_file: str = Field(
+        "", description="the environment.json that belongs to the config.json of MONAI's tutorial 3d_ldm"
+    )
+    preset: str = Field(
+        "",
+        description="a set of values, such as demo, that are the defaults of the other flags, and of what --config leaves "
+        "out; `nbgpu recipes` lists them",
+    )
+
+
+def recipe_of(arguments: Sequence[str]) -> str | None:
+    """The recipe that the first argument names: a built-in one, a file, or `my_recipe` for my_recipe.py here."""
+    name = arguments[0] if arguments else ""
+    if name in TRAIN_CONFIGS or own_file.is_file(name):
+        return name
+    beside = f"{name}.py"
+    return beside if name and not name.startswith("-") and Path(beside).is_file() else None
+
+
+def no_recipe(arguments: Sequence[str], usage: str) -> UsageError:
+    """The error where a recipe should stand first."""
+    named = ""
+    if arguments and not arguments[0].startswith("-"):
+        named = f"{arguments[0]!r} is not a recipe.{nearest(arguments[0], TRAIN_CONFIGS)} "
+    return UsageError(f"{named}usage: {usage}. Recipes: {', '.join(TRAIN_CONFIGS)}")
+
+
+def take_value(arguments: list[str], flag: str, what: str) -> tuple[list[str], str | None]:
+    """Take `flag VALUE` out of the arguments."""
+    if flag not in arguments:
+        return arguments, None
+    place = arguments.index(flag)
+    if place + 1 == len(arguments):
+        raise UsageError(f"{flag} needs {what}")
+    return arguments[:place] + arguments[place + 2 :], arguments[place + 1]
+
+
+def asked_before(
+    recipe: str, arguments: Sequence[str], cluster: ClusterConfig | None = None
+) -> tuple[ClusterConfig, dict[str, Any]]:
+    """(the settings of the cluster, what is asked for of the training) by `--config` and `--preset`, which
+    are read before the other flags.
+
+    Args:
+        cluster: the settings of the cluster where there is no file; None for the defaults.
+    """
+    presets = flags.values_of(arguments, "preset")
+    if None in presets or len(presets) > 1:
+        raise ConfigError("--preset needs one name, such as demo; `nbgpu recipes` lists them")
+    before: dict[str, Any] = {"preset": presets[0]} if presets else {}
+    found = _from_file(arguments, recipe)
+    if found is None:
+        return cluster or ClusterConfig(), before
+    cluster, train = found
+    return cluster, before | {name: value for name, value in train.given.items() if name != "recipe"}
+
+
+def defaults_of(recipe: str, before: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, Any]:
+    """The defaults of the training's flags beside what is asked for before them, and beside those among them
+    that decide about defaults."""
+    decide = {name: flags.values_of(arguments, name) for name in deciding(settings_of(recipe))}
+    return settings_beside(
+        recipe, {**before, **{name: values[-1] for name, values in decide.items() if values and values[-1]}}
+    )
+
+
+def _from_file(arguments: Sequence[str], recipe: str) -> tuple[ClusterConfig, TrainConfig] | None:
+    """The settings in the file of `--config`, which are the defaults of the other flags; None without that
+    flag. What a file of another tool has beside them is printed."""
+    file, environment = _file(arguments, "config"), _file(arguments, "environment_file")
+    if environment and not (file and convert.is_foreign(file)):
+        raise ConfigError(
+            "--environment-file is the environment.json of MONAI's tutorial 3d_ldm, and belongs to its --config config.json"
+        )
+    if file is None:
+        return None
+    if not convert.is_foreign(file):
+        return read_toml(file, recipe=recipe)
+    data, network = (
+        next(iter(flags.values_of(arguments, name)), None) or "" for name in ("data", "perceptual_network")
+    )
+    converted = convert.convert([file, *([environment] if environment else [])], data, network)
+    if converted.recipe != recipe:
+        raise ConfigError(
+            f"{file} is for the recipe {converted.recipe}: nbgpu train {converted.recipe} --config {file}"
+        )
+    print("\n".join(converted.notes()), file=sys.stderr)
+    return ClusterConfig(), converted.config()
+
+
+def _file(arguments: Sequence[str], name: str) -> Path | None:
+    """The file that a flag names; it is read before the other flags."""
+    files, flag = flags.values_of(arguments, name), f"--{name.replace('_', '-')}"
+    if None in files:
+        raise ConfigError(
+            f"{flag} needs a file, such as {'run.toml' if name == 'config' else 'environment.json'}"
+        )
+    if len(files) > 1:
+        raise ConfigError(f"{flag} stands there {len(files)} times. Give one file, and other values as flags")
+    return Path(str(files[0])) if files else None

@@ -1,0 +1,41 @@
+"""This machine: `nbgpu doctor`, `ps` and `stop`."""
+
+from __future__ import annotations
+
+from nbgpu.cli.asking import take_value
+from nbgpu.cli.usage import UsageError
+from nbgpu.client.host import doctor as checks
+from nbgpu.client.host import ps as clusters
+from nbgpu.config import (
+    TrainConfig,
+)
+
+
+def doctor(arguments: list[str]) -> int:
+    """Print the findings as they come. Returns the exit code, which is 1 if something does not work."""
+    rest, runs_dir = take_value(arguments, "--runs-dir", "a folder, such as nbgpu_runs")
+    if set(rest) - {"--json"}:
+        raise UsageError("usage: nbgpu doctor [--json] [--runs-dir FOLDER]")
+    findings = []
+    for finding in checks.examine(runs_dir or str(TrainConfig.model_fields["runs_dir"].default)):
+        findings.append(finding)
+        if not rest:
+            print(checks.line(finding), flush=True)
+    print(checks.as_json(findings) if rest else checks.summary(findings))
+    return checks.exit_code(findings)
+
+
+def stop(arguments: list[str]) -> None:
+    names = [name for name in arguments if not name.startswith("-")]
+    if (unknown := set(arguments) - {*names, "--all"}) or (names and "--all" in arguments):
+        wrong = f"{', '.join(sorted(unknown))} is no flag. " if unknown else ""
+        raise UsageError(f"{wrong}usage: nbgpu stop [ID ...] or nbgpu stop --all. `nbgpu ps` lists the ids")
+    ended = clusters.stop(names, everything="--all" in arguments)
+    print("\n".join(ended or ["nothing was left over"]))
+
+
+def ps(arguments: list[str]) -> None:
+    """Print the clusters of this user on this host."""
+    if arguments:
+        raise UsageError("usage: nbgpu ps")
+    print(clusters.table())

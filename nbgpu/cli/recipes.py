@@ -1,0 +1,35 @@
+"""`nbgpu recipes` and `nbgpu new`."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from nbgpu.cli.usage import UsageError
+from nbgpu.config import (
+    TRAIN_CONFIGS,
+    flags,
+    own_file,
+    presets,
+)
+
+
+def new(arguments: list[str]) -> None:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise UsageError("usage: nbgpu new NAME, such as my_recipe: writes my_recipe.py into this folder")
+    path = own_file.create(arguments[0])
+    print(f"{path}: trains a small network on generated points. Try it:\n    nbgpu train {path}")
+
+
+def recipes() -> None:
+    table = Table("recipe", "what it trains", "what it takes as --data", "without --data")
+    for name, model in TRAIN_CONFIGS.items():
+        table.add_row(name, flags.summary(model), model.INPUTS, model.TRIAL)
+    table.add_row("my_recipe.py", "your own dataset, model and loss: nbgpu new my_recipe", "", "")
+    of_presets = Table("recipe", "--preset", "what it sets", "where its numbers come from")
+    for preset in (presets.read(recipe, name) for recipe in TRAIN_CONFIGS for name in presets.names(recipe)):
+        of_presets.add_row(preset.recipe, preset.name, preset.description, preset.source)
+    console = Console()
+    console.print(table)
+    console.print(of_presets)
+    console.print("nbgpu train RECIPE --help lists a recipe's settings", highlight=False)

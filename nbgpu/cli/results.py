@@ -1,0 +1,141 @@
+"""What is made of runs, files and structures: `nbgpu predict`, `report`, `convert` and `characterize`."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+from rich.console import Console
+
+from nbgpu.cli.usage import UsageError
+from nbgpu.client.cluster.cluster import Cluster
+from nbgpu.client.engines import preloading
+from nbgpu.client.runs import characterizing, data_check, predicting
+from nbgpu.config import (
+    ClusterConfig,
+    MicrostructureConfig,
+    flags,
+)
+from nbgpu.config.characterization import MEASURING, CharacterizeConfig
+from nbgpu.config.prediction import PredictConfig
+from nbgpu.config.settings import together
+from nbgpu.conversion import convert as conversion
+from nbgpu.errors import RunError
+from nbgpu.run_folder import folder as runs
+from nbgpu.ui.prediction import terminal as terminal_progress
+
+
+class _ConvertFlags(BaseModel):
+    """Turn another tool's configuration files into a TOML file for --config."""
+
+    out: str = Field("", description="the TOML file to write; empty to print it")
+    data: str = Field("", description="the data to train on, in place of what the files say")
+    perceptual_network: str = Field(
+        "", description="a local file of weights for the autoencoder's perceptual distance"
+    )
+
+
+def predict(arguments: list[str]) -> int:
+    """Apply a run's trained model to new data. Returns the exit code, which is 1 if a sample failed."""
+    if not arguments or arguments[0].startswith("-"):
+        raise UsageError(
+            "usage: nbgpu predict RUN_FOLDER --data NEW [--out FOLDER] [flags], and nbgpu predict RUN_FOLDER --help"
+        )
+    folder, *rest = arguments
+    _, config = runs.read_settings(Path(folder).expanduser())
+    model = type(config)
+    values = flags.parse(
+        [PredictConfig, ClusterConfig, model],
+        rest,
+        prog=f"nbgpu predict {folder}",
+        # The machine of the training need not be this one.
+        defaults=config.model_dump() | {n: f.default for n, f in PredictConfig.model_fields.items()},
+        hidden=[
+            n for n in model.model_fields if n not in (*model.AT_PREDICTION, *PredictConfig.model_fields)
+        ],
+        description=f"{flags.summary(PredictConfig)} It writes {model.PREDICTS}." if model.PREDICTS else None,
+    )
+    of_prediction = {name: values.pop(name) for name in PredictConfig.model_fields}
+    of_cluster = {name: values.pop(name) for name in ClusterConfig.model_fields}
+    changed = {name: value for name, value in values.items() if value != getattr(config, name)}
+    cluster, job = together(
+        lambda: ClusterConfig.checked(**of_cluster),
+        lambda: predicting.job_of(folder, PredictConfig.checked(**of_prediction), changed),
+    )
+    console = Console()
+    with preloading.begun(cluster):
+        data_check.require_new(job)
+        with Cluster.with_config(cluster) as started, terminal_progress.shown(console) as show:
+            console.print(started.describe())
+            found = started.predict_with(job, show)
+    console.print(str(found), highlight=False, soft_wrap=True)
+    return 1 if found.failed else 0
+
+
+def report(arguments: list[str]) -> None:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise UsageError(
+            "usage: nbgpu report RUN_FOLDER, such as nbgpu_runs/20260101-120000-autoencoder-1f2e"
+        )
+    # Drawing takes a second to import.
+    from nbgpu.ui.run.snapshot import write_report
+    from nbgpu.ui.run.stored import StoredRun
+
+    folder = Path(arguments[0])
+    try:
+        print(write_report(StoredRun(folder)))
+    except OSError as error:
+        raise RunError(
+            f"{error.filename or folder}: {error.strerror}. The report, metrics.csv and epochs.jsonl are written into the run's "
+            "folder; copy it to where you may write"
+        ) from None
+
+
+def convert(arguments: list[str]) -> None:
+    """Print settings that come from another tool's files, or write them into a file."""
+    files = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    if not files and not {"--help", "-h"} & {*arguments}:
+        raise UsageError(
+            "usage: nbgpu convert config.json [environment.json] [--out run.toml] [--data FOLDER]"
+        )
+    values = flags.parse([_ConvertFlags], arguments[len(files) :], prog="nbgpu convert FILE [FILE ...]")
+    asked = _ConvertFlags(**values)
+    found = conversion.convert([Path(file) for file in files], asked.data, asked.perceptual_network)
+    if not asked.out:
+        print(found.to_toml(), end="")
+        return
+    conversion.write(found, Path(asked.out))
+    print("\n".join([*found.notes(), f"nbgpu train {found.recipe} --config {asked.out}"]))
+
+
+def characterize(arguments: list[str]) -> None:
+    """Measure microstructures, and print what a person wants to know of them first."""
+    files = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    if not files and not {"--help", "-h"} & set(arguments):
+        raise UsageError(
+            "usage: nbgpu characterize FILE [FILE ...] [--out FOLDER] [flags], such as alloy.npy"
+        )
+    values = flags.parse(
+        [CharacterizeConfig, MicrostructureConfig],
+        arguments[len(files) :],
+        prog="nbgpu characterize FILE [FILE ...]",
+        description=flags.summary(CharacterizeConfig),
+        hidden=[
+            n
+            for n in MicrostructureConfig.model_fields
+            if n not in (*MEASURING, *CharacterizeConfig.model_fields)
+        ],
+    )
+    of_command = {name: values.pop(name) for name in CharacterizeConfig.model_fields}
+    asked = CharacterizeConfig.checked(**of_command)
+    job = characterizing.job_of(files, asked, values)
+    characterizing.require(job)
+    found = []
+    for one, measurement in zip(characterizing.characterized(job), job.measurements, strict=True):
+        found.append(one)
+        print(f"{one.data}: {characterizing.written(measurement, job)}", flush=True)
+    print("\n".join(["", *characterizing.table(found)]))
+    if asked.against:
+        lines = characterizing.table_of_differences(found)
+        print("\n".join(["", f"mean absolute differences from {asked.against}", *lines]))

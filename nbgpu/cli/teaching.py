@@ -1,0 +1,61 @@
+"""The notebooks that come with nbgpu: `nbgpu demo`, `notebooks` and `lab`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from nbgpu.cli.usage import UsageError
+from nbgpu.errors import ConfigError
+from nbgpu.package import PACKAGE
+
+FIRST = "00_first_run.ipynb"
+
+
+def folder() -> Path:
+    """Where the notebooks are: in an installed package inside it, in a checkout beside it."""
+    inside = PACKAGE / "notebooks"
+    return inside if inside.is_dir() else PACKAGE.parent / "notebooks"
+
+
+def notebooks(arguments: list[str]) -> None:
+    """Copy the notebooks; a file of the same name is never overwritten."""
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise UsageError("usage: nbgpu notebooks DIR, such as lessons")
+    to = Path(arguments[0]).expanduser()
+    found = sorted(folder().glob("*.ipynb"))
+    if there := [each.name for each in found if (to / each.name).exists()]:
+        raise ConfigError(f"{to} has {', '.join(there)} already. Name another folder")
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        for each in found:
+            shutil.copyfile(each, to / each.name)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or to}: {error.strerror}. Name another folder") from None
+    print(f"{len(found)} notebooks are in {to}. Begin with {to / FIRST}")
+
+
+def demo(arguments: list[str]) -> int:
+    """Execute the first notebook."""
+    if len(arguments) > 1 or any(each.startswith("-") for each in arguments):
+        raise UsageError("usage: nbgpu demo [FOLDER], which is demo where none is named")
+    # nbconvert takes a second to import.
+    from nbgpu.client import demo as executing
+
+    return executing.main([str(folder() / FIRST), *(arguments or ["demo"])])
+
+
+def lab(arguments: list[str]) -> int:
+    """Open JupyterLab on the first notebook, in a copy where nbgpu is installed without a checkout."""
+    notebook = folder() / FIRST
+    if notebook.is_relative_to(PACKAGE):
+        copied = Path("notebooks") / FIRST
+        if not copied.exists():
+            notebooks([str(copied.parent)])
+        notebook = copied
+    # JupyterLab asks root to say so. In a container there is often nobody else.
+    as_root = ["--allow-root"] if os.geteuid() == 0 else []
+    return subprocess.call([sys.executable, "-m", "jupyter", "lab", *as_root, *arguments, str(notebook)])

@@ -1,0 +1,127 @@
+"""`nbgpu train`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+from rich.console import Console
+
+from nbgpu import ui
+from nbgpu.cli.asking import FileFlag, asked_before, defaults_of, no_recipe, recipe_of
+from nbgpu.client.cluster.cluster import Cluster
+from nbgpu.client.engines import preloading
+from nbgpu.client.runs import data_check, planning
+from nbgpu.config import (
+    ClusterConfig,
+    TrainConfig,
+    flags,
+    settings_of,
+    train_config,
+)
+from nbgpu.config.settings import together, unused
+from nbgpu.errors import ConfigError
+from nbgpu.machine import extras
+from nbgpu.planning.suitability import require_paths
+from nbgpu.run_folder import resume
+from nbgpu.ui.run import terminal
+
+_FIRST = (
+    *(
+        "data",
+        "preset",
+        "config",
+        "gpus",
+        "ranks",
+        "batch_size",
+        "epochs",
+        "lr",
+        "amp",
+        "cache_rate",
+        "resume",
+    ),
+    *("plan", "find_batch_size"),
+)
+"""The flags that `--help` lists."""
+
+
+class _TrainFlags(FileFlag):
+    """The flags of `nbgpu train` that are no settings."""
+
+    plan: Annotated[bool, flags.SWITCH] = Field(
+        False, description="say what the run would do and take, and do not train"
+    )
+    find_batch_size: Annotated[bool, flags.SWITCH] = Field(
+        False, description="find the largest batch that fits, by trying, and take it as batch_size"
+    )
+
+
+def train(arguments: list[str]) -> None:
+    recipe, rest = recipe_of(arguments), arguments[1:]
+    if recipe is None:
+        raise no_recipe(arguments, "nbgpu train RECIPE [flags]")
+    cluster, before = asked_before(recipe, rest)
+    model = settings_of(recipe)
+    values = flags.parse(
+        [_TrainFlags, ClusterConfig, model],
+        rest,
+        prog=f"nbgpu train {recipe}",
+        defaults=defaults_of(recipe, before, rest) | cluster.model_dump() | _TrainFlags().model_dump(),
+        hidden=("recipe", *unused(model)),
+        first=_FIRST,
+    )
+    asked = _TrainFlags(**{name: values.pop(name) for name in _TrainFlags.model_fields})
+    of_cluster = {name: values.pop(name) for name in ClusterConfig.model_fields}
+    # A bad value, a checkpoint that does not fit, and bad data are reported before any engine starts.
+    given = {name: values[name] for name in flags.given(rest, values)}
+    cluster, config = together(
+        lambda: ClusterConfig.checked(**of_cluster), lambda: train_config(recipe, **{**before, **given})
+    )
+    if asked.find_batch_size:
+        _require_search(config, rest)
+    extras.require(config)
+    together(lambda: resume.find(config, contents=False), lambda: require_paths(config))
+    # The fork server imports torch while the data are read.
+    with preloading.begun(cluster):
+        data_check.require(config)
+        _run(cluster, config, asked)
+
+
+def _run(cluster: ClusterConfig, config: TrainConfig, asked: _TrainFlags) -> None:
+    """Plan a run on a cluster of its own and, unless only the plan is asked for, train."""
+    console = Console()
+    ui.connect()
+    with Cluster.with_config(cluster) as started:
+        console.print(started.describe())
+        if asked.find_batch_size:
+            found = started.find_batch_size_with(config)
+            console.print(str(found), highlight=False)
+            config = config.changed(batch_size=found.batch_size, global_batch_size=None)
+        plan = started.plan_with(config)
+        console.print(str(plan), highlight=False, soft_wrap=True)
+        if asked.plan:
+            return
+        run = started.train_with(config)
+        console.print(f"writes to {run.folder}", soft_wrap=True)
+        try:
+            terminal.follow(run, console, known=plan.data)
+            run.wait()
+        finally:
+            ended = f"{run.status} at step {max(s.step for s in run.statuses())}: {run.folder}"
+            console.print(ended, soft_wrap=True)
+
+
+def _require_search(config: TrainConfig, arguments: Sequence[str]) -> None:
+    """ConfigError where these flags leave nothing for --find-batch-size to find."""
+    planning.for_search(config)
+    for name in ("batch_size", "global_batch_size"):
+        if flags.values_of(arguments, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"--find-batch-size finds the batch size, and {flag} gives one. Leave one of them out"
+            )
+    if config.smoke_test:
+        raise ConfigError(
+            "--smoke-test trains with batches of 2 samples, whatever fits. Leave out --smoke-test or --find-batch-size"
+        )
