@@ -44,7 +44,7 @@ class FileFlag(BaseModel):
 
 
 def recipe_of(arguments: Sequence[str]) -> str | None:
-    """The recipe that the first argument names: a built-in one, a file, or `my_recipe` for my_recipe.py here."""
+    """The recipe that the first argument names: a built-in one or a file, also without its .py."""
     name = arguments[0] if arguments else ""
     if name in TRAIN_CONFIGS or own_file.is_file(name):
         return name
