@@ -52,7 +52,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        return _say(
+        raise _ended(
             f"nbgpu {name}: there is no such command.{nearest(name, COMMANDS)}\n`nbgpu` lists them", 2
         )
     command = COMMANDS[name]
@@ -64,16 +64,19 @@ def _run(arguments: list[str]) -> int:
     try:
         return getattr(import_module(f"nbgpu.cli.{command.module}"), name)(rest) or 0
     except UsageError as error:
-        return _say(str(error), BAD_USAGE)
+        raise _ended(str(error), BAD_USAGE)
     except RankError as error:
-        return _say(_with_tracebacks(error), FAILED)
+        raise _ended(_with_tracebacks(error), FAILED)
     except NbgpuError as error:
-        return _say(f"{type(error).__name__}: {error}", FAILED)
+        raise _ended(f"{type(error).__name__}: {error}", FAILED)
 
 
-def _say(message: str, code: int) -> int:
+def _ended(message: str, code: int) -> SystemExit:
+    """Print why the command ends. Who calls `main` from Python finds the message as the exception's text."""
     print(message, file=sys.stderr)
-    return code
+    ended = SystemExit(message)
+    ended.code = code
+    return ended
 
 
 def _with_tracebacks(error: RankError) -> str:

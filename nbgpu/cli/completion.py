@@ -63,13 +63,13 @@ def script(shell: str) -> str:
     """The script for one shell."""
     if shell == "fish":
         return _fish()
-    arms = {
-        "presets": lambda recipe: presets.names(recipe),
-        "flags": lambda recipe: [*flags_of(recipe), "--help", "--help-all"],
+    words = {
+        "presets": {recipe: presets.names(recipe) for recipe in TRAIN_CONFIGS},
+        "flags": {recipe: [*flags_of(recipe), "--help", "--help-all"] for recipe in TRAIN_CONFIGS},
     }
     cases = {
-        name: "\n".join(f'                    {r}) words="{" ".join(of(r))}" ;;' for r in TRAIN_CONFIGS)
-        for name, of in arms.items()
+        name: "\n".join(f'                    {r}) words="{" ".join(of[r])}" ;;' for r in of)
+        for name, of in words.items()
     }
     bash = _BASH.format(
         commands=" ".join(COMMANDS),

@@ -21,7 +21,10 @@ def new(arguments: list[str]) -> None:
     print(f"{path}: trains a small network on generated points. Try it:\n    nbgpu train {path}")
 
 
-def recipes() -> None:
+def recipes(arguments: list[str]) -> None:
+    """List the recipes and their presets."""
+    if arguments:
+        raise UsageError("usage: nbgpu recipes")
     table = Table("recipe", "what it trains", "what it takes as --data", "without --data")
     for name, model in TRAIN_CONFIGS.items():
         table.add_row(name, flags.summary(model), model.INPUTS, model.TRIAL)
