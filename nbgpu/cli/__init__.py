@@ -64,11 +64,11 @@ def _run(arguments: list[str]) -> int:
     try:
         return getattr(import_module(f"nbgpu.cli.{command.module}"), name)(rest) or 0
     except UsageError as error:
-        raise _ended(str(error), BAD_USAGE)
+        raise _ended(str(error), BAD_USAGE) from None
     except RankError as error:
-        raise _ended(_with_tracebacks(error), FAILED)
+        raise _ended(_with_tracebacks(error), FAILED) from None
     except NbgpuError as error:
-        raise _ended(f"{type(error).__name__}: {error}", FAILED)
+        raise _ended(f"{type(error).__name__}: {error}", FAILED) from None
 
 
 def _ended(message: str, code: int) -> SystemExit:
