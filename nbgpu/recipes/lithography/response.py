@@ -57,4 +57,5 @@ def _spectra(height: int, width: int, pixel_nm: float) -> tuple[Tensor, Tensor, 
 
 def _offsets_nm(count: int, pixel_nm: float) -> Tensor:
     """Return the distances of a row's pixels from its first one, the shorter way round, with signs."""
-    return torch.fft.fftfreq(count, 1 / count, dtype=torch.float64) * pixel_nm
+    offsets: Tensor = torch.fft.fftfreq(count, 1 / count, dtype=torch.float64) * pixel_nm
+    return offsets
