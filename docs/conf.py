@@ -1,9 +1,9 @@
 """The docs site, made by Sphinx from the pages of docs/, the notebooks and the docstrings: `make site`.
 
-Sphinx and MyST-NB, and not MkDocs with Material: MkDocs 1 has had no release since 2024 and Material for MkDocs
-takes security fixes only, while its successor does not yet make a reference of docstrings. Sphinx is maintained,
-renders notebooks with the outputs that they were saved with, makes the reference itself, and its search is a
-file of the site, so that it works with no network and from a disk.
+Sphinx and MyST-NB, and not MkDocs with Material: MkDocs 1 has had no release since 2024, and Material for
+MkDocs takes security fixes only while its authors work on its successor. Sphinx is maintained, renders
+notebooks with the outputs that they were saved with, makes the reference itself, and its search is a file of
+the site, so that it works with no network and from a disk.
 
 The sources are the whole repository, with this folder for its configuration, so that a page's link to a
 notebook or to the README holds on the site as it does in a checkout.
