@@ -26,7 +26,7 @@ WITH_COMMANDS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-long quality test-oldest lint bench bench-peers bench-mcrpy docs faults soak clean
+.PHONY: help demo lab test test-long quality test-oldest lint bench bench-peers bench-mcrpy site docs faults soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## (.*)/make \1\t\2/' | expand -t 18
@@ -63,6 +63,10 @@ bench-peers: $(FOR_PEERS) ## measure against other notebook tools, in an environ
 
 bench-mcrpy: $(FOR_MCRPY) ## measure microstructures against MCRpy, which takes 2 GB in an environment of its own
 	@$(RUN) tests/bench mcrpy
+
+site: $(FOR_DEVELOPMENT) ## build the docs site into build/site, and hold its links; a page of it opens from the disk
+	@$(RUN) -m sphinx -W --keep-going -q -c docs . build/site
+	@$(RUN) docs/_site/check_links.py build/site
 
 docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md from the settings, and draw docs/map.svg from the sources
 	@$(RUN) docs/generate.py
