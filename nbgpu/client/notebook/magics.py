@@ -22,7 +22,7 @@ from nbgpu.client.cluster.attach import attach
 from nbgpu.client.cluster.cluster import Cluster, current
 from nbgpu.client.host import doctor, ps, registry
 from nbgpu.client.ipykernel import flushing
-from nbgpu.client.notebook import completion, head_start, post_mortem, sync
+from nbgpu.client.notebook import completion, head_start, plain_cells, post_mortem, sync
 from nbgpu.client.scaling import cell_study
 from nbgpu.client.variables import table as variables
 from nbgpu.config import ClusterConfig, TrainConfig, flags
@@ -412,6 +412,7 @@ def load(shell: Any) -> None:
     if not has_kernel and from_the_magic_on not in transformers:
         transformers.append(from_the_magic_on)
     completion.install(shell, _words())
+    plain_cells.install(shell)
 
 
 def unload(shell: Any) -> None:
@@ -424,3 +425,4 @@ def unload(shell: Any) -> None:
     if from_the_magic_on in transformers:
         transformers.remove(from_the_magic_on)
     completion.uninstall()
+    plain_cells.uninstall(shell)
