@@ -64,8 +64,9 @@ bench-peers: $(FOR_PEERS) ## measure against other notebook tools, in an environ
 bench-mcrpy: $(FOR_MCRPY) ## measure microstructures against MCRpy, which takes 2 GB in an environment of its own
 	@$(RUN) tests/bench mcrpy
 
-docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md from the settings, and draw docs/map.svg from the sources
+docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md and the stub for editors from the settings, and draw docs/map.svg
 	@$(RUN) docs/generate.py
+	@$(RUN) docs/generate_stub.py
 	@$(RUN) docs/generate_map.py
 
 faults: $(FOR_DEVELOPMENT) ## bring every fault about, and write what was measured to docs/faults.md

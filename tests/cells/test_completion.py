@@ -149,7 +149,7 @@ def test_plain_cells_are_answered_by_the_notebook(notebook: Kernel) -> None:
     ("line", "expected"),
     [
         ("%%distr", {"%%distributed"}),
-        ("%%distributed --", {"--ranks", "--into", "--timeout", "--full", "--timeline"}),
+        ("%%distributed --", {"--help", "--ranks", "--into", "--timeout", "--full", "--timeline"}),
         ("%%distributed --ranks 0 --ti", {"--timeout", "--timeline"}),
         ("%nbgpu sta", {"start", "status"}),
         ("x = 1\n%nbgpu start --ra", {"--ranks"}),
