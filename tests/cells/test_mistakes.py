@@ -161,7 +161,8 @@ def test_lines_of_scripts_are_explained(notebook: Kernel, cell: str, said: str) 
 @pytest.mark.parametrize(
     "cell",
     [
-        "{}['RANKS']",
+        "{}['RANK']",
+        "import os; os.environ['RANKS']",
         "raise RuntimeError('Torch not compiled with CUDA enabled')",
         "torch.cuda.synchronize()",
         "torch.zeros(2).to('nowhere')",

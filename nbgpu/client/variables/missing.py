@@ -89,7 +89,8 @@ def hint_for_plain_cell(error: NameError, cell: str, variables: Mapping[str, Any
     names = used if name in used else [name]
     by_rank = names_on(ranks, names)
     has_it = [rank for rank, theirs in by_rank.items() if name in theirs]
-    if not has_it and name not in GIVEN_NAMES:
+    # Ranks that are busy have at least what every rank is given.
+    if not has_it and (by_rank or name not in GIVEN_NAMES):
         return ""
     function = frame.f_code.co_name
     if name not in used and not function.startswith("<"):
@@ -99,7 +100,7 @@ def hint_for_plain_cell(error: NameError, cell: str, variables: Mapping[str, Any
         )
     if by_rank:
         there = [each for each in names if all(each in by_rank[rank] for rank in has_it)]
-    else:  # the ranks are busy
+    else:
         there = [each for each in names if each in GIVEN_NAMES]
     be = "is" if len(there) == 1 else "are"
     if len(has_it) == len(by_rank):

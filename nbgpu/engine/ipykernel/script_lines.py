@@ -8,6 +8,7 @@ other error gets none.
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import sys
 import weakref
@@ -38,14 +39,27 @@ _OF_TORCHRUN: Mapping[str, str] = {
     "WORLD_SIZE": "world_size",
 }
 """The variables that torchrun sets for scripts, and the names of their values on a rank."""
+_OS = {"<frozen os>", os.__file__}
+"""What frames call the module `os`, which may be built into Python."""
 _SPAWNS = "torch/multiprocessing/spawn.py"
 
 _started: weakref.WeakKeyDictionary[BaseProcess, str] = weakref.WeakKeyDictionary()
 """The processes that begin with an empty interpreter and are to call a function of a cell, with its name."""
 
 
-def install(shell: Any) -> None:
-    """Note the processes that cells start, and say at the end of a cell which of them could not begin."""
+_device = ""
+"""What the name `device` says on this rank."""
+
+
+def install(shell: Any, device: str) -> None:
+    """Note the processes that cells start, and say at the end of a cell which of them could not begin.
+
+    Args:
+        shell: the engine's shell.
+        device: the rank's device, such as 'cuda:1' or 'cpu'.
+    """
+    global _device
+    _device = device
     for kind in (SpawnProcess, ForkServerProcess):
         kind.__init__ = _noting(kind.__init__)  # type: ignore[method-assign]
     shell.events.register("post_run_cell", _say_what_could_not_begin)
@@ -71,16 +85,21 @@ def advice(error: BaseException, traceback: TracebackType | None) -> str:
         return _ended()
     if any(code.co_filename.endswith(_SPAWNS) for code in codes(traceback)):
         return _about_spawned(message)
-    if isinstance(error, KeyError) and error.args and error.args[0] in _OF_TORCHRUN:
-        variable = error.args[0]
+    if isinstance(error, KeyError) and (variable := _variable_asked_for(error, traceback)) in _OF_TORCHRUN:
         return f"{variable} is a variable that torchrun sets for scripts. Here its value is `{_OF_TORCHRUN[variable]}`."
     if "device_ids and output_device arguments only work with" in message:
         return "Leave device_ids out: DistributedDataParallel takes the device on which the model is."
     if any(text in message for text in _NO_SUCH_GPU) and _PUTS_ON_A_DEVICE.search(_own_lines(traceback)):
-        device = group.membership().device
-        has = "has no GPU" if device.type == "cpu" else f"has the GPU {device}"
-        return f"This rank {has}: write .to(device). `device` is '{device}' here, and each rank's GPU where it has one."
+        has = "has no GPU" if _device == "cpu" else f"has the GPU {_device}"
+        return f"This rank {has}: write .to(device). `device` is '{_device}' here, and a rank's own GPU where it has one."
     return ""
+
+
+def _variable_asked_for(error: KeyError, traceback: TracebackType | None) -> str:
+    """The variable that `os.environ` does not have; empty where the error is another mapping's."""
+    called = [(code.co_name, code.co_filename) for code in codes(traceback)]
+    is_environment = called and called[-1][0] == "__getitem__" and called[-1][1] in _OS
+    return str(error.args[0]) if is_environment and error.args else ""
 
 
 def _ended() -> str:
@@ -141,7 +160,7 @@ def _say_what_could_not_begin(_: Any) -> None:
     ended = {process: name for process, name in _started.items() if _exit_code(process) is not None}
     for process in ended:
         del _started[process]
-    if failed := sorted({name for process, name in ended.items() if _exit_code(process)}):
+    if failed := sorted({name for process, name in ended.items() if (_exit_code(process) or 0) > 0}):
         named = ", ".join(failed)
         print(  # noqa: T201 - the cell's output
             f"{named}: a process that is spawned cannot find a function of a cell. To train, start none: the ranks are the "
