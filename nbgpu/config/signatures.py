@@ -15,7 +15,7 @@ from nbgpu.config.recipes import TRAIN_CONFIGS
 from nbgpu.config.settings import bounds, unused
 from nbgpu.config.training import TrainConfig
 
-_WIDTH = 100
+_WIDTH = 76
 """The length of lines of help."""
 
 

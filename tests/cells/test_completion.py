@@ -185,7 +185,7 @@ def test_the_magics_explain_themselves(notebook: Kernel) -> None:
     assert "%push lr" in said
     assert inspect(notebook, "%nbgpu", 6)["found"]
     notebook.run("%%distributed\nbefore = 1")
-    for line in ("%%distributed --help", "%%time\n%%distributed --help"):
+    for line in ("%%distributed --help", "%%distributed --help --nothing", "%%time\n%%distributed --help"):
         done = notebook.run(f"{line}\nbefore = 2")
         assert done.status == "ok"
         assert "interrupt the ranks after so many seconds" in done.stdout

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from kernel import Kernel, kernel
 
+from nbgpu.protocol.records import GIVEN_NAMES
+
 RANKS_HAVE = "begin the cell with %%distributed"
 
 
@@ -34,6 +36,11 @@ def notebook() -> Iterator[Kernel]:
         )
         yield started
         started.run("%nbgpu stop")
+
+
+def test_every_rank_has_what_it_is_said_to_be_given(notebook: Kernel) -> None:
+    done = notebook.run(f"%%distributed\n[name in globals() for name in {GIVEN_NAMES!r}]")
+    assert done.said(0, 1) == [[str([True] * len(GIVEN_NAMES))]] * 2
 
 
 @pytest.mark.parametrize(

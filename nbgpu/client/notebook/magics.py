@@ -134,7 +134,8 @@ async def run_cell(line: str, code: str) -> None:
 
 
 def _asks_for_help(line: str) -> bool:
-    return "--help" in line and bool(_options(line).help)
+    # Parsed it would raise beside a wrong option, and before a cell runs nothing could show that.
+    return "--help" in line.split()
 
 
 def _text_to_send(lines: list[str]) -> tuple[str, str] | None:
@@ -179,10 +180,10 @@ class NbgpuMagics(Magics):
     @cell_magic
     def distributed(self, line: str, cell: str) -> None:
         # IPython calls this in a terminal, and below another cell magic such as %%time.
-        arguments = _options(line)
-        if arguments.help:
+        if _asks_for_help(line):
             print(_cell_arguments().format_help())  # noqa: T201 - the magic's output
             return
+        arguments = _options(line)
         with uninterrupted():  # a cell that was sent is waited for, whenever a Stop comes
             running = _cell(cell, arguments)
             running.show_blocking()

@@ -18,6 +18,7 @@ from IPython.core.completer import (
     SimpleMatcherResult,
     completion_matcher,
 )
+from IPython.core.getipython import get_ipython
 from pydantic import BaseModel
 
 from nbgpu.client.cluster.cluster import Cluster, current
@@ -85,8 +86,6 @@ def uninstall(shell: Any) -> None:
 
 @completion_matcher(api_version=2, identifier="nbgpu.settings", priority=_BEFORE_ALL)  # type: ignore[untyped-decorator]
 def _complete(context: CompletionContext) -> SimpleMatcherResult:
-    from IPython.core.getipython import get_ipython
-
     lines = context.full_text.split("\n")
     text = "\n".join([*lines[: context.cursor_line], context.text_until_cursor])
     shell = get_ipython()
@@ -118,7 +117,7 @@ def completed(text: str, variables: Mapping[str, Any]) -> tuple[str, list[str]]:
             values = known.first if not call.arguments else ()
         return begun, [each for each in values if each.startswith(begun)]
     name = call.typed.lstrip()
-    if not call.arguments and not name:
+    if not call.arguments and not name and known.first:
         return "", [f'"{each}"' for each in known.first]
     if len(call.arguments) < known.begins or not re.fullmatch(r"\w*", name):
         return "", []

@@ -15,7 +15,7 @@ from conftest import REPOSITORY
 import nbgpu
 from nbgpu.client.cluster import recipe_calls
 from nbgpu.client.notebook import settings_help
-from nbgpu.config import TRAIN_CONFIGS, signatures
+from nbgpu.config import TRAIN_CONFIGS, signatures, train_config
 from nbgpu.config.settings import unused
 
 VARIABLES: dict[str, Any] = {
@@ -82,6 +82,18 @@ def test_a_recipe_of_ones_own_is_completed(tmp_path: Path) -> None:
     )
     assert offered(f'cluster.train("{file}", hid') == ["hidden="]
     assert "width" in settings_help.help_at(f'cluster.train("{file}", hidden', "", VARIABLES)
+
+
+def test_what_a_run_can_change_is_completed() -> None:
+    run = object.__new__(nbgpu.Run)
+    run.config = train_config("diffusion")
+    variables = {**VARIABLES, "run": run}
+    assert settings_help.completed("run.set(weight", variables)[1] == ["weight_decay="]
+    assert settings_help.completed("run.set(chan", variables)[1] == []
+    assert "lr=" in settings_help.completed("run.set(", variables)[1]
+    offers = settings_help.completed('cluster.predict(run, "new", sampl', variables)[1]
+    assert sorted(offers) == ["sampler=", "sampling_steps="]
+    assert settings_help.completed('cluster.predict("folder", "new", sampl', variables)[1] == []
 
 
 def test_shift_tab_shows_one_setting_or_all_of_the_recipe() -> None:
