@@ -62,6 +62,8 @@ def fabric(
 def accelerate(
     model: Any, optimizer: Any, data: TensorDataset, batch_size: int, kind: str, amp: bool
 ) -> Prepared:
+    if kind == "cpu":
+        os.environ["ACCELERATE_USE_CPU"] = "true"
     from accelerate import Accelerator, DistributedDataParallelKwargs
 
     kwargs = DistributedDataParallelKwargs(gradient_as_bucket_view=True)

@@ -39,6 +39,8 @@ _LEAST_S = 15.0
 _ENDING_S = 5.0
 """What a check that was stopped gets to end its ranks in."""
 _POLL_PERIOD_S = 0.1
+_REHEARSAL_PATIENCE = 4
+"""A rehearsal may have few cores, and has no seconds to lose."""
 _MOST_LOG_BYTES = 12 * 2**20
 
 
@@ -100,7 +102,8 @@ class Running:
         self._folder = Path(tempfile.mkdtemp(prefix="nbgpu-gpu-"))
         self._record = self._folder / "record.json"
         self._began_s = time.monotonic()
-        self._gives_up_s = min(self._began_s + check.timeout_s, ends_s)
+        timeout_s = check.timeout_s * (_REHEARSAL_PATIENCE if rehearsal else 1)
+        self._gives_up_s = min(self._began_s + timeout_s, ends_s)
         script = str(Path(__file__).with_name("one_check.py"))
         command = [
             sys.executable,
@@ -110,8 +113,11 @@ class Running:
             *(["--rehearse"] if rehearsal else []),
         ]
         # A registry of its own: checks that run side by side take the same GPU.
+        temporary = self._folder / "t"
+        temporary.mkdir()
         environment = {
             **os.environ,
+            "TMPDIR": str(temporary),
             "NBGPU_STATE_DIR": str(self._folder / "state"),
             "NBGPU_CACHE_DIR": str(self._folder / "cache"),
             "PYTHONUNBUFFERED": "1",
@@ -239,6 +245,8 @@ def main() -> None:
         parser.error(f"name a slice, 1 to {NUM_SLICES}")
     if not given.rehearse and not there_is_a_gpu():
         raise SystemExit("there is no NVIDIA GPU here; --rehearse runs the checks on CPU ranks")
+    # A slice that is told to end ends its checks as well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     folder = given.folder or ARTIFACTS / ("gpu-rehearsal" if given.rehearse else "gpu")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"slice{given.slice}.lock").open("w") as lock:

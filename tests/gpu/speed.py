@@ -1,4 +1,4 @@
-"""Steps per second of the trainer beside plain torch and its peers, and what configurations of guides take."""
+"""Steps per second of the trainer beside plain torch and its peers, and the configurations of the guides."""
 
 from __future__ import annotations
 

@@ -130,7 +130,8 @@ def pins(names: list[str]) -> list[str]:
     Raises:
         SystemExit: some packages have none; the message names all of them.
     """
-    lines = (line.partition("#")[0].strip() for line in (REPOSITORY / "constraints.txt").open())
+    text = (REPOSITORY / "constraints.txt").read_text()
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
     versions = dict(line.split("==") for line in lines if "==" in line)
     by_name = {canonicalize_name(name): version for name, version in versions.items()}
     lacking = [name for name in names if name not in by_name]
