@@ -33,6 +33,9 @@ MODULES = (
 )
 """The modules with checks, in the order in which a slice runs theirs."""
 
+REHEARSAL_PATIENCE = 5
+"""How many times as long a rehearsal may take, which has no seconds to lose."""
+
 Page = Literal["benchmarks", "faults", "devices", "training"]
 _Full = TypeVar("_Full")
 
@@ -126,6 +129,10 @@ class Place:
         """What a GPU is given, or what a rehearsal is given."""
         return full if self.on_gpu else small
 
+    def bound_s(self, seconds: float) -> float:
+        """How long to wait at most for what takes less on a GPU; a rehearsal may have few cores."""
+        return seconds if self.on_gpu else REHEARSAL_PATIENCE * seconds
+
     def cluster(self, ranks: int = 1, **settings: Any) -> AbstractContextManager[Any]:
         """A cluster on GPU 0, which the ranks share, or on CPU ranks."""
         import nbgpu
@@ -147,7 +154,7 @@ class Place:
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=self.bound_s(timeout_s),
             check=False,
         )
         print(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}(ended with {done.returncode})", flush=True)

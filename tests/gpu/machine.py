@@ -81,12 +81,12 @@ def records_equal_nvidia_smi(place: Place) -> None:
         run = cluster.train("autoencoder", **settings)
         _until_trained(run, steps=10)
         ours, theirs = [], []
-        for _ in range(place.size(40, 10)):
+        for _ in range(place.size(20, 10)):
             time.sleep(0.25)
             theirs.append(measured())
             ours.append(dict(run.statuses()[0].values))
         run.stop()
-        run.wait(60)
+        run.wait(place.bound_s(60))
     memory = "memory_reserved_bytes" if place.on_gpu else "memory_rss_bytes"
     use, use_by_others = (
         statistics.median(values)

@@ -90,11 +90,11 @@ def out_of_memory_in_a_run(place: Place) -> None:
         "runs_dir": str(place.folder),
     }
     with place.cluster(**_memory_limit(place)) as cluster:
-        cluster.train("autoencoder", **{**settings, "batch_size": 1}).wait(150)
+        cluster.train("autoencoder", **{**settings, "batch_size": 1}).wait(place.bound_s(150))
         before_bytes = held_bytes(place, cluster)
-        run = cluster.train("autoencoder", **{**settings, "batch_size": 512})
+        run = cluster.train("autoencoder", **{**settings, "batch_size": place.size(512, 48)})
         with pytest.raises(nbgpu.RankError) as caught:
-            run.wait(150)
+            run.wait(place.bound_s(150))
         message = str(caught.value)
         print(message)
         after_bytes = until_free(place, cluster, before_bytes + 256 * _MIB)
@@ -105,7 +105,7 @@ def out_of_memory_in_a_run(place: Place) -> None:
         place.figure("batch that would have fitted", int(found[1]))
         assert after_bytes <= before_bytes + 256 * _MIB
         smaller = cluster.train("autoencoder", **{**settings, "batch_size": int(found[1])})
-        assert smaller.wait(150).status == "finished", smaller.failures
+        assert smaller.wait(place.bound_s(150)).status == "finished", smaller.failures
 
 
 @check(
@@ -146,7 +146,7 @@ def batch_size_and_plan(place: Place) -> None:
             **{**settings, "batch_size": found.batch_size, "steps": 4},
             runs_dir=str(place.folder),
         )
-        assert run.wait(120).status == "finished", run.failures
+        assert run.wait(place.bound_s(120)).status == "finished", run.failures
 
 
 @check(
@@ -178,12 +178,12 @@ def kill_and_compare(place: Place, cluster: Any) -> None:
         "cudnn": "deterministic" if place.on_gpu else "default",
         "runs_dir": str(place.folder),
     }
-    unhurt = cluster.train("autoencoder", **settings).wait(90)
-    again = cluster.train("autoencoder", **settings).wait(90)
+    unhurt = cluster.train("autoencoder", **settings).wait(place.bound_s(90))
+    again = cluster.train("autoencoder", **settings).wait(place.bound_s(90))
     before_bytes = held_bytes(place, cluster)
     cluster.execute(faults.in_training(1, step=14, action="kill"))
     began_s = time.monotonic()
-    run = cluster.train("autoencoder", **settings).wait(90)
+    run = cluster.train("autoencoder", **settings).wait(place.bound_s(90))
     place.figure("run with a kill", time.monotonic() - began_s, "s")
     assert run.status == "finished", run.failures
     assert any("rank 1 was killed by SIGKILL" in note for note in run.notes()), run.notes()

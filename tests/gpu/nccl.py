@@ -229,7 +229,7 @@ def nccl_flight_recorder(place: Place) -> None:
         cluster.execute(faults.in_training(1, step=4, action="raise"))
         run = cluster.train("autoencoder", **{**faults.ENDLESS, "steps": 100}, runs_dir=str(place.folder))
         with pytest.raises(nbgpu.RankError, match="on purpose"):
-            run.wait(90)
+            run.wait(place.bound_s(90))
         found = {}
         for rank in (0, 1):
             recording = json.loads((run.folder / f"flight-rank{rank}.json").read_text())
@@ -286,11 +286,11 @@ def nccl_formed_again_fifty_times(place: Place) -> None:
                 cluster.execute(break_it)
             said = cluster.execute(f"{_SUM}print(int(total))")
             taken_s.append(time.monotonic() - began_s)
+            place.figure("times", number + 1)
             assert said == {0: "2\n", 1: "2\n"}, f"after {number + 1} times: {said}"
             if number == 2:
                 settled = held()
         after = held()
-        place.figure("times", num_times)
         place.figure("broken and formed again, median", statistics.median(taken_s), "s")
         place.figure("broken and formed again, longest", max(taken_s), "s")
         for name, before, now, unit in zip(
@@ -323,10 +323,10 @@ def nccl_training(place: Place) -> None:
     }
     losses = {}
     with place.cluster(ranks=2, backend="gloo") as cluster:
-        run = cluster.train("autoencoder", **settings).wait(90)
+        run = cluster.train("autoencoder", **settings).wait(place.bound_s(90))
         losses["gloo"] = losses_of(run)
     with _two_ranks(place) as cluster:
-        run = cluster.train("autoencoder", **settings, profile="6:9").wait(120)
+        run = cluster.train("autoencoder", **settings, profile="6:9").wait(place.bound_s(120))
         losses["nccl"] = losses_of(run)
         steps = run.metrics().dropna(subset=["exchange_s"])
         (event,) = (e for e in run.reader.events() if e.kind == "profile" and e.rank == 0)
@@ -371,7 +371,7 @@ def nccl_fsdp(place: Place) -> None:
     }
     with _two_ranks(place) as cluster:
         runs = {
-            strategy: cluster.train("autoencoder", **settings, strategy=strategy).wait(90)
+            strategy: cluster.train("autoencoder", **settings, strategy=strategy).wait(place.bound_s(90))
             for strategy in ("ddp", "fsdp")
         }
         losses = {name: losses_of(run) for name, run in runs.items()}
@@ -379,11 +379,13 @@ def nccl_fsdp(place: Place) -> None:
         place.figure("losses off by", off)
         assert off < 1e-3, f"the losses differ by {off:.3g}"
         resumed = {**settings, "steps": 12, "strategy": "fsdp", "resume": str(runs["fsdp"].folder)}
-        again = cluster.train("autoencoder", **resumed).wait(90)
+        again = cluster.train("autoencoder", **resumed).wait(place.bound_s(90))
         place.figure("steps after resuming", int(again.metrics()["step"].max()))
         assert again.status == "finished", again.failures
         if place.on_gpu:
-            offloaded = cluster.train("autoencoder", **settings, strategy="fsdp", cpu_offload=True).wait(90)
+            offloaded = cluster.train("autoencoder", **settings, strategy="fsdp", cpu_offload=True).wait(
+                place.bound_s(90)
+            )
             losses["offload"] = losses_of(offloaded)
             off = max(abs(a - b) / abs(b) for a, b in zip(losses["offload"], losses["ddp"], strict=True))
             place.figure("with CPU offload, losses off by", off)

@@ -19,7 +19,8 @@ _SMALL: dict[str, dict[str, Any]] = {
         "norm_groups": 4,
         "lr": 4e-3,
     },
-    "lithography": {"data": "generated", "num_masks": 32, "pixel_nm": 25.0, "lr": 1e-3},
+    # Without corrections the recipe has no network, and no use for bf16.
+    "lithography": {"data": "generated", "num_masks": 32, "pixel_nm": 25.0, "lr": 1e-3, "corrections": 2},
     "microstructure": {"shape": (16, 16, 16), "limit_to": 4},
     "survival": {"data": "generated", "num_patients": 48, "image_size": (24, 24, 16), "widen_factor": 0.125},
 }
@@ -40,13 +41,13 @@ def _recipe(name: str) -> Callable[[Place], None]:
         trains_a_model = name != "microstructure"
         with place.cluster() as cluster:
             if trains_a_model:
-                smoke = cluster.train(recipe, **settings, smoke_test=True, amp="bf16").wait(90)
+                smoke = cluster.train(recipe, **settings, smoke_test=True, amp="bf16").wait(place.bound_s(90))
                 assert smoke.status == "finished", smoke.failures
                 passed = [note for note in smoke.notes() if note.startswith("smoke test passed")]
                 assert passed, smoke.notes()
                 place.figure("smoke test", passed[0])
             steps = {"steps": place.size(60, 12), **({"amp": "bf16"} if trains_a_model else {})}
-            run = cluster.train(recipe, **settings, **steps).wait(100)
+            run = cluster.train(recipe, **settings, **steps).wait(place.bound_s(100))
         assert run.status == "finished", run.failures
         frame = run.metrics().dropna(subset=["loss"])
         losses = list(frame.sort_values("step")["loss"])
@@ -97,7 +98,7 @@ def predictions(place: Place) -> None:
         path.rename(data / path.name)
     settings = {**_SMALL["autoencoder"], "steps": 20, "runs_dir": str(place.folder / "runs")}
     with place.cluster() as cluster:
-        run = cluster.train("autoencoder", **settings).wait(60)
+        run = cluster.train("autoencoder", **settings).wait(place.bound_s(60))
         cluster.predict(run, data, place.folder / "here")
     with nbgpu.Cluster(gpus="none", ranks=1) as cluster:
         cluster.predict(run, data, place.folder / "cpu")

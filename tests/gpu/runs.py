@@ -79,13 +79,13 @@ def _figures_of(place: Place, name: str, run: Any, expected: list[float]) -> flo
 def settings_that_a_gpu_has(place: Place) -> None:
     wrong = []
     with place.cluster() as cluster:
-        expected = losses_of(cluster.train("autoencoder", **_settings(place)).wait(120))
+        expected = losses_of(cluster.train("autoencoder", **_settings(place)).wait(place.bound_s(120)))
         for name, (settings, most_off) in _VARIANTS.items():
             if not place.on_gpu and settings.keys() & _ONLY_ON_A_GPU:
                 continue
             run = cluster.train("autoencoder", **_settings(place, **settings))
             try:
-                off = _figures_of(place, name, run.wait(120), expected)
+                off = _figures_of(place, name, run.wait(place.bound_s(120)), expected)
             except Exception as error:  # noqa: BLE001 - the other settings are still to be tried
                 wrong.append(f"{name}: {type(error).__name__}: {str(error)[:300]}")
                 continue
@@ -102,7 +102,10 @@ def deterministic_runs_are_equal(place: Place) -> None:
 
     deterministic = {"cudnn": "deterministic"} if place.on_gpu else {}
     with place.cluster() as cluster:
-        runs = [cluster.train("autoencoder", **_settings(place, **deterministic)).wait(60) for _ in range(2)]
+        runs = [
+            cluster.train("autoencoder", **_settings(place, **deterministic)).wait(place.bound_s(60))
+            for _ in range(2)
+        ]
     losses = [losses_of(run) for run in runs]
     place.figure("steps compared", len(losses[0]))
     assert losses[0] == losses[1], f"the losses differ: {losses}"
@@ -133,7 +136,9 @@ def fused_optimizers(place: Place) -> None:
     wrong = []
     with place.cluster() as cluster:
         for optimizer in ("adam", "adamw", "sgd"):
-            run = cluster.train("autoencoder", **_settings(place, optimizer=optimizer, lr=1e-3)).wait(60)
+            run = cluster.train("autoencoder", **_settings(place, optimizer=optimizer, lr=1e-3)).wait(
+                place.bound_s(60)
+            )
             losses = losses_of(run)
             place.figure(f"{optimizer}: last loss", losses[-1])
             if not (math.isfinite(losses[-1]) and len(losses) == _NUM_STEPS):
@@ -153,8 +158,8 @@ def compiled_model(place: Place) -> None:
     if not (shutil.which("c++") or shutil.which("g++") or shutil.which("gcc")):
         raise Skipped("torch.compile needs a C++ compiler")
     with place.cluster() as cluster:
-        plain = cluster.train("autoencoder", **_settings(place)).wait(60)
-        compiled = cluster.train("autoencoder", **_settings(place, compile=True)).wait(place.size(160, 600))
+        plain = cluster.train("autoencoder", **_settings(place)).wait(place.bound_s(60))
+        compiled = cluster.train("autoencoder", **_settings(place, compile=True)).wait(place.bound_s(160))
         off = _figures_of(place, "compiled", compiled, losses_of(plain))
         _figures_of(place, "not compiled", plain, losses_of(plain))
     assert off < 0.02, f"the losses are off by {off:.3g}"

@@ -95,6 +95,8 @@ _GUIDES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "num_patients": 32,
             "resnet": "resnet50",
             "global_batch_size": 8,
+            "best_metric": "",
+            "val_every_epochs": 0,
             "amp": "bf16",
         },
         {"image_size": (24, 24, 16), "widen_factor": 0.125, "resnet": "resnet18"},
@@ -117,7 +119,7 @@ def _guide(name: str) -> Callable[[Place], None]:
         given = {**settings, **place.size({}, small), "work_out_result": False, "steps": num_steps}
         given |= {"val_every": 0, "checkpoint_every": 0, "runs_dir": str(place.folder)}
         with place.cluster() as cluster:
-            run = cluster.train(recipe, **given).wait(150)
+            run = cluster.train(recipe, **given).wait(place.bound_s(150))
             assert run.status == "finished", run.failures
             frame = run.metrics().dropna(subset=["loss"])
             later = frame[frame["step"] > num_steps // 2]

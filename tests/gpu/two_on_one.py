@@ -81,7 +81,7 @@ def panel_with_two_ranks_on_one_device(place: Place) -> None:
     with place.cluster(ranks=2, backend="gloo") as cluster:
         # The two take different amounts, which the panel must not mix up.
         cluster.execute("held = torch.ones((1 + 3 * rank) * 2**26, dtype=torch.uint8, device=device)")
-        run = cluster.train("autoencoder", **settings).wait(90)
+        run = cluster.train("autoencoder", **settings).wait(place.bound_s(90))
         name = "memory_reserved_bytes" if place.on_gpu else "memory_rss_bytes"
         held = [status.values[name] for status in run.statuses()]
         status = cluster.status()

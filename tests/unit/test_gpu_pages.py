@@ -27,7 +27,7 @@ def generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     docs.mkdir()
     for page in module.PAGES:
         (docs / f"{page}.md").write_text(
-            f"# {page}\n\nbefore\n\n{module.START}\nold\n{module.END}\n\nafter\n"
+            f"# {page}\n\nbefore\n\n{module.START}\nfrom before\n{module.END}\n\nafter\n"
         )
     monkeypatch.setattr(module, "DOCS", docs)
     monkeypatch.setattr(module, "RESULTS", tmp_path / "results")
@@ -68,7 +68,7 @@ def test_a_page_has_a_row_for_each_of_its_checks_and_says_where_they_ran(
     generate.main([str(folder)])
     checks = json.loads((folder / "slice1.json").read_text())["checks"]
     page = (generate.DOCS / "devices.md").read_text()
-    assert "old" not in page
+    assert "from before" not in page
     assert "NVIDIA H200, driver 580.159.03, torch " in page
     assert "(CUDA 13.0, cuDNN " in page
     assert "; commit abc1234, 20" in page
