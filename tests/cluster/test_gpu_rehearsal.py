@@ -13,8 +13,6 @@ import pytest
 from conftest import REPOSITORY
 
 SLICES = (1, 2, 3)
-NEEDS_A_GPU = ("no NVIDIA GPU", "the NVIDIA driver finds no GPU", "NCCL needs a GPU for each rank")
-"""Why tests with the mark `gpu` are skipped here."""
 
 
 def rehearsed(
@@ -22,7 +20,7 @@ def rehearsed(
 ) -> tuple[int, dict[str, Any]]:
     """The exit code of a slice's rehearsal, and what it left."""
     command = [sys.executable, str(REPOSITORY / "tests" / "gpu"), str(number), *names, "--rehearse"]
-    command += ["--jobs", "2", "--folder", str(folder), "--seconds", str(seconds)]
+    command += ["--quick", "--jobs", "2", "--folder", str(folder), "--seconds", str(seconds)]
     done = subprocess.run(
         command,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
@@ -111,16 +109,11 @@ def test_a_check_that_is_cut_off_keeps_its_figures_and_the_next_one_runs(tmp_pat
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", SLICES)
-def test_a_slice_runs_to_its_end_on_cpu_ranks(number: int, tmp_path: Path) -> None:
+def test_the_quick_checks_of_a_slice_pass_on_cpu_ranks(number: int, tmp_path: Path) -> None:
+    """Those that are left out here are part of `make gpu REHEARSE=1`."""
     code, found = rehearsed(number, folder=tmp_path)
-    wrong = {
-        name: record["reason"] or record["status"]
-        for name, record in found["checks"].items()
-        if record["status"] != "passed" and not record["reason"].startswith(NEEDS_A_GPU)
-    }
-    assert wrong == {}
+    run = {name: record for name, record in found["checks"].items() if record["status"] != "not run"}
+    assert {name: record["reason"] for name, record in run.items() if record["status"] != "passed"} == {}
     assert code == 0
-    marked = {name for name in found["checks"] if name.startswith("marked_")}
-    skipped = {name for name, record in found["checks"].items() if record["status"] == "skipped"}
-    assert skipped <= marked
-    assert all(record["figures"] for record in found["checks"].values())
+    assert all(record["figures"] for record in run.values())
+    assert len(run) >= 3

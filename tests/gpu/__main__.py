@@ -170,7 +170,14 @@ class Running:
 
 
 def run(
-    number: int, names: Sequence[str], *, rehearsal: bool, seconds: float, jobs: int, folder: Path
+    number: int,
+    names: Sequence[str],
+    *,
+    rehearsal: bool,
+    seconds: float,
+    jobs: int,
+    folder: Path,
+    quick: bool = False,
 ) -> int:
     """Run the checks of a slice, or those that are named; return how many failed."""
     ends_s = time.monotonic() + seconds
@@ -179,7 +186,7 @@ def run(
     if unknown:
         raise SystemExit(f"slice {number} has no check {', '.join(unknown)}. See: python tests/gpu --list")
     kept = Slice(number, of_slice, folder, rehearsal)
-    left = [check for check in of_slice if not names or check.name in names]
+    left = [c for c in of_slice if (not names or c.name in names) and not (quick and c.seldom)]
     # Those that may run side by side first, so that many are done early.
     left.sort(key=lambda check: check.alone)
     running: list[Running] = []
@@ -232,6 +239,7 @@ def main() -> None:
     parser.add_argument("slice", nargs="?", type=int, choices=range(1, NUM_SLICES + 1))
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these checks of the slice")
     parser.add_argument("--rehearse", action="store_true", help="on CPU ranks, with small sizes")
+    parser.add_argument("--quick", action="store_true", help="leave out what takes long in a rehearsal")
     parser.add_argument("--seconds", type=float, default=530.0, help="the slice ends by then (default: 530)")
     parser.add_argument(
         "--jobs", type=int, help="checks that run side by side (default: 4, and 2 in slice 2)"
@@ -260,6 +268,7 @@ def main() -> None:
             seconds=given.seconds,
             jobs=given.jobs or JOBS.get(given.slice, 4),
             folder=folder.resolve(),
+            quick=given.quick,
         )
     sys.exit(failed > 0)
 

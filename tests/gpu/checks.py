@@ -59,7 +59,7 @@ class Check:
     alone: bool
     """Whether nothing else may run beside it, because it measures time or the device's memory."""
     seldom: bool
-    """Whether the short rehearsal leaves it to the long one."""
+    """Whether a quick rehearsal leaves it out, because it takes long on CPU ranks."""
 
 
 CHECKS: dict[str, Check] = {}

@@ -39,6 +39,7 @@ def _beside_cpu(place: Place, work: Callable[[str], Any], name: str) -> tuple[An
     page="benchmarks",
     timeout_s=150,
     alone=True,
+    seldom=False,
 )
 def lithography(place: Place) -> None:
     import torch
@@ -94,6 +95,7 @@ def lithography(place: Place) -> None:
     page="benchmarks",
     timeout_s=150,
     alone=True,
+    seldom=False,
 )
 def microstructure(place: Place) -> None:
     import torch

@@ -89,7 +89,7 @@ def out_of_memory_in_a_run(place: Place) -> None:
         "steps": 2,
         "runs_dir": str(place.folder),
     }
-    with place.cluster(**_memory_limit(place)) as cluster:
+    with place.cluster(**place.size({}, {"memory_limit": "3GiB"})) as cluster:
         cluster.train("autoencoder", **{**settings, "batch_size": 1}).wait(place.bound_s(150))
         before_bytes = held_bytes(place, cluster)
         run = cluster.train("autoencoder", **{**settings, "batch_size": place.size(512, 48)})
@@ -122,7 +122,7 @@ def batch_size_and_plan(place: Place) -> None:
         **PHANTOMS,
         "patch_size": place.size(64, 32),
         "channels": place.size((32, 64), (8, 16)),
-        "amp": "bf16",
+        "amp": place.size("bf16", "off"),
     }
     limit = place.size("16GiB", "1GiB")
     with place.cluster(memory_limit=limit) as cluster:
@@ -132,7 +132,7 @@ def batch_size_and_plan(place: Place) -> None:
         place.figure("largest batch", found.largest)
         place.figure("batch to take", found.batch_size)
         for batch_size in (max(1, found.batch_size // 4), found.batch_size):
-            of_batch = {**settings, "batch_size": batch_size, "steps": 6}
+            of_batch = {**settings, "batch_size": batch_size}
             planned = cluster.plan("autoencoder", **of_batch).memory
             (measured,) = nbgpu.memory("autoencoder", cluster, **of_batch).measured
             place.figure(f"batch {batch_size}: planned", planned["peak"] / _MIB, "MiB")
@@ -143,7 +143,7 @@ def batch_size_and_plan(place: Place) -> None:
             assert abs(off) <= place.size(0.10, 0.25), f"the plan is off by {100 * off:.0f} %"
         run = cluster.train(
             "autoencoder",
-            **{**settings, "batch_size": found.batch_size, "steps": 4},
+            **{**settings, "batch_size": found.batch_size, "steps": place.size(4, 1)},
             runs_dir=str(place.folder),
         )
         assert run.wait(place.bound_s(120)).status == "finished", run.failures

@@ -218,6 +218,7 @@ def nccl_timeout(place: Place) -> None:
     "a run that fails keeps the flight recorder's account of NCCL's collectives of both ranks",
     slice=2,
     page="faults",
+    seldom=False,
 )
 def nccl_flight_recorder(place: Place) -> None:
     import faults
@@ -241,7 +242,7 @@ def nccl_flight_recorder(place: Place) -> None:
             assert any(backend in name for name in names), f"rank {rank}: {names[-5:]}"
 
 
-@check("NCCL in safe mode: the group forms, and says its variables", slice=2, page="devices")
+@check("NCCL in safe mode: the group forms, and says its variables", slice=2, page="devices", seldom=False)
 def nccl_safe_mode(place: Place) -> None:
     from nbgpu.machine.transports import NCCL_SAFE
 

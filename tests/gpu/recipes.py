@@ -71,7 +71,6 @@ for _name in (*_SMALL, "own"):
         slice=2,
         page="training",
         timeout_s=180,
-        seldom=_name != "autoencoder",
         name=f"recipe_{_name}",
     )(_recipe(_name))
 

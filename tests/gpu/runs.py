@@ -11,24 +11,26 @@ from typing import Any
 from checks import REPOSITORY, Place, Skipped, check
 
 _NUM_STEPS = 6
-_VARIANTS: dict[str, tuple[dict[str, Any], float]] = {
-    "tf32 off": ({"tf32": False}, 0.02),
-    "tf32 on": ({"tf32": True}, 0.02),
-    "cudnn benchmark": ({"cudnn": "benchmark"}, 0.02),
-    "cudnn deterministic": ({"cudnn": "deterministic"}, 0.02),
-    "activations computed again": ({"checkpoint_activations": True}, 0.02),
-    "channels last": ({"channels_last": True}, 0.02),
-    "amp bf16": ({"amp": "bf16"}, 0.1),
-    "amp fp16, with GradScaler": ({"amp": "fp16"}, 0.1),
-    "strategy single": ({"strategy": "single"}, 0.02),
-    "fsdp": ({"strategy": "fsdp"}, 0.02),
-    "fsdp, CPU offload": ({"strategy": "fsdp", "cpu_offload": True}, 0.02),
-    "transforms on the GPU": ({"transforms_on": "gpu"}, 0.02),
-    "pageable batches": ({"pin_memory": "off", "non_blocking": False}, 0.02),
+_VARIANTS: dict[str, dict[str, Any]] = {
+    "tf32 off": {"tf32": False},
+    "tf32 on": {"tf32": True},
+    "cudnn benchmark": {"cudnn": "benchmark"},
+    "cudnn deterministic": {"cudnn": "deterministic"},
+    "activations computed again": {"checkpoint_activations": True},
+    "channels last": {"channels_last": True},
+    "amp bf16": {"amp": "bf16"},
+    "amp fp16, with GradScaler": {"amp": "fp16"},
+    "strategy single": {"strategy": "single"},
+    "fsdp": {"strategy": "fsdp"},
+    "fsdp, CPU offload": {"strategy": "fsdp", "cpu_offload": True},
+    "transforms on the GPU": {"transforms_on": "gpu"},
+    "pageable batches": {"pin_memory": "off", "non_blocking": False},
 }
-"""By name: the settings, and how far the losses may be from those of the defaults, as a share."""
-
-
+_OTHER_NOISE = {"channels last", "amp bf16", "amp fp16, with GradScaler", "compiled"}
+"""Where the autoencoder's noise is drawn in another order or type: only the first loss, which hardly depends on
+it, is nearly the same."""
+_MOST_OFF = 0.02
+"""How far losses may be from those of the defaults, as a share."""
 _ONLY_ON_A_GPU = {"cpu_offload"}
 """What CPU ranks refuse."""
 
@@ -55,8 +57,8 @@ def losses_of(run: Any) -> list[float]:
     return list(frame.sort_values(["rank", "step"])["loss"])
 
 
-def _figures_of(place: Place, name: str, run: Any, expected: list[float]) -> float:
-    """Note a run's time and memory; return how far its losses are from the expected ones, as a share."""
+def _require_like(place: Place, name: str, run: Any, expected: list[float]) -> None:
+    """Note a run's time and memory; AssertionError unless its losses are the expected ones."""
     frame = run.metrics().dropna(subset=["loss"])
     rates = list(frame["samples_per_s"])[_NUM_STEPS // 2 :]
     place.figure(f"{name}: samples", statistics.median(rates), "1/s")
@@ -64,9 +66,12 @@ def _figures_of(place: Place, name: str, run: Any, expected: list[float]) -> flo
         place.figure(f"{name}: reserved", frame["memory_reserved_bytes"].max() / 2**20, "MiB")
     losses = losses_of(run)
     assert len(losses) == _NUM_STEPS, f"{name}: {len(losses)} steps were recorded"
-    off = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
-    place.figure(f"{name}: losses off by", off)
-    return off
+    num_compared = 1 if name in _OTHER_NOISE else _NUM_STEPS
+    pairs = list(zip(losses, expected, strict=True))[:num_compared]
+    off = max(abs(a - b) / abs(b) for a, b in pairs)
+    place.figure(f"{name}: {'first loss' if num_compared == 1 else 'losses'} off by", off)
+    assert off <= _MOST_OFF, f"{name}: the losses are off by {off:.3g}"
+    assert losses[-1] < losses[0], f"{name}: the loss went from {losses[0]:.4g} to {losses[-1]:.4g}"
 
 
 @check(
@@ -80,17 +85,14 @@ def settings_that_a_gpu_has(place: Place) -> None:
     wrong = []
     with place.cluster() as cluster:
         expected = losses_of(cluster.train("autoencoder", **_settings(place)).wait(place.bound_s(120)))
-        for name, (settings, most_off) in _VARIANTS.items():
+        for name, settings in _VARIANTS.items():
             if not place.on_gpu and settings.keys() & _ONLY_ON_A_GPU:
                 continue
-            run = cluster.train("autoencoder", **_settings(place, **settings))
             try:
-                off = _figures_of(place, name, run.wait(place.bound_s(120)), expected)
+                run = cluster.train("autoencoder", **_settings(place, **settings))
+                _require_like(place, name, run.wait(place.bound_s(120)), expected)
             except Exception as error:  # noqa: BLE001 - the other settings are still to be tried
                 wrong.append(f"{name}: {type(error).__name__}: {str(error)[:300]}")
-                continue
-            if not off <= most_off:
-                wrong.append(f"{name}: the losses are off by {off:.3g}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -160,9 +162,8 @@ def compiled_model(place: Place) -> None:
     with place.cluster() as cluster:
         plain = cluster.train("autoencoder", **_settings(place)).wait(place.bound_s(60))
         compiled = cluster.train("autoencoder", **_settings(place, compile=True)).wait(place.bound_s(160))
-        off = _figures_of(place, "compiled", compiled, losses_of(plain))
-        _figures_of(place, "not compiled", plain, losses_of(plain))
-    assert off < 0.02, f"the losses are off by {off:.3g}"
+        _require_like(place, "not compiled", plain, losses_of(plain))
+        _require_like(place, "compiled", compiled, losses_of(plain))
 
 
 _EQUIVALENCE: dict[str, tuple[dict[str, Any], str]] = {
@@ -226,6 +227,7 @@ def _compare(place: Place, runs: dict[str, tuple[dict[str, Any], str]]) -> None:
     slice=1,
     page="training",
     timeout_s=180,
+    seldom=False,
 )
 def equivalence(place: Place) -> None:
     _compare(place, _EQUIVALENCE)
