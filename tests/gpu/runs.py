@@ -27,8 +27,8 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "pageable batches": {"pin_memory": "off", "non_blocking": False},
 }
 _OTHER_NOISE = {"channels last", "amp bf16", "amp fp16, with GradScaler", "compiled"}
-"""Where the autoencoder's noise is drawn in another order or type: only the first loss, which hardly depends on
-it, is nearly the same."""
+"""Where the autoencoder's noise is drawn in another order or type. The first loss, which hardly depends on
+it, is nearly the same, and the others are not."""
 _MOST_OFF = 0.02
 """How far losses may be from those of the defaults, as a share."""
 _ONLY_ON_A_GPU = {"cpu_offload"}
@@ -67,10 +67,12 @@ def _require_like(place: Place, name: str, run: Any, expected: list[float]) -> N
     losses = losses_of(run)
     assert len(losses) == _NUM_STEPS, f"{name}: {len(losses)} steps were recorded"
     num_compared = 1 if name in _OTHER_NOISE else _NUM_STEPS
+    # In the small network of a rehearsal the noise of a few numbers is all there is.
+    most_off = place.size(_MOST_OFF, 0.15) if name in _OTHER_NOISE else _MOST_OFF
     pairs = list(zip(losses, expected, strict=True))[:num_compared]
     off = max(abs(a - b) / abs(b) for a, b in pairs)
     place.figure(f"{name}: {'first loss' if num_compared == 1 else 'losses'} off by", off)
-    assert off <= _MOST_OFF, f"{name}: the losses are off by {off:.3g}"
+    assert off <= most_off, f"{name}: the losses are off by {off:.3g}"
     assert losses[-1] < losses[0], f"{name}: the loss went from {losses[0]:.4g} to {losses[-1]:.4g}"
 
 
