@@ -98,9 +98,7 @@ def settings_that_a_gpu_has(place: Place) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@check(
-    "two runs with cudnn='deterministic' are equal to the last bit", slice=1, page="training", seldom=False
-)
+@check("two runs with cudnn='deterministic' are equal to the last bit", slice=1, page="training")
 def deterministic_runs_are_equal(place: Place) -> None:
     from nbgpu.run_folder import checkpoint_files
 
