@@ -499,6 +499,7 @@ class RecipeCalls(ABC):
         recipe: Literal["lithography"],
         *,
         preset: Literal["", "demo", "lithography"] = "",
+        image: Literal["aerial", "resist"] = "aerial",
         num_masks: int = 320,
         size: int = 64,
         pixel_nm: float | None = None,
@@ -609,6 +610,7 @@ class RecipeCalls(ABC):
 
         Args:
             preset: the name of values for the settings that are not given
+            image: image of a mask that the network learns: 'aerial', the intensity in the resist; or 'resist', what a resist makes of that, whose response the network is not told; the latter only where images are simulated
             num_masks: masks generated where data='generated'; only with data='generated' (2 to 10000000)
             size: edge of each mask, in pixels; pictures in files are averaged down to it (16 to 4096)
             pixel_nm: edge of a pixel at the wafer, in nm, once pictures have been averaged down; left out: 25 for generated masks; files need it (above 0, at most 1000)
@@ -629,8 +631,8 @@ class RecipeCalls(ABC):
             diffusion_nm: standard deviation of the blur in the resist, in nm, before the threshold (0 to 1000)
             num_kernels: kernels that the network learns (2 to 4096)
             kernel_nm: edge of the learned kernels, in nm; left out: 3.2 wavelengths / NA, and at most the mask's edge (above 0, at most 100000)
-            corrections: dilated convolutions that correct the sum of squares, for images that have more to them than optics (0 to 8)
-            steps: optimizer steps in all (1 to 10000000)
+            corrections: dilated convolutions that correct the sum of squares, for images that have more to them than optics; 4 by default with image='resist' (0 to 8)
+            steps: optimizer steps in all; 512 by default with image='resist' (1 to 10000000)
             batch_size: samples for each rank and micro-batch (1 to 4096)
             accumulate: micro-batches whose gradients are added up before each optimizer step (1 to 1024)
             global_batch_size: samples that go into one optimizer step over all ranks; where it is given, batch_size follows from it, and it must be a multiple of ranks x accumulate (1 to 16777216)
@@ -841,7 +843,7 @@ class RecipeCalls(ABC):
         ties: Literal["efron", "breslow"] = "efron",
         eval_times: Sequence[float] = (),
         risk_groups: int = 3,
-        steps: int = 800,
+        steps: int = 1200,
         batch_size: int = 16,
         accumulate: int = 1,
         global_batch_size: int | None = None,
@@ -943,7 +945,7 @@ class RecipeCalls(ABC):
             hu_min: Hounsfield units that become 0, and all below (-1000000.0 to 1000000.0)
             hu_max: Hounsfield units that become 1, and all above (-1000000.0 to 1000000.0)
             resnet: MONAI's 3D ResNet
-            widen_factor: times 64 are the channels of the network's first stage; left out: 0.125 for generated volumes, else 1 (above 0, at most 8)
+            widen_factor: times 64 are the channels of the network's first stage; left out: 0.25 for generated volumes, else 1 (above 0, at most 8)
             stem_stride: stride of the first convolution; 2 as MedicalNet has it, 1 takes eight times the memory (1 or 2)
             pretrained: file with the ResNet's weights, .safetensors or of torch.save, such as MedicalNet's; empty for none
             freeze_epochs: epochs at the beginning in which the last layer learns and the ResNet does not (0 to 1000000)
@@ -1286,6 +1288,7 @@ class RecipeCalls(ABC):
         recipe: Literal["lithography"],
         *,
         preset: Literal["", "demo", "lithography"] = "",
+        image: Literal["aerial", "resist"] = "aerial",
         num_masks: int = 320,
         size: int = 64,
         pixel_nm: float | None = None,
@@ -1468,7 +1471,7 @@ class RecipeCalls(ABC):
         ties: Literal["efron", "breslow"] = "efron",
         eval_times: Sequence[float] = (),
         risk_groups: int = 3,
-        steps: int = 800,
+        steps: int = 1200,
         batch_size: int = 16,
         accumulate: int = 1,
         global_batch_size: int | None = None,
@@ -1806,6 +1809,7 @@ class RecipeCalls(ABC):
         stop: threading.Event | None = None,
         *,
         preset: Literal["", "demo", "lithography"] = "",
+        image: Literal["aerial", "resist"] = "aerial",
         num_masks: int = 320,
         size: int = 64,
         pixel_nm: float | None = None,
@@ -1990,7 +1994,7 @@ class RecipeCalls(ABC):
         ties: Literal["efron", "breslow"] = "efron",
         eval_times: Sequence[float] = (),
         risk_groups: int = 3,
-        steps: int = 800,
+        steps: int = 1200,
         batch_size: int = 16,
         accumulate: int = 1,
         global_batch_size: int | None = None,
