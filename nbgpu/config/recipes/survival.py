@@ -21,7 +21,9 @@ class SurvivalConfig(TrainConfig):
     INPUTS = (
         "a CSV list of NIfTI volumes with time, event, and folds and numbers if there are some; 'generated'"
     )
-    TRIAL = "1400 generated patients, 1000 of them trained on, 1200 steps: two to three minutes on 2 CPU cores"
+    TRIAL = (
+        "1400 generated patients, 1000 of them trained on, 1200 steps: two to three minutes on 2 CPU cores"
+    )
     PREDICTS = "a table of risks, risk groups and probabilities of survival"
     AT_PREDICTION = ("eval_times", "risk_groups")
     FROM_DATA = ("image_size",)
