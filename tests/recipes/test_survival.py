@@ -315,8 +315,8 @@ def test_the_quality_gate(cluster2: nbgpu.Cluster, tmp_path: Path, seed: int) ->
     found = {name: row["c_index"] for name, row in table.items()}
     # What counts is each lesion's shape together with its place, which no mean over the lesions has.
     by_hand = ("voxels 200 HU above the median", "10 radiomic features", "these and their products")
-    assert found["resnet18"] >= max(found[name] for name in by_hand) + 0.02
-    assert found["resnet18"] >= found["true hazard"] - 0.06
+    assert found["resnet18"] >= max(found[name] for name in by_hand) + 0.04
+    assert found["resnet18"] >= found["true hazard"] - 0.08
     assert max(found["mean intensity"], found["voxels 200 HU above the median"]) < 0.6
 
 

@@ -56,9 +56,10 @@ _KINDS = (
     _Kind(_DEEP, *_SOLID, danger=0.6),
 )
 _MEAN_DANGER = 0.5
-_EVENNESS = 0.6
-"""Of the kinds' shares in a patient, a Dirichlet distribution's: below 1, most have one or two kinds."""
-_HAZARD_PER_DANGER = 6.0
+_EVENNESS = 2.0
+"""Of the kinds' shares in a patient, a Dirichlet distribution's: the larger, the more alike they are, and the
+less do means over the lesions tell."""
+_HAZARD_PER_DANGER = 9.0
 _MEAN_TIME, _MEAN_FOLLOW_UP = 1000.0, 1500.0
 """In days; the first for a patient with the mean danger."""
 

@@ -148,7 +148,7 @@ def test_the_generated_cohort_is_what_it_says() -> None:
     assert cohort[0].image.shape == (1, *SIZE)
     scores = np.array([one.log_hazard for one in cohort])
     times, events = np.array([one.time for one in cohort]), np.array([one.event for one in cohort])
-    assert metrics.c_index(scores, times, events) == pytest.approx(0.81, abs=0.03)
+    assert metrics.c_index(scores, times, events) == pytest.approx(0.85, abs=0.04)
     assert 0.5 < events.mean() < 0.7
     # Neither brightness nor the amount of lesions tells much.
     images = np.array([one.image[0].numpy() for one in cohort])
