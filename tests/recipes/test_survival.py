@@ -282,8 +282,8 @@ def test_a_short_run_on_files_with_folds_and_features(
 @pytest.mark.long
 def test_a_short_run_learns_the_generated_cohort(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     """The full form is `test_the_quality_gate`."""
-    _, result = _train(cluster2, tmp_path, num_patients=700, steps=150, val_every=0)
-    assert result["table"]["resnet18"]["c_index"] > 0.65
+    _, result = _train(cluster2, tmp_path, num_patients=700, steps=300, val_every=0)
+    assert result["table"]["resnet18"]["c_index"] > 0.62
     assert result["table"]["mean intensity"]["c_index"] < 0.6
 
 
