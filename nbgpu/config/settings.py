@@ -32,6 +32,7 @@ from nbgpu.config.conditions import (
     without_effect,
 )
 from nbgpu.errors import ConfigError
+from nbgpu.text.similar import did_you_mean
 
 
 def control(group: str) -> Any:
@@ -258,7 +259,8 @@ def explain(model: type[BaseModel], error: ValidationError, values: Mapping[str,
             explained.add(name)
         if problem["type"] == "extra_forbidden":
             lines.append(
-                f"{name} is not a setting of {model.__name__}. Settings: {', '.join(model.model_fields)}"
+                f"{name} is not a setting of {model.__name__}.{did_you_mean(name, model.model_fields)} "
+                f"Settings: {', '.join(model.model_fields)}"
             )
         elif field is None:
             lines.append(_reason(problem["msg"]))

@@ -31,6 +31,7 @@ from nbgpu.machine.files import write_whole
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import Device
 from nbgpu.text.ranks import count_of_ranks
+from nbgpu.text.similar import did_you_mean
 
 FILE = "study.toml"
 RANKS = "ranks"
@@ -262,10 +263,12 @@ def plan(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, A
     fields = settings_of(recipe).model_fields
     homes = (StudyConfig.model_fields, ClusterConfig.model_fields, fields)
     if unknown := [name for name in settings if not any(name in home for home in homes)]:
-        known = ", ".join(itertools.chain(*homes))
+        known = [*itertools.chain(*homes)]
         raise ConfigError(
             "\n".join(
-                f"{name} is not a setting of a study of {recipe}. Settings: {known}" for name in unknown
+                f"{name} is not a setting of a study of {recipe}.{did_you_mean(name, known)} "
+                f"Settings: {', '.join(known)}"
+                for name in unknown
             )
         )
     of_study, of_cluster, of_run = (
@@ -324,7 +327,8 @@ def _cycle(config: TrainConfig) -> int:
 def _problems(made: StudyPlan, fields: Mapping[str, Any]) -> Iterator[str]:
     """The problems of the study as a whole."""
     if made.vary != RANKS and made.vary not in fields:
-        yield f"{made.vary} is not a setting of {made.recipe}. Settings: {', '.join(fields)}"
+        meant = did_you_mean(made.vary, fields)
+        yield f"{made.vary} is not a setting of {made.recipe}.{meant} Settings: {', '.join(fields)}"
     for name in (*made.train, made.vary):
         if name in DECIDED:
             yield f"{name} cannot be given: {DECIDED[name]}"

@@ -26,6 +26,7 @@ from nbgpu.machine import extras
 from nbgpu.machine.files import write_whole
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import Device
+from nbgpu.text.similar import did_you_mean
 
 FILE = "sweep.toml"
 MAX_TRIALS = 10_000
@@ -175,10 +176,12 @@ def split_settings(recipe: str, settings: Mapping[str, Any]) -> Split:
     unknown ones."""
     homes = (SweepConfig.model_fields, ClusterConfig.model_fields, _fields(recipe))
     if unknown := [name for name in settings if not any(name in home for home in homes)]:
-        known = ", ".join(itertools.chain(*homes))
+        known = [*itertools.chain(*homes)]
         raise ConfigError(
             "\n".join(
-                f"{name} is not a setting of a sweep over {recipe}. Settings: {known}" for name in unknown
+                f"{name} is not a setting of a sweep over {recipe}.{did_you_mean(name, known)} "
+                f"Settings: {', '.join(known)}"
+                for name in unknown
             )
         )
     return Split(*({name: v for name, v in settings.items() if name in home} for home in homes))

@@ -47,6 +47,7 @@ class Call(StrEnum):
     DEFINE = "nbgpu.engine.variables.definitions:define"
     REMEMBER_SOURCE = "nbgpu.engine.variables.definitions:remember_source"
     FIND_LACKING_NAMES = "nbgpu.engine.variables.definitions:lacking"
+    FIND_NAMES = "nbgpu.engine.variables.completion:there"
     COMPLETE_NAME = "nbgpu.engine.variables.completion:complete"
     INSPECT_NAME = "nbgpu.engine.variables.completion:inspect"
     RUN_IMPORTS = "nbgpu.engine.variables.sync:run"

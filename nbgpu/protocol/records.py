@@ -297,6 +297,10 @@ class CellOutputs:
     """The key in the reply's metadata of the number of these messages."""
 
 
+GIVEN_NAMES = ("rank", "local_rank", "world_size", "device", "torch", "dist")
+"""The names that every rank has before the first cell."""
+
+
 @dataclass(frozen=True, slots=True)
 class Remains:
     """What a cell or a call left broken on a rank, to be mended before the next one. It is sent with the

@@ -29,10 +29,11 @@ from nbgpu.machine.devices import inventory
 from nbgpu.machine.files import write_whole
 from nbgpu.protocol.records import FINAL_STATES, Chosen, RankFailure, RunInfo, RunState
 from nbgpu.run_folder import lines, names, resume
+from nbgpu.version import VERSION
 
 _log = logging.getLogger("nbgpu.runs")
 
-_PACKAGES = ("nbgpu", "torch", "monai", "ipyparallel", "ipykernel", "plotly", "numpy")
+_PACKAGES = ("torch", "monai", "ipyparallel", "ipykernel", "plotly", "numpy")
 
 
 def create(config: TrainConfig, cluster: ClusterConfig, chosen: Chosen | None = None) -> Path:
@@ -267,7 +268,7 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "packages": {"nbgpu": VERSION, **{name: metadata.version(name) for name in _PACKAGES}},
         "gpus": [{"name": d.name, "uuid": d.uuid} for d in inventory()],
         "git": described.stdout.strip() if described is not None and described.returncode == 0 else None,
     }

@@ -88,7 +88,9 @@ Start = Callable[[Path], Sequence[str]]
 """Makes what torchrun is given, for a folder that the job has to itself; the stamps go to `stamps` in it."""
 
 
-def in_turns(starts: Mapping[str, Start], num_turns: int = NUM_TURNS) -> dict[str, list[float]]:
+def in_turns(
+    starts: Mapping[str, Start], num_turns: int = NUM_TURNS, turn_s: float = _TURN_S
+) -> dict[str, list[float]]:
     """Steps per second of each, turn by turn."""
     rates: dict[str, list[float]] = {name: [] for name in starts}
     with ExitStack() as stack:
@@ -96,7 +98,7 @@ def in_turns(starts: Mapping[str, Start], num_turns: int = NUM_TURNS) -> dict[st
         for turn in range(num_turns):
             # Forth and back, so that neither is always the first.
             for name in list(jobs)[:: -1 if turn % 2 else 1]:
-                rates[name].append(jobs[name].steps_per_second(_TURN_S))
+                rates[name].append(jobs[name].steps_per_second(turn_s))
     return rates
 
 
@@ -104,7 +106,7 @@ def in_turns(starts: Mapping[str, Start], num_turns: int = NUM_TURNS) -> dict[st
 def _running(start: Start) -> Iterator[Job]:
     with tempfile.TemporaryDirectory() as folder, Path(folder, "output").open("wb") as output:
         command = start(Path(folder))
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         process = psutil.Popen(
             command, cwd=REPOSITORY, env=environment, stdout=output, stderr=subprocess.STDOUT
         )
@@ -122,25 +124,36 @@ def _running(start: Start) -> Iterator[Job]:
 
 
 @contextmanager
-def volumes(patch_size: int) -> Iterator[Path]:
+def volumes(patch_size: int, num_phantoms: int = NUM_PHANTOMS) -> Iterator[Path]:
     """A file with the phantoms that all of them train on."""
     with tempfile.TemporaryDirectory() as folder:
-        stacked = torch.stack([torch.as_tensor(phantom(patch_size, 0, i)) for i in range(NUM_PHANTOMS)])
-        torch.save(stacked.reshape(NUM_PHANTOMS, 1, *[patch_size] * 3).float(), Path(folder, "volumes.pt"))
+        stacked = torch.stack([torch.as_tensor(phantom(patch_size, 0, i)) for i in range(num_phantoms)])
+        torch.save(stacked.reshape(num_phantoms, 1, *[patch_size] * 3).float(), Path(folder, "volumes.pt"))
         yield Path(folder, "volumes.pt")
 
 
-def by_hand(who: str, file: Path, batch_size: int, keeps_memory: bool = False) -> Start:
-    """One of the loops in loops.py; 'fabric' and 'accelerate' are in an environment of their own.
+def by_hand(
+    who: str,
+    file: Path,
+    batch_size: int,
+    keeps_memory: bool = False,
+    *,
+    num_ranks: int = 2,
+    options: Sequence[str] = (),
+) -> Start:
+    """One of the loops in loops.py; 'fabric' and 'accelerate' may be in an environment of their own.
 
-    With `keeps_memory` glibc is told what nbgpu tells it by itself (`engine/memory/heap.py`).
+    With `keeps_memory` glibc is told what nbgpu tells it by itself (`engine/memory/heap.py`). `options` are
+    the last arguments of loops.py.
     """
-    python = sys.executable if who == "plain" else str(PEERS_PYTHON)
+    python = sys.executable if who == "plain" or not PEERS_PYTHON.exists() else str(PEERS_PYTHON)
     told = ("env", f"MALLOC_TRIM_THRESHOLD_={2**40}", "MALLOC_MMAP_MAX_=0") if keeps_memory else ()
-    return lambda folder: [
-        *told,
-        *_torchrun(python, 2, LOOPS, who, str(file), str(batch_size), str(folder / "stamps")),
-    ]
+
+    def start(folder: Path) -> Sequence[str]:
+        arguments = (who, str(file), str(batch_size), str(folder / "stamps"), *options)
+        return [*told, *_torchrun(python, num_ranks, LOOPS, *arguments)]
+
+    return start
 
 
 def in_blocks(start: Start, block_steps: int, seconds: float) -> tuple[list[float], list[float]]:
@@ -156,12 +169,12 @@ def in_blocks(start: Start, block_steps: int, seconds: float) -> tuple[list[floa
     return rates[num_dropped::2].tolist(), rates[num_dropped + 1 :: 2].tolist()
 
 
-def ours(num_ranks: int = 2, options: Sequence[str] = (), **settings: Any) -> Start:
+def ours(num_ranks: int = 2, options: Sequence[str] = (), gpus: str = "none", **settings: Any) -> Start:
     """nbgpu's trainer, with everything recorded as always; `options` are those of trainer.py."""
 
     def start(folder: Path) -> Sequence[str]:
         config = train_config("autoencoder", **{**SETTINGS, "runs_dir": str(folder), **settings})
-        write_toml(folder / "run.toml", ClusterConfig(gpus="none"), config)
+        write_toml(folder / "run.toml", ClusterConfig(gpus=gpus), config)
         arguments = (str(folder / "run.toml"), str(folder / "stamps"), *options)
         return _torchrun(sys.executable, num_ranks, TRAINER, *arguments)
 

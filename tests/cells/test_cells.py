@@ -143,7 +143,10 @@ def test_bad_settings_and_a_second_start_are_refused_in_words(notebook: Kernel) 
     )
     assert "already running" in notebook.run("%nbgpu start").error
     unknown = notebook.run("%nbgpu dance")
-    assert "there is start, status, stop, restart, resize, attach" in unknown.error + unknown.stderr
+    assert (
+        "there is no such command. Commands: start, status, stop, restart, resize, attach"
+        in unknown.error + unknown.stderr
+    )
 
 
 def test_without_a_cluster_the_cell_says_how_to_start_one() -> None:

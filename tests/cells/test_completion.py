@@ -149,7 +149,7 @@ def test_plain_cells_are_answered_by_the_notebook(notebook: Kernel) -> None:
     ("line", "expected"),
     [
         ("%%distr", {"%%distributed"}),
-        ("%%distributed --", {"--ranks", "--into", "--timeout", "--full", "--timeline"}),
+        ("%%distributed --", {"--help", "--ranks", "--into", "--timeout", "--full", "--timeline"}),
         ("%%distributed --ranks 0 --ti", {"--timeout", "--timeline"}),
         ("%nbgpu sta", {"start", "status"}),
         ("x = 1\n%nbgpu start --ra", {"--ranks"}),
@@ -163,6 +163,35 @@ def test_the_magics_own_lines(notebook: Kernel, line: str, expected: set[str]) -
     reply = offer(notebook, line)
     assert set(reply["matches"]) == expected
     assert line[reply["cursor_start"] : reply["cursor_end"]] == line.split()[-1]
+
+
+def test_calls_that_take_settings(notebook: Kernel) -> None:
+    notebook.run("import nbgpu\ncluster = nbgpu.current()")
+    reply = complete(notebook, 'cluster.train("autoencoder", ba')
+    assert reply["matches"] == ["batch_size="]
+    assert (reply["cursor_start"], reply["cursor_end"]) == (29, 31)
+    assert complete(notebook, 'cluster.train(\n  "autoenc')["matches"] == ["autoencoder"]
+    assert complete(notebook, "nbgpu.current().plan('survival', amp='b")["matches"] == ["bf16"]
+    code = 'cluster.train("autoencoder", batch_size=4)'
+    assert "1 to 4096" in inspect(notebook, code, code.index("size"))["data"]["text/plain"]
+    asked = inspect(notebook, "cluster.train", detail=0)["data"]["text/plain"]
+    assert "batch_size: int = 2" in asked
+    assert "Start a training run" in asked
+
+
+def test_the_magics_explain_themselves(notebook: Kernel) -> None:
+    said = notebook.run("%nbgpu help").stdout
+    assert all(f"%nbgpu {command} " in said for command in ("start", "resize", "vars", "help"))
+    assert "%push lr" in said
+    assert inspect(notebook, "%nbgpu", 6)["found"]
+    notebook.run("%%distributed\nbefore = 1")
+    for line in ("%%distributed --help", "%%distributed --help --nothing", "%%time\n%%distributed --help"):
+        done = notebook.run(f"{line}\nbefore = 2")
+        assert done.status == "ok"
+        assert "interrupt the ranks after so many seconds" in done.stdout
+    assert notebook.run("%%distributed\nbefore").said(0, 1) == [["1"], ["1"]]
+    wrong = notebook.run("%nbgpu strat")
+    assert "there is no such command. Did you mean start? Commands: start, status" in wrong.stderr
 
 
 LOOK = """%%distributed --ranks 0

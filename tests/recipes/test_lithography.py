@@ -17,6 +17,7 @@ from PIL import Image
 import nbgpu
 from nbgpu.config import LithographyConfig, train_config
 from nbgpu.recipes.lithography import survey
+from nbgpu.recipes.lithography.baselines import COMPACT_RESIST, GAUSSIAN_RESIST
 from nbgpu.recipes.lithography.network import AerialNetwork
 from nbgpu.recipes.lithography.recipe import Lithography
 from nbgpu.recipes.lithography.window import conditions
@@ -119,6 +120,16 @@ def _train(cluster: nbgpu.Cluster, tmp_path: Path, **settings: Any) -> dict[str,
 
 
 @pytest.mark.long
+def test_a_short_run_in_a_resist_beats_a_gaussian_one(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    result = _train(cluster2, tmp_path, image="resist", num_masks=128, size=32, steps=160, kernel_nm=475)
+    network, gaussian = result["table"]["network"], result["table"][GAUSSIAN_RESIST]
+    assert network["mse"] < gaussian["mse"]
+    assert "SOCS, 24 kernels" not in result["table"]
+    assert "SOCS with a compact model of the resist: 24 kernels" in result["note"]
+    assert "image in the resist" in result["images"]
+
+
+@pytest.mark.long
 def test_a_short_run_beats_the_blur(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     result = _train(cluster2, tmp_path, num_masks=96, size=32, steps=120, val_every=60, kernel_nm=475)
     network, blur = result["table"]["network"], result["table"]["mask blurred and squared"]
@@ -130,6 +141,20 @@ def test_a_short_run_beats_the_blur(cluster2: nbgpu.Cluster, tmp_path: Path) -> 
     assert lens["mse"] == lens["edges_lost"] == 0 < socs["mse"] < network["mse"]
     assert "24 complex kernels have as many numbers" in result["note"]
     assert len(result["images"]) == 6
+
+
+@pytest.mark.quality
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_quality_gate_in_a_resist(cluster2: nbgpu.Cluster, tmp_path: Path, seed: int) -> None:
+    """The same masks in a resist whose response is not told. SOCS knows the lens, and the compact model of
+    the resist is fitted to the same pairs: the network is to have a quarter of its squared error at most."""
+    table = _train(cluster2, tmp_path, image="resist", seed=seed, split_seed=seed)["table"]
+    quality.note("Lithography, 256 generated masks in a resist", "mse", seed, table)
+    network, compact, gaussian = (table[name] for name in ("network", COMPACT_RESIST, GAUSSIAN_RESIST))
+    assert network["mse"] <= compact["mse"] / 4
+    assert compact["mse"] < gaussian["mse"]
+    assert network["iou"] >= compact["iou"] + 0.01
+    assert network["edge_nm"] < compact["edge_nm"]
 
 
 @pytest.mark.quality

@@ -263,6 +263,8 @@ def test_a_short_run_on_files_with_folds_and_features(
         "resnet18",
         "mean intensity",
         "voxels 200 HU above the median",
+        "10 radiomic features",
+        "these and their products",
         "features alone",
         "no prediction",
     }
@@ -280,8 +282,8 @@ def test_a_short_run_on_files_with_folds_and_features(
 @pytest.mark.long
 def test_a_short_run_learns_the_generated_cohort(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     """The full form is `test_the_quality_gate`."""
-    _, result = _train(cluster2, tmp_path, num_patients=700, steps=150, val_every=0)
-    assert result["table"]["resnet18"]["c_index"] > 0.65
+    _, result = _train(cluster2, tmp_path, num_patients=700, steps=300, val_every=0)
+    assert result["table"]["resnet18"]["c_index"] > 0.62
     assert result["table"]["mean intensity"]["c_index"] < 0.6
 
 
@@ -310,11 +312,12 @@ def test_the_quality_gate(cluster2: nbgpu.Cluster, tmp_path: Path, seed: int) ->
     _, result = _train(cluster2, tmp_path, seed=seed, split_seed=seed)
     table = result["table"]
     quality.note("Survival, 1000 generated patients", "c_index", seed, table)
-    assert table["resnet18"]["c_index"] >= table["true hazard"]["c_index"] - 0.01
-    # The hazard of this cohort is the amount of lesions, which counting voxels finds without a network.
-    dense = table["voxels 200 HU above the median"]["c_index"]
-    assert table["resnet18"]["c_index"] >= dense - 0.01
-    assert table["mean intensity"]["c_index"] < 0.6
+    found = {name: row["c_index"] for name, row in table.items()}
+    # What counts is each lesion's shape together with its place, which no mean over the lesions has.
+    by_hand = ("voxels 200 HU above the median", "10 radiomic features", "these and their products")
+    assert found["resnet18"] >= max(found[name] for name in by_hand) + 0.04
+    assert found["resnet18"] >= found["true hazard"] - 0.08
+    assert max(found["mean intensity"], found["voxels 200 HU above the median"]) < 0.6
 
 
 def test_times_beyond_the_training_follow_up_are_refused_before_the_run(cohort: Path) -> None:

@@ -5,11 +5,13 @@ by step.
 
 With FOLDER the runs' folders stay there, as 0, 1, 2, ..., so that later ones can go on from them (`resume`).
 The samples of step s are always the same: rank r takes its share of them, whatever their number is.
+REGRESSION_DEVICE=cuda:0 in the environment has all processes share that GPU, over gloo.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -122,18 +124,22 @@ class _Epochs:
 
 def work(rank: int, world_size: int, folder: str, runs: Sequence[tuple[Mapping[str, Any], str]]) -> None:
     torch.set_num_threads(1)
-    cpu = tuple(devices.cpu(r) for r in range(world_size))
-    member = Membership(rank, world_size, rank, torch.device("cpu"), "gloo")
+    device = torch.device(os.environ.get("REGRESSION_DEVICE", "cpu"))
+    described = (
+        devices.inventory()[:1] * world_size if device.type == "cuda" else map(devices.cpu, range(world_size))
+    )
+    of_ranks = tuple(described)
+    member = Membership(rank, world_size, rank, device, "gloo")
     group.form(member, Path(folder))
     for index, (settings, norm) in enumerate(runs):
-        config = settled(TrainConfig.checked(**settings), cpu)
+        config = settled(TrainConfig.checked(**settings), of_ranks)
         run_folder = Path(folder, str(index))
         run_folder.mkdir(exist_ok=True)
         if rank == 0:
             resume.find(config).write(run_folder)
         recorder = Recorder(run_folder, rank)
         recipe: Recipe = Contest(config) if norm == "contest" else Regression(config, norm)
-        context = RunContext(run_folder, member, cpu[rank], recorder)
+        context = RunContext(run_folder, member, of_ranks[rank], recorder)
         train.train(Trainer(config, recipe, context))
     torch.distributed.destroy_process_group()
 

@@ -71,6 +71,7 @@ HOUSE = [
     "config.__init__",
     "config.prediction",
     "config.characterization",
+    "config.signatures",
     "config.flags",
     "config.toml",
     "config.recipes",

@@ -67,3 +67,17 @@ def test_a_venv_that_fails_half_way_is_not_taken_for_a_whole_one(tmp_path: Path)
     done = _make(f"VENV={tmp_path / 'venv'}", f"PYTHON={_python_that(tmp_path, '-m')}", "demo")
     assert done.returncode != 0
     assert not (tmp_path / "venv").exists()
+
+
+def test_the_checks_for_a_gpu_take_the_python_at_hand_and_set_nothing_up(tmp_path: Path) -> None:
+    """On a borrowed machine there is no network."""
+    python = tmp_path / "python-of-this-test"
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    at_hand = (f"VENV={tmp_path / 'venv'}", f"PYTHON={python}")
+    assert _make("gpu", *at_hand).stdout.splitlines() == [f"tests/gpu {number}" for number in (1, 2, 3)]
+    assert _make("gpu", *at_hand, "SLICE=2", "ONLY=nccl_group nccl_stop", "REHEARSE=1").stdout == (
+        "tests/gpu 2 nccl_group nccl_stop --rehearse\n"
+    )
+    assert _make("gpu-pages", *at_hand, "FROM=a b").stdout == "docs/generate_gpu.py a b\n"
+    assert not (tmp_path / "venv").exists()

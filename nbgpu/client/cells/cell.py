@@ -24,9 +24,11 @@ from nbgpu.client.faults.hangs import HangWatch
 from nbgpu.client.faults.watch import RankWatch
 from nbgpu.client.ipykernel import aborting
 from nbgpu.client.ipykernel.notice import Notice
+from nbgpu.client.variables import missing
 from nbgpu.errors import CellInterrupted, ClusterError, NbgpuError, RankError
 from nbgpu.machine.signals import take_interrupt, uninterrupted
-from nbgpu.protocol.records import CellOptions
+from nbgpu.protocol.records import CellOptions, RankFailure
+from nbgpu.text.ranks import named_ranks
 
 _REFRESH_PERIOD_S = 0.1
 _OFFER_STOP_AFTER_S = 2.0
@@ -64,6 +66,7 @@ class DistributedCell:
         timeline: bool = False,
     ) -> None:
         self._cluster = cluster
+        self._code = code
         self._timeout_s = timeout_s
         self._started_s = time.monotonic()
         self._refresh_due_s = self._started_s + _REFRESH_PERIOD_S
@@ -251,10 +254,22 @@ class DistributedCell:
         failed, freed = self._watch.outcome()
         self._output.finish(without=self._watch.gone)
         self._restore_group([failure.rank for failure in failed])
+        if ended := self._cluster.ranks.without_group():
+            _tell(
+                f"{named_ranks(ended)} ended the process group: the next cell gets a new one, and variables stay. A cell needs "
+                "no destroy_process_group"
+            )
         if freed:
             _tell(f"freed from waiting for the others: rank {', '.join(map(str, freed))}")
         if failed:
-            raise RankError(failed, self._cluster.world_size)
+            raise RankError(failed, self._cluster.world_size, self._hint(failed))
+
+    def _hint(self, failed: Sequence[RankFailure]) -> str:
+        """Return what to do about names that the ranks did not find, and that the notebook has."""
+        shell = get_ipython()
+        if shell is None or all(failure.error_type != "NameError" for failure in failed):
+            return ""
+        return missing.hint_for_ranks(failed, self._code, shell.user_ns, self._cluster.ranks)
 
     def _restore_group(self, failed: Sequence[int] = ()) -> None:
         """Restore the group, and replace ranks whose processes have ended."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from nbgpu.client.cluster import resizing, status
 from nbgpu.client.cluster.history import CellHistory
 from nbgpu.client.cluster.questions import Listener, Questions
+from nbgpu.client.cluster.recipe_calls import RecipeCalls
 from nbgpu.client.cluster.release import IdleRelease, tell_in_next_cell
 from nbgpu.client.engines import environment
 from nbgpu.client.engines.cell_replies import Answer, Arrivals
@@ -38,7 +39,7 @@ from nbgpu.client.runs.run import Run
 from nbgpu.client.variables import definitions, transfer
 from nbgpu.client.variables import table as variables
 from nbgpu.client.variables.autoreload import Reloading
-from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, train_config
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig
 from nbgpu.config.prediction import PredictConfig
 from nbgpu.errors import (
     ClusterError,
@@ -83,7 +84,7 @@ def require_none() -> None:
         )
 
 
-class Cluster:
+class Cluster(RecipeCalls):
     """Engines that form one torch.distributed group, one on each GPU, or on shares of the CPU.
 
     Use it as a context manager, or call `start` and `stop`. Variables live in the ranks until `stop`.
@@ -548,21 +549,6 @@ class Cluster:
         """
         return variables.table(self.apply, pattern).frame()
 
-    def train(self, recipe: str, **settings: Any) -> Run:
-        """Start a training run on all ranks and return at once. A Stop during the call stops the run.
-
-        Args:
-            recipe: the workload.
-            settings: fields of the recipe's settings, and `preset`, the name of values for those that are not
-                given.
-
-        Raises:
-            ConfigError: a setting is not valid. Nothing was started.
-            RankError: a setting is left to the files, and none of them can be used.
-            RunError: another run has the ranks now.
-        """
-        return self.train_with(train_config(recipe, **settings))
-
     @uninterrupted()
     def train_with(self, config: TrainConfig) -> Run:
         """As `train`, with settings that are already checked."""
@@ -583,16 +569,6 @@ class Cluster:
             raise
         return self.run
 
-    def plan(self, recipe: str, **settings: Any) -> Plan:
-        """Say what a run with these settings will do, and estimate its memory. Nothing is started; the plan
-        prints as lines.
-
-        Raises:
-            ConfigError: a setting is not valid.
-            RunError: a training run has the ranks now.
-        """
-        return self.plan_with(train_config(recipe, **settings))
-
     def plan_with(self, config: TrainConfig) -> Plan:
         """As `plan`, with settings that are already checked."""
         settled(config, self.devices)
@@ -612,28 +588,6 @@ class Cluster:
         settled(config, self.devices)
         self._make_ready()
         return settled(config.changed(**self._choices.of(self, config).values), self.devices)
-
-    def find_batch_size(
-        self, recipe: str, stop: threading.Event | None = None, **settings: Any
-    ) -> BatchSizes:
-        """Find the largest batch that fits on all ranks, with real steps on generated batches. The result
-        prints as a table.
-
-        On CPU ranks `memory_limit` is the limit, or their share of the host's free memory. Variables of the
-        ranks stay as they are, and their memory counts as used.
-
-        Args:
-            recipe: the workload.
-            stop: ends the search when it is set, as the notebook's stop button does.
-            settings: as for `train`; `batch_size` and `global_batch_size` do not count.
-
-        Raises:
-            ConfigError: a setting is not valid, or the strategy is fsdp; nothing was tried.
-            RankError: not even one sample fits, or a step failed otherwise.
-            RunError: a training run has the ranks now, or the search was stopped.
-        """
-        config = train_config(recipe, **planning.without_batch_sizes(settings))
-        return self.find_batch_size_with(config, stop)
 
     def find_batch_size_with(self, config: TrainConfig, stop: threading.Event | None = None) -> BatchSizes:
         """As `find_batch_size`, with settings that are already checked."""

@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from packaging.requirements import Requirement
 
 from nbgpu.client.host import gpu_checks, host_checks, probes, registry
 from nbgpu.client.host.findings import Finding, Verdict, fail, ok, warn
 from nbgpu.errors import ClusterError
 from nbgpu.machine import devices
+from nbgpu.machine.requirements import requirements
 from nbgpu.machine.tried_versions import newer_than_tried
 from nbgpu.protocol.records import CONTROLLER_PID
+from nbgpu.version import VERSION
 
 _EXIT_CODES: dict[Verdict, int] = {"ok": 0, "warn": 0, "fail": 1}
 _PANELS_DURING_A_CELL = (7, 1)
@@ -63,11 +64,8 @@ def examine(runs_dir: str) -> Iterator[Finding]:
 def _versions() -> Iterator[Finding]:
     """Compare the versions of Python, nbgpu and its dependencies with the required ones."""
     yield ok("python", f"{platform.python_version()} ({platform.python_implementation()})")
-    versions, wrong = [f"nbgpu {metadata.version('nbgpu')}"], []
-    for line in metadata.requires("nbgpu") or []:
-        needed = Requirement(line)
-        if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
-            continue
+    versions, wrong = [f"nbgpu {VERSION}"], []
+    for needed in requirements():
         try:
             version = metadata.version(needed.name)
         except metadata.PackageNotFoundError:

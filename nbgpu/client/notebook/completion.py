@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 from nbgpu.client.cluster.cluster import Cluster, current
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
+from nbgpu.client.notebook import settings_help
 from nbgpu.errors import ClusterError, NoClusterError
 from nbgpu.protocol.calls import Call
 
@@ -142,6 +143,9 @@ class NamesOnRanks:
         request = name_request(code, cursor_pos)
         cluster = _cluster() if request else None
         if request is None or cluster is None:
+            variables = self._kernel.shell.user_ns
+            if text := settings_help.help_at(code[:cursor_pos], code[cursor_pos:], variables):
+                return {"status": "ok", "found": True, "data": {"text/plain": text}, "metadata": {}}
             return self._inspect_here(code, cursor_pos, detail_level, omit_sections)
         return self._inspect_there(cluster, request, detail_level, list(omit_sections))
 
@@ -248,14 +252,16 @@ _installed: NamesOnRanks | None = None
 def install(shell: Any, words: Mapping[str, Sequence[str]]) -> None:
     """Handle the requests of this shell's kernel. Harmless when repeated, and in a shell without a kernel."""
     global _installed
+    settings_help.install(shell)
     kernel = getattr(shell, "kernel", None)
     if _installed is None and hasattr(kernel, "do_complete") and hasattr(kernel, "do_inspect"):
         _installed = NamesOnRanks(kernel, words)
 
 
-def uninstall() -> None:
+def uninstall(shell: Any) -> None:
     """Let the kernel answer all requests itself again."""
     global _installed
+    settings_help.uninstall(shell)
     if _installed is not None:
         _installed.close()
         _installed = None

@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 import time
-from argparse import Namespace
+from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -22,35 +22,28 @@ from nbgpu.client.cluster.attach import attach
 from nbgpu.client.cluster.cluster import Cluster, current
 from nbgpu.client.host import doctor, ps, registry
 from nbgpu.client.ipykernel import flushing
-from nbgpu.client.notebook import completion, head_start, post_mortem, sync
+from nbgpu.client.notebook import completion, head_start, magic_help, plain_cells, post_mortem, sync
 from nbgpu.client.scaling import cell_study
 from nbgpu.client.variables import table as variables
 from nbgpu.config import ClusterConfig, TrainConfig, flags
 from nbgpu.errors import ConfigError, NbgpuError
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.serialization import unpicklable
+from nbgpu.text.similar import did_you_mean
 
 _CELL_MAGIC = "%%distributed"
-_COMMANDS = (
-    "start",
-    "status",
-    "stop",
-    "restart",
-    "resize",
-    "attach",
-    "ps",
-    "doctor",
-    "debug",
-    "vars",
-    "sync",
-    "autoreload",
-)
-"""The commands of `%nbgpu`."""
 
 
 @cache
 def _cell_arguments() -> MagicArgumentParser:
-    parser = MagicArgumentParser(prog=_CELL_MAGIC, description="Run this cell on every rank.", add_help=False)
+    parser = MagicArgumentParser(
+        prog=_CELL_MAGIC,
+        description="Run this cell on every rank; its last value is shown, and its variables stay on the ranks.",
+        epilog=magic_help.EXAMPLES_OF_CELLS,
+        formatter_class=RawDescriptionHelpFormatter,
+        add_help=False,
+    )
+    parser.add_argument("--help", action="store_true", help="show this, and run nothing")
     parser.add_argument("--ranks", help="which ranks, such as 0,2-3; all where it is left out")
     parser.add_argument(
         "--into", metavar="NAME", help="notebook variable that gets the last value of each rank"
@@ -131,10 +124,24 @@ from_the_magic_on.has_side_effects = True  # type: ignore[attr-defined]
 
 async def run_cell(line: str, code: str) -> None:
     """Run a `%%distributed` cell: `line` is the rest of the magic's line, and `code` the text below it."""
+    if _asks_for_help(line):
+        print(_cell_arguments().format_help())  # noqa: T201 - the cell's output
+        return
     flushing.arrange(InteractiveShell.instance())
     cell = head_start.take(line, code) or _sent(line, code)
     await cell.show()
     _keep_values(cell, _options(line))
+
+
+def _asks_for_help(line: str) -> bool:
+    # Parsed it would raise beside a wrong option, and before a cell runs nothing could show that.
+    return "--help" in line.split()
+
+
+def _text_to_send(lines: list[str]) -> tuple[str, str] | None:
+    """As `_text`, and None in a cell that only asks for help."""
+    text = _text(lines)
+    return None if text is None or _asks_for_help(text[0]) else text
 
 
 def _sent(line: str, code: str, number: int | None = None) -> DistributedCell:
@@ -172,8 +179,10 @@ class NbgpuMagics(Magics):
 
     @cell_magic
     def distributed(self, line: str, cell: str) -> None:
-        """Run the cell on every rank; its last value is shown, and its variables stay on the ranks."""
         # IPython calls this in a terminal, and below another cell magic such as %%time.
+        if _asks_for_help(line):
+            print(_cell_arguments().format_help())  # noqa: T201 - the magic's output
+            return
         arguments = _options(line)
         with uninterrupted():  # a cell that was sent is waited for, whenever a Stop comes
             running = _cell(cell, arguments)
@@ -226,9 +235,6 @@ class NbgpuMagics(Magics):
 
     @line_magic
     def nbgpu(self, line: str) -> None:
-        """%nbgpu start [--gpus auto|none|0,1|UUID,...] [--ranks N] [--backend gloo] [--cell-seed N] [--keep]
-        | status | stop | restart [--rank K [--replay]] | resize N | attach [ID] | ps | doctor | debug [--rank
-        K] | vars [PATTERN] | sync | autoreload [on|off]"""
         command, *arguments = shlex.split(line) or ["status"]
         if command == "start":
             self._start(arguments)
@@ -255,8 +261,13 @@ class NbgpuMagics(Magics):
             print(sync.sync(current(), self.shell))  # noqa: T201
         elif command == "autoreload":
             self._autoreload(" ".join(arguments))
+        elif command in ("help", "--help", "-h"):
+            print(magic_help.HELP)  # noqa: T201
         else:
-            raise UsageError(f"%nbgpu {command}: there is {', '.join(_COMMANDS[:-1])} and {_COMMANDS[-1]}")
+            raise UsageError(
+                f"%nbgpu {command}: there is no such command.{did_you_mean(command, magic_help.COMMANDS)} Commands: "
+                f"{', '.join(magic_help.COMMANDS)}"
+            )
 
     @magic_arguments()
     @argument("--rank", type=int, help="which rank; the whole cluster where it is left out")
@@ -350,6 +361,11 @@ class NbgpuMagics(Magics):
         cluster.tell_news()
 
 
+# What `%nbgpu?` and `%%distributed?` show.
+NbgpuMagics.nbgpu.__doc__ = magic_help.HELP
+NbgpuMagics.distributed.__doc__ = _cell_arguments().format_help()
+
+
 def _tell_of_kept(kept: Sequence[registry.Footprint], before: str) -> None:
     """Say which clusters earlier kernels of this notebook have left running, and how to attach to them or end
     them."""
@@ -387,7 +403,7 @@ def _words() -> dict[str, list[str]]:
 
     return {
         _CELL_MAGIC: options(_cell_arguments()),
-        "%nbgpu": list(_COMMANDS),
+        "%nbgpu": list(magic_help.COMMANDS),
         "%nbgpu start": [f"--{name.replace('_', '-')}" for name in ClusterConfig.model_fields],
         "%nbgpu autoreload": ["on", "off"],
         "%nbgpu restart": options(NbgpuMagics._restart.parser),
@@ -407,11 +423,12 @@ def load(shell: Any) -> None:
     has_kernel = getattr(shell, "kernel", None) is not None
     if has_kernel and await_distributed_cells not in transformers:
         flushing.install(shell)
-        head_start.install(shell, _CELL_MAGIC, _text, _sent)
+        head_start.install(shell, _CELL_MAGIC, _text_to_send, _sent)
         transformers.append(await_distributed_cells)  # after the one that removes empty lines at the top
     if not has_kernel and from_the_magic_on not in transformers:
         transformers.append(from_the_magic_on)
     completion.install(shell, _words())
+    plain_cells.install(shell)
 
 
 def unload(shell: Any) -> None:
@@ -423,4 +440,5 @@ def unload(shell: Any) -> None:
         head_start.uninstall(shell)
     if from_the_magic_on in transformers:
         transformers.remove(from_the_magic_on)
-    completion.uninstall()
+    completion.uninstall(shell)
+    plain_cells.uninstall(shell)

@@ -20,6 +20,7 @@ from nbgpu.protocol.calls import Call
 from nbgpu.run_folder import checkpoint_files, predictions
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.predictions import Job, Progress, ProgressReader, Row
+from nbgpu.text.similar import did_you_mean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,8 +109,13 @@ def job_of(run_folder: str | Path, asked: PredictConfig, settings: Mapping[str, 
         )
     allowed = config.AT_PREDICTION
     problems += [
-        f"{name} = {value!r} cannot be changed for a prediction. "
-        + (f"What can: {', '.join(allowed)}" if allowed else "With this recipe nothing can")
+        f"{name} = {value!r} cannot be changed for a prediction."
+        + (
+            ""
+            if name in type(config).model_fields
+            else did_you_mean(name, [*allowed, *PredictConfig.model_fields])
+        )
+        + (f" What can: {', '.join(allowed)}" if allowed else " With this recipe nothing can")
         for name, value in settings.items()
         if name not in allowed
     ]

@@ -42,6 +42,7 @@ from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.commands import send_command, send_settings
 from nbgpu.run_folder.reader import Reader
 from nbgpu.text.ranks import count_of_ranks
+from nbgpu.text.similar import did_you_mean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -317,8 +318,11 @@ class Run:
         """
         possible = steerable(type(self.config))
         if fixed := [name for name in settings if name not in possible]:
+            unknown = [name for name in fixed if name not in type(self.config).model_fields]
+            meant = "".join(did_you_mean(name, possible) for name in unknown)
             raise ConfigError(
-                f"{', '.join(fixed)} cannot be changed while a run goes on. What can be: {', '.join(possible)}"
+                f"{', '.join(fixed)} cannot be changed while a run goes on.{meant} What can be: "
+                f"{', '.join(possible)}"
             )
         config = self.config.changed(**settings)
         if "batch_size" in settings:

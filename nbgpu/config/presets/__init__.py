@@ -11,6 +11,7 @@ from typing import Any
 
 from nbgpu.errors import ConfigError
 from nbgpu.package import PACKAGE
+from nbgpu.text.similar import did_you_mean
 
 _FOLDER = PACKAGE / "config" / "presets"
 """The folder of this module, with links kept."""
@@ -44,7 +45,7 @@ def read(recipe: str, name: str) -> Preset:
     known = names(recipe)
     if name not in known:
         others = f"Presets of {recipe}: {', '.join(known)}" if known else f"{recipe} has no presets"
-        raise ConfigError(f"preset = {name!r} is not known. {others}")
+        raise ConfigError(f"preset = {name!r} is not known.{did_you_mean(str(name), known)} {others}")
     tables = tomllib.loads((_FOLDER / recipe / f"{name}.toml").read_text())
     values = {key: tuple(v) if isinstance(v, list) else v for key, v in tables["train"].items()}
     return Preset(recipe, name, tables["description"], tables["source"], values)

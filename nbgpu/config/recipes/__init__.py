@@ -17,6 +17,7 @@ from nbgpu.config.recipes.survival import SurvivalConfig
 from nbgpu.config.settings import from_text
 from nbgpu.config.training import TrainConfig
 from nbgpu.errors import ConfigError
+from nbgpu.text.similar import did_you_mean
 
 TRAIN_CONFIGS: dict[str, type[TrainConfig]] = {
     "autoencoder": AutoencoderConfig,
@@ -40,7 +41,8 @@ def settings_of(recipe: str) -> type[TrainConfig]:
     if recipe not in TRAIN_CONFIGS:
         known = ", ".join(sorted(TRAIN_CONFIGS))
         raise ConfigError(
-            f"recipe = {recipe!r} is not known. Recipes: {known}, or a file of your own: my_recipe.py"
+            f"recipe = {recipe!r} is not known.{did_you_mean(recipe, TRAIN_CONFIGS)} Recipes: {known}, or a file of "
+            "your own: my_recipe.py"
         )
     return TRAIN_CONFIGS[recipe]
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from nbgpu.config.conditions import Rules, given, none_of, one_of, only
+from nbgpu.config.conditions import DefaultRules, Rules, defaults, given, none_of, one_of, only
 from nbgpu.config.recipes.symmetry import NUM_FRINGE, broken_by_mirrors, broken_by_quarter_turns
 from nbgpu.config.settings import control, read_from, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
@@ -41,6 +41,8 @@ class LithographyConfig(TrainConfig):
         # The optical kernels are convolved by FFT, in float32 or float64 whatever amp says.
         only(given("corrections"), "amp", "tf32", "cudnn"),
     )
+    # A resist has more to it than the sum of squares that optics has.
+    DEFAULTS_WITH: ClassVar[DefaultRules] = (defaults(one_of("image", "resist"), corrections=4, steps=512),)
 
     recipe: Literal["lithography"] = Field("lithography", description="the workload")
     steps: int = Field(
@@ -59,6 +61,12 @@ class LithographyConfig(TrainConfig):
         description="'generated' masks, an .npz with masks (and aerials), a folder as LithoBench has them, or layouts "
         "(.glp, .gds, .oas, several separated by commas), which are cut into tiles",
         json_schema_extra=control("Data") | read_from(*WITHOUT_FILES, several=True),
+    )
+    image: Literal["aerial", "resist"] = Field(
+        "aerial",
+        description="image of a mask that the network learns: 'aerial', the intensity in the resist; or 'resist', what a "
+        "resist makes of that, whose response the network is not told; the latter only where images are simulated",
+        json_schema_extra=control("Data"),
     )
     num_masks: int = Field(320, ge=2, le=10_000_000, description="masks generated where data='generated'")
     size: int = Field(

@@ -7,6 +7,7 @@ that.
 from __future__ import annotations
 
 import functools
+import json
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -126,12 +127,23 @@ class LoggerWithoutOptions(Logger):
         """Log nothing."""
 
 
-def flight_recording() -> Any | None:
+def flight_recording() -> bytes | None:
     """Return torch's record of the last collectives as JSON; None before torch 2.9 where it was built without
-    NCCL."""
-    found = (getattr(_distributed_c10d, name) for name in _DUMPS if hasattr(_distributed_c10d, name))
-    dump = next(found, None)
-    return None if dump is None else dump()
+    NCCL.
+
+    A build with NCCL has two recorders, one for NCCL and one for all other backends, and the groups of a rank
+    may be in both.
+    """
+    recordings = [
+        json.loads(getattr(_distributed_c10d, name)()) for name in _DUMPS if hasattr(_distributed_c10d, name)
+    ]
+    if not recordings:
+        return None
+    # Each entry once, should two functions give the same recorder's.
+    entries = {json.dumps(entry): entry for recording in recordings for entry in recording.get("entries", ())}
+    together = {key: value for recording in reversed(recordings) for key, value in recording.items()}
+    together["entries"] = sorted(entries.values(), key=lambda entry: int(entry.get("time_created_ns", 0)))
+    return json.dumps(together).encode()
 
 
 def root_of(mesh: DeviceMesh) -> DeviceMesh | None:

@@ -23,6 +23,7 @@ from nbgpu.engine.frames import (
     num_left_out_in_words,
     own_part,
 )
+from nbgpu.engine.ipykernel import script_lines
 from nbgpu.engine.memory.undisturbed import undisturbed
 from nbgpu.machine import interpreter
 
@@ -89,6 +90,7 @@ def _show(
 
 def _lines(shell: Any, error: BaseException, traceback: TracebackType, is_cell: bool) -> list[str]:
     own, num_left_out = _part_to_show(traceback, full and is_cell)
+    advice = script_lines.advice(error, traceback)
     collective = called_collective(codes(traceback))
     empty_library_frames(traceback)
     # IPython formats the error a second time, for its history.
@@ -111,7 +113,7 @@ def _lines(shell: Any, error: BaseException, traceback: TracebackType, is_cell: 
         where = f"in {collective} of torch.distributed: " if collective else ""
         how_to_see = "; %%distributed --full shows all" if is_cell else ""
         lines.insert(-1, f"    ({where}{num_left_out_in_words(num_left_out)}{how_to_see})\n")
-    return lines
+    return [*lines, advice] if advice else lines
 
 
 def _part_to_show(traceback: TracebackType | None, whole: bool) -> tuple[TracebackType | None, int]:

@@ -301,6 +301,7 @@ def _take(seat: Seat) -> Seat:
         out_of_memory,
         publishing,
         remains,
+        script_lines,
         tracebacks,
     )
     from nbgpu.engine.memory import limit as memory_limit
@@ -320,6 +321,7 @@ def _take(seat: Seat) -> Seat:
     simulated_link.install(None if seat.link is None else Link(**seat.link), seat.slow_factor)
     shell = _shell()
     tracebacks.install(shell)
+    script_lines.install(shell, seat.device)
     defaults.take_over(shell)
     clear_output.clear_only_own_displays(shell)
     input_requests.go_to_the_notebook(shell, Path(seat.rendezvous), seat.rank)

@@ -1,10 +1,12 @@
-"""Completion and inspection (Tab and Shift-Tab) for the notebook, from this rank's variables."""
+"""The names of this rank's variables for the notebook: which there are, completion (Tab) and inspection
+(Shift-Tab)."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 from nbgpu.engine.ipykernel import shell
@@ -24,6 +26,12 @@ def inspect(
     """Return a kernel's reply to an inspect_request; None if IPython fails."""
     kernel = shell.current().kernel
     return _answer(lambda: kernel.do_inspect(code, cursor, detail_level, set(omit_sections)))
+
+
+def there(names: Sequence[str]) -> dict[str, bool]:
+    """Return those of the names that this rank has, and whether each is a module."""
+    variables = shell.current().user_ns
+    return {name: isinstance(variables[name], ModuleType) for name in names if name in variables}
 
 
 def _answer(ask: Any) -> Mapping[str, Any] | None:

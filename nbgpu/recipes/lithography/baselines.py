@@ -1,7 +1,10 @@
-"""What a network is held against: a blur that knows nothing of the lens, and the lens itself with as many
-kernels."""
+"""What a network is held against: a blur that knows nothing of the lens, the lens itself with as many
+kernels, and the models of a resist that an expert would fit to pairs by hand."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,6 +13,9 @@ from torch import Tensor
 from nbgpu.config import LithographyConfig
 from nbgpu.recipes.lithography.resist import blurred
 from nbgpu.recipes.lithography.samples import imager_of, optics_of, source_of
+
+Terms = Callable[[Tensor], list[Tensor]]
+"""From images to the terms of a model of them, each of the images' shape."""
 
 
 def best_blur(masks: Tensor, aerials: Tensor) -> float:
@@ -32,3 +38,71 @@ def socs_images(config: LithographyConfig, masks: Tensor) -> Tensor:
     lens = optics_of(config), source_of(config)
     imager = imager_of(*lens, masks.shape[-1], config.pixel, num_systems(config))
     return torch.cat([imager(part) for part in torch.split(masks, config.batch_size)])
+
+
+GAUSSIAN_RESIST, COMPACT_RESIST = "SOCS, best Gaussian resist", "SOCS, compact resist model"
+_WIDTHS_NM = (12.5, 25.0, 50.0, 100.0, 200.0)
+_NEAR_NM, _NEARBY_NM = (25.0, 50.0), (100.0, 200.0, 300.0)
+"""The standard deviations of a compact model's blurs, and of those whose products are among its terms."""
+_POWERS = (1, 2, 3)
+
+
+def fitted_resists(
+    aerials: Tensor, images: Tensor, new: Tensor, pixel_nm: float, inner: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """Fit models of a resist to pairs by least squares, and apply them to other aerial images.
+
+    'Best Gaussian resist' is dose x blur + offset, all three fitted. 'Compact resist model' is a linear
+    combination of terms, as the compact models of the industry are: the image, its square and its cube
+    under five blurs each, its slope, and products of near and wide blurs, with which the response depends on
+    the density nearby. Blurs are Gaussian, and the same along all directions.
+
+    Args:
+        aerials: aerial images of the masks to fit, (N, 1, H, W).
+        images: the images in the resist that belong to them, of the same shape.
+        new: aerial images that the models are applied to, (M, 1, H, W).
+        pixel_nm: the width of a pixel.
+        inner: leaves out the margins, which count in no fit.
+
+    Returns:
+        By the model's name, its images in the resist of `new`, (M, 1, H, W).
+    """
+    candidates: dict[str, list[Terms]] = {
+        GAUSSIAN_RESIST: [partial(_one_blur, sigma=float(sigma)) for sigma in np.arange(0.1, 5.0, 0.2)],
+        COMPACT_RESIST: [partial(_compact_terms, pixel_nm=pixel_nm)],
+    }
+    wanted = inner(images).double().flatten()
+    found = {}
+    for name, forms in candidates.items():
+        fits = [_least_squares([inner(term) for term in form(aerials)], wanted) for form in forms]
+        best = int(np.argmin([error for _, error in fits]))
+        weights, _ = fits[best]
+        terms = torch.stack([torch.ones_like(new), *forms[best](new)], dim=-1)
+        found[name] = (terms.double() @ weights).to(new.dtype)
+    return found
+
+
+def num_compact_terms() -> int:
+    """Return the number of weights of the compact model, that of the constant included."""
+    return 1 + len(_compact_terms(torch.zeros(1, 1, 8, 8), 25.0))
+
+
+def _one_blur(image: Tensor, sigma: float) -> list[Tensor]:
+    return [blurred(image, sigma)]
+
+
+def _compact_terms(image: Tensor, pixel_nm: float) -> list[Tensor]:
+    powers = [blurred(image**power, width / pixel_nm) for power in _POWERS for width in _WIDTHS_NM]
+    near, nearby = (
+        [blurred(image, width / pixel_nm) for width in widths] for widths in (_NEAR_NM, _NEARBY_NM)
+    )
+    slopes = [(near[0].roll(-1, axis) - near[0].roll(1, axis)).square() for axis in (-1, -2)]
+    return [*powers, *(one * other for one in near for other in nearby), (slopes[0] + slopes[1]).sqrt()]
+
+
+def _least_squares(terms: list[Tensor], wanted: Tensor) -> tuple[Tensor, float]:
+    """Return the weights (1 + T,) of a constant and the terms that come closest, and their mean squared
+    error."""
+    matrix = torch.stack([torch.ones_like(wanted), *(term.double().flatten() for term in terms)], dim=1)
+    weights = torch.linalg.lstsq(matrix, wanted[:, None]).solution[:, 0]
+    return weights, float((matrix @ weights - wanted).square().mean())

@@ -22,9 +22,9 @@ CONTOURS_GDS = "contours.gds"
 _GDS_UNIT_M, _GDS_PRECISION_M = 1e-9, 1e-12
 
 
-def write_image(image: Tensor, stem: Path) -> Path:
-    """Write an aerial image (H, W), the first row at the bottom, as float32."""
-    path = stem.with_name(f"{stem.name}.aerial.npy")
+def write_image(image: Tensor, stem: Path, kind: str) -> Path:
+    """Write an image (H, W), the first row at the bottom, as float32; `kind` is 'aerial' or 'resist'."""
+    path = stem.with_name(f"{stem.name}.{kind}.npy")
     np.save(path, image.numpy())
     return path
 

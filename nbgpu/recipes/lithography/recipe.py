@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,14 @@ from nbgpu.engine.workload.prediction import Predicted
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
 from nbgpu.recipes.lithography import prediction
-from nbgpu.recipes.lithography.baselines import best_blur, num_systems, socs_images
+from nbgpu.recipes.lithography.baselines import (
+    COMPACT_RESIST,
+    best_blur,
+    fitted_resists,
+    num_compact_terms,
+    num_systems,
+    socs_images,
+)
 from nbgpu.recipes.lithography.contours import iou
 from nbgpu.recipes.lithography.lithobench import load_design, load_print
 from nbgpu.recipes.lithography.measures import Measures
@@ -74,6 +81,10 @@ class Lithography:
     def measures(self) -> Measures:
         """How images are compared."""
         return Measures(self.resist, self.config.pixel, margin_of(self.config))
+
+    @property
+    def _learns_resist(self) -> bool:
+        return self.config.image == "resist"
 
     @property
     def _field(self) -> int:
@@ -138,6 +149,11 @@ class Lithography:
             found = pairs_of(config)
             pairs = distinct(found, self.measures.margin)
             self._num_repeated = len(found) - len(pairs)
+            if self._learns_resist and any(pair.aerial is not None for pair in pairs):
+                raise DataError(
+                    f"data={config.data!r}: has images, and image='resist' is only for those that are simulated. Leave it out: "
+                    "the network learns the images that are given"
+                )
             if len(pairs) < 2:
                 raise DataError(
                     f"data={config.data!r}: has {len(pairs)} different mask(s) of {config.size} x {config.size} pixels; two "
@@ -157,6 +173,7 @@ class Lithography:
                     config.pixel,
                     config.simulated_kernels,
                     config.split_seed,
+                    self._learns_resist,
                 )
             ]
         )
@@ -214,7 +231,8 @@ class Lithography:
 
     def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
         """Compare the errors on held-out masks with those of the best blur of the mask, squared, and, where
-        images are simulated, of SOCS with as many kernels as the network has.
+        images are simulated, of SOCS with as many kernels as the network has; in a resist, of SOCS followed
+        by fitted models of the resist.
 
         Return `table`, `note` and `images`; `Measures.errors` says what the columns are.
         """
@@ -234,25 +252,28 @@ class Lithography:
         sigma = best_blur(fitted["mask"], fitted["aerial"])
         outputs = {"network": found, "mask blurred and squared": blurred(mask, sigma).square()}
         simulated = "aerial" not in held_out[0]
-        if simulated:
+        if simulated and self._learns_resist:
+            of_fitted, of_new = (socs_images(self.config, masks) for masks in (fitted["mask"], mask))
+            outputs |= fitted_resists(
+                of_fitted, fitted["aerial"], of_new, self.config.pixel, self.measures.inner
+            )
+        elif simulated:
             outputs[f"SOCS, {num_systems(self.config)} kernels"] = socs_images(self.config, mask)
         outputs["simulated images" if simulated else "given images"] = true
         table = {name: self.measures.errors(output, true, design) for name, output in outputs.items()}
         for name, output in outputs.items() if prints else ():
             mine = self.measures.printed(output)
             table[name]["printed_iou"] = round(float(iou(mine, torch.stack(prints)).mean()), 4)
-        network, blur = list(table.values())[:2]
-        times = blur["mse"] / max(network["mse"], 1e-12)
-        verdict = (
-            f"{times:.1f} times less squared error than"
-            if times > 1
-            else f"{1 / times:.1f} times the squared error of"
-        )
-        note = (
-            f"On {len(mask)} held-out masks the network has {verdict} the best blur of the mask ({sigma * self.config.pixel:.0f} nm), "
-            f"squared. {self._in_words(design)}"
-        )
-        if simulated:
+        other = COMPACT_RESIST if COMPACT_RESIST in table else "mask blurred and squared"
+        note = f"On {len(mask)} held-out masks the network has {_times(table['network'], table[other])} "
+        if other == COMPACT_RESIST:
+            note += (
+                f"SOCS with a compact model of the resist: {num_systems(self.config)} kernels of the lens, which it knows, and "
+                f"{num_compact_terms()} weights fitted to {len(fitted['mask'])} training masks. {self._in_words(design)}"
+            )
+        else:
+            note += f"the best blur of the mask ({sigma * self.config.pixel:.0f} nm), squared. {self._in_words(design)}"
+        if simulated and not self._learns_resist:
             note += (
                 f" SOCS knows the lens: its {num_systems(self.config)} complex kernels have as many numbers for each pixel as "
                 f"{self.config.num_kernels} learned ones."
@@ -300,7 +321,7 @@ class Lithography:
         latent = inner(new.resist.latent(found, pixel_nm))[0, 0]
         image, origin_nm = inner(found)[0, 0], sample.get("origin_nm", (0.0, 0.0))
         paths = [
-            prediction.write_image(image, stem),
+            prediction.write_image(image, stem, new.config.image),
             prediction.write_contours(latent, threshold, pixel_nm, origin_nm, stem),
             prediction.write_picture(inner(mask)[0, 0], image, latent, threshold, stem),
         ]
@@ -352,7 +373,7 @@ class Lithography:
         )
         return {
             "mask": row(masks, 1.0, "gray"),
-            "aerial image": row(wanted, highest, "viridis"),
+            "image in the resist" if self._learns_resist else "aerial image": row(wanted, highest, "viridis"),
             "network": row(got, highest, "viridis"),
             "absolute error, black is 0 and white 0.05": row((got - wanted).abs(), 0.05, "gray"),
             "contours over the mask: true in blue, network in orange": contours_over(
@@ -361,6 +382,16 @@ class Lithography:
             f"what the true image prints over the design: errors at the edges, {largest_nm:.0f} nm inside in purple to "
             f"{largest_nm:.0f} nm outside in orange, and widths along the middle row in nm": printed,
         }
+
+
+def _times(network: Mapping[str, float], other: Mapping[str, float]) -> str:
+    """Return how the network's squared error compares with another one's, to be followed by its name."""
+    times = other["mse"] / max(network["mse"], 1e-12)
+    return (
+        f"{times:.1f} times less squared error than"
+        if times > 1
+        else f"{1 / times:.1f} times the squared error of"
+    )
 
 
 def _item(pair: Pair) -> Item:

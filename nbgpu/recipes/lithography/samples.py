@@ -20,6 +20,7 @@ from nbgpu.recipes.lithography.manhattan import manhattan
 from nbgpu.recipes.lithography.pairs import Pair, read_npz
 from nbgpu.recipes.lithography.pupil import Optics
 from nbgpu.recipes.lithography.resist import Resist
+from nbgpu.recipes.lithography.response import in_resist
 from nbgpu.recipes.lithography.sources import Source
 from nbgpu.recipes.lithography.tiles import tiles_of_all
 
@@ -54,10 +55,18 @@ class Prepare(Transform):
         pixel_nm: the width of a pixel.
         num_kernels: the number of SOCS kernels that images are simulated with; 0 for Abbe.
         seed: the seed of generated masks.
+        is_in_resist: whether the image is that in the resist; by default it is the aerial one.
     """
 
     def __init__(
-        self, optics: Optics, source: Source, size: int, pixel_nm: float, num_kernels: int, seed: int
+        self,
+        optics: Optics,
+        source: Source,
+        size: int,
+        pixel_nm: float,
+        num_kernels: int,
+        seed: int,
+        is_in_resist: bool = False,
     ) -> None:
         self.optics = optics
         self.source = source
@@ -65,6 +74,7 @@ class Prepare(Transform):
         self.pixel_nm = pixel_nm
         self.num_kernels = num_kernels
         self.seed = seed
+        self.is_in_resist = is_in_resist
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
         mask, aerial = self.mask(item), item.get("aerial")
@@ -72,6 +82,8 @@ class Prepare(Transform):
             aerial = load_png(aerial, self.size, binary=False)
         elif aerial is None:
             aerial = imager_of(self.optics, self.source, self.size, self.pixel_nm, self.num_kernels)(mask)
+            if self.is_in_resist:
+                aerial = in_resist(aerial, self.pixel_nm)
         return {"mask": mask, "aerial": aerial}
 
     def mask(self, item: Item) -> Tensor:

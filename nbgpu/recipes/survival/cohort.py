@@ -1,13 +1,20 @@
-"""A generated cohort with known true hazards: volumes with lesions, where more lesions mean an earlier event.
+"""A generated cohort with known true hazards: volumes with lesions, whose shape and place decide together.
 
-A patient's volume shows the burden of lesions. All its intensities are shifted by a random offset, as those
-of different scanners are, so that the overall brightness of a volume carries no information.
+Each volume has an organ with a few lesions of about the same volume. A lesion is hollow or solid, and lies at
+the organ's wall or deep inside. How dangerous it is depends on both: a hollow one is the worst at the wall,
+and harmless deep inside, where a solid one is worse. The log hazard follows the mean over a patient's
+lesions. So the amount of lesions tells next to nothing, their mean shape and their mean place tell some of
+it, and the rest only shows where each lesion is looked at together with its place.
+
+All intensities of a volume are shifted by a random offset, as those of different scanners are, so that the
+overall brightness of a volume carries no information either.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, log
+from math import exp
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,17 +23,45 @@ from torch import Tensor
 
 SIZE = (24, 24, 16)
 """In voxels."""
-_TISSUE, _NOISE, _OFFSET, _LESION = 0.0, 40.0, 60.0, 500.0
-"""In Hounsfield units: the mean of the tissue, the standard deviations of the voxels' noise and of the
-volumes' offsets, and the additional brightness of lesions."""
-_NUM_LESIONS = (1, 30)
-"""The range; uniform in the logarithm, so that a patient with few lesions is as frequent as one with many."""
-_RADII = (1.2, 2.2)
-_HAZARD_PER_LOG_BURDEN = 1.2
-_MEDIAN_BURDEN = 120.0
-"""In voxels; a patient with this burden has the hazard that belongs to `_MEAN_TIME`."""
+_OUTSIDE, _TISSUE, _NOISE, _OFFSET, _LESION = -120.0, 0.0, 40.0, 60.0, 500.0
+"""In Hounsfield units: the means outside and inside the organ, the standard deviations of the voxels' noise
+and of the volumes' offsets, and the additional brightness of lesions."""
+_ORGAN = (11.0, 11.0, 7.4)
+"""The largest semi-axes of the organ, in voxels; a volume's are 0.9 to 1 of them."""
+_NUM_LESIONS = (2, 6)
+"""The range; independent of the hazard."""
+_APART = 5.2
+"""The distance that the middles of two lesions keep, in voxels, where there is room for it."""
+_NUM_TRIES = 40
+
+
+class _Kind(NamedTuple):
+    """A kind of lesion."""
+
+    places: tuple[float, float]
+    """The range of the distance from the organ's middle, as a share of the way to its wall."""
+    radius: float
+    hollow: float
+    """The radius of what is empty within, 0 for a solid lesion; both in voxels."""
+    danger: float
+
+
+_AT_THE_WALL, _DEEP = (0.72, 0.78), (0.0, 0.45)
+_HOLLOW, _SOLID = (2.6, 1.6), (2.38, 0.0)
+"""The radii of lesions and of what is empty within, in voxels: both have the same volume."""
+_KINDS = (
+    _Kind(_AT_THE_WALL, *_HOLLOW, danger=1.0),
+    _Kind(_AT_THE_WALL, *_SOLID, danger=0.3),
+    _Kind(_DEEP, *_HOLLOW, danger=0.1),
+    _Kind(_DEEP, *_SOLID, danger=0.6),
+)
+_MEAN_DANGER = 0.5
+_EVENNESS = 2.0
+"""Of the kinds' shares in a patient, a Dirichlet distribution's: the larger, the more alike they are, and the
+less do means over the lesions tell."""
+_HAZARD_PER_DANGER = 9.0
 _MEAN_TIME, _MEAN_FOLLOW_UP = 1000.0, 1500.0
-"""In days."""
+"""In days; the first for a patient with the mean danger."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +80,15 @@ class Patient:
 def patient(seed: int, index: int) -> Patient:
     """Generate a patient of the cohort of a seed, the same on every call."""
     rng = np.random.default_rng([seed, index])
-    lesions = _lesions(rng)
-    log_hazard = _HAZARD_PER_LOG_BURDEN * log(lesions.sum() / _MEDIAN_BURDEN)
-    image = rng.normal(_TISSUE + rng.normal(0, _OFFSET), _NOISE, SIZE) + _LESION * lesions
+    organ = rng.uniform(0.9, 1.0) * np.array(_ORGAN)
+    num_lesions = int(rng.integers(_NUM_LESIONS[0], _NUM_LESIONS[1] + 1))
+    shares = rng.dirichlet(len(_KINDS) * (_EVENNESS,))
+    kinds = [_KINDS[number] for number in rng.choice(len(_KINDS), size=num_lesions, p=shares)]
+    lesions = _lesions(rng, organ, kinds)
+    log_hazard = _HAZARD_PER_DANGER * (float(np.mean([kind.danger for kind in kinds])) - _MEAN_DANGER)
+    inside = np.clip(organ.min() * (1 - _distance(organ)) + 0.5, 0, 1)
+    tissue = _OUTSIDE + (_TISSUE - _OUTSIDE) * inside + rng.normal(0, _OFFSET)
+    image = rng.normal(tissue, _NOISE) + _LESION * lesions
     until_event = rng.exponential(_MEAN_TIME * exp(-log_hazard))
     until_lost = rng.exponential(_MEAN_FOLLOW_UP)
     return Patient(
@@ -58,13 +99,35 @@ def patient(seed: int, index: int) -> Patient:
     )
 
 
-def _lesions(rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return the share of lesion in each voxel: some balls with soft edges."""
-    axes = np.ogrid[tuple(slice(edge) for edge in SIZE)]
+_AXES = [
+    axis - (edge - 1) / 2
+    for axis, edge in zip(np.ogrid[tuple(slice(edge) for edge in SIZE)], SIZE, strict=True)
+]
+"""The coordinates of the voxels from the volume's middle, of shapes that broadcast to SIZE."""
+
+
+def _distance(unit: NDArray[np.float64], middle: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+    """Return the distance of each voxel from a point, by default the volume's middle, along each axis in
+    units of its own."""
+    at = np.zeros(3) if middle is None else middle
+    squares = sum(((axis - a) / u) ** 2 for axis, a, u in zip(_AXES, at, unit, strict=True))
+    return np.asarray(np.sqrt(squares))
+
+
+def _lesions(rng: np.random.Generator, organ: NDArray[np.float64], kinds: list[_Kind]) -> NDArray[np.float64]:
+    """Return the share of lesion in each voxel: balls with soft edges, some of them hollow."""
     found = np.zeros(SIZE)
-    for _ in range(round(exp(rng.uniform(*np.log(_NUM_LESIONS))))):
-        radius = rng.uniform(*_RADII)
-        centre = [rng.uniform(radius, edge - 1 - radius) for edge in SIZE]
-        distance = np.sqrt(sum((axis - at) ** 2 for axis, at in zip(axes, centre, strict=True)))
-        found = np.maximum(found, np.clip(radius + 0.5 - distance, 0, 1))
+    middles: list[NDArray[np.float64]] = []
+    for kind in kinds:
+        for _ in range(_NUM_TRIES):
+            drawn = rng.normal(size=3)
+            middle = drawn / np.linalg.norm(drawn) * organ * rng.uniform(*kind.places)
+            if all(np.linalg.norm(middle - other) >= _APART for other in middles):
+                break
+        middles.append(middle)
+        distance = _distance(np.ones(3), middle)
+        shell = np.clip(kind.radius + 0.5 - distance, 0, 1)
+        if kind.hollow:
+            shell *= np.clip(distance - kind.hollow + 0.5, 0, 1)
+        found = np.maximum(found, shell)
     return found

@@ -29,7 +29,7 @@ from nbgpu.engine.workload.proposal import Proposal
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders, ParameterGroup
 from nbgpu.errors import DataError
 from nbgpu.recipes.survival import metrics
-from nbgpu.recipes.survival.baselines import fitted
+from nbgpu.recipes.survival.baselines import fitted, fitted_with_chosen_penalty
 from nbgpu.recipes.survival.cox import cox_loss, gathered
 from nbgpu.recipes.survival.frozen import FROZEN, freezing
 from nbgpu.recipes.survival.image_sizes import sizes_for
@@ -39,13 +39,15 @@ from nbgpu.recipes.survival.patients import Patients, Scale, patients_of
 from nbgpu.recipes.survival.pictures import curves, slices
 from nbgpu.recipes.survival.prediction import concordance_in_words, new_patients, risks
 from nbgpu.recipes.survival.prepare import Prepare
+from nbgpu.recipes.survival.radiomics import NAMES, radiomics, with_products
 from nbgpu.recipes.survival.voxel_size import cut_in_words
 from nbgpu.run_folder.predictions import Job, Row
 
-_MAX_FITTED = 500
-"""The largest number of training patients to whom the baselines, risk groups and baseline hazard are fitted;
-their volumes are read again."""
+_MAX_FITTED, _MAX_REFERENCES = 1000, 500
+"""The largest numbers of training patients whose volumes are read again: for the result, to fit the
+baselines, risk groups and baseline hazard, and with new patients, to compare them with."""
 _NUM_PICTURES = 6
+_DENSE = [NAMES.index("dense voxels")]
 _DENSE_HU = 200
 """A lesion or a calcification is denser than its surroundings by about so many Hounsfield units."""
 _NUM_TIMES = 25
@@ -214,15 +216,15 @@ class Survival:
             return []
         return [*(patients.items[number] for number in self._fitted_on()), *reported]
 
-    def _fitted_on(self) -> list[int]:
+    def _fitted_on(self, most: int = _MAX_FITTED) -> list[int]:
         shuffled = np.random.RandomState(self.config.split_seed).permutation(self._patients.num_training)
-        return [int(number) for number in shuffled[:_MAX_FITTED]]
+        return [int(number) for number in shuffled[:most]]
 
     def evaluate(
         self, model: nn.Module, device: torch.device, samples: Sequence[Item]
     ) -> list[dict[str, float]]:
-        """Return for each patient `number`, `score`, the log hazard, `mean_intensity`, and `dense_share`, the
-        share of the voxels that are more than _DENSE_HU above the median."""
+        """Return for each patient `number`, `score`, the log hazard, and the features of `radiomics`, for
+        which voxels that are more than _DENSE_HU above the median are dense."""
         dtype = next(model.parameters()).dtype
         dense = _DENSE_HU / (self.config.hu_max - self.config.hu_min)
         rows = []
@@ -231,12 +233,11 @@ class Survival:
             columns = {
                 "number": batch["number"],
                 "score": _scores(model, on_device).double().cpu(),
-                "mean_intensity": batch["image"].flatten(1).double().mean(dim=1),
-                "dense_share": _share_above_median(batch["image"].flatten(1), dense),
             }
+            by_hand = [radiomics(image, dense).tolist() for image in batch["image"][:, 0].numpy()]
             rows += [
-                dict(zip(columns, row, strict=True))
-                for row in zip(*(c.tolist() for c in columns.values()), strict=True)
+                dict(zip((*columns, *NAMES), (*row, *features), strict=True))
+                for *row, features in zip(*(c.tolist() for c in columns.values()), by_hand, strict=True)
             ]
         return rows
 
@@ -261,10 +262,11 @@ class Survival:
         training, held_out = _Known(self, evaluated[:num_fitted]), _Known(self, evaluated[num_fitted:])
         predictions = {
             self.config.resnet: (training.scores, held_out.scores),
-            "mean intensity": self._linear(training.means[:, None], held_out.means[:, None], training),
+            "mean intensity": self._linear(training.radiomics[:, :1], held_out.radiomics[:, :1], training),
             f"voxels {_DENSE_HU} HU above the median": self._linear(
-                training.dense_shares[:, None], held_out.dense_shares[:, None], training
+                training.radiomics[:, _DENSE], held_out.radiomics[:, _DENSE], training
             ),
+            **self._of_radiomics(training, held_out),
         }
         if self.config.features:
             predictions["features alone"] = self._linear(training.features, held_out.features, training)
@@ -306,6 +308,21 @@ class Survival:
         weights = fitted(training, known.times, known.events, self.config.ties)
         return training @ weights, held_out @ weights
 
+    def _of_radiomics(self, training: _Known, held_out: _Known) -> dict[str, tuple[Floats, Floats]]:
+        """Return the scores of Cox's models with all features that are computed by hand, and with their
+        products too."""
+        mean, deviation = training.radiomics.mean(axis=0), np.maximum(training.radiomics.std(axis=0), 1e-12)
+        both = [(of.radiomics - mean) / deviation for of in (training, held_out)]
+        times, events, ties = training.times, training.events, self.config.ties
+        found = {}
+        for name, covariates in {
+            f"{len(NAMES)} radiomic features": both,
+            "these and their products": [with_products(features) for features in both],
+        }.items():
+            weights = fitted_with_chosen_penalty(covariates[0], times, events, ties, self.config.split_seed)
+            found[name] = (covariates[0] @ weights, covariates[1] @ weights)
+        return found
+
     # ---- new data ----
 
     def new_samples(self, data: str) -> tuple[Sequence[Item], list[str]]:
@@ -330,7 +347,7 @@ class Survival:
         gone, so that a model can be used elsewhere."""
         if self._why_no_training_patients():
             return []
-        return [self._patients.items[number] for number in self._fitted_on()]
+        return [self._patients.items[number] for number in self._fitted_on(_MAX_REFERENCES)]
 
     def _why_no_training_patients(self) -> str:
         try:
@@ -394,8 +411,7 @@ class _Known:
 
     def __init__(self, recipe: Survival, rows: Sequence[dict[str, float]]) -> None:
         self.numbers: NDArray[np.intp] = np.array([row["number"] for row in rows], dtype=np.intp)
-        self.means = np.array([row["mean_intensity"] for row in rows])
-        self.dense_shares = np.array([row["dense_share"] for row in rows])
+        self.radiomics = np.array([[row[name] for name in NAMES] for row in rows])
         items = [recipe._patients.items[number] for number in self.numbers]
         # As float32, in which the network has seen them.
         self.features = np.array([item["features"] for item in items], dtype=np.float32).astype(np.float64)
@@ -443,12 +459,6 @@ def _unknown_in_words(when: Floats, observed: Steps) -> str:
         f" At {', '.join(f'{time:.4g}' for time in unknown)} neither AUC nor Brier score is known: no training patient is "
         f"observed beyond {observed.times[-1]:.4g}, so that ibs leaves them out."
     )
-
-
-def _share_above_median(values: Tensor, by: float) -> Tensor:
-    """Return the share of each row's values (N, V) that are above its median by more than `by`, (N,)."""
-    above = values - values.median(dim=1, keepdim=True).values > by
-    return above.double().mean(dim=1)
 
 
 @torch.no_grad()

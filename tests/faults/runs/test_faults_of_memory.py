@@ -188,32 +188,3 @@ def test_data_that_does_not_fit_is_told_once(cluster2: nbgpu.Cluster, tmp_path: 
     (failure,) = caught.value.failures
     assert (failure.rank, failure.error_type) == (1, "OutOfMemoryError")
     assert failure.message.startswith("rank 1 ran out of memory before the first step, with batch_size=2")
-
-
-@pytest.mark.gpu
-def test_a_gpu_in_a_cell_and_in_a_run(tmp_path: Path) -> None:
-    """On one GPU, which is there: half of it is taken, and the other half asked for twice."""
-    with nbgpu.Cluster(gpus="0") as cluster:
-        cluster.execute(
-            "half = torch.empty(torch.cuda.mem_get_info()[0] // 2, dtype=torch.uint8, device=device)"
-        )
-        error = failure_in_cell(
-            cluster, "def ask():\n    first = half[: len(half) // 2].clone()\n    return half.clone()\nask()"
-        )
-        message = error.failures[0].message
-        assert error.failures[0].error_type == "OutOfMemoryError"
-        assert "allocated" in message
-        assert "reserved; cuda:0 has" in message
-        assert "half: " in message
-        assert "first in ask(): " in message
-        # The cache was freed: what is reserved is the variable, and little else.
-        reserved = cluster.execute("print(torch.cuda.memory_reserved() - len(half) < 64 * 2**20)")
-        assert reserved == {0: "True\n"}
-        settings = {**SETTINGS, "patch_size": 128, "num_phantoms": 4, "runs_dir": str(tmp_path)}
-        run = cluster.train("autoencoder", **{**settings, "batch_size": 4096})
-        with pytest.raises(nbgpu.RankError, match="would have fitted: batch_size=") as caught:
-            run.wait(250)
-        fits = re.search(r"would have fitted: batch_size=(\d+)", str(caught.value))
-        assert fits is not None
-        smaller = {**settings, "batch_size": max(1, int(fits[1]) // 2), "steps": 2}
-        assert cluster.train("autoencoder", **smaller).wait(250).status == "finished"

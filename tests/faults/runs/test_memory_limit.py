@@ -234,12 +234,3 @@ def test_a_rank_that_is_replaced_has_the_limit_too(limited: nbgpu.Cluster) -> No
     with pytest.raises(nbgpu.RankError, match="OutOfMemoryError: rank 1 ran out of memory"):
         limited.execute("torch.ones(2**29)", ranks=[1])
     assert well(limited)
-
-
-@pytest.mark.gpu
-def test_torch_refuses_on_a_gpu() -> None:
-    nbgpu.current().stop()
-    with nbgpu.Cluster(gpus="0", memory_limit="1GiB") as cluster:
-        cluster.execute("kept = torch.ones(2**27, device=device)")
-        with pytest.raises(nbgpu.RankError, match="OutOfMemoryError: rank 0 ran out of memory"):
-            cluster.execute("more = torch.ones(2**27, device=device)")

@@ -18,6 +18,8 @@ import pytest
 
 from nbgpu.client.host import doctor, gpu_checks, host_checks
 from nbgpu.client.host.findings import Finding, fail, ok, warn
+from nbgpu.machine.requirements import requirements
+from nbgpu.version import VERSION
 
 
 def examined(tmp_path: Path, **environment: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
@@ -100,6 +102,20 @@ def test_a_library_newer_than_those_that_were_tried_is_told(monkeypatch: pytest.
     (newer,) = [finding for finding in doctor._versions() if "is newer than" in finding.text]
     assert newer.verdict == "warn"
     assert newer.text.startswith("ipykernel 7.99.0 is newer than 7.")
+
+
+def test_a_checkout_that_is_not_installed_is_examined_by_its_pyproject(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed = requirements()
+
+    def not_installed(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", not_installed)
+    assert {r.name for r in requirements()} == {r.name for r in installed}
+    (packages,) = [finding for finding in doctor._versions() if finding.text.startswith("nbgpu ")]
+    assert packages.text.startswith(f"nbgpu {VERSION}, ")
 
 
 def test_a_report_tells_neither_home_nor_user(monkeypatch: pytest.MonkeyPatch) -> None:

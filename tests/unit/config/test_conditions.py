@@ -44,7 +44,7 @@ _ALWAYS = {
         num_res_blocks attention_edges norm_groups val_cases
     """,
     "lithography": """
-        pixel_nm wavelength_nm numerical_aperture medium_index source defocus_nm zernikes
+        image pixel_nm wavelength_nm numerical_aperture medium_index source defocus_nm zernikes
         simulated_kernels resist_threshold diffusion_nm num_kernels kernel_nm corrections
     """,
     "microstructure": """

@@ -80,7 +80,8 @@ def test_a_wrong_choice_or_type_lists_what_is_right(
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(
-        ConfigError, match=r"^batchsize is not a setting of TrainConfig\. Settings: .*batch_size"
+        ConfigError,
+        match=r"^batchsize is not a setting of TrainConfig\. Did you mean batch_size\? Settings: .*",
     ):
         TrainConfig.checked(batchsize=2)
 

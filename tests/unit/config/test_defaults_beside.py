@@ -87,7 +87,7 @@ def test_files_of_older_versions_keep_their_values(tmp_path: Path) -> None:
         )
     )
     config = read_toml(path)[1]
-    assert (config.lr, config.steps, config.epochs, config.ema_decay) == (2e-3, 800, None, 0.98)
+    assert (config.lr, config.steps, config.epochs, config.ema_decay) == (2e-3, 1200, None, 0.98)
 
 
 def test_help_and_docs_say_both() -> None:

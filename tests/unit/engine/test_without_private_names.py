@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import init_device_mesh
 
+from nbgpu.engine.group import torch_private
 from nbgpu.engine.ipykernel import publishing
 from nbgpu.engine.variables import user_groups
 from nbgpu.protocol.records import CellOptions, CellOutputs
@@ -30,6 +33,35 @@ def test_meshes_are_named_without_torchs_table_of_them(monkeypatch: pytest.Monke
     whole = "mesh = dist.device_mesh.init_device_mesh('cpu', (1, 1), mesh_dim_names=('a', 'b'))"
     monkeypatch.delattr(device_mesh, "_mesh_resources")
     assert user_groups.how_to_make_again(variables) == [whole, "part = mesh['b']"]
+
+
+@pytest.mark.usefixtures("group")
+def test_the_flight_recorder_of_a_build_with_nccl_has_the_collectives_of_gloo_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def recording(*entries: dict[str, Any]) -> Any:
+        found = {"version": "2.10", "nccl_comm_state": {}} | ({"entries": [*entries]} if entries else {})
+        return lambda: json.dumps(found).encode()
+
+    def names() -> list[str]:
+        told = json.loads(torch_private.flight_recording() or b"")
+        assert told["version"] == "2.10"
+        return [entry["profiling_name"] for entry in told["entries"]]
+
+    of_gloo = [{"profiling_name": f"gloo:{number}", "time_created_ns": 10 * number} for number in (1, 3)]
+    of_nccl = {"profiling_name": "nccl:2", "time_created_ns": 20}
+    nccl, others = "_dump_nccl_trace_json", "_dump_fr_trace_json"
+    # As torch 2.11 with CUDA answers where all groups are gloo's.
+    monkeypatch.setattr(_distributed_c10d, nccl, recording(), raising=False)
+    monkeypatch.setattr(_distributed_c10d, others, recording(*of_gloo), raising=False)
+    assert names() == ["gloo:1", "gloo:3"]
+    monkeypatch.setattr(_distributed_c10d, nccl, recording(of_nccl))
+    assert names() == ["gloo:1", "nccl:2", "gloo:3"]
+    monkeypatch.setattr(_distributed_c10d, others, recording(of_nccl))
+    assert names() == ["nccl:2"]
+    monkeypatch.delattr(_distributed_c10d, nccl)
+    monkeypatch.delattr(_distributed_c10d, others)
+    assert torch_private.flight_recording() is None
 
 
 def test_a_cell_is_answered_where_a_reply_has_no_date() -> None:

@@ -148,7 +148,10 @@ def test_the_generated_cohort_is_what_it_says() -> None:
     assert cohort[0].image.shape == (1, *SIZE)
     scores = np.array([one.log_hazard for one in cohort])
     times, events = np.array([one.time for one in cohort]), np.array([one.event for one in cohort])
-    means = np.array([float(one.image.mean()) for one in cohort])
-    assert metrics.c_index(scores, times, events) == pytest.approx(0.77, abs=0.03)
-    assert metrics.c_index(means, times, events) == pytest.approx(0.5, abs=0.06)
+    assert metrics.c_index(scores, times, events) == pytest.approx(0.85, abs=0.04)
     assert 0.5 < events.mean() < 0.7
+    # Neither brightness nor the amount of lesions tells much.
+    images = np.array([one.image[0].numpy() for one in cohort])
+    medians = np.median(images, axis=(1, 2, 3))[:, None, None, None]
+    for useless in (images.mean(axis=(1, 2, 3)), (images > medians + 200).sum(axis=(1, 2, 3))):
+        assert metrics.c_index(useless, times, events) == pytest.approx(0.5, abs=0.1)

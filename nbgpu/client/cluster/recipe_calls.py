@@ -1,0 +1,97 @@
+"""The calls of a cluster that take the settings of a recipe by name.
+
+For editors and type checkers the parameters stand in `recipe_calls.pyi`, recipe by recipe, which `make docs`
+writes from the settings. `cluster.train?` lists them with their help.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from nbgpu.client.runs import planning
+from nbgpu.client.runs.batch_sizes import BatchSizes
+from nbgpu.client.runs.plan import Plan
+from nbgpu.client.runs.run import Run
+from nbgpu.config import TrainConfig, signatures, train_config
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def _with_settings(call: _Call) -> _Call:
+    """Let `?` and Shift-Tab list the settings below the docstring. They ask an attribute for the text, which
+    is made only then."""
+    vars(call)["getdoc"] = lambda: f"{inspect.getdoc(call) or ''}\n\n{signatures.of_every_recipe()}"
+    return call
+
+
+class RecipeCalls(ABC):
+    """Checks settings that are given by name, and passes them on as one object."""
+
+    @abstractmethod
+    def train_with(self, config: TrainConfig) -> Run:
+        """As `train`, with settings that are already checked."""
+
+    @abstractmethod
+    def plan_with(self, config: TrainConfig) -> Plan:
+        """As `plan`, with settings that are already checked."""
+
+    @abstractmethod
+    def find_batch_size_with(self, config: TrainConfig, stop: threading.Event | None = None) -> BatchSizes:
+        """As `find_batch_size`, with settings that are already checked."""
+
+    @_with_settings
+    def train(self, recipe: str, **settings: Any) -> Run:
+        """Start a training run on all ranks and return at once. A Stop during the call stops the run.
+
+        cluster.train("autoencoder", steps=500, batch_size=4)
+        cluster.train("survival", data="cohort.csv", preset="mace")
+
+        Args:
+            recipe: the workload.
+            settings: fields of the recipe's settings, and `preset`, the name of values for those that are not
+                given.
+
+        Raises:
+            ConfigError: a setting is not valid. Nothing was started.
+            RankError: a setting is left to the files, and none of them can be used.
+            RunError: another run has the ranks now.
+        """
+        return self.train_with(train_config(recipe, **settings))
+
+    @_with_settings
+    def plan(self, recipe: str, **settings: Any) -> Plan:
+        """Say what a run with these settings will do, and estimate its memory. Nothing is started; the plan
+        prints as lines.
+
+        Raises:
+            ConfigError: a setting is not valid.
+            RunError: a training run has the ranks now.
+        """
+        return self.plan_with(train_config(recipe, **settings))
+
+    @_with_settings
+    def find_batch_size(
+        self, recipe: str, stop: threading.Event | None = None, **settings: Any
+    ) -> BatchSizes:
+        """Find the largest batch that fits on all ranks, with real steps on generated batches. The result
+        prints as a table.
+
+        On CPU ranks `memory_limit` is the limit, or their share of the host's free memory. Variables of the
+        ranks stay as they are, and their memory counts as used.
+
+        Args:
+            recipe: the workload.
+            stop: ends the search when it is set, as the notebook's stop button does.
+            settings: as for `train`; `batch_size` and `global_batch_size` do not count.
+
+        Raises:
+            ConfigError: a setting is not valid, or the strategy is fsdp; nothing was tried.
+            RankError: not even one sample fits, or a step failed otherwise.
+            RunError: a training run has the ranks now, or the search was stopped.
+        """
+        config = train_config(recipe, **planning.without_batch_sizes(settings))
+        return self.find_batch_size_with(config, stop)

@@ -1,0 +1,213 @@
+"""Tab and Shift-Tab in calls that take settings by name: which there are, their types, values and help.
+
+A call counts where the name in the notebook is nbgpu's own: `cluster.train("autoencoder", ba` is completed if
+`cluster` is a Cluster.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from IPython.core.completer import (
+    CompletionContext,
+    SimpleCompletion,
+    SimpleMatcherResult,
+    completion_matcher,
+)
+from IPython.core.getipython import get_ipython
+from pydantic import BaseModel
+
+from nbgpu.client.cluster.cluster import Cluster, current
+from nbgpu.client.notebook.open_call import OpenCall, open_call
+from nbgpu.client.runs.run import Run
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, presets, settings_of, signatures
+from nbgpu.config.prediction import PredictConfig
+from nbgpu.config.settings import steerable
+from nbgpu.errors import ConfigError, NoClusterError
+from nbgpu.planning.studies import StudyConfig
+from nbgpu.planning.trials import SweepConfig
+
+_RUNS_A_RECIPE: Mapping[str, tuple[type[BaseModel], ...]] = {
+    "train": (),
+    "plan": (),
+    "find_batch_size": (),
+    "sweep": (SweepConfig, ClusterConfig),
+    "scaling": (StudyConfig, ClusterConfig),
+    "study": (StudyConfig, ClusterConfig),
+    "controls": (),
+}
+"""The calls whose first argument is a recipe, by name, and the settings that they take beside its own."""
+_OF_A_CLUSTER = ("train", "plan", "find_batch_size")
+_BEFORE_ALL = 1000
+"""A priority above those of IPython's own matchers, which need not look when this one has found something."""
+
+
+@dataclass(frozen=True)
+class _Setting:
+    model: type[BaseModel]
+    name: str
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return signatures.choices_of(self.model.model_fields[self.name])
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What may be given in a call."""
+
+    callee: str
+    settings: Mapping[str, _Setting]
+    values: Mapping[str, tuple[str, ...]]
+    """Texts that arguments without a setting of their own take."""
+    begins: int = 0
+    """How many arguments come before those that are given by name."""
+    first: tuple[str, ...] = ()
+    """The texts that the first argument may be."""
+    title: str = ""
+
+
+def install(shell: Any) -> None:
+    """Let this shell's Tab complete the settings. Harmless when repeated."""
+    matchers = shell.Completer.custom_matchers
+    if _complete not in matchers:
+        matchers.append(_complete)
+
+
+def uninstall(shell: Any) -> None:
+    """Undo `install`."""
+    if _complete in shell.Completer.custom_matchers:
+        shell.Completer.custom_matchers.remove(_complete)
+
+
+@completion_matcher(api_version=2, identifier="nbgpu.settings", priority=_BEFORE_ALL)  # type: ignore[untyped-decorator]
+def _complete(context: CompletionContext) -> SimpleMatcherResult:
+    lines = context.full_text.split("\n")
+    text = "\n".join([*lines[: context.cursor_line], context.text_until_cursor])
+    shell = get_ipython()
+    fragment, found = completed(text, {} if shell is None else shell.user_ns)
+    return SimpleMatcherResult(
+        completions=[SimpleCompletion(text=each, type="param") for each in found],
+        matched_fragment=fragment,
+        suppress=bool(found),
+    )
+
+
+def completed(text: str, variables: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Return what was begun in a call of nbgpu's, and how it can go on; an empty list where nothing is known.
+
+    Args:
+        text: the cell up to the cursor.
+        variables: the notebook's.
+    """
+    call = open_call(text)
+    known = _known(call, variables) if call is not None else None
+    if call is None or known is None:
+        return "", []
+    begun = call.begun_text
+    if call.in_text:
+        if call.keyword:
+            setting = known.settings.get(call.keyword)
+            values = setting.values if setting else known.values.get(call.keyword, ())
+        else:
+            values = known.first if not call.arguments else ()
+        return begun, [each for each in values if each.startswith(begun)]
+    name = call.typed.lstrip()
+    if not call.arguments and not name and known.first:
+        return "", [f'"{each}"' for each in known.first]
+    if len(call.arguments) < known.begins or not re.fullmatch(r"\w*", name):
+        return "", []
+    names = [*known.values, *known.settings]
+    return name, [f"{each}=" for each in names if each.startswith(name) and each not in call.keywords]
+
+
+def help_at(text: str, rest: str, variables: Mapping[str, Any]) -> str:
+    """Return the help for the call that the cursor is in: for the setting at the cursor, or for all of them;
+    empty where it is no call of nbgpu's.
+
+    Args:
+        text: the cell up to the cursor.
+        rest: the text behind the cursor.
+        variables: the notebook's.
+    """
+    call = open_call(text)
+    known = _known(call, variables) if call is not None else None
+    if call is None or known is None or len(call.arguments) < known.begins:
+        return ""
+    behind = re.match(r"\w*", rest)
+    name = call.keyword or call.typed.strip() + (behind[0] if behind else "")
+    if name in known.settings:
+        setting = known.settings[name]
+        return signatures.listed(setting.model, [name])
+    lines = [signatures.listed(setting.model, [name]) for name, setting in known.settings.items()]
+    return "\n".join([f"{known.callee}({known.title}", *lines, ")"])
+
+
+def _known(call: OpenCall, variables: Mapping[str, Any]) -> _Known | None:
+    base, _, name = call.callee.rpartition(".")
+    owner = _value(base, variables)
+    if name in _RUNS_A_RECIPE and _is_door(name, base, owner, variables):
+        return _of_recipe(call, name)
+    if name == "set" and isinstance(owner, Run):
+        return _Known(call.callee, _settings(type(owner.config), steerable(type(owner.config))), {})
+    if name == "predict" and isinstance(owner, Cluster):
+        run = _value(call.arguments[0].strip(), variables) if call.arguments else None
+        allowed = run.config.AT_PREDICTION if isinstance(run, Run) else ()
+        of_run = _settings(type(run.config), allowed) if isinstance(run, Run) else {}
+        return _Known(call.callee, {**_settings(PredictConfig), **of_run}, {}, begins=1)
+    if name == "Cluster" and _is_door(name, base, owner, variables):
+        return _Known(call.callee, _settings(ClusterConfig), {})
+    return None
+
+
+def _is_door(name: str, base: str, owner: Any, variables: Mapping[str, Any]) -> bool:
+    if name in _OF_A_CLUSTER:
+        return isinstance(owner, Cluster)
+    if base:
+        return _is_package(owner)
+    own = variables.get(name)
+    return getattr(own, "__name__", "") == name and str(getattr(own, "__module__", "")).startswith("nbgpu.")
+
+
+def _is_package(value: Any) -> bool:
+    return isinstance(value, ModuleType) and value.__name__ == "nbgpu"
+
+
+def _value(name: str, variables: Mapping[str, Any]) -> Any:
+    """The value of a name; calls are not made, but for the one that gives the cluster."""
+    if name in ("nbgpu.current()", "current()"):
+        own = variables.get(name.partition(".")[0].removesuffix("()"))
+        try:
+            return current() if own is current or _is_package(own) else None
+        except NoClusterError:
+            return None
+    first, dot, attribute = name.partition(".")
+    value = variables.get(first)
+    if not dot:
+        return value
+    return value.run if isinstance(value, Cluster) and attribute == "run" else None
+
+
+def _of_recipe(call: OpenCall, name: str) -> _Known:
+    beside = {n: s for model in _RUNS_A_RECIPE[name] for n, s in _settings(model).items()}
+    recipes = tuple(TRAIN_CONFIGS)
+    recipe = call.first_text
+    if recipe is None:
+        return _Known(call.callee, {}, {}, begins=1, first=recipes)
+    try:
+        model: type[TrainConfig] = settings_of(recipe)
+    except ConfigError:
+        return _Known(call.callee, {}, {}, begins=1)
+    values = {"preset": tuple(presets.names(recipe))}
+    settings = {} if name == "controls" else {**_settings(model), **beside}
+    return _Known(call.callee, settings, values, begins=1, title=f'"{recipe}",')
+
+
+def _settings(model: type[BaseModel], names: Any = None) -> dict[str, _Setting]:
+    return {
+        name: _Setting(model, name) for name in signatures.names_of(model) if names is None or name in names
+    }

@@ -1,0 +1,169 @@
+"""Lines of scripts for torchrun that fail in a cell, and what takes their place.
+
+In a script each process forms the group, picks its GPU and may start the other processes. In a notebook the
+ranks are there with all of that before the first cell. Errors that come from such lines get a sentence; any
+other error gets none.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from multiprocessing.context import ForkServerProcess, SpawnProcess
+from multiprocessing.process import BaseProcess
+from traceback import extract_tb
+from types import FunctionType, TracebackType
+from typing import Any
+
+from nbgpu.engine.frames import called_collective, codes, is_library
+from nbgpu.engine.group import group
+
+_NO_SUCH_GPU = (
+    # With torch's build for CPUs, with no driver, with no GPU, and with fewer GPUs than were counted on.
+    "Cannot access accelerator device when none is available",
+    "Torch not compiled with CUDA enabled",
+    "has no attribute '_cuda_setDevice'",
+    "Found no NVIDIA driver",
+    "No CUDA GPUs are available",
+    "invalid device ordinal",
+    "Invalid device id",
+)
+_PUTS_ON_A_DEVICE = re.compile(r"\.to\(|\.cuda\(|device")
+_OF_TORCHRUN: Mapping[str, str] = {
+    "RANK": "rank",
+    "LOCAL_RANK": "local_rank",
+    "WORLD_SIZE": "world_size",
+}
+"""The variables that torchrun sets for scripts, and the names of their values on a rank."""
+_OS = {"<frozen os>", os.__file__}
+"""What frames call the module `os`, which may be built into Python."""
+_SPAWNS = "torch/multiprocessing/spawn.py"
+
+_started: weakref.WeakKeyDictionary[BaseProcess, str] = weakref.WeakKeyDictionary()
+"""The processes that begin with an empty interpreter and are to call a function of a cell, with its name."""
+
+
+_device = ""
+"""What the name `device` says on this rank."""
+
+
+def install(shell: Any, device: str) -> None:
+    """Note the processes that cells start, and say at the end of a cell which of them could not begin.
+
+    Args:
+        shell: the engine's shell.
+        device: the rank's device, such as 'cuda:1' or 'cpu'.
+    """
+    global _device
+    _device = device
+    for kind in (SpawnProcess, ForkServerProcess):
+        kind.__init__ = _noting(kind.__init__)  # type: ignore[method-assign]
+    shell.events.register("post_run_cell", _say_what_could_not_begin)
+
+
+def advice(error: BaseException, traceback: TracebackType | None) -> str:
+    """Return a sentence about the line that failed; empty where it is no such line.
+
+    Call it before the frames of the traceback are emptied.
+    """
+    if not isinstance(error, Exception):
+        return ""  # the person has stopped the cell
+    message = str(error)
+    if called_collective(codes(traceback)) == "init_process_group":
+        if "initialize the default process group twice" in message:
+            return (
+                "The ranks are one process group already: leave init_process_group out. The group is there as `dist`, "
+                "with `rank` and `world_size`."
+            )
+        if group.has_ended():
+            return _ended()
+    if "Default process group has not been initialized" in message and group.has_ended():
+        return _ended()
+    if any(code.co_filename.endswith(_SPAWNS) for code in codes(traceback)):
+        return _about_spawned(message)
+    if isinstance(error, KeyError) and (variable := _variable_asked_for(error, traceback)) in _OF_TORCHRUN:
+        return f"{variable} is a variable that torchrun sets for scripts. Here its value is `{_OF_TORCHRUN[variable]}`."
+    if "device_ids and output_device arguments only work with" in message:
+        return "Leave device_ids out: DistributedDataParallel takes the device on which the model is."
+    if any(text in message for text in _NO_SUCH_GPU) and _PUTS_ON_A_DEVICE.search(_own_lines(traceback)):
+        has = "has no GPU" if _device == "cpu" else f"has the GPU {_device}"
+        return f"This rank {has}: write .to(device). `device` is '{_device}' here, and a rank's own GPU where it has one."
+    return ""
+
+
+def _variable_asked_for(error: KeyError, traceback: TracebackType | None) -> str:
+    """The variable that `os.environ` does not have; empty where the error is another mapping's."""
+    called = [(code.co_name, code.co_filename) for code in codes(traceback)]
+    is_environment = called and called[-1][0] == "__getitem__" and called[-1][1] in _OS
+    return str(error.args[0]) if is_environment and error.args else ""
+
+
+def _ended() -> str:
+    return "destroy_process_group has ended the group in this cell. Leave it out; the next cell has a group again."
+
+
+def _about_spawned(message: str) -> str:
+    """The sentence for mp.spawn, where it was to call a function of a cell, or one that makes a group."""
+    names = [name for process, name in _started.items() if _exit_code(process)]
+    _started.clear()
+    makes_a_group = "init_process_group" in message
+    if not names and not makes_a_group:
+        return ""
+    called = f"call {names[0]}(rank, ...) itself" if names else "call the function itself"
+    return f"The ranks are the processes that mp.spawn makes in a script: {called}, without mp.spawn."
+
+
+def _own_lines(traceback: TracebackType | None) -> str:
+    """The person's lines in which the error was raised, as a text; empty where there are none."""
+    own = [line for line in extract_tb(traceback) if not is_library(line.filename)]
+    if not own or (first := own[-1].lineno) is None:
+        return ""
+    last = own[-1].end_lineno or first
+    return "".join(linecache.getline(own[-1].filename, number) for number in range(first, last + 1))
+
+
+def _noting(begin: Callable[..., None]) -> Callable[..., None]:
+    def begin_and_note(
+        process: BaseProcess,
+        group: None = None,
+        target: Any = None,
+        name: Any = None,
+        args: Any = (),
+        **rest: Any,
+    ) -> None:
+        begin(process, group, target, name, args, **rest)
+        # mp.spawn starts a function of its own, whose first argument is the person's.
+        called = (
+            args[0] if args and getattr(target, "__module__", "") == "torch.multiprocessing.spawn" else target
+        )
+        if isinstance(called, FunctionType) and called.__module__ == "__main__":
+            _started[process] = called.__name__
+
+    return begin_and_note
+
+
+def _exit_code(process: BaseProcess) -> int | None:
+    try:
+        return process.exitcode
+    except ValueError:  # the person has closed it
+        return 0
+
+
+def _say_what_could_not_begin(_: Any) -> None:
+    """Say it of processes that have ended with an error of which the cell knows nothing."""
+    if not _started:
+        return
+    ended = {process: name for process, name in _started.items() if _exit_code(process) is not None}
+    for process in ended:
+        del _started[process]
+    if failed := sorted({name for process, name in ended.items() if (_exit_code(process) or 0) > 0}):
+        named = ", ".join(failed)
+        print(  # noqa: T201 - the cell's output
+            f"{named}: a process that is spawned cannot find a function of a cell. To train, start none: the ranks are the "
+            f"processes, and {failed[0]}(rank, ...) is called on each",
+            file=sys.stderr,
+        )

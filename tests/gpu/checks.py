@@ -1,0 +1,220 @@
+"""How a check that needs a GPU is declared, and what it is given.
+
+A check is a function of a `Place`. It notes figures as it goes, raises where something does not hold, and
+raises `Skipped` where the machine lacks something. The same function runs on CPU ranks in a rehearsal, with
+small sizes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MODULES = (
+    "machine",
+    "cells",
+    "memory",
+    "runs",
+    "marked",
+    "two_on_one",
+    "nccl",
+    "recipes",
+    "speed",
+    "kernels",
+)
+"""The modules with checks, in the order in which a slice runs theirs."""
+
+REHEARSAL_PATIENCE = 5
+"""How many times as long a rehearsal may take, which has no seconds to lose."""
+
+Page = Literal["benchmarks", "faults", "devices", "training"]
+_Full = TypeVar("_Full")
+
+
+class Skipped(Exception):
+    """Raised by a check on a machine that cannot do what it wants; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check, and what the runner needs to know of it."""
+
+    name: str
+    claim: str
+    """What holds if the check passes, a part of a sentence."""
+    function: Callable[[Place], None]
+    slice: int
+    page: Page
+    """The page of docs/ that shows the outcome."""
+    timeout_s: float
+    alone: bool
+    """Whether nothing else may run beside it, because it measures time or the device's memory."""
+    seldom: bool
+    """Whether a quick rehearsal leaves it out, because it takes long on CPU ranks."""
+
+
+CHECKS: dict[str, Check] = {}
+
+
+def check(
+    claim: str,
+    *,
+    slice: int,
+    page: Page,
+    timeout_s: float = 120.0,
+    alone: bool = False,
+    seldom: bool = True,
+    name: str = "",
+) -> Callable[[Callable[[Place], None]], Callable[[Place], None]]:
+    """Declare a check. Its name is that of its function, unless another is given."""
+
+    def declared(function: Callable[[Place], None]) -> Callable[[Place], None]:
+        called = name or function.__name__
+        assert called not in CHECKS, f"two checks are called {called}"
+        CHECKS[called] = Check(called, claim, function, slice, page, timeout_s, alone, seldom)
+        return function
+
+    return declared
+
+
+def load() -> dict[str, Check]:
+    """Import all modules with checks; return the checks by name, in order."""
+    for name in MODULES:
+        importlib.import_module(name)
+    return CHECKS
+
+
+class Place:
+    """Where a check runs: on GPU 0, or on CPU ranks in a rehearsal.
+
+    Attributes:
+        on_gpu: whether there is a GPU.
+        folder: an empty folder of the check's own.
+        figures: what was noted so far, name by name: {"value": ..., "unit": ...}.
+    """
+
+    def __init__(self, on_gpu: bool, folder: Path, keep: Callable[[], None] = lambda: None) -> None:
+        self.on_gpu = on_gpu
+        self.folder = folder
+        self.figures: dict[str, dict[str, Any]] = {}
+        self._keep = keep
+
+    @property
+    def gpus(self) -> str:
+        """The `gpus` of a cluster here."""
+        return "0" if self.on_gpu else "none"
+
+    @property
+    def device(self) -> str:
+        """torch's name of the device, in a process that sees all GPUs."""
+        return "cuda:0" if self.on_gpu else "cpu"
+
+    def figure(self, name: str, value: Any, unit: str = "") -> None:
+        """Note a figure; it is kept even if the check is cut off later."""
+        self.figures[name] = {"value": value, "unit": unit}
+        shown = f"{value:.6g}" if isinstance(value, float) else value
+        print(f"figure  {name}: {shown} {unit}".rstrip(), flush=True)
+        self._keep()
+
+    def size(self, full: _Full, small: _Full) -> _Full:
+        """What a GPU is given, or what a rehearsal is given."""
+        return full if self.on_gpu else small
+
+    def bound_s(self, seconds: float) -> float:
+        """How long to wait at most for what takes less on a GPU; a rehearsal may have few cores."""
+        return seconds if self.on_gpu else REHEARSAL_PATIENCE * seconds
+
+    def cluster(self, ranks: int = 1, **settings: Any) -> AbstractContextManager[Any]:
+        """A cluster on GPU 0, which the ranks share, or on CPU ranks."""
+        import nbgpu
+
+        return nbgpu.Cluster(gpus=self.gpus, ranks=ranks, **settings)
+
+    def start_line(self, ranks: int = 1, flags: str = "") -> str:
+        """What a notebook's cell says to start such a cluster."""
+        return f"%load_ext nbgpu\n%nbgpu start --gpus {self.gpus} --ranks {ranks} {flags}".rstrip()
+
+    def python(
+        self, *arguments: str, timeout_s: float = 120.0, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run this Python with arguments, from the repository."""
+        command = [sys.executable, *arguments]
+        done = subprocess.run(
+            command,
+            cwd=REPOSITORY,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=self.bound_s(timeout_s),
+            check=False,
+        )
+        print(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}(ended with {done.returncode})", flush=True)
+        return done
+
+
+def nvidia_smi(*fields: str) -> list[str]:
+    """Ask nvidia-smi for fields of GPU 0, without units."""
+    command = ["nvidia-smi", "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    return [part.strip() for part in done.stdout.strip().split(",")]
+
+
+def there_is_a_gpu() -> bool:
+    """Whether the driver knows a GPU."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return bool(pynvml.nvmlDeviceGetCount())
+    except pynvml.NVMLError:
+        return False
+
+
+def used_bytes() -> int:
+    """The memory in use on GPU 0, as NVML says it."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)
+
+
+def about_machine(rehearsal: bool) -> Mapping[str, Any]:
+    """What the pages say of where the figures come from."""
+    import platform
+
+    about: dict[str, Any] = {"python": platform.python_version(), "cores": len(os.sched_getaffinity(0))}
+    question = (
+        "import json, torch; c = torch.version.cuda; "
+        "print(json.dumps({'torch': torch.__version__, 'cuda': c, 'cudnn': torch.backends.cudnn.version(), "
+        "'nccl': '.'.join(map(str, torch.cuda.nccl.version())) if c else None}))"
+    )
+    import json
+
+    done = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, check=True)
+    about |= json.loads(done.stdout)
+    if rehearsal:
+        return about | {"gpu": "none: a rehearsal on CPU ranks", "driver": None}
+    gpu, driver, memory = nvidia_smi("name", "driver_version", "memory.total")
+    return about | {"gpu": gpu, "driver": driver, "memory_mib": int(memory)}
+
+
+def commit() -> str:
+    """The commit that is checked. A copy of a checkout may have no .git; then COMMIT says it."""
+    if named := os.environ.get("COMMIT"):
+        return named
+    git = shutil.which("git")
+    if git is None:
+        return "an unknown commit"
+    done = subprocess.run(
+        [git, "describe", "--always", "--dirty"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "an unknown commit"

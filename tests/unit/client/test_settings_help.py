@@ -1,0 +1,153 @@
+"""What Tab and Shift-Tab say in calls that take settings by name, and what editors are told of them."""
+
+from __future__ import annotations
+
+import ast
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jedi
+import pytest
+from conftest import REPOSITORY
+
+import nbgpu
+from nbgpu.client.cluster import recipe_calls
+from nbgpu.client.notebook import settings_help
+from nbgpu.config import TRAIN_CONFIGS, signatures, train_config
+from nbgpu.config.settings import unused
+
+VARIABLES: dict[str, Any] = {
+    "nbgpu": nbgpu,
+    "cluster": nbgpu.Cluster(gpus="none"),
+    "sweep": nbgpu.sweep,
+    "train": print,
+    "other": print,
+}
+
+
+def offered(text: str) -> list[str]:
+    return settings_help.completed(text, VARIABLES)[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('cluster.train("au', ["autoencoder"]),
+        ("cluster.train(", [f'"{name}"' for name in TRAIN_CONFIGS]),
+        ('cluster.train("autoencoder", ba', ["batch_size="]),
+        ('cluster.train(\n    "autoencoder",\n    latent', ["latent_channels="]),
+        ('run = cluster.plan("survival", resn', ["resnet="]),
+        ('cluster.find_batch_size("autoencoder", pre', ["preset=", "pretrained=", "prefetch="]),
+        ('cluster.train("autoencoder", amp="', ["off", "bf16", "fp16"]),
+        ("cluster.train('autoencoder', amp='b", ["bf16"]),
+        ('cluster.train("autoencoder", preset="d', ["demo"]),
+        ('cluster.train("autoencoder", batch_size=4, batch_s', []),
+        ('nbgpu.sweep("autoencoder", lr=[1e-4, 1e-3], par', ["parallel="]),
+        ('sweep("autoencoder", steps=3, sort', ["sort_by="]),
+        ('nbgpu.scaling("diffusion", mo', ["mode=", "momentum="]),
+        ('nbgpu.study("autoencoder", bucket', ["bucket_mb="]),
+        ('nbgpu.controls("survival", preset="m', ["mace"]),
+        ('nbgpu.Cluster(gpus="none", backend="g', ["gloo"]),
+        ('cluster.predict(run, checkpoint="', ["newest", "best"]),
+    ],
+)
+def test_tab_completes_recipes_settings_and_values(text: str, expected: list[str]) -> None:
+    assert sorted(offered(text)) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'other.train("autoencoder", ba',
+        'train("autoencoder", ba',
+        'cluster.train("autoencoder", batch_size=ba',
+        'cluster.train("autoencoder", [ba',
+        'cluster.train("nothing_like_it", ba',
+        'cluster.train("autoencoder") or ba',
+        'cluster.start("autoencoder", ba',
+        'cluster.train(name, "ba',
+        "ba",
+    ],
+)
+def test_elsewhere_tab_is_ipythons_own(text: str) -> None:
+    assert offered(text) == []
+
+
+def test_a_recipe_of_ones_own_is_completed(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from nbgpu.recipes.own import OwnRecipe\nclass Mine(OwnRecipe):\n    hidden: int = 64  # width\n"
+    )
+    assert offered(f'cluster.train("{file}", hid') == ["hidden="]
+    assert "width" in settings_help.help_at(f'cluster.train("{file}", hidden', "", VARIABLES)
+
+
+def test_what_a_run_can_change_is_completed() -> None:
+    run = object.__new__(nbgpu.Run)
+    run.config = train_config("diffusion")
+    variables = {**VARIABLES, "run": run}
+    assert settings_help.completed("run.set(weight", variables)[1] == ["weight_decay="]
+    assert settings_help.completed("run.set(chan", variables)[1] == []
+    assert "lr=" in settings_help.completed("run.set(", variables)[1]
+    offers = settings_help.completed('cluster.predict(run, "new", sampl', variables)[1]
+    assert sorted(offers) == ["sampler=", "sampling_steps="]
+    assert settings_help.completed('cluster.predict("folder", "new", sampl', variables)[1] == []
+
+
+def test_shift_tab_shows_one_setting_or_all_of_the_recipe() -> None:
+    one = settings_help.help_at('cluster.train("autoencoder", batch', "_size=4)", VARIABLES)
+    assert one.splitlines()[0].strip() == "batch_size: int = 2"
+    assert "1 to 4096" in one
+    every = settings_help.help_at('cluster.train("autoencoder", ', ")", VARIABLES)
+    for name in set(TRAIN_CONFIGS["autoencoder"].model_fields) - {"recipe"}:
+        assert f"    {name}: " in every
+    assert settings_help.help_at("other(", ")", VARIABLES) == ""
+    assert settings_help.help_at('cluster.train("au', '")', VARIABLES) == ""
+
+
+def test_the_docstring_lists_the_settings_with_their_types() -> None:
+    for call in ("train", "plan", "find_batch_size"):
+        text = getattr(VARIABLES["cluster"], call).getdoc()
+        assert "batch_size: int = 2\n        samples for each rank and micro-batch (1 to 4096)" in text
+        assert 'amp: Literal["off", "bf16", "fp16"] = "off"' in text
+        assert all(f"    {recipe}: " in text for recipe in TRAIN_CONFIGS)
+
+
+def _overloads() -> Iterator[ast.FunctionDef]:
+    tree = ast.parse(Path(recipe_calls.__file__).with_suffix(".pyi").read_text())
+    (stub,) = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    yield from (node for node in stub.body if isinstance(node, ast.FunctionDef) and node.args.kwonlyargs)
+
+
+def test_the_stub_for_editors_is_that_of_the_settings() -> None:
+    """`make docs` writes it."""
+    generator = runpy.run_path(str(REPOSITORY / "docs" / "generate_stub.py"))
+    assert generator["stub"]() == generator["STUB"].read_text()
+    overloads = list(_overloads())
+    assert len(overloads) == 3 * len(TRAIN_CONFIGS)
+    for overload in overloads:
+        recipe = next(name for name in TRAIN_CONFIGS if f"'{name}'" in ast.unparse(overload.args))
+        model = TRAIN_CONFIGS[recipe]
+        named = {each.arg for each in overload.args.kwonlyargs}
+        assert named == set(model.model_fields) - unused(model) - {"recipe"} | {"preset"}
+
+
+def test_an_editor_completes_the_settings() -> None:
+    here = jedi.InterpreterEnvironment()
+    script = jedi.Script(
+        'import nbgpu\ncluster = nbgpu.current()\ncluster.train("autoencoder", latent', environment=here
+    )
+    assert [found.name for found in script.complete()] == ["latent_channels="]
+    script = jedi.Script('import nbgpu\nnbgpu.Cluster().plan("survival", ', environment=here)
+    shown = [found.to_string() for found in script.get_signatures()]
+    assert len(shown) == len(TRAIN_CONFIGS) + 1
+    assert any('Literal["survival"]' in text and "resnet: Literal" in text for text in shown)
+
+
+def test_every_setting_can_be_written_as_a_parameter() -> None:
+    for model in TRAIN_CONFIGS.values():
+        names = signatures.names_of(model)
+        text = f"def f(*, {', '.join(signatures.parameter(model, name) for name in names)}): ..."
+        assert len(ast.parse(text).body) == 1
