@@ -56,7 +56,8 @@ def parse(
     """
     flags: dict[str, tuple[str, Any, Any]] = {}
     joined: list[str] = []
-    show_all = not first or "--help-all" in arguments
+    # A flag that tyro suppresses cannot be given either, so flags are left out of the short help alone.
+    is_short_help = bool(first) and not {"--help", "-h"}.isdisjoint(arguments)
     for model, name, info in ((m, name, info) for m in models for name, info in m.model_fields.items()):
         if name in hidden or name in flags:
             continue
@@ -72,16 +73,11 @@ def parse(
             kind, default = tuple[str, ...], (default,)
             joined.append(name)
         shown = tyro.conf.arg(help=help_text, metavar="VALUE[,...]" if takes_several else None)
-        flags[name] = (
-            name,
-            Annotated[
-                (kind, shown, *_marks(info), *(() if show_all or name in first else (tyro.conf.Suppress,)))
-            ],
-            field(default=default),
-        )
+        marks = [*_marks(info), *([tyro.conf.Suppress] if is_short_help and name not in first else [])]
+        flags[name] = (name, Annotated[(kind, shown, *marks)], field(default=default))
     holder = make_dataclass("Settings", list(flags.values()))
     description = summary(models[-1]) if description is None else description
-    if not show_all:
+    if is_short_help:
         description = f"{description}\n\nThese flags matter most; --help-all lists every one."
     arguments = ["--help" if each == "--help-all" else each for each in arguments]
     values = asdict(tyro.cli(holder, args=arguments, prog=prog, description=description))
