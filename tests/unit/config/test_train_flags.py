@@ -149,7 +149,7 @@ def test_gpus_by_spaces_are_taken_by_train_and_named_where_there_are_none(no_eng
 def asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TrainConfig]:
     """The settings of each run that the command line would start, without engines."""
     found: list[TrainConfig] = []
-    monkeypatch.setattr(cli, "_run", lambda cluster, config, asked: found.append(config))
+    monkeypatch.setattr(training, "_run", lambda cluster, config, asked: found.append(config))
     monkeypatch.setattr(training.preloading, "begun", lambda cluster: nullcontext())
     monkeypatch.setattr(training.data_check, "require", lambda config: None)
     monkeypatch.chdir(tmp_path)
