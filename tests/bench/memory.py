@@ -16,7 +16,7 @@ import nbgpu
 RECIPES: dict[str, dict[str, Any]] = {
     "autoencoder": {"data": "phantoms", "patch_size": 16, "channels": (16, 32, 64), "batch_size": 4},
     "diffusion": {"data": "phantoms", "batch_size": 4},
-    "survival": {"batch_size": 4},
+    "survival": {"batch_size": 4, "widen_factor": 0.125},
 }
 CHANGES: list[dict[str, Any]] = [
     {},

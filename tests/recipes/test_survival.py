@@ -305,6 +305,17 @@ def test_bad_rows_stop_the_run_with_all_of_them(
         assert wrong in message
 
 
+def test_a_patient_far_outside_the_others_leaves_the_baselines_numbers() -> None:
+    recipe = Survival(_config(image_size=(16, 16, 8)))
+    model = recipe.build_model().eval()
+    rows = recipe.evaluate(model, torch.device("cpu"), recipe.samples_of_result())
+    rows[-1]["dense regions"] = rows[-1]["size of a region"] = 1e7
+    table = recipe.result(model, torch.device("cpu"), rows)["table"]
+    for name in ("10 radiomic features", "these and their products"):
+        assert 0 <= table[name]["ibs"] <= 1
+        assert 0 <= table[name]["c_index"] <= 1
+
+
 @pytest.mark.quality
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_quality_gate(cluster2: nbgpu.Cluster, tmp_path: Path, seed: int) -> None:

@@ -2,9 +2,10 @@
 
 Each volume has an organ with a few lesions of about the same volume. A lesion is hollow or solid, and lies at
 the organ's wall or deep inside. How dangerous it is depends on both: a hollow one is the worst at the wall,
-and harmless deep inside, where a solid one is worse. The log hazard follows the mean over a patient's
-lesions. So the amount of lesions tells next to nothing, their mean shape and their mean place tell some of
-it, and the rest only shows where each lesion is looked at together with its place.
+as one with a dying core may break through a surface, and harmless deep inside, where a solid one is worse.
+The rule is made up. The log hazard follows the mean over a patient's lesions. So the amount of lesions tells
+next to nothing, their mean shape and their mean place tell some of it, and the rest only shows where each
+lesion is looked at together with its place.
 
 All intensities of a volume are shifted by a random offset, as those of different scanners are, so that the
 overall brightness of a volume carries no information either.

@@ -46,6 +46,8 @@ from nbgpu.run_folder.predictions import Job, Row
 _MAX_FITTED, _MAX_REFERENCES = 1000, 500
 """The largest numbers of training patients whose volumes are read again: for the result, to fit the
 baselines, risk groups and baseline hazard, and with new patients, to compare them with."""
+_FAR = 3.0
+"""The largest distance from the mean that a feature computed by hand counts with, in standard deviations."""
 _NUM_PICTURES = 6
 _DENSE = [NAMES.index("dense voxels")]
 _DENSE_HU = 200
@@ -312,7 +314,8 @@ class Survival:
         """Return the scores of Cox's models with all features that are computed by hand, and with their
         products too."""
         mean, deviation = training.radiomics.mean(axis=0), np.maximum(training.radiomics.std(axis=0), 1e-12)
-        both = [(of.radiomics - mean) / deviation for of in (training, held_out)]
+        # A patient far outside the others would get a score that no probability can be made of.
+        both = [np.clip((of.radiomics - mean) / deviation, -_FAR, _FAR) for of in (training, held_out)]
         times, events, ties = training.times, training.events, self.config.ties
         found = {}
         for name, covariates in {
