@@ -51,6 +51,8 @@ def test_every_page_in_one_notebook(tmp_path: Path) -> None:
                     continue
                 runs = sorted((tmp_path / "nbgpu_runs").glob("*-autoencoder-*/run_info.json"))
                 code = code.replace("RUN_FOLDER", str(runs[-1].parent) if runs else "")
+                # torchrun would leave a folder for the logs of its processes in the temporary one.
+                code = code.replace("torchrun ", f"torchrun --log-dir {tmp_path / 'logs'} ")
                 ran = subprocess.run(
                     ["bash", "-e", "-c", code],
                     cwd=tmp_path,
