@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         RunError,
         TransferError,
     )
-    from nbgpu.ui.controls import controls
+    from nbgpu.ui.controls.control_panel import controls
     from nbgpu.ui.overlap import overlap
 
 __version__ = VERSION
@@ -86,7 +86,7 @@ _HOMES = {
     "try_advice": "nbgpu.client.scaling.trial",
     "ClusterConfig": "nbgpu.config",
     "TrainConfig": "nbgpu.config",
-    "controls": "nbgpu.ui.controls",
+    "controls": "nbgpu.ui.controls.control_panel",
     "overlap": "nbgpu.ui.overlap",
     # What the text of a distributed cell becomes. It stands in a person's history for good, so its place does
     # not change.

@@ -32,7 +32,7 @@ def doctor(place: Place) -> None:
 
 @check("the picker of devices offers the GPU, by name and UUID", slice=1, page="devices", seldom=False)
 def picker(place: Place) -> None:
-    from nbgpu.ui.controls import _Controls
+    from nbgpu.ui.controls.control_panel import _Controls
 
     offered = list(_Controls("autoencoder", None, "")._devices.gpus.options)
     expected = []

@@ -12,7 +12,7 @@ import pytest
 from made_runs import RECIPE, STEPS
 
 import nbgpu
-from nbgpu.ui.controls import _Controls
+from nbgpu.ui.controls.control_panel import _Controls
 
 BOUND_S = 120
 

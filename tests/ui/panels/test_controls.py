@@ -14,8 +14,8 @@ import nbgpu
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, own_file, settings_of, train_config
 from nbgpu.config.settings import as_text, control, control_fields
 from nbgpu.errors import ConfigError
-from nbgpu.ui import fields
-from nbgpu.ui.controls import _Controls, controls
+from nbgpu.ui.controls import fields
+from nbgpu.ui.controls.control_panel import _Controls, controls
 
 
 class Sizes(BaseModel):

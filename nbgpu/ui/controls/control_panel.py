@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as w
 from IPython.core.getipython import get_ipython
 from IPython.display import display, update_display
-from pydantic import BaseModel
 
 from nbgpu.client.cluster import cluster as clusters
 from nbgpu.client.ipykernel.page import answer_while_busy, has_frontend, has_subshells
 from nbgpu.config import ClusterConfig, TrainConfig, settings_beside, settings_of, train_config
 from nbgpu.config.settings import control_fields, steerable, together
 from nbgpu.errors import ConfigError, NbgpuError, NoClusterError, RankError
-from nbgpu.machine.devices import DEFAULT_CPU_RANKS, inventory
 from nbgpu.protocol.records import FINAL_STATES
-from nbgpu.ui.advice_view import AdviceView
 from nbgpu.ui.cell.ansi import to_html
-from nbgpu.ui.fields import Field
+from nbgpu.ui.controls.advice_view import AdviceView
+from nbgpu.ui.controls.devices import DeviceControls
+from nbgpu.ui.controls.fields import Field
+from nbgpu.ui.controls.layout import GRID, grouped
 from nbgpu.ui.run import plan_view
 from nbgpu.ui.run.panel import Panel
 from nbgpu.ui.run.picture_view import PictureView
@@ -35,8 +35,6 @@ from nbgpu.ui.slot import new_slot, slot_metadata
 if TYPE_CHECKING:
     from nbgpu.client.cluster.cluster import Cluster
     from nbgpu.client.runs.run import Run
-
-_GRID = {"grid_template_columns": "repeat(auto-fill, minmax(310px, 1fr))", "width": "100%"}
 
 _TRACEBACK_STYLE = (
     "margin:6px 0 0;padding:var(--jp-code-padding, 5px);white-space:pre-wrap;overflow-wrap:anywhere;"
@@ -72,79 +70,14 @@ def _as_text(recipe: str, given: Mapping[str, Any]) -> str:
     return f"Controls of {recipe} (open this notebook in JupyterLab to use them): {settings}"
 
 
-def _heading(text: str) -> w.Widget:
-    return w.HTML(f'<h4 style="margin:4px 0">{html.escape(text)}</h4>')
-
-
-def _grouped(model: type[BaseModel], made: Mapping[str, w.Widget]) -> dict[str, list[w.Widget]]:
-    """The widgets of a model's fields by group."""
-    groups: dict[str, list[w.Widget]] = {}
-    for group, name, _ in control_fields(model):
-        groups.setdefault(group, []).append(made[name])
-    return groups
-
-
 def _tabs(groups: Mapping[str, list[w.Widget]]) -> w.Tab:
     """Tabs that show one group at a time. The page switches between them without the kernel, by a click or
     the arrow keys.
 
     An Accordion would not do, because neither the keyboard nor a screen reader reaches its headings.
     """
-    pages = [w.GridBox(members, layout=_GRID) for members in groups.values()]
+    pages = [w.GridBox(members, layout=GRID) for members in groups.values()]
     return w.Tab(pages, titles=list(groups), selected_index=0)
-
-
-class _Devices:
-    """The controls of the devices: the GPUs to use, or the number of CPU ranks."""
-
-    def __init__(self) -> None:
-        self._gpus = inventory()
-        self.ranks = Field(ClusterConfig, "ranks")
-        self.ranks.show(len(self._gpus) or DEFAULT_CPU_RANKS)
-        self.gpus = w.SelectMultiple(
-            options=[(gpu.label(), gpu.uuid) for gpu in self._gpus],
-            value=[gpu.uuid for gpu in self._gpus],
-            rows=max(2, min(len(self._gpus), 8)),
-            description="GPUs",
-            tooltip="GPUs to use, one rank on each; none chosen: CPU ranks",
-            style={"description_width": "136px"},
-            layout={"width": "300px"},
-        )
-        self.gpus.observe(self._follow_choice, "value")
-        self.memory_limit = Field(ClusterConfig, "memory_limit")
-        self.release_after_s = Field(ClusterConfig, "release_after_s")
-        self.link = Field(ClusterConfig, "link")
-        self.slow_rank = Field(ClusterConfig, "slow_rank")
-        made = {"gpus": self.gpus, **self.fields}
-        # A field of another group would be missing here, and a KeyError says which.
-        ((heading, members),) = _grouped(ClusterConfig, made).items()
-        self.note = w.HTML()
-        self.box = w.VBox([_heading(heading), w.GridBox(members, layout=_GRID), self.note])
-        if not self._gpus:
-            self.gpus.layout.display = "none"
-            self.ranks.label = "CPU ranks"
-
-    def _follow_choice(self, change: Any) -> None:
-        self.ranks.show(len(change["new"]) or DEFAULT_CPU_RANKS)
-
-    @property
-    def fields(self) -> dict[str, Field]:
-        """The fields of the settings that the user types, by name."""
-        return {
-            "ranks": self.ranks,
-            "memory_limit": self.memory_limit,
-            "release_after_s": self.release_after_s,
-            "link": self.link,
-            "slow_rank": self.slow_rank,
-        }
-
-    def inputs(self) -> list[w.Widget]:
-        """All controls of the devices."""
-        return [self.gpus, *self.fields.values()]
-
-    def values(self, typed: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of a cluster, including the values of its fields."""
-        return {"gpus": ",".join(self.gpus.value) or "none", **typed}
 
 
 class _Controls:
@@ -166,7 +99,7 @@ class _Controls:
         self._search: threading.Event | None = None
         """An event that ends the current search for a batch size."""
         self._slot = new_slot()
-        self._devices = _Devices()
+        self._devices = DeviceControls()
         self._fields = {name: Field(self._model, name) for _, name, _ in control_fields(self._model)}
         self._show_defaults()
         self._start = self._button("Start", "Start training with these settings", "success", self._on_start)
@@ -188,7 +121,7 @@ class _Controls:
         self._hint = w.HTML(layout={"display": "none"})
         self._cluster_before = self._existing_cluster()
         self._place = w.VBox(layout={"width": "100%"})
-        self._groups = _grouped(self._model, self._fields)
+        self._groups = grouped(self._model, self._fields)
         self._tabs = _tabs(self._groups)
         self.box = w.VBox(
             [
