@@ -11,6 +11,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,18 @@ if TYPE_CHECKING:
 DEFAULT_CPU_RANKS = 2
 
 
+@dataclass(frozen=True, slots=True)
+class DriversGpu:
+    """A GPU, or a part of one, with the driver's handles; valid until `nvmlShutdown`."""
+
+    device: Device
+    handle: Any
+    whole: Any
+    """The handle of the whole GPU, which is `handle` itself unless the device is a part (MIG)."""
+    whole_name: str
+    """The name of the whole GPU."""
+
+
 def inventory() -> tuple[Device, ...]:
     """Every NVIDIA GPU of the host, or part of one, that `CUDA_VISIBLE_DEVICES` leaves visible, in the
     driver's order."""
@@ -37,18 +50,26 @@ def inventory() -> tuple[Device, ...]:
     except pynvml.NVMLError:
         return ()
     try:
-        gpus = tuple(
-            device
-            for index in range(pynvml.nvmlDeviceGetCount())
-            for device in _parts(pynvml.nvmlDeviceGetHandleByIndex(index), index)
-        )
+        return tuple(gpu.device for gpu in visible_to_driver())
     finally:
         pynvml.nvmlShutdown()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return gpus if visible is None else _visible(gpus, visible)
 
 
-def _parts(handle: Any, index: int) -> Iterator[Device]:
+def visible_to_driver() -> list[DriversGpu]:
+    """The devices of `inventory` with their handles. The caller has called `nvmlInit`."""
+    gpus = [
+        gpu
+        for index in range(pynvml.nvmlDeviceGetCount())
+        for gpu in _parts(pynvml.nvmlDeviceGetHandleByIndex(index), index)
+    ]
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names is None:
+        return gpus
+    by_device = {gpu.device: gpu for gpu in gpus}
+    return [by_device[device] for device in _visible(tuple(by_device), names)]
+
+
+def _parts(handle: Any, index: int) -> Iterator[DriversGpu]:
     """A GPU, or its parts where it is split (MIG), because CUDA cannot use a split GPU as a whole."""
     num_slots = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle) if _is_split(handle) else 0
     parts = []
@@ -56,7 +77,7 @@ def _parts(handle: Any, index: int) -> Iterator[Device]:
         with suppress(pynvml.NVMLError_NotFound):  # fewer parts than there could be
             parts.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot))
     for part in parts if num_slots else [handle]:
-        yield Device(
+        device = Device(
             kind="cuda",
             name=_text(pynvml.nvmlDeviceGetName(part)),
             uuid=_text(pynvml.nvmlDeviceGetUUID(part)),
@@ -64,6 +85,7 @@ def _parts(handle: Any, index: int) -> Iterator[Device]:
             memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(part).total),
             compute_capability=_compute_capability(handle),
         )
+        yield DriversGpu(device, part, handle, _text(pynvml.nvmlDeviceGetName(handle)))
 
 
 def _is_split(handle: Any) -> bool:

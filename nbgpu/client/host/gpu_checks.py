@@ -12,23 +12,9 @@ from typing import Any
 import pynvml
 
 from nbgpu.client.host.findings import Finding, fail, ok, warn
+from nbgpu.machine import gpu_links
 
 _GIB = 2**30
-_P2P_STATUS = {
-    pynvml.NVML_P2P_STATUS_OK: "P2P",
-    pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORED: "no P2P (chipset)",
-    pynvml.NVML_P2P_STATUS_GPU_NOT_SUPPORTED: "no P2P (GPU)",
-    pynvml.NVML_P2P_STATUS_IOH_TOPOLOGY_NOT_SUPPORTED: "no P2P (topology)",
-    pynvml.NVML_P2P_STATUS_DISABLED_BY_REGKEY: "no P2P (disabled in the driver)",
-}
-_TOPOLOGY = {
-    pynvml.NVML_TOPOLOGY_INTERNAL: "one board",
-    pynvml.NVML_TOPOLOGY_SINGLE: "one PCIe switch",
-    pynvml.NVML_TOPOLOGY_MULTIPLE: "several PCIe switches",
-    pynvml.NVML_TOPOLOGY_HOSTBRIDGE: "one host bridge",
-    pynvml.NVML_TOPOLOGY_NODE: "one NUMA node",
-    pynvml.NVML_TOPOLOGY_SYSTEM: "across NUMA nodes",
-}
 _NO_NVLINK = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
@@ -111,16 +97,10 @@ def _links(handles: list[Any]) -> Iterator[Finding]:
     """Report how the GPUs of each pair reach one another, with equal pairs in one line."""
     pairs: dict[tuple[str, bool], list[str]] = {}
     for (i, first), (j, second) in combinations(enumerate(handles), 2):
-        status = pynvml.nvmlDeviceGetP2PStatus(first, second, pynvml.NVML_P2P_CAPS_INDEX_READ)
-        by_nvlink = (
-            pynvml.nvmlDeviceGetP2PStatus(first, second, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-            == pynvml.NVML_P2P_STATUS_OK
-        )
-        near = _TOPOLOGY.get(pynvml.nvmlDeviceGetTopologyCommonAncestor(first, second), "unknown topology")
-        way = _P2P_STATUS.get(status, "no P2P") + (" over NVLink" if by_nvlink else f", {near}")
-        pairs.setdefault((way, status == pynvml.NVML_P2P_STATUS_OK), []).append(f"{i}-{j}")
-    for (way, has_p2p), named in pairs.items():
-        text = f"{way}: GPUs {', '.join(named)}"
+        way = gpu_links.pair(first, second)
+        pairs.setdefault((way.describe(), way.has_p2p), []).append(f"{i}-{j}")
+    for (described, has_p2p), named in pairs.items():
+        text = f"{described}: GPUs {', '.join(named)}"
         fix = "NCCL goes through host memory there, which is slower; if it hangs: nccl_safe=True"
         yield ok("links", text) if has_p2p else warn("links", text, fix)
     links = {index: _num_nvlinks(handle) for index, handle in enumerate(handles)}

@@ -1,0 +1,110 @@
+"""How two GPUs of this host reach one another, according to NVML.
+
+The caller has called `nvmlInit`. NVML's documentation: "Device Queries" and "NvLink Methods".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import pynvml
+
+P2P_STATUS = {
+    pynvml.NVML_P2P_STATUS_OK: "P2P",
+    pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORED: "no P2P (chipset)",
+    pynvml.NVML_P2P_STATUS_GPU_NOT_SUPPORTED: "no P2P (GPU)",
+    pynvml.NVML_P2P_STATUS_IOH_TOPOLOGY_NOT_SUPPORTED: "no P2P (topology)",
+    pynvml.NVML_P2P_STATUS_DISABLED_BY_REGKEY: "no P2P (disabled in the driver)",
+}
+TOPOLOGY = {
+    pynvml.NVML_TOPOLOGY_INTERNAL: "one board",
+    pynvml.NVML_TOPOLOGY_SINGLE: "one PCIe switch",
+    pynvml.NVML_TOPOLOGY_MULTIPLE: "several PCIe switches",
+    pynvml.NVML_TOPOLOGY_HOSTBRIDGE: "one host bridge",
+    pynvml.NVML_TOPOLOGY_NODE: "one NUMA node",
+    pynvml.NVML_TOPOLOGY_SYSTEM: "across NUMA nodes",
+}
+_NO_ANSWER = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,
+    pynvml.NVML_ERROR_NOT_FOUND,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PairOfGpus:
+    """The way between two GPUs."""
+
+    p2p_status: int
+    """NVML's status of reads from one GPU's memory by the other."""
+    has_nvlink: bool
+    topology: int
+    """NVML's level of the nearest common ancestor; the smaller, the nearer."""
+
+    @property
+    def has_p2p(self) -> bool:
+        return bool(self.p2p_status == pynvml.NVML_P2P_STATUS_OK)
+
+    def describe(self) -> str:
+        """The way in words: 'P2P over NVLink', 'no P2P (chipset), one PCIe switch'."""
+        way = P2P_STATUS.get(self.p2p_status, "no P2P")
+        if self.has_nvlink:
+            return f"{way} over NVLink"
+        return f"{way}, {TOPOLOGY.get(self.topology, 'unknown topology')}"
+
+
+def pair(first: Any, second: Any) -> PairOfGpus:
+    """The way between the GPUs of two handles.
+
+    Raises:
+        pynvml.NVMLError: the driver does not say.
+    """
+    nvlink = pynvml.nvmlDeviceGetP2PStatus(first, second, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    return PairOfGpus(
+        p2p_status=pynvml.nvmlDeviceGetP2PStatus(first, second, pynvml.NVML_P2P_CAPS_INDEX_READ),
+        has_nvlink=nvlink == pynvml.NVML_P2P_STATUS_OK,
+        topology=pynvml.nvmlDeviceGetTopologyCommonAncestor(first, second),
+    )
+
+
+def neighbours(gpus: Mapping[int, Any]) -> dict[int, str]:
+    """The nearest other GPUs of each GPU in words, such as 'NVLink to 1, 2 and 3' or 'PCIe switch shared
+    with 1'; empty where no other GPU is near or the driver does not say.
+
+    Args:
+        gpus: the handles of whole GPUs by the driver's number.
+    """
+    by_nvlink: dict[int, list[int]] = {index: [] for index in gpus}
+    by_switch: dict[int, list[int]] = {index: [] for index in gpus}
+    for (i, first), (j, second) in combinations(gpus.items(), 2):
+        try:
+            way = pair(first, second)
+        except pynvml.NVMLError as error:
+            if error.value not in _NO_ANSWER:
+                raise
+            continue
+        if way.has_nvlink:
+            by_nvlink[i].append(j)
+            by_nvlink[j].append(i)
+        elif way.topology <= pynvml.NVML_TOPOLOGY_MULTIPLE:
+            by_switch[i].append(j)
+            by_switch[j].append(i)
+    return {
+        index: f"NVLink to {_listed(by_nvlink[index], len(gpus))}"
+        if by_nvlink[index]
+        else f"PCIe switch shared with {_listed(by_switch[index], len(gpus))}"
+        if by_switch[index]
+        else ""
+        for index in gpus
+    }
+
+
+def _listed(others: Sequence[int], num_gpus: int) -> str:
+    if len(others) == num_gpus - 1 > 1:
+        return "all others"
+    *first, last = map(str, others)
+    return f"{', '.join(first)} and {last}" if first else last
