@@ -27,21 +27,25 @@ class LoopSettings(Settings):
 
     recipe: str = Field("autoencoder", description="the workload")
     steps: int = Field(
-        200, ge=1, le=10_000_000, description="optimizer steps in all", json_schema_extra=control("Run")
+        200,
+        ge=1,
+        le=10_000_000,
+        description="optimizer steps in all",
+        json_schema_extra=control("Run", "Steps"),
     )
     batch_size: int = Field(
         2,
         ge=1,
         le=4096,
         description="samples for each rank and micro-batch",
-        json_schema_extra=control("Run") | steered("epoch"),
+        json_schema_extra=control("Run", "Batch size", unit="per rank") | steered("epoch"),
     )
     accumulate: int = Field(
         1,
         ge=1,
         le=1024,
         description="micro-batches whose gradients are added up before each optimizer step",
-        json_schema_extra=control("Run"),
+        json_schema_extra=control("Run", "Accumulate gradients over", unit="micro-batches"),
     )
     global_batch_size: int | None = Field(
         None,
@@ -55,7 +59,7 @@ class LoopSettings(Settings):
         ge=1,
         le=10_000_000,
         description="passes over the training data in all; where it is given, steps follows from it",
-        json_schema_extra=control("Run"),
+        json_schema_extra=control("Run", "Epochs"),
     )
     seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of every random choice")
     threads: int | None = Field(
@@ -68,7 +72,7 @@ class LoopSettings(Settings):
         False,
         description="before a long run: two samples a rank, three steps, a validation and a checkpoint, with all checks on "
         "(docs/training.md); it takes the place of steps, batch_size and what else would make it long",
-        json_schema_extra=control("Run"),
+        json_schema_extra=control("Run", "Smoke test"),
     )
 
     def samples_per_step(self, world_size: int) -> int:
@@ -97,14 +101,14 @@ class OptimizerSettings(Settings):
     optimizer: Literal["adamw", "adam", "sgd"] = Field(
         "adamw",
         description="torch's fused optimizer; a checkpoint holds its state, and fits the same one only",
-        json_schema_extra=control("Optimizer") | shape_of_model(),
+        json_schema_extra=control("Optimizer", "Optimizer") | shape_of_model(),
     )
     lr: float = Field(
         1e-3,
         gt=0,
         le=10,
         description="peak learning rate, before lr_scaling",
-        json_schema_extra=control("Optimizer") | steered("step"),
+        json_schema_extra=control("Optimizer", "Learning rate") | steered("step"),
     )
     lr_scaling: Literal["none", "sqrt", "linear"] = Field(
         "none",
@@ -123,14 +127,14 @@ class OptimizerSettings(Settings):
         ge=0,
         le=10,
         description="weight decay; decoupled from the gradient with adamw",
-        json_schema_extra=control("Optimizer") | steered("step"),
+        json_schema_extra=control("Optimizer", "Weight decay") | steered("step"),
     )
     clip_norm: float = Field(
         1.0,
         ge=0,
         le=1e6,
         description="largest norm of the whole gradient; 0 leaves it as it is",
-        json_schema_extra=control("Optimizer") | steered("step"),
+        json_schema_extra=control("Optimizer", "Clip gradient norm at") | steered("step"),
     )
     clip_value: float = Field(
         0.0,
@@ -145,13 +149,13 @@ class OptimizerSettings(Settings):
         lt=1,
         description="what each step leaves of an average of the weights over the steps, such as 0.999; validation and result "
         "are then those of the average, and checkpoints have both; 0 for no average",
-        json_schema_extra=control("Optimizer"),
+        json_schema_extra=control("Optimizer", "Average of the weights", unit="decay"),
     )
     schedule: Literal["constant", "cosine", "step", "plateau"] = Field(
         "cosine",
         description="how the learning rate goes after the warm-up; cosine falls to min_lr at the last step, step and "
         "plateau multiply by lr_decay, every lr_decay_every steps or where the validation loss stays",
-        json_schema_extra=control("Optimizer"),
+        json_schema_extra=control("Optimizer", "Learning rate schedule"),
     )
     warmup_steps: int | None = Field(
         None,
@@ -203,7 +207,7 @@ class PrecisionSettings(Settings):
     amp: Literal["off", "bf16", "fp16"] = Field(
         "off",
         description="automatic mixed precision; fp16 scales the loss (GradScaler), bf16 needs no scaling",
-        json_schema_extra=control("Run") | steered("step"),
+        json_schema_extra=control("Run", "Mixed precision") | steered("step"),
     )
     dtype: Literal["float32", "float64"] = Field(
         "float32", description="type of the weights, and of the data on its way through the model"
@@ -256,7 +260,7 @@ class ParallelSettings(Settings):
         "ddp",
         description="'ddp': every rank has the whole model, gradients are averaged; 'fsdp': weights, gradients and "
         "optimizer state are shared out (fully_shard, as ZeRO stage 3); 'single': one rank alone",
-        json_schema_extra=control("Parallel"),
+        json_schema_extra=control("Parallel", "Strategy"),
     )
     cpu_offload: bool = Field(False, description="keep weights, gradients and optimizer state in host memory")
     sync_batchnorm: bool = Field(
@@ -288,7 +292,7 @@ class ParallelSettings(Settings):
     checkpoint_activations: bool = Field(
         False,
         description="compute the model's blocks again in the backward pass, in place of keeping their activations",
-        json_schema_extra=control("Parallel"),
+        json_schema_extra=control("Parallel", "Recompute activations"),
     )
     compile: bool = Field(
         False, description="torch.compile the model; the first step takes a minute or so, and a C++ compiler"
@@ -313,7 +317,7 @@ class CheckpointSettings(Settings):
         ge=0,
         le=1_000_000,
         description="steps between checkpoints; 0 for one at the end only",
-        json_schema_extra=control("Run") | steered("step"),
+        json_schema_extra=control("Run", "Checkpoint every", unit="steps") | steered("step"),
     )
     checkpoint_every_epochs: int = Field(
         0, ge=0, le=1_000_000, description="epochs between checkpoints, beside those of checkpoint_every"
@@ -324,7 +328,7 @@ class CheckpointSettings(Settings):
     best_metric: str = Field(
         "",
         description="validation value, such as 'loss', whose best checkpoint is kept beside the newest ones; empty for none",
-        json_schema_extra=control("Run"),
+        json_schema_extra=control("Run", "Keep the best by"),
     )
     best_mode: Literal["min", "max"] = Field(
         "min", description="whether the best value of best_metric is the smallest or the largest"
@@ -338,7 +342,7 @@ class CheckpointSettings(Settings):
         ge=0,
         le=10_000,
         description="the run ends after so many validations in a row in which best_metric was not better; 0 for never",
-        json_schema_extra=control("Run"),
+        json_schema_extra=control("Run", "Stop early after", unit="validations"),
     )
     early_stop_min_delta: float = Field(
         0.0, ge=0, le=1e9, description="by how much a value must be better to count for early_stop_patience"
@@ -347,7 +351,7 @@ class CheckpointSettings(Settings):
         "",
         description="where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir (with run_name: of the runs of "
         "that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning",
-        json_schema_extra=control("Run"),
+        json_schema_extra=control("Run", "Resume from"),
     )
 
 
@@ -364,7 +368,7 @@ class LogSettings(Settings):
         ge=1,
         le=1_000_000,
         description="steps between two that are recorded; NaN and Inf are looked for in all",
-        json_schema_extra=control("Run") | steered("step"),
+        json_schema_extra=control("Run", "Record every", unit="steps") | steered("step"),
     )
     telemetry: bool = Field(
         True, description="write and send each step's numbers; off is for measuring its cost"
@@ -380,12 +384,12 @@ class LogSettings(Settings):
         max_length=64,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$",
         description="what the folder of the run, sweep or study is called, between date and number; empty for the recipe",
-        json_schema_extra=control("Logs"),
+        json_schema_extra=control("Logs", "Name of the run"),
     )
     tensorboard: bool = Field(
         False,
         description="write TensorBoard's files into the run's folder: scalars, and histograms of weights and gradients",
-        json_schema_extra=control("Logs"),
+        json_schema_extra=control("Logs", "TensorBoard"),
     )
     histograms_every: int = Field(
         100,
@@ -396,7 +400,7 @@ class LogSettings(Settings):
     wandb: Literal["off", "offline", "online"] = Field(
         "off",
         description="log to Weights & Biases: into the run's folder, for `wandb sync` later, or at once over the network",
-        json_schema_extra=control("Logs"),
+        json_schema_extra=control("Logs", "Weights & Biases"),
     )
     wandb_project: str = Field("nbgpu", min_length=1, description="W&B's project")
     wandb_entity: str = Field("", description="W&B's user or team; empty for the account's own")
@@ -404,7 +408,7 @@ class LogSettings(Settings):
     profile: str = Field(
         "",
         description="steps to profile, such as '10:20' for the steps 10 to 20 and all between; empty for none",
-        json_schema_extra=control("Logs"),
+        json_schema_extra=control("Logs", "Profile", unit="steps"),
     )
 
     @property
