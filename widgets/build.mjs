@@ -18,6 +18,7 @@ await build({
     { in: "src/index.ts", out: "panel" },
     { in: "src/text.ts", out: "text" },
     { in: "src/field.ts", out: "field" },
+    { in: "src/copy.ts", out: "copy" },
   ],
   outdir: target,
   bundle: true,

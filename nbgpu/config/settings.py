@@ -448,7 +448,7 @@ def unit_of(model: type[BaseModel], name: str) -> str:
 
 
 def _word(model: type[BaseModel], name: str, kind: Literal["label", "unit"]) -> str:
-    """What the field, or the one that it replaces, says of itself in `control(...)`; empty where none does."""
+    """What the field, or the one that it replaces, says in `control(...)`; empty where none does."""
     for known in model.__mro__:
         field = getattr(known, "model_fields", {}).get(name)
         extra = getattr(field, "json_schema_extra", None)

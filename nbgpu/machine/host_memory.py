@@ -16,7 +16,8 @@ _NO_LIMIT = 2**60
 def free_bytes() -> int:
     """The memory that new data may take: what the host has available, or what a container's limit leaves if
     that is less."""
-    return max(0, min([psutil.virtual_memory().available, *_left_by_limits()]))
+    available: int = psutil.virtual_memory().available
+    return max(0, min([available, *_left_by_limits()]))
 
 
 def _left_by_limits() -> Iterator[int]:

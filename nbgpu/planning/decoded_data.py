@@ -105,7 +105,9 @@ def memory_fit(config: TrainConfig, data: DecodedData, host: HostResources, free
         amount = f"{about}{in_words(whole)} of the {in_words(free_bytes)} that are free"
         return MemoryFit(f"fits in memory: {every}, {amount}{basis}", True)
     share = free_bytes / whole
-    fitting = f"{about}{math.floor(100 * share)} % of the {volumes}, {in_words(free_bytes)} of {in_words(whole)}"
+    fitting = (
+        f"{about}{math.floor(100 * share)} % of the {volumes}, {in_words(free_bytes)} of {in_words(whole)}"
+    )
     words = f"fits in memory: {fitting}{basis}"
     if asked <= free_bytes:
         return MemoryFit(words, True)
@@ -271,7 +273,7 @@ def _opened(path: Path) -> Any:
     from nibabel.spatialimages import HeaderDataError
 
     try:
-        image = nibabel.load(path)
+        image: Any = nibabel.load(path)
     except (OSError, EOFError, ValueError, ImageFileError, HeaderDataError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise DataError(f"{path}: cannot be read as NIfTI ({reason})") from None

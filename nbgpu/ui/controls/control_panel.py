@@ -1,14 +1,15 @@
 """The control panel: settings, Start, Pause and Stop, and the live panel below.
 
 The settings come from `ClusterConfig` and the recipe's `TrainConfig`: a field that is marked with
-`control(...)` there appears here, as the kind of field that fits its type (`fields.py`).
+`control(...)` there appears here, as the kind of field that fits its type (`fields.py`). Those that matter
+first stand together at the top, all others in tabs.
 """
 
 from __future__ import annotations
 
 import html
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,17 @@ from nbgpu.client.ipykernel.page import answer_while_busy, has_frontend, has_sub
 from nbgpu.config import ClusterConfig, TrainConfig, settings_beside, settings_of, train_config
 from nbgpu.config.settings import control_fields, steerable, together
 from nbgpu.errors import ConfigError, NbgpuError, NoClusterError, RankError
-from nbgpu.protocol.records import FINAL_STATES
+from nbgpu.machine import devices
+from nbgpu.protocol.records import FINAL_STATES, Device
 from nbgpu.ui.cell.ansi import to_html
 from nbgpu.ui.controls.advice_view import AdviceView
+from nbgpu.ui.controls.copying import CopyButtons, with_numbers
 from nbgpu.ui.controls.devices import DeviceControls
 from nbgpu.ui.controls.fields import Field
-from nbgpu.ui.controls.layout import GRID, grouped
+from nbgpu.ui.controls.form import SettingsForm, read, read_drafts
+from nbgpu.ui.controls.layout import grid, grouped
+from nbgpu.ui.controls.notes import MemoryNote, global_batch
+from nbgpu.ui.controls.workload import WorkloadChoice
 from nbgpu.ui.run import plan_view
 from nbgpu.ui.run.panel import Panel
 from nbgpu.ui.run.picture_view import PictureView
@@ -35,6 +41,11 @@ from nbgpu.ui.slot import new_slot, slot_metadata
 if TYPE_CHECKING:
     from nbgpu.client.cluster.cluster import Cluster
     from nbgpu.client.runs.run import Run
+
+FIRST = ("amp", "batch_size", "cache_rate")
+"""The settings that stand at the top, beside the devices."""
+_CLUSTER = "Cluster"
+"""The title of the tab with the other settings of a cluster."""
 
 _TRACEBACK_STYLE = (
     "margin:6px 0 0;padding:var(--jp-code-padding, 5px);white-space:pre-wrap;overflow-wrap:anywhere;"
@@ -70,29 +81,12 @@ def _as_text(recipe: str, given: Mapping[str, Any]) -> str:
     return f"Controls of {recipe} (open this notebook in JupyterLab to use them): {settings}"
 
 
-def _tabs(groups: Mapping[str, list[w.Widget]]) -> w.Tab:
-    """Tabs that show one group at a time. The page switches between them without the kernel, by a click or
-    the arrow keys.
-
-    An Accordion would not do, because neither the keyboard nor a screen reader reaches its headings.
-    """
-    pages = [w.GridBox(members, layout=GRID) for members in groups.values()]
-    return w.Tab(pages, titles=list(groups), selected_index=0)
-
-
 class _Controls:
     """One control panel. `_lock` guards it, because messages from the page come on other threads while a cell
     is running."""
 
     def __init__(self, recipe: str, cluster: Cluster | None, preset: str = "") -> None:
-        self._recipe = recipe
-        self._preset = {"preset": preset} if preset else {}
-        self._touched: set[str] = set()
-        """The settings that the person has changed. The others have their defaults beside these."""
-        self._showing = False
-        """Whether values are being shown that nobody has typed."""
         self._cluster = cluster
-        self._model = settings_of(recipe)
         self._lock = threading.RLock()
         self._run: Run | None = None
         self._busy = False
@@ -100,8 +94,8 @@ class _Controls:
         """An event that ends the current search for a batch size."""
         self._slot = new_slot()
         self._devices = DeviceControls()
-        self._fields = {name: Field(self._model, name) for _, name, _ in control_fields(self._model)}
-        self._show_defaults()
+        self._form = self._new_form(recipe, preset)
+        self._workload = WorkloadChoice(recipe, preset, self._on_workload)
         self._start = self._button("Start", "Start training with these settings", "success", self._on_start)
         self._pause = self._button("Pause", "Pause or resume the run", "", self._on_pause)
         self._stop = self._button("Stop", "End the run after its present step", "danger", self._on_stop)
@@ -114,23 +108,25 @@ class _Controls:
         self._explain = self._button(
             "Explain", "Say what bounds the run, and what to change first", "", self._on_explain
         )
+        self._reset = self._button("Reset all", "Give every setting its default again", "", self._on_reset)
+        self._copy = CopyButtons()
         self._advice = AdviceView(self._say_error)
-        if "batch_size" not in self._fields:
-            self._find.layout.display = "none"
         self._said = w.HTML(layout={"max_width": "100%"})
         self._hint = w.HTML(layout={"display": "none"})
         self._cluster_before = self._existing_cluster()
         self._place = w.VBox(layout={"width": "100%"})
-        self._groups = grouped(self._model, self._fields)
-        self._tabs = _tabs(self._groups)
+        self._first = grid([])
+        self._tabs = w.Tab()
+        first = w.VBox([self._devices.box, self._first])
+        first.add_class("nbgpu-first")
+        wrapped = {"flex_flow": "row wrap", "align_items": "center"}
         self.box = w.VBox(
             [
-                self._devices.box,
+                grid(self._workload.fields),
+                first,
                 self._tabs,
-                w.HBox(
-                    [*self._buttons(), self._said],
-                    layout={"flex_flow": "row wrap", "margin": "10px 0"},
-                ),
+                w.HBox([self._reset, self._copy], layout=wrapped),
+                w.HBox([*self._buttons(), self._said], layout={**wrapped, "margin": "6px 0 10px"}),
                 self._hint,
                 self._advice.box,
                 self._place,
@@ -138,18 +134,50 @@ class _Controls:
             layout={"width": "100%", "overflow": "hidden"},
         )
         self.box.add_class("nbgpu-controls")
-        self._steerable = steerable(self._model)
-        for name, field in (self._devices.fields | self._fields).items():
-            field.observe(partial(self._on_change, name, field), "value")
-        self._devices.gpus.observe(lambda _: self._forget_said(), "value")
-        for widget in (*self._buttons(), *self._inputs(), self._tabs):
+        for name, field in self._devices.fields.items():
+            field.observe(partial(self._on_device, name, field), "value")
+            field.observe(lambda _: self._judge(), "draft")
+            field.on_reset(partial(self._reset_device, name))
+        self._devices.gpus.observe(lambda _: self._on_devices(), "value")
+        for widget in (*self._buttons(), self._reset, self._copy, self._tabs, *self._workload.fields):
             answer_while_busy(widget)
+        for widget in self._devices.inputs():
+            answer_while_busy(widget)
+        self._put_fields()
         self._refresh()
+
+    @property
+    def _fields(self) -> dict[str, Field]:
+        return self._form.fields
+
+    def _new_form(self, recipe: str, preset: str) -> SettingsForm:
+        return SettingsForm(recipe, preset, self._on_change, self._judge)
+
+    def _put_fields(self) -> None:
+        """Show the fields of the present form."""
+        fields, devices = self._form.fields, self._devices.fields
+        self._steerable = steerable(self._form.model)
+        self._find.layout.display = "" if "batch_size" in fields else "none"
+        self._memory = MemoryNote(fields["cache_rate"]) if "cache_rate" in fields else None
+        self._first.children = tuple(fields[name] for name in FIRST if name in fields)
+        others = {name: field for name, field in fields.items() if name not in FIRST}
+        self._groups = grouped(self._form.model, others)
+        self._groups[_CLUSTER] = list(devices.values())
+        chosen = self._tabs.selected_index
+        title = self._tabs.titles[chosen] if chosen is not None and self._tabs.titles else ""
+        titles = list(self._groups)
+        # An Accordion would not do, because neither the keyboard nor a screen reader reaches its headings.
+        self._tabs.children = tuple(grid(members) for members in self._groups.values())
+        self._tabs.titles = titles
+        self._tabs.selected_index = titles.index(title) if title in titles else 0
+        for field in fields.values():
+            answer_while_busy(field)
 
     def display(self) -> None:
         """Show the controls, and below them the output that keeps the picture of the last run."""
         data = self.box._repr_mimebundle_()
-        display({**data, "text/plain": _as_text(self._recipe, self._preset)}, raw=True)
+        given = {"preset": self._form.preset} if self._form.preset else {}
+        display({**data, "text/plain": _as_text(self._form.recipe, given)}, raw=True)
         display({"text/plain": ""}, raw=True, display_id=self._slot, metadata=slot_metadata(self._slot))
         shell = get_ipython()
         assert shell is not None, "there is a page, so there is a shell"
@@ -176,9 +204,6 @@ class _Controls:
     def _buttons(self) -> list[w.Button]:
         return [self._start, self._pause, self._stop, self._plan, self._find, self._explain]
 
-    def _inputs(self) -> list[w.Widget]:
-        return [*self._devices.inputs(), *self._fields.values()]
-
     def _on_start(self) -> None:
         self._begin(self._train, "starting …" if self._existing_cluster() else "starting the ranks …")
 
@@ -196,8 +221,8 @@ class _Controls:
                 return
             # An existing cluster has its devices already.
             of_devices = {} if self._existing_cluster() else self._devices.fields
-            values, bad = _read(self._fields)
-            typed, bad_devices = _read(of_devices)
+            values, bad = self._form.read()
+            typed, bad_devices = read(of_devices)
             if bad or bad_devices:
                 self._refuse(bad_devices | bad)
                 return
@@ -206,9 +231,10 @@ class _Controls:
                 config: TrainConfig
                 *_, config = together(
                     *([lambda: ClusterConfig.checked(**devices)] if of_devices else []),
-                    lambda: train_config(self._recipe, **self._preset, **self._given(values)),
+                    lambda: self._form.config(values),
                 )
             except ConfigError as error:
+                self._judge()
                 self._say(str(error), is_error=True)
                 return
             self._busy = True
@@ -310,22 +336,17 @@ class _Controls:
         if run is not None:
             self._ask(run.resume if run.status == "paused" else run.pause)
 
-    def _on_change(self, name: str, field: Field, _: Any) -> None:
-        """Say at once what is wrong with a changed value, or apply it to a run that goes on, and show the
-        defaults that others have beside it."""
+    def _on_change(self, name: str) -> None:
+        """Say at once what is wrong with a changed value, and apply it to a run that goes on."""
         with self._lock:
-            if self._showing:
-                return
             self._forget_said()
-            if name in self._fields:
-                self._touched.add(name)
-                self._show_defaults()
-            try:
-                value = field.read()
-            except ConfigError:
-                return
-            run = self._run
+            self._judge()
+            run, field = self._run, self._fields[name]
             if run is None or not self._is_running() or name not in self._steerable:
+                return
+            try:
+                value = field.parsed(field.value)
+            except ConfigError:
                 return
             now = getattr(run.config, name)
             if value == now:
@@ -333,24 +354,101 @@ class _Controls:
             try:
                 run.set(**{name: value})
             except NbgpuError as error:
-                field.problem = f"{error}. The run goes on with {now}"
+                self._form.refuse(name, f"{error}. The run goes on with {now}")
             else:
                 self._say(f"{field.label} {value} from the next {self._steerable[name]} on")
 
-    def _given(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in values.items() if name in self._touched}
+    def _on_device(self, name: str, field: Field, _: Any) -> None:
+        with self._lock:
+            # The number of ranks follows the choice of devices.
+            field.changed = name != "ranks" and field.value != field.standard
+            self._on_devices()
 
-    def _show_defaults(self) -> None:
-        """Show in every field that the person has not changed the default that it has beside the others."""
-        values, _ = _read({name: self._fields[name] for name in self._touched})
-        present = settings_beside(self._recipe, {**self._preset, **values})
-        self._showing = True
+    def _reset_device(self, name: str) -> None:
+        field = self._devices.fields[name]
+        field.show(field.standard)
+
+    def _on_devices(self) -> None:
+        with self._lock:
+            self._forget_said()
+            self._judge()
+
+    def _on_reset(self) -> None:
+        with self._lock:
+            self._form.reset_all()
+            for name, field in self._devices.fields.items():
+                if field.changed and not field.disabled:
+                    self._reset_device(name)
+            self._judge()
+
+    def _on_workload(self, recipe: str, preset: str) -> None:
+        """Show another recipe's settings, or another preset's, with what both have and the person changed.
+
+        Raises:
+            ConfigError: the recipe's file cannot be used; the form stays as it is.
+        """
+        with self._lock:
+            earlier = self._form
+            form = self._new_form(recipe, preset)
+            self._form = form
+            form.take_over(earlier)
+            self._put_fields()
+            self._say("")
+            self._refresh()
+            earlier.close()
+
+    # ---- what follows from the settings ----
+
+    def _judge(self) -> None:
+        """Mark what is wrong with what is typed so far, and say what follows from it."""
+        with self._lock:
+            cluster, chosen = self._present_cluster()
+            config = self._form.judge(chosen)
+            batch = self._fields.get("batch_size")
+            if batch is not None:
+                batch.note = global_batch(config, len(chosen)) if config is not None else ""
+            if self._memory is not None:
+                if config is None:
+                    self._memory.clear()
+                else:
+                    self._memory.say(config, len(chosen))
+            num = len(self._form.changed) + sum(field.changed for field in self._devices.fields.values())
+            self._reset.description = f"Reset all ({num} changed)" if num else "Reset all"
+            self._reset.disabled = not num
+            if self._form.unplaced and not self._busy and not self._is_running():
+                self._say("\n".join(self._form.unplaced), is_error=True)
+            if config is None or cluster is None:
+                self._copy.refuse("Correct what is marked first")
+                return
+            try:
+                self._copy.offer(self._form, cluster, self._existing_cluster() is not None)
+            except ConfigError as error:
+                self._copy.refuse(str(error))
+
+    def _present_cluster(self) -> tuple[ClusterConfig | None, Sequence[Device]]:
+        """(the settings of the cluster of a run, or None where they are not valid; the devices of its
+        ranks)."""
+        existing = self._existing_cluster()
+        if existing is not None:
+            return existing.config, existing.devices
+        fields = self._devices.fields
+        typed, bad = read_drafts(fields)
+        config = None
         try:
-            for name, field in self._fields.items():
-                if name not in self._touched:
-                    field.show(present[name])
-        finally:
-            self._showing = False
+            config = ClusterConfig.checked(**self._devices.values(typed))
+            chosen = devices.choose(config.gpus, config.ranks)
+            devices.require_simulable(config, chosen)
+            devices.least_rank_memory_bytes(config, chosen)
+        except ConfigError as error:
+            for line in str(error).splitlines():
+                named = next((name for name in fields if line.startswith((f"{name}=", f"{name} ="))), None)
+                if named is not None:
+                    bad.setdefault(named, line)
+        for name, field in fields.items():
+            field.problem = bad.get(name, "")
+        if bad or config is None:
+            return None, devices.choose("none", typed.get("ranks"))
+        return with_numbers(config, devices.inventory()), chosen
 
     def _forget_said(self) -> None:
         """Clear the message, because it was about other settings."""
@@ -396,6 +494,8 @@ class _Controls:
             cluster = self._cluster_before = self._existing_cluster()
             for name, field in self._fields.items():
                 field.disabled = busy and not (running and name in self._steerable)
+            for field in self._workload.fields:
+                field.disabled = busy
             for control in self._devices.inputs():
                 control.disabled = busy or cluster is not None
             self._start.disabled = self._plan.disabled = self._find.disabled = busy
@@ -409,6 +509,9 @@ class _Controls:
             if cluster is not None:
                 note = f"A cluster is in use: {cluster.describe()}. To choose other devices: %nbgpu stop"
             self._devices.note.value = f'<div style="line-height:1.4">{html.escape(note)}</div>'
+            self._judge()
+            if busy:
+                self._reset.disabled = True
 
     def _say(self, text: str, is_error: bool = False, is_table: bool = False) -> None:
         self._said.value = _said(text, is_error, is_table)
@@ -430,14 +533,3 @@ def _said(text: str, is_error: bool = False, is_table: bool = False) -> str:
     wrapped = "white-space:pre;overflow-x:auto;font-family:monospace" if is_table else "white-space:pre-wrap"
     style = f"{wrapped};line-height:1.4;color:{color}"
     return f'<div role="{role}" style="{style}">{html.escape(text)}</div>'
-
-
-def _read(fields: Mapping[str, Field]) -> tuple[dict[str, Any], dict[str, str]]:
-    """(the values of the valid fields, the problems of the others), each by name."""
-    values, bad = {}, {}
-    for name, field in fields.items():
-        try:
-            values[name] = field.read()
-        except ConfigError as error:
-            bad[name] = str(error)
-    return values, bad

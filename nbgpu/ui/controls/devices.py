@@ -10,7 +10,6 @@ import ipywidgets as w
 from nbgpu.config import ClusterConfig
 from nbgpu.machine.devices import DEFAULT_CPU_RANKS, inventory
 from nbgpu.ui.controls.fields import Field
-from nbgpu.ui.controls.layout import GRID, grouped, heading
 
 
 class DeviceControls:
@@ -34,11 +33,8 @@ class DeviceControls:
         self.release_after_s = Field(ClusterConfig, "release_after_s")
         self.link = Field(ClusterConfig, "link")
         self.slow_rank = Field(ClusterConfig, "slow_rank")
-        made = {"gpus": self.gpus, **self.fields}
-        # A field of another group would be missing here, and a KeyError says which.
-        ((group, members),) = grouped(ClusterConfig, made).items()
         self.note = w.HTML()
-        self.box = w.VBox([heading(group), w.GridBox(members, layout=GRID), self.note])
+        self.box = w.VBox([self.gpus, self.note])
         if not self._gpus:
             self.gpus.layout.display = "none"
             self.ranks.label = "CPU ranks"

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import ipywidgets as w
 from pydantic import BaseModel
 
 from nbgpu.config.settings import control_fields
 
-GRID = {"grid_template_columns": "repeat(auto-fill, minmax(310px, 1fr))", "width": "100%"}
+GRID = {
+    "grid_template_columns": "repeat(auto-fill, minmax(min(215px, 100%), 1fr))",
+    "grid_gap": "4px 16px",
+    "width": "100%",
+    "align_items": "flex-start",
+}
 
 
-def heading(text: str) -> w.Widget:
-    return w.HTML(f'<h4 style="margin:4px 0">{html.escape(text)}</h4>')
+def grid(members: Iterable[w.Widget]) -> w.GridBox:
+    """Fields side by side, in as many columns as the page has room for."""
+    return w.GridBox(list(members), layout=GRID)
 
 
 def grouped(model: type[BaseModel], made: Mapping[str, w.Widget]) -> dict[str, list[w.Widget]]:
-    """The widgets of a model's fields by group."""
+    """The widgets of a model's fields by group; those that were not made are left out."""
     groups: dict[str, list[w.Widget]] = {}
     for group, name, _ in control_fields(model):
-        groups.setdefault(group, []).append(made[name])
+        if name in made:
+            groups.setdefault(group, []).append(made[name])
     return groups
