@@ -45,7 +45,7 @@ class LoopSettings(Settings):
         ge=1,
         le=1024,
         description="micro-batches whose gradients are added up before each optimizer step",
-        json_schema_extra=control("Run", "Accumulate gradients over", unit="micro-batches"),
+        json_schema_extra=control("Run", "Accumulate over", unit="micro-batches"),
     )
     global_batch_size: int | None = Field(
         None,

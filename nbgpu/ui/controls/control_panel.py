@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +19,14 @@ from IPython.display import display, update_display
 
 from nbgpu.client.cluster import cluster as clusters
 from nbgpu.client.ipykernel.page import answer_while_busy, has_frontend, has_subshells
-from nbgpu.config import ClusterConfig, TrainConfig, settings_beside, settings_of, train_config
-from nbgpu.config.settings import control_fields, steerable, together
+from nbgpu.config import TrainConfig, settings_beside, settings_of, train_config
+from nbgpu.config.settings import control_fields
 from nbgpu.errors import ConfigError, NbgpuError, NoClusterError, RankError
-from nbgpu.machine import devices
-from nbgpu.protocol.records import FINAL_STATES, Device
+from nbgpu.protocol.records import FINAL_STATES
 from nbgpu.ui.cell.ansi import to_html
 from nbgpu.ui.controls.advice_view import AdviceView
-from nbgpu.ui.controls.copying import CopyButtons, with_numbers
-from nbgpu.ui.controls.devices import DeviceControls
-from nbgpu.ui.controls.fields import Field
-from nbgpu.ui.controls.form import SettingsForm, read, read_drafts
-from nbgpu.ui.controls.layout import grid, grouped
-from nbgpu.ui.controls.notes import MemoryNote, global_batch
-from nbgpu.ui.controls.workload import WorkloadChoice
+from nbgpu.ui.controls.layout import WRAPPED, said
+from nbgpu.ui.controls.settings_area import SettingsArea
 from nbgpu.ui.run import plan_view
 from nbgpu.ui.run.panel import Panel
 from nbgpu.ui.run.picture_view import PictureView
@@ -41,11 +35,6 @@ from nbgpu.ui.slot import new_slot, slot_metadata
 if TYPE_CHECKING:
     from nbgpu.client.cluster.cluster import Cluster
     from nbgpu.client.runs.run import Run
-
-FIRST = ("amp", "batch_size", "cache_rate")
-"""The settings that stand at the top, beside the devices."""
-_CLUSTER = "Cluster"
-"""The title of the tab with the other settings of a cluster."""
 
 _TRACEBACK_STYLE = (
     "margin:6px 0 0;padding:var(--jp-code-padding, 5px);white-space:pre-wrap;overflow-wrap:anywhere;"
@@ -93,9 +82,14 @@ class _Controls:
         self._search: threading.Event | None = None
         """An event that ends the current search for a batch size."""
         self._slot = new_slot()
-        self._devices = DeviceControls()
-        self._form = self._new_form(recipe, preset)
-        self._workload = WorkloadChoice(recipe, preset, self._on_workload)
+        self._settings = SettingsArea(
+            recipe,
+            preset,
+            self._lock,
+            self._existing_cluster,
+            on_change=self._on_change,
+            on_other_settings=self._on_other_settings,
+        )
         self._start = self._button("Start", "Start training with these settings", "success", self._on_start)
         self._pause = self._button("Pause", "Pause or resume the run", "", self._on_pause)
         self._stop = self._button("Stop", "End the run after its present step", "danger", self._on_stop)
@@ -108,25 +102,15 @@ class _Controls:
         self._explain = self._button(
             "Explain", "Say what bounds the run, and what to change first", "", self._on_explain
         )
-        self._reset = self._button("Reset all", "Give every setting its default again", "", self._on_reset)
-        self._copy = CopyButtons()
         self._advice = AdviceView(self._say_error)
         self._said = w.HTML(layout={"max_width": "100%"})
         self._hint = w.HTML(layout={"display": "none"})
         self._cluster_before = self._existing_cluster()
         self._place = w.VBox(layout={"width": "100%"})
-        self._first = grid([])
-        self._tabs = w.Tab()
-        first = w.VBox([self._devices.box, self._first])
-        first.add_class("nbgpu-first")
-        wrapped = {"flex_flow": "row wrap", "align_items": "center"}
         self.box = w.VBox(
             [
-                grid(self._workload.fields),
-                first,
-                self._tabs,
-                w.HBox([self._reset, self._copy], layout=wrapped),
-                w.HBox([*self._buttons(), self._said], layout={**wrapped, "margin": "6px 0 10px"}),
+                self._settings.box,
+                w.HBox([*self._buttons(), self._said], layout={**WRAPPED, "margin": "6px 0 10px"}),
                 self._hint,
                 self._advice.box,
                 self._place,
@@ -134,50 +118,15 @@ class _Controls:
             layout={"width": "100%", "overflow": "hidden"},
         )
         self.box.add_class("nbgpu-controls")
-        for name, field in self._devices.fields.items():
-            field.observe(partial(self._on_device, name, field), "value")
-            field.observe(lambda _: self._judge(), "draft")
-            field.on_reset(partial(self._reset_device, name))
-        self._devices.gpus.observe(lambda _: self._on_devices(), "value")
-        for widget in (*self._buttons(), self._reset, self._copy, self._tabs, *self._workload.fields):
+        for widget in self._buttons():
             answer_while_busy(widget)
-        for widget in self._devices.inputs():
-            answer_while_busy(widget)
-        self._put_fields()
         self._refresh()
-
-    @property
-    def _fields(self) -> dict[str, Field]:
-        return self._form.fields
-
-    def _new_form(self, recipe: str, preset: str) -> SettingsForm:
-        return SettingsForm(recipe, preset, self._on_change, self._judge)
-
-    def _put_fields(self) -> None:
-        """Show the fields of the present form."""
-        fields, devices = self._form.fields, self._devices.fields
-        self._steerable = steerable(self._form.model)
-        self._find.layout.display = "" if "batch_size" in fields else "none"
-        self._memory = MemoryNote(fields["cache_rate"]) if "cache_rate" in fields else None
-        self._first.children = tuple(fields[name] for name in FIRST if name in fields)
-        others = {name: field for name, field in fields.items() if name not in FIRST}
-        self._groups = grouped(self._form.model, others)
-        self._groups[_CLUSTER] = list(devices.values())
-        chosen = self._tabs.selected_index
-        title = self._tabs.titles[chosen] if chosen is not None and self._tabs.titles else ""
-        titles = list(self._groups)
-        # An Accordion would not do, because neither the keyboard nor a screen reader reaches its headings.
-        self._tabs.children = tuple(grid(members) for members in self._groups.values())
-        self._tabs.titles = titles
-        self._tabs.selected_index = titles.index(title) if title in titles else 0
-        for field in fields.values():
-            answer_while_busy(field)
 
     def display(self) -> None:
         """Show the controls, and below them the output that keeps the picture of the last run."""
         data = self.box._repr_mimebundle_()
-        given = {"preset": self._form.preset} if self._form.preset else {}
-        display({**data, "text/plain": _as_text(self._form.recipe, given)}, raw=True)
+        given = {"preset": self._settings.form.preset} if self._settings.form.preset else {}
+        display({**data, "text/plain": _as_text(self._settings.form.recipe, given)}, raw=True)
         display({"text/plain": ""}, raw=True, display_id=self._slot, metadata=slot_metadata(self._slot))
         shell = get_ipython()
         assert shell is not None, "there is a page, so there is a shell"
@@ -219,22 +168,13 @@ class _Controls:
         with self._lock:
             if self._busy or self._is_running():
                 return
-            # An existing cluster has its devices already.
-            of_devices = {} if self._existing_cluster() else self._devices.fields
-            values, bad = self._form.read()
-            typed, bad_devices = read(of_devices)
-            if bad or bad_devices:
-                self._refuse(bad_devices | bad)
+            if bad := self._settings.bad():
+                self._refuse(bad)
                 return
-            devices = self._devices.values(typed)
             try:
-                config: TrainConfig
-                *_, config = together(
-                    *([lambda: ClusterConfig.checked(**devices)] if of_devices else []),
-                    lambda: self._form.config(values),
-                )
+                devices, config = self._settings.checked()
             except ConfigError as error:
-                self._judge()
+                self._settings.judge()
                 self._say(str(error), is_error=True)
                 return
             self._busy = True
@@ -246,14 +186,10 @@ class _Controls:
 
     def _refuse(self, bad: Mapping[str, str]) -> None:
         """Say which fields are bad, and bring the first of them to the front."""
-        fields = self._devices.fields | self._fields
+        fields = self._settings.every_field
         lines = [f"{fields[name].label}: {why}" for name, why in bad.items()]
         self._say("\n".join(["Correct this first.", *lines]), is_error=True)
-        first = fields[next(iter(bad))]
-        for index, boxes in enumerate(self._groups.values()):
-            if first in boxes:
-                self._tabs.selected_index = index
-        first.focus()
+        self._settings.go_to(fields[next(iter(bad))])
 
     def _do(
         self,
@@ -286,7 +222,7 @@ class _Controls:
 
     def _find_batch_size(self, cluster: Cluster, config: TrainConfig) -> None:
         found = cluster.find_batch_size_with(config, stop=self._search)
-        self._fields["batch_size"].show(found.batch_size)
+        self._settings.fields["batch_size"].show(found.batch_size)
         self._say(str(found), is_table=True)
 
     def _show(self, run: Run) -> None:
@@ -337,118 +273,30 @@ class _Controls:
             self._ask(run.resume if run.status == "paused" else run.pause)
 
     def _on_change(self, name: str) -> None:
-        """Say at once what is wrong with a changed value, and apply it to a run that goes on."""
-        with self._lock:
-            self._forget_said()
-            self._judge()
-            run, field = self._run, self._fields[name]
-            if run is None or not self._is_running() or name not in self._steerable:
-                return
-            try:
-                value = field.parsed(field.value)
-            except ConfigError:
-                return
-            now = getattr(run.config, name)
-            if value == now:
-                return
-            try:
-                run.set(**{name: value})
-            except NbgpuError as error:
-                self._form.refuse(name, f"{error}. The run goes on with {now}")
-            else:
-                self._say(f"{field.label} {value} from the next {self._steerable[name]} on")
-
-    def _on_device(self, name: str, field: Field, _: Any) -> None:
-        with self._lock:
-            # The number of ranks follows the choice of devices.
-            field.changed = name != "ranks" and field.value != field.standard
-            self._on_devices()
-
-    def _reset_device(self, name: str) -> None:
-        field = self._devices.fields[name]
-        field.show(field.standard)
-
-    def _on_devices(self) -> None:
-        with self._lock:
-            self._forget_said()
-            self._judge()
-
-    def _on_reset(self) -> None:
-        with self._lock:
-            self._form.reset_all()
-            for name, field in self._devices.fields.items():
-                if field.changed and not field.disabled:
-                    self._reset_device(name)
-            self._judge()
-
-    def _on_workload(self, recipe: str, preset: str) -> None:
-        """Show another recipe's settings, or another preset's, with what both have and the person changed.
-
-        Raises:
-            ConfigError: the recipe's file cannot be used; the form stays as it is.
-        """
-        with self._lock:
-            earlier = self._form
-            form = self._new_form(recipe, preset)
-            self._form = form
-            form.take_over(earlier)
-            self._put_fields()
-            self._say("")
-            self._refresh()
-            earlier.close()
-
-    # ---- what follows from the settings ----
-
-    def _judge(self) -> None:
-        """Mark what is wrong with what is typed so far, and say what follows from it."""
-        with self._lock:
-            cluster, chosen = self._present_cluster()
-            config = self._form.judge(chosen)
-            batch = self._fields.get("batch_size")
-            if batch is not None:
-                batch.note = global_batch(config, len(chosen)) if config is not None else ""
-            if self._memory is not None:
-                if config is None:
-                    self._memory.clear()
-                else:
-                    self._memory.say(config, len(chosen))
-            num = len(self._form.changed) + sum(field.changed for field in self._devices.fields.values())
-            self._reset.description = f"Reset all ({num} changed)" if num else "Reset all"
-            self._reset.disabled = not num
-            if self._form.unplaced and not self._busy and not self._is_running():
-                self._say("\n".join(self._form.unplaced), is_error=True)
-            if config is None or cluster is None:
-                self._copy.refuse("Correct what is marked first")
-                return
-            try:
-                self._copy.offer(self._form, cluster, self._existing_cluster() is not None)
-            except ConfigError as error:
-                self._copy.refuse(str(error))
-
-    def _present_cluster(self) -> tuple[ClusterConfig | None, Sequence[Device]]:
-        """(the settings of the cluster of a run, or None where they are not valid; the devices of its
-        ranks)."""
-        existing = self._existing_cluster()
-        if existing is not None:
-            return existing.config, existing.devices
-        fields = self._devices.fields
-        typed, bad = read_drafts(fields)
-        config = None
+        """Apply a changed value to a run that goes on."""
+        self._forget_said()
+        run, form = self._run, self._settings.form
+        steerable = self._settings.steerable
+        if run is None or not self._is_running() or name not in steerable:
+            return
+        field = form.fields[name]
         try:
-            config = ClusterConfig.checked(**self._devices.values(typed))
-            chosen = devices.choose(config.gpus, config.ranks)
-            devices.require_simulable(config, chosen)
-            devices.least_rank_memory_bytes(config, chosen)
-        except ConfigError as error:
-            for line in str(error).splitlines():
-                named = next((name for name in fields if line.startswith((f"{name}=", f"{name} ="))), None)
-                if named is not None:
-                    bad.setdefault(named, line)
-        for name, field in fields.items():
-            field.problem = bad.get(name, "")
-        if bad or config is None:
-            return None, devices.choose("none", typed.get("ranks"))
-        return with_numbers(config, devices.inventory()), chosen
+            value = field.parsed(field.value)
+        except ConfigError:
+            return
+        now = getattr(run.config, name)
+        if value == now:
+            return
+        try:
+            run.set(**{name: value})
+        except NbgpuError as error:
+            form.refuse(name, f"{error}. The run goes on with {now}")
+        else:
+            self._say(f"{field.label} {value} from the next {steerable[name]} on")
+
+    def _on_other_settings(self) -> None:
+        self._forget_said()
+        self._refresh()
 
     def _forget_said(self) -> None:
         """Clear the message, because it was about other settings."""
@@ -492,12 +340,7 @@ class _Controls:
             running = self._is_running()
             busy = running or self._busy
             cluster = self._cluster_before = self._existing_cluster()
-            for name, field in self._fields.items():
-                field.disabled = busy and not (running and name in self._steerable)
-            for field in self._workload.fields:
-                field.disabled = busy
-            for control in self._devices.inputs():
-                control.disabled = busy or cluster is not None
+            self._settings.enable(busy, running, has_cluster=cluster is not None)
             self._start.disabled = self._plan.disabled = self._find.disabled = busy
             self._pause.disabled = not running
             self._stop.disabled = not running and self._search is None
@@ -508,28 +351,18 @@ class _Controls:
             note = ""
             if cluster is not None:
                 note = f"A cluster is in use: {cluster.describe()}. To choose other devices: %nbgpu stop"
-            self._devices.note.value = f'<div style="line-height:1.4">{html.escape(note)}</div>'
-            self._judge()
-            if busy:
-                self._reset.disabled = True
+            self._settings.devices.note.value = f'<div style="line-height:1.4">{html.escape(note)}</div>'
+            self._find.layout.display = "" if "batch_size" in self._settings.fields else "none"
+            self._settings.judge()
 
     def _say(self, text: str, is_error: bool = False, is_table: bool = False) -> None:
-        self._said.value = _said(text, is_error, is_table)
+        self._said.value = said(text, is_error, is_table)
 
     def _say_error(self, error: NbgpuError) -> None:
         """Show an error, and below it the traceback of the user's code, as in a cell."""
-        text = _said(str(error), is_error=True)
+        text = said(str(error), is_error=True)
         if isinstance(error, RankError) and error.has_tracebacks:
             # The traceback is outside of the alert, because a screen reader would read all of it aloud.
             traceback = to_html("\n".join(error._render_traceback_()))
             text += f'<pre style="{_TRACEBACK_STYLE}">{traceback}</pre>'
         self._said.value = text
-
-
-def _said(text: str, is_error: bool = False, is_table: bool = False) -> str:
-    """The HTML of the message beside the buttons."""
-    role = "alert" if is_error else "status"
-    color = "var(--jp-error-color1, #d32f2f)" if is_error else "inherit"
-    wrapped = "white-space:pre;overflow-x:auto;font-family:monospace" if is_table else "white-space:pre-wrap"
-    style = f"{wrapped};line-height:1.4;color:{color}"
-    return f'<div role="{role}" style="{style}">{html.escape(text)}</div>'

@@ -1,7 +1,8 @@
-"""How fields are put into groups on the page."""
+"""How fields are put into groups on the page, and how messages are written."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Mapping
 
 import ipywidgets as w
@@ -9,17 +10,24 @@ from pydantic import BaseModel
 
 from nbgpu.config.settings import control_fields
 
-GRID = {
-    "grid_template_columns": "repeat(auto-fill, minmax(min(215px, 100%), 1fr))",
-    "grid_gap": "4px 16px",
+WRAPPED = {"flex_flow": "row wrap", "align_items": "center"}
+"""The layout of buttons side by side."""
+_GRID = {
+    "grid_gap": "2px 10px",
     "width": "100%",
     "align_items": "flex-start",
 }
 
 
-def grid(members: Iterable[w.Widget]) -> w.GridBox:
-    """Fields side by side, in as many columns as the page has room for."""
-    return w.GridBox(list(members), layout=GRID)
+def grid(members: Iterable[w.Widget], fills: bool = False) -> w.GridBox:
+    """Fields side by side, in as many columns as the page has room for.
+
+    Args:
+        members: the fields.
+        fills: whether a few fields share the whole width, in place of leaving columns empty.
+    """
+    columns = f"repeat({'auto-fit' if fills else 'auto-fill'}, minmax(min(175px, 100%), 1fr))"
+    return w.GridBox(list(members), layout={**_GRID, "grid_template_columns": columns})
 
 
 def grouped(model: type[BaseModel], made: Mapping[str, w.Widget]) -> dict[str, list[w.Widget]]:
@@ -29,3 +37,12 @@ def grouped(model: type[BaseModel], made: Mapping[str, w.Widget]) -> dict[str, l
         if name in made:
             groups.setdefault(group, []).append(made[name])
     return groups
+
+
+def said(text: str, is_error: bool = False, is_table: bool = False) -> str:
+    """The HTML of a message to the person."""
+    role = "alert" if is_error else "status"
+    color = "var(--jp-error-color1, #d32f2f)" if is_error else "inherit"
+    wrapped = "white-space:pre;overflow-x:auto;font-family:monospace" if is_table else "white-space:pre-wrap"
+    style = f"{wrapped};line-height:1.4;color:{color}"
+    return f'<div role="{role}" style="{style}">{html.escape(text)}</div>'

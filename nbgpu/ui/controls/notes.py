@@ -4,6 +4,7 @@ cache."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,10 @@ class MemoryNote:
             if self._looking is None:
                 self._looking = threading.Thread(target=self._look, name="nbgpu-cache-note", daemon=True)
                 self._looking.start()
+
+    def is_about(self, names: Set[str]) -> bool:
+        """Whether it depends on one of these settings."""
+        return not names.isdisjoint({*_DECIDE, self._field.name})
 
     def clear(self) -> None:
         """Say nothing, because the settings are not valid."""
