@@ -21,8 +21,8 @@ STOP = "%nbgpu stop"
 TEMPLATE = "my_recipe.py"
 RECIPES = [*sorted(TRAIN_CONFIGS), TEMPLATE]
 MADE_SMALL = {
-    "autoencoder": {"Data": {"data": "phantoms", "patch size": "16"}},
-    "microstructure": {"Search": {"limit to": "4"}},
+    "autoencoder": {"Data": {"Data": "phantoms", "Patch size": "16"}},
+    "microstructure": {"Search": {"Correlate over fewer than": "4"}},
 }
 """By recipe and group: what is typed so that the first step is soon there. All other fields stay as they
 are."""
