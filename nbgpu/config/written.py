@@ -11,6 +11,9 @@ from pydantic import BaseModel
 from nbgpu.config.cluster import ClusterConfig
 from nbgpu.config.recipes import settings_beside, settings_of, train_config
 
+_WIDTH = 79
+"""The longest call on a line of its own."""
+
 
 def differing(recipe: str, preset: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The given settings that are needed for the same run: those that differ from their defaults beside the
@@ -45,7 +48,10 @@ def as_code(
         is_started: whether the notebook has the cluster already, so that a start would be refused.
     """
     given = {"preset": preset, **settings} if preset else settings
-    arguments = ", ".join([f'"{recipe}"', *(f"{name}={_literal(value)}" for name, value in given.items())])
+    arguments = [_literal(recipe), *(f"{name}={_literal(value)}" for name, value in given.items())]
+    call = f"run = cluster.train({', '.join(arguments)})"
+    if len(call) > _WIDTH:
+        call = "\n".join(["run = cluster.train(", *(f"    {argument}," for argument in arguments), ")"])
     start = " ".join(
         ["%nbgpu start", *map(shlex.quote, arguments_of(ClusterConfig, cluster.beyond_defaults))]
     )
@@ -56,7 +62,7 @@ def as_code(
             "",
             *begin,
             "cluster = nbgpu.current()",
-            f"run = cluster.train({arguments})",
+            call,
         ]
     )
 

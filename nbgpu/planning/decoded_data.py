@@ -104,10 +104,15 @@ def memory_fit(config: TrainConfig, data: DecodedData, host: HostResources, free
         every = f"the only {config.VOLUME}" if data.num_volumes == 1 else f"all {data.num_volumes} {volumes}"
         amount = f"{about}{in_words(whole)} of the {in_words(free_bytes)} that are free"
         return MemoryFit(f"fits in memory: {every}, {amount}{basis}", True)
+    # A part of the data may be read ahead by worker processes, where all of them would not be.
+    copies = _num_copies(config.model_copy(update={"cache_rate": 0.5}), host)
+    whole *= copies / _num_copies(config.model_copy(update={"cache_rate": 1.0}), host)
     share = free_bytes / whole
     fitting = (
         f"{about}{math.floor(100 * share)} % of the {volumes}, {in_words(free_bytes)} of {in_words(whole)}"
     )
+    if copies > 1:
+        fitting += " (twice their size: worker processes have a copy; num_workers=0 does without)"
     words = f"fits in memory: {fitting}{basis}"
     if asked <= free_bytes:
         return MemoryFit(words, True)
@@ -119,9 +124,12 @@ def _kept_bytes(config: TrainConfig, data: DecodedData, host: HostResources, rat
     """What all ranks of the host keep in memory at this cache rate."""
     with_rate = config.model_copy(update={"cache_rate": rate})
     epoch = epoch_of(with_rate, data.num_volumes, 1, host.num_ranks)
-    # Worker processes get a copy of their own of what is cached, which they share.
-    copies = 2 if workers_for(with_rate, host).count else 1
-    return copies * sum(epoch.num_cached) * data.volume_bytes
+    return _num_copies(with_rate, host) * sum(epoch.num_cached) * data.volume_bytes
+
+
+def _num_copies(config: TrainConfig, host: HostResources) -> int:
+    # Worker processes get a copy of what is cached, which they share.
+    return 2 if workers_for(config, host).count else 1
 
 
 # ---- recipes -------------------------------------------------------------------------------------------

@@ -72,7 +72,9 @@ export function attachHelp(field: HTMLElement, mark: HTMLElement, help: HTMLElem
   );
   // For fingers, which neither rest nor focus a list without opening it.
   mark.addEventListener("click", () => (isShown() && isPinned ? hide() : ((isPinned = true), show())), listen);
-  document.addEventListener("pointerdown", (e) => isPinned && !field.contains(e.target as Node) && hide(), listen);
+  // A press elsewhere may leave the keyboard here, such as one on a tab.
+  document.addEventListener("pointerdown", (e) => !field.contains(e.target as Node) && hide(), listen);
+  window.addEventListener("resize", () => isShown() && place(), listen);
   return () => {
     hide();
     ends.abort();

@@ -8,6 +8,7 @@ import anywidget
 import traitlets
 
 from nbgpu.config import ClusterConfig, written
+from nbgpu.machine.devices import is_part
 from nbgpu.package import STATIC
 from nbgpu.protocol.records import Device
 from nbgpu.ui.controls.form import SettingsForm
@@ -42,10 +43,13 @@ class CopyButtons(anywidget.AnyWidget):
         self.problem = problem
 
 
-def with_numbers(cluster: ClusterConfig, gpus: Sequence[Device]) -> ClusterConfig:
-    """The same settings with GPUs named by their numbers where these are unique, which people can read."""
-    numbers = {gpu.uuid: str(gpu.index) for gpu in gpus}
+def with_numbers(cluster: ClusterConfig, chosen: Sequence[Device]) -> ClusterConfig:
+    """The same settings with GPUs named by their numbers, which people can read.
+
+    The parts of a GPU have its number, and are named as they are.
+    """
+    numbers = {gpu.uuid: str(gpu.index) for gpu in chosen if not is_part(gpu)}
     names = cluster.gpus.split(",")
-    if len({*numbers.values()}) < len(numbers) or not numbers.keys() >= {*names}:
+    if not numbers.keys() >= {*names}:
         return cluster
     return cluster.changed(gpus=",".join(numbers[name] for name in names))

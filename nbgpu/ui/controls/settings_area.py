@@ -59,6 +59,7 @@ class SettingsArea:
         self._on_other_settings = on_other_settings
         self._is_busy = False
         self._wrong_devices: list[str] = []
+        self._devices_of: dict[tuple[str, int | None], Sequence[Device]] = {}
         self.devices = DeviceControls()
         self.form = self._new_form(recipe, preset)
         self._workload = WorkloadChoice(recipe, preset, self._choose_workload)
@@ -81,7 +82,6 @@ class SettingsArea:
             ]
         )
         for name, field in self.devices.fields.items():
-            field.standard = field.value
             field.observe(partial(self._take_device, name, field), "value")
             field.observe(lambda _: self.judge(), "draft")
             field.on_reset(partial(self._reset_device, field))
@@ -241,12 +241,15 @@ class SettingsArea:
             return existing.config, existing.devices
         fields = self.devices.fields
         typed, bad = read_drafts(fields)
-        config = None
+        config: ClusterConfig | None = None
+        chosen: Sequence[Device] | None = None
         try:
             config = ClusterConfig.checked(**self.devices.values(typed))
-            chosen = devices.choose(config.gpus, config.ranks)
-            devices.require_simulable(config, chosen)
-            devices.least_rank_memory_bytes(config, chosen)
+            chosen = self._chosen(config)
+            together(
+                partial(devices.require_simulable, config, chosen),
+                partial(devices.least_rank_memory_bytes, config, chosen),
+            )
         except ConfigError as error:
             for line in str(error).splitlines():
                 named = next((name for name in fields if line.startswith((f"{name}=", f"{name} ="))), None)
@@ -256,6 +259,16 @@ class SettingsArea:
                     self._wrong_devices.append(line)
         for name, field in fields.items():
             field.problem = bad.get(name, "")
+        if chosen is None:
+            chosen = devices.choose("none", typed.get("ranks"))
         if bad or self._wrong_devices or config is None:
-            return None, devices.choose("none", typed.get("ranks"))
-        return with_numbers(config, devices.inventory()), chosen
+            return None, chosen
+        return with_numbers(config, chosen), chosen
+
+    def _chosen(self, config: ClusterConfig) -> Sequence[Device]:
+        """The devices of the ranks. The driver is asked once for each choice, and not whenever a key is
+        pressed."""
+        choice = config.gpus, config.ranks
+        if choice not in self._devices_of:
+            self._devices_of[choice] = devices.choose(*choice)
+        return self._devices_of[choice]

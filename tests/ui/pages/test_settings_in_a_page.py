@@ -127,7 +127,9 @@ def test_a_person_fills_in_the_form_and_takes_it_back(lab: Lab, page: Page) -> N
     expect(size).to_have_value("16")
     expect(size).to_be_focused()
     field(page, "Preset").select_option("mace")
-    expect(around(page, "Batch size").locator(".nbgpu-note")).to_contain_text("(global_batch_size=24 decides)")
+    expect(around(page, "Batch size").locator(".nbgpu-note")).to_contain_text(
+        "(global_batch_size=24 decides)"
+    )
     button(page, "Reset all (2 changed)").click()
     expect(button(page, "Reset all")).to_be_disabled()
     assert in_kernel(notebook, "print(panel._settings.form.changed)") == "[]"

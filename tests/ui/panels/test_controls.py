@@ -304,3 +304,20 @@ def test_a_search_shows_its_pictures_and_has_no_batches(cluster2: nbgpu.Cluster,
     run.wait()
     assert "step 4: the volume as a block" in pictures.value
     assert 'src="data:image/png;base64,' in pictures.value
+
+
+def test_a_run_that_goes_on_takes_no_half_typed_value(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    panel = _Controls("microstructure", cluster2)
+    settings = {"limit_to": 4, "shape": (8, 8, 8), "steps": 100_000, "optimizer_type": "adam"}
+    run = cluster2.train("microstructure", runs_dir=str(tmp_path), **settings)
+    panel._show(run)
+    panel._refresh()
+    lr = panel._settings.fields["lr"]
+    assert not lr.disabled
+    assert panel._settings._workload.recipe.disabled
+    lr.draft = "0.05"
+    assert run.config.lr == 0.01
+    lr.value = "0.05"
+    assert run.config.lr == 0.05
+    run.stop()
+    run.wait()
