@@ -22,6 +22,8 @@ from nbgpu.errors import ConfigError
 from nbgpu.package import STATIC
 
 EMPTY = "left out"
+_MOST_REMEMBERED = 8
+"""The most texts of a field of which the value is remembered."""
 
 
 class Control(anywidget.AnyWidget):
@@ -113,6 +115,8 @@ class Field(Control):
 
     def __init__(self, model: type[BaseModel], name: str) -> None:
         self._model = model
+        self._read: dict[str, Any] = {}
+        """By text: its value, or the error of one that is not valid."""
         field = model.model_fields[name]
         allowed = bounds(field)
         types = types_of(field)
@@ -152,7 +156,18 @@ class Field(Control):
         Raises:
             ConfigError: as `read`.
         """
-        return from_text(self._model, self.name, text)
+        # All fields are read whenever something changes, and most of them have not.
+        if text not in self._read:
+            if len(self._read) > _MOST_REMEMBERED:
+                self._read.clear()
+            try:
+                self._read[text] = from_text(self._model, self.name, text)
+            except ConfigError as error:
+                self._read[text] = error
+        found = self._read[text]
+        if isinstance(found, ConfigError):
+            raise ConfigError(str(found))
+        return found
 
     @traitlets.observe("value")
     def _begin_from_value(self, change: Any) -> None:
