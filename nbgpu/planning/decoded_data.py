@@ -86,13 +86,23 @@ def decoded_data(config: TrainConfig) -> DecodedData:
         raise UnknownError(f"{config.data} cannot be read: {error.strerror}") from None
 
 
-def memory_fit(config: TrainConfig, data: DecodedData, host: HostResources, free_bytes: int) -> MemoryFit:
+def memory_fit(
+    config: TrainConfig,
+    data: DecodedData,
+    host: HostResources,
+    free_bytes: int,
+    limit_bytes: int | None = None,
+) -> MemoryFit:
     """Compare the data with the memory that is free.
 
     Args:
         host: the ranks that share the host, and its cores.
-        free_bytes: the memory that all ranks may take together.
+        free_bytes: the host memory that is free for all ranks together.
+        limit_bytes: what their `memory_limit` allows all of them; None where there is none.
     """
+    room = "that are free"
+    if limit_bytes is not None and limit_bytes < free_bytes:
+        free_bytes, room = limit_bytes, "that memory_limit allows"
     whole = _kept_bytes(config, data, host, rate=1.0)
     asked = _kept_bytes(config, data, host, rate=config.cache_rate)
     about = "about " if data.basis else ""
@@ -102,7 +112,7 @@ def memory_fit(config: TrainConfig, data: DecodedData, host: HostResources, free
         return MemoryFit(f"dataset={config.dataset_kind!r} keeps no {volumes} in memory", True)
     if whole <= free_bytes:
         every = f"the only {config.VOLUME}" if data.num_volumes == 1 else f"all {data.num_volumes} {volumes}"
-        amount = f"{about}{in_words(whole)} of the {in_words(free_bytes)} that are free"
+        amount = f"{about}{in_words(whole)} of the {in_words(free_bytes)} {room}"
         return MemoryFit(f"fits in memory: {every}, {amount}{basis}", True)
     # A part of the data may be read ahead by worker processes, where all of them would not be.
     copies = _num_copies(config.model_copy(update={"cache_rate": 0.5}), host)

@@ -90,6 +90,7 @@ class _Controls:
             on_change=self._on_change,
             on_other_settings=self._on_other_settings,
         )
+        self._devices = self._settings.devices
         self._start = self._button("Start", "Start training with these settings", "success", self._on_start)
         self._pause = self._button("Pause", "Pause or resume the run", "", self._on_pause)
         self._stop = self._button("Stop", "End the run after its present step", "danger", self._on_stop)
@@ -351,7 +352,7 @@ class _Controls:
             note = ""
             if cluster is not None:
                 note = f"A cluster is in use: {cluster.describe()}. To choose other devices: %nbgpu stop"
-            self._settings.devices.note.value = f'<div style="line-height:1.4">{html.escape(note)}</div>'
+            self._devices.note.value = f'<div style="line-height:1.4">{html.escape(note)}</div>'
             self._find.layout.display = "" if "batch_size" in self._settings.fields else "none"
             self._settings.judge()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ class SettingsForm:
     Args:
         recipe: the workload.
         preset: the name of values to begin with, in place of the defaults; '' for none.
+        lock: guards the panel, because messages from the page come on other threads while a cell is running.
         on_change: called with a setting's name when the person has changed or reset it.
         on_draft: called while the person types.
 
@@ -32,8 +34,14 @@ class SettingsForm:
     """
 
     def __init__(
-        self, recipe: str, preset: str, on_change: Callable[[str], None], on_draft: Callable[[], None]
+        self,
+        recipe: str,
+        preset: str,
+        lock: threading.RLock,
+        on_change: Callable[[str], None],
+        on_draft: Callable[[], None],
     ) -> None:
+        self._lock = lock
         self.recipe = recipe
         self.preset = preset
         train_config(recipe, **self._beside)
@@ -66,15 +74,17 @@ class SettingsForm:
         return [name for name, field in self.fields.items() if field.changed]
 
     def _take(self, name: str, _: Any) -> None:
-        if not self._showing:
-            self._touched.pop(name, None)
-            self._touched[name] = None
-            self.show_defaults()
-            self._on_change(name)
+        with self._lock:
+            if not self._showing:
+                self._touched.pop(name, None)
+                self._touched[name] = None
+                self.show_defaults()
+                self._on_change(name)
 
     def _take_draft(self, _: Any) -> None:
-        if not self._showing:
-            self._on_draft()
+        with self._lock:
+            if not self._showing:
+                self._on_draft()
 
     # ---- values ----
 
@@ -116,12 +126,12 @@ class SettingsForm:
 
     def reset(self, name: str) -> None:
         """Give a setting its default again."""
-        if name not in self._touched:
-            return
-        del self._touched[name]
-        self._refused.pop(name, None)
-        self.show_defaults()
-        self._on_change(name)
+        with self._lock:
+            if name in self._touched:
+                del self._touched[name]
+                self._refused.pop(name, None)
+                self.show_defaults()
+                self._on_change(name)
 
     def reset_all(self) -> None:
         """Give every setting its default again."""

@@ -59,15 +59,21 @@ class MemoryNote:
         self._lock = threading.Lock()
         self._known: dict[Any, DecodedData | str] = {}
         """By what decides: the data, or why nothing is known of them."""
-        self._asked: tuple[Any, TrainConfig, int] | None = None
-        """What is to be said: the key, the settings and the number of ranks."""
+        self._asked: tuple[Any, TrainConfig, int, int | None] | None = None
+        """What is to be said: the key, the settings, the number of ranks and what limits their memory."""
         self._looking: threading.Thread | None = None
 
-    def say(self, config: TrainConfig, num_ranks: int) -> None:
-        """Say it for a run with these settings on so many ranks; at once where the settings alone say it."""
+    def say(self, config: TrainConfig, num_ranks: int, limit_bytes: int | None) -> None:
+        """Say it for a run with these settings on so many ranks; at once where the settings alone say it.
+
+        Args:
+            config: the settings.
+            num_ranks: the number of ranks, all of this host.
+            limit_bytes: the most memory that they may take together; None for what is free.
+        """
         key = _key(config)
         with self._lock:
-            self._asked = key, config, num_ranks
+            self._asked = key, config, num_ranks, limit_bytes
             if key not in self._known and config.data in config.WITHOUT_FILES:
                 self._known[key] = _look(config)
             if key in self._known:
@@ -100,7 +106,7 @@ class MemoryNote:
                 if self._asked is None or self._asked[0] in self._known:
                     self._looking = None
                     return
-                key, config, _ = self._asked
+                key, config, *_ = self._asked
             found = _look(config)
             with self._lock:
                 self._known[key] = found
@@ -110,12 +116,13 @@ class MemoryNote:
     def _show(self) -> None:
         """Say what is known; `_lock` is held."""
         assert self._asked is not None
-        key, config, num_ranks = self._asked
+        key, config, num_ranks, limit_bytes = self._asked
         data = self._known[key]
         if isinstance(data, str):
             self._write(f"whether it fits in memory is not known: {data}")
             return
-        fit = memory_fit(config, data, workers.this_host(num_ranks), host_memory.free_bytes())
+        host = workers.this_host(num_ranks)
+        fit = memory_fit(config, data, host, host_memory.free_bytes(), limit_bytes)
         self._write(fit.words, warns=not fit.fits)
 
     def _write(self, words: str, warns: bool = False) -> None:

@@ -91,7 +91,7 @@ class SettingsArea:
         self._put_fields()
 
     def _new_form(self, recipe: str, preset: str) -> SettingsForm:
-        return SettingsForm(recipe, preset, self._take_setting, self.judge)
+        return SettingsForm(recipe, preset, self._lock, self._take_setting, self.judge)
 
     def _put_fields(self) -> None:
         """Show the fields of the present form."""
@@ -212,7 +212,7 @@ class SettingsArea:
                 batch.note = global_batch(config, len(chosen)) if config is not None else ""
             if self._memory is not None:
                 if config is not None:
-                    self._memory.say(config, len(chosen))
+                    self._memory.say(config, len(chosen), _limit_bytes(cluster, chosen))
                 elif self._memory.is_about({name for name, field in self.fields.items() if field.problem}):
                     self._memory.clear()
             self._say_wrong()
@@ -272,3 +272,11 @@ class SettingsArea:
         if choice not in self._devices_of:
             self._devices_of[choice] = devices.choose(*choice)
         return self._devices_of[choice]
+
+
+def _limit_bytes(cluster: ClusterConfig | None, chosen: Sequence[Device]) -> int | None:
+    """The host memory that the ranks may take together; None where nothing limits it. On a GPU the limit is
+    for the GPU's memory."""
+    if cluster is None or not cluster.memory_limit or any(device.kind == "cuda" for device in chosen):
+        return None
+    return sum(devices.rank_memory_bytes(cluster, device, chosen) for device in chosen)

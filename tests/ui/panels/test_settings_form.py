@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import nibabel
 import numpy as np
 import pytest
+from kernel import Kernel, kernel
 
 from nbgpu.config import ClusterConfig, own_file, train_config
 from nbgpu.ui.controls.control_panel import _Controls
@@ -159,6 +161,10 @@ def test_own_recipes_are_offered_and_one_that_is_broken_leaves_the_form_as_it_is
 def test_the_memory_of_files_is_looked_at_beside_the_kernel(area: SettingsArea, tmp_path: Path) -> None:
     note = area.fields["cache_rate"]
     assert note.note.startswith("fits in memory: the only volume, about ")
+    area.devices.memory_limit.value = "1 GiB"
+    assert note.note.startswith(
+        "fits in memory: the only volume, about 37.5 MiB of the 2.0 GiB that memory_limit"
+    )
     folder = tmp_path / "volumes"
     folder.mkdir()
     for number in range(3):
@@ -192,10 +198,15 @@ def test_copies_are_of_what_stands_in_the_form(area: SettingsArea) -> None:
     assert copies.problem == ""
 
 
-@pytest.mark.long
-def test_copied_code_trains_with_the_same_settings(tmp_path: Path) -> None:
-    from kernel import kernel
+@pytest.fixture(scope="module")
+def empty_notebook() -> Iterator[Kernel]:
+    """A notebook's kernel without a cluster."""
+    with kernel() as started:
+        yield started
 
+
+@pytest.mark.long
+def test_copied_code_trains_with_the_same_settings(empty_notebook: Kernel, tmp_path: Path) -> None:
     area = _Controls("autoencoder", cluster=None)._settings
     typed = {"data": "phantoms", "patch_size": "8", "batch_size": "3", "steps": "2", "run_name": "copied"}
     type_in(area, **typed)
@@ -203,16 +214,15 @@ def test_copied_code_trains_with_the_same_settings(tmp_path: Path) -> None:
     expected = train_config(
         "autoencoder", data="phantoms", patch_size=8, batch_size=3, steps=2, run_name="copied"
     )
-    with kernel() as notebook:
-        assert notebook.run(f"import os\nos.chdir({str(tmp_path)!r})").status == "ok"
-        done = notebook.run(area._copy.code)
-        assert done.status == "ok", done.error
-        found = notebook.run(
-            "run.wait()\nprint(run.config.model_dump_json(), cluster.config.model_dump_json(), sep='\\n')"
-        )
-        assert found.status == "ok", found.error
-        lines = [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
-        notebook.run("%nbgpu stop")
+    assert empty_notebook.run(f"import os\nos.chdir({str(tmp_path)!r})").status == "ok"
+    done = empty_notebook.run(area._copy.code)
+    assert done.status == "ok", done.error
+    found = empty_notebook.run(
+        "run.wait()\nprint(run.config.model_dump_json(), cluster.config.model_dump_json(), sep='\\n')"
+    )
+    assert found.status == "ok", found.error
+    lines = [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
+    empty_notebook.run("%nbgpu stop")
     of_run, of_cluster = lines
     assert of_run == json.loads(expected.model_dump_json())
     assert of_cluster == json.loads(ClusterConfig(gpus="none", ranks=1).model_dump_json())
