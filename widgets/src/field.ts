@@ -78,10 +78,11 @@ export function show(model: FieldModel, root: HTMLElement): () => void {
   const described = [problem, unit, meaning, note, state].map((each) => each.id).join(" ");
   control.setAttribute("aria-describedby", described);
   const looks = { text: "widget-text", choice: "widget-dropdown", switch: "nbgpu-switch" }[model.get("kind")];
-  const head = element("div", "nbgpu-head", {}, label, mark, reset);
+  const head = element("div", "nbgpu-head", {}, label, mark);
   const row = element("div", `jupyter-widgets nbgpu-row ${looks}`, {}, control, unit);
   root.classList.add("nbgpu-field");
-  root.replaceChildren(head, row, note, state, help);
+  // The way back comes after what it takes back, also for the keyboard; the page shows it beside the name.
+  root.replaceChildren(head, row, reset, note, state, help);
 
   /** Whether something is typed that the kernel does not have as the value. */
   let isTyping = false;
