@@ -81,47 +81,51 @@ class _Controls:
         self._busy = False
         self._search: threading.Event | None = None
         """An event that ends the current search for a batch size."""
-        self._slot = new_slot()
-        self._settings = SettingsArea(
-            recipe,
-            preset,
-            self._lock,
-            self._existing_cluster,
-            on_change=self._on_change,
-            on_other_settings=self._on_other_settings,
-        )
-        self._devices = self._settings.devices
-        self._start = self._button("Start", "Start training with these settings", "success", self._on_start)
-        self._pause = self._button("Pause", "Pause or resume the run", "", self._on_pause)
-        self._stop = self._button("Stop", "End the run after its present step", "danger", self._on_stop)
-        self._plan = self._button(
-            "Plan", "Say what a run with these settings will do and take", "", self._on_plan
-        )
-        self._find = self._button(
-            "Find batch size", "Try on the ranks which is the largest that fits", "", self._on_find
-        )
-        self._explain = self._button(
-            "Explain", "Say what bounds the run, and what to change first", "", self._on_explain
-        )
-        self._advice = AdviceView(self._say_error)
-        self._said = w.HTML(layout={"max_width": "100%"})
-        self._hint = w.HTML(layout={"display": "none"})
-        self._cluster_before = self._existing_cluster()
-        self._place = w.VBox(layout={"width": "100%"})
-        self.box = w.VBox(
-            [
-                self._settings.box,
-                w.HBox([*self._buttons(), self._said], layout={**WRAPPED, "margin": "6px 0 10px"}),
-                self._hint,
-                self._advice.box,
-                self._place,
-            ],
-            layout={"width": "100%", "overflow": "hidden"},
-        )
-        self.box.add_class("nbgpu-controls")
-        for widget in self._buttons():
-            answer_while_busy(widget)
-        self._refresh()
+        # A reading of the devices may come on another thread before all is there.
+        with self._lock:
+            self._slot = new_slot()
+            self._settings = SettingsArea(
+                recipe,
+                preset,
+                self._lock,
+                self._existing_cluster,
+                on_change=self._on_change,
+                on_other_settings=self._on_other_settings,
+            )
+            self._devices = self._settings.devices
+            self._start = self._button(
+                "Start", "Start training with these settings", "success", self._on_start
+            )
+            self._pause = self._button("Pause", "Pause or resume the run", "", self._on_pause)
+            self._stop = self._button("Stop", "End the run after its present step", "danger", self._on_stop)
+            self._plan = self._button(
+                "Plan", "Say what a run with these settings will do and take", "", self._on_plan
+            )
+            self._find = self._button(
+                "Find batch size", "Try on the ranks which is the largest that fits", "", self._on_find
+            )
+            self._explain = self._button(
+                "Explain", "Say what bounds the run, and what to change first", "", self._on_explain
+            )
+            self._advice = AdviceView(self._say_error)
+            self._said = w.HTML(layout={"max_width": "100%"})
+            self._hint = w.HTML(layout={"display": "none"})
+            self._cluster_before = self._existing_cluster()
+            self._place = w.VBox(layout={"width": "100%"})
+            self.box = w.VBox(
+                [
+                    self._settings.box,
+                    w.HBox([*self._buttons(), self._said], layout={**WRAPPED, "margin": "6px 0 10px"}),
+                    self._hint,
+                    self._advice.box,
+                    self._place,
+                ],
+                layout={"width": "100%", "overflow": "hidden"},
+            )
+            self.box.add_class("nbgpu-controls")
+            for widget in self._buttons():
+                answer_while_busy(widget)
+            self._refresh()
 
     def display(self) -> None:
         """Show the controls, and below them the output that keeps the picture of the last run."""
