@@ -119,11 +119,11 @@ def test_a_first_run_from_start_to_the_curves_that_stay(lab: Lab, page: Page) ->
     expect(control(page, "Steps")).to_be_visible()
     open_group(page, "Data")
     expect(control(page, "Steps")).to_be_hidden()
-    fill(page, "data", "phantoms")
+    fill(page, "Data", "phantoms")
     fill(page, "Patch size", "18")
     button(page, "Start").click()
     expect(page.get_by_role("alert").filter(has_text="Patch size: 18 is not valid")).to_be_visible()
-    expect(control(page, "data")).to_have_value("phantoms")
+    expect(control(page, "Data")).to_have_value("phantoms")
 
     # Small, because many processors have to emulate bf16.
     fill(page, "Patch size", "8")
