@@ -78,7 +78,10 @@ class ClusterConfig(Settings):
         "PYTORCH_ALLOC_CONF takes them; that variable stays where you have set it",
     )
     threads_per_rank: int | None = Field(
-        None, ge=1, le=512, description="CPU threads for each rank; left out: the host's cores / ranks"
+        None,
+        ge=1,
+        le=512,
+        description="CPU threads for each rank; left out: the machine's cores divided by the ranks",
     )
     cell_seed: int | None = Field(
         None,

@@ -345,7 +345,7 @@ class CheckpointSettings(Settings):
     )
     resume: str = Field(
         "",
-        description="where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir (with run_name: of the runs of "
+        description="where to go on: 'auto' for the newest intact checkpoint of this recipe in runs_dir (with run_name: of the runs of "
         "that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning",
         json_schema_extra=control("Run"),
     )
@@ -496,7 +496,7 @@ class TrainConfig(
         known = self.VALIDATION_VALUES
         if self.best_metric and known and self.best_metric not in known:
             yield (
-                f"best_metric={self.best_metric!r} is no value of this recipe's validation. Values: {', '.join(known)}"
+                f"best_metric={self.best_metric!r} is not a value of this recipe's validation. Values: {', '.join(known)}"
             )
         for name in sorted(self.UNUSED):
             if (value := getattr(self, name)) != type(self).model_fields[name].default:

@@ -244,5 +244,5 @@ def test_ranks_on_several_hosts_compare_their_clocks(cluster2: nbgpu.Cluster, tm
     assert [event.rank for event in compared] == [0, 0]
     for event in compared:
         assert abs(event.detail["offsets_s"][1]) <= event.detail["errors_s"][1]
-    assert "clocks of several hosts" in str(run.timeline())
+    assert "clocks of several machines" in str(run.timeline())
     assert run.step_parts()["waiting_s"].notna().all()

@@ -308,9 +308,11 @@ class Cluster(RecipeCalls):
             now = (
                 "there is one rank, alone"
                 if self.world_size == 1
-                else f"the ranks talk over {chosen_transport.transport.name}"
+                else f"the ranks communicate over {chosen_transport.transport.name}"
             )
-            warnings.warn(f"{now}, because better ways failed\n{why}\nnbgpu doctor says more", stacklevel=3)
+            warnings.warn(
+                f"{now}, because better transports failed\n{why}\nnbgpu doctor says more", stacklevel=3
+            )
 
     def stop_cell(self) -> None:
         """Stop a cell that ranks are still in although nobody waits for it, as the stop button would."""
@@ -368,7 +370,7 @@ class Cluster(RecipeCalls):
         devices = "GPUs are free" if self.devices[0].kind == "cuda" else "memory is free"
         self._why_ended = (
             f"the cluster was ended at {time.strftime('%H:%M:%S')}: no cell, run or typing had used it for "
-            f"{self.config.release_after_s:g} s (release_after_s). Its {devices}, and what the ranks held is gone. "
+            f"{self.config.release_after_s:g} s (release_after_s). Its {devices}, and the ranks' variables are gone. "
             "Start it again with: start(), or %nbgpu start"
         )
         why_ended = self._why_ended

@@ -51,5 +51,5 @@ class CellHistory:
             except RankError as error:
                 lines.append(f"cell {number} of {len(cells)}: {error}")
         if self._pushed:
-            lines.append(f"what was pushed is not there: %push {' '.join(sorted(self._pushed))}")
+            lines.append(f"values that were pushed are missing there: %push {' '.join(sorted(self._pushed))}")
         return lines

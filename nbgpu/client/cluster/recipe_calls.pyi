@@ -251,7 +251,7 @@ class RecipeCalls(ABC):
             restore_best: the result is that of the weights with the best validation (best_metric), not of the last step's; only with best_metric
             early_stop_patience: the run ends after so many validations in a row in which best_metric was not better; 0 for never; only with best_metric (0 to 10000)
             early_stop_min_delta: by how much a value must be better to count for early_stop_patience; only with early_stop_patience (0 to 1000000000.0)
-            resume: where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir (with run_name: of the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning
+            resume: where to go on: 'auto' for the newest intact checkpoint of this recipe in runs_dir (with run_name: of the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning
             log_every: steps between two that are recorded; NaN and Inf are looked for in all (1 to 1000000)
             telemetry: write and send each step's numbers; off is for measuring its cost
             work_out_result: say at the end what the recipe finds of the trained model, which may take long; off is for measuring steps
@@ -479,7 +479,7 @@ class RecipeCalls(ABC):
             restore_best: the result is that of the weights with the best validation (best_metric), not of the last step's; only with best_metric
             early_stop_patience: the run ends after so many validations in a row in which best_metric was not better; 0 for never; only with best_metric (0 to 10000)
             early_stop_min_delta: by how much a value must be better to count for early_stop_patience; only with early_stop_patience (0 to 1000000000.0)
-            resume: where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir (with run_name: of the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning
+            resume: where to go on: 'auto' for the newest intact checkpoint of this recipe in runs_dir (with run_name: of the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning
             log_every: steps between two that are recorded; NaN and Inf are looked for in all (1 to 1000000)
             telemetry: write and send each step's numbers; off is for measuring its cost
             work_out_result: say at the end what the recipe finds of the trained model, which may take long; off is for measuring steps
@@ -703,7 +703,7 @@ class RecipeCalls(ABC):
             restore_best: the result is that of the weights with the best validation (best_metric), not of the last step's; only with best_metric
             early_stop_patience: the run ends after so many validations in a row in which best_metric was not better; 0 for never; only with best_metric (0 to 10000)
             early_stop_min_delta: by how much a value must be better to count for early_stop_patience; only with early_stop_patience (0 to 1000000000.0)
-            resume: where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir (with run_name: of the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning
+            resume: where to go on: 'auto' for the newest intact checkpoint of this recipe in runs_dir (with run_name: of the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning
             log_every: steps between two that are recorded; NaN and Inf are looked for in all (1 to 1000000)
             telemetry: write and send each step's numbers; off is for measuring its cost
             work_out_result: say at the end what the recipe finds of the trained model, which may take long; off is for measuring steps
@@ -808,7 +808,7 @@ class RecipeCalls(ABC):
             best_mode: whether the best value of best_metric is the smallest or the largest; only with best_metric
             early_stop_patience: the run ends after so many validations in a row in which best_metric was not better; 0 for never; only with best_metric (0 to 10000)
             early_stop_min_delta: by how much a value must be better to count for early_stop_patience; only with early_stop_patience (0 to 1000000000.0)
-            resume: where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir (with run_name: of the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning
+            resume: where to go on: 'auto' for the newest intact checkpoint of this recipe in runs_dir (with run_name: of the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning
             log_every: steps between two that are recorded; NaN and Inf are looked for in all (1 to 1000000)
             telemetry: write and send each step's numbers; off is for measuring its cost
             runs_dir: folder that gets one folder for each run
@@ -1027,7 +1027,7 @@ class RecipeCalls(ABC):
             restore_best: the result is that of the weights with the best validation (best_metric), not of the last step's; only with best_metric
             early_stop_patience: the run ends after so many validations in a row in which best_metric was not better; 0 for never; only with best_metric (0 to 10000)
             early_stop_min_delta: by how much a value must be better to count for early_stop_patience; only with early_stop_patience (0 to 1000000000.0)
-            resume: where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir (with run_name: of the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning
+            resume: where to go on: 'auto' for the newest intact checkpoint of this recipe in runs_dir (with run_name: of the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning
             log_every: steps between two that are recorded; NaN and Inf are looked for in all (1 to 1000000)
             telemetry: write and send each step's numbers; off is for measuring its cost
             work_out_result: say at the end what the recipe finds of the trained model, which may take long; off is for measuring steps

@@ -562,7 +562,7 @@ class Ranks:
         while not self[rank].execute("", silent=True, block=False).wait_for_output(_ECHO_PATIENCE_S):
             if time.monotonic() > give_up_s:
                 raise ClusterError(
-                    f"what rank {rank} prints does not arrive. {self._processes.log_tail('controller')}"
+                    f"the output of rank {rank} does not arrive. {self._processes.log_tail('controller')}"
                 )
             if how := self.how_ended(rank):
                 raise ClusterError(how)

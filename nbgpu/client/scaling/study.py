@@ -292,7 +292,7 @@ class Study:
             RunError: the study goes on already, here or in another process.
         """
         if not self._ending.over:
-            raise RunError(f"{self.folder.name} goes on already")
+            raise RunError(f"{self.folder.name} is running already")
         ranks = max(point.ranks for point in self.points)
         cluster = Cluster.with_config(self.plan.point_cluster(ranks))
         if not cluster.config.share_gpus:

@@ -81,9 +81,7 @@ def _chosen(explanation: Explanation, number: int) -> Advice:
         raise ConfigError(f"advice {number}: {there_is}. {explanation.sentences[0]}")
     advice = explanation.advice[number - 1]
     if not advice.settings:
-        raise ConfigError(
-            f"advice {number} is not one of a setting, so that it cannot be tried: {advice.text}"
-        )
+        raise ConfigError(f"advice {number} is not about a setting, so it cannot be tried: {advice.text}")
     return advice
 
 

@@ -179,7 +179,7 @@ class Trial:
             newest = checkpoint_files.newest_whole(folder).checkpoint
             if newest is not None:
                 return newest
-        raise RunError(f"trial {self.number} ({self.label}) has no whole checkpoint yet")
+        raise RunError(f"trial {self.number} ({self.label}) has no intact checkpoint yet")
 
     # The sweep calls the methods below.
 

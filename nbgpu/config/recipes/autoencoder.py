@@ -296,7 +296,7 @@ class AutoencoderConfig(TrainConfig):
             if self.patient_pattern and not re.compile(self.patient_pattern).groups:
                 yield f"patient_pattern={self.patient_pattern!r} has no group, such as (case_[0-9]+)"
         except re.error as error:
-            yield f"patient_pattern={self.patient_pattern!r} is no regular expression: {error}"
+            yield f"patient_pattern={self.patient_pattern!r} is not a regular expression: {error}"
         for name in self.FROM_DATA:
             if self.data in self.WITHOUT_FILES and not getattr(self, name):
                 yield f"{name}={getattr(self, name)} leaves it to files, and data={self.data!r} has none. Give {name}"

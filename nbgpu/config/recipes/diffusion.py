@@ -164,7 +164,7 @@ class DiffusionConfig(TrainConfig):
             yield f"channels={self.channels} must all be multiples of norm_groups={self.norm_groups}"
         edges = [self.edge // 2**level for level in range(len(self.channels))]
         if wrong := sorted(set(self.attention_edges) - set(edges)):
-            yield f"attention_edges={wrong} are no resolutions of the network. It has the edges {edges}"
+            yield f"attention_edges={wrong} are not resolutions of the network. It has the edges {edges}"
         if self.spacing == "non-uniform" and self.num_times != 1000:
             yield f"spacing='non-uniform' names times out of 1000, and num_times is {self.num_times}"
         if (self.sampling_steps or 2) > self.num_times:

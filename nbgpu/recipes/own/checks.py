@@ -136,7 +136,7 @@ def parameter_groups(given: Any, model: nn.Module, function: Callable[..., Any])
         for parameter in parameters:
             if id(parameter) not in names:
                 raise refuse(
-                    f"'params' of entry {number} has {_described(parameter)} that is no parameter of the model",
+                    f"'params' of entry {number} has {_described(parameter)} that is not a parameter of the model",
                     "Give parameters of the `model` that it is called with, such as model[0].parameters()",
                 )
             if id(parameter) in taken:

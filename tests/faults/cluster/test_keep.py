@@ -86,8 +86,11 @@ def test_a_start_beside_a_kept_cluster_of_the_notebook_says_that_it_is_there() -
         second.run("import nbgpu\n%load_ext nbgpu")
         done = second.run("%nbgpu start --gpus none --ranks 2")
         assert done.status == "ok", done.error
-        assert f"cluster {entry.id} of this notebook goes on since" in done.stderr
-        assert f"To take it: %nbgpu stop, then %nbgpu attach {entry.id}. To end it: nbgpu stop" in done.stderr
+        assert f"cluster {entry.id} of this notebook has gone on since" in done.stderr
+        assert (
+            f"To connect to it: %nbgpu stop, then %nbgpu attach {entry.id}. To end it: nbgpu stop"
+            in done.stderr
+        )
         done = second.run(f"%nbgpu stop\n%nbgpu attach {entry.id}")
         assert done.status == "ok", done.error
         assert second.run("%nbgpu stop").status == "ok"

@@ -289,7 +289,7 @@ def test_with_fsdp_it_takes_a_second_stop_and_the_newest_checkpoint_is_what_is_l
     assert run.checkpoint().name.endswith("4")
     (told,) = {e.text for e in run.reader.since()[0] if isinstance(e, Event) and e.kind == "heal"}
     assert "all were interrupted for the Stop" in told
-    assert told.endswith("goes on from the newest whole checkpoint, after step 4.")
+    assert told.endswith("goes on from the newest intact checkpoint, after step 4.")
     assert cluster2.execute(SUM_AND_VARIABLE) == {0: "2 3\n", 1: "2 4\n"}
 
 

@@ -108,7 +108,7 @@ def test_every_bad_value_is_told_at_once() -> None:
         ({"static_graph": True, "find_unused_parameters": True}, "exclude each other"),
         ({"dtype": "float64", "amp": "bf16"}, "amp='bf16' does not go with dtype='float64'"),
         ({"schedule": "plateau", "val_every": 0}, "val_every=0 makes none"),
-        ({"best_metric": "dice"}, r"best_metric='dice' is no value .* Values: loss, psnr_db"),
+        ({"best_metric": "dice"}, r"best_metric='dice' is not a value .* Values: loss, psnr_db"),
         ({"best_metric": "loss", "val_every": 0}, "best_metric='loss' is a value of validations"),
         ({"early_stop_patience": 2}, "counts only with best_metric, and best_metric is not given"),
         ({"min_lr": 1.0}, "min_lr=1.0 must not be above lr"),
