@@ -606,7 +606,7 @@ class RecipeCalls(ABC):
         wandb_name: str = "",
         profile: str = "",
     ) -> Run:
-        """Compute the aerial image of a mask, by a network that learns a projection lens, and by the lens itself.
+        """Compute the aerial image of a mask by a network that learns a projection lens, and by the lens.
 
         Args:
             preset: the name of values for the settings that are not given
@@ -931,7 +931,7 @@ class RecipeCalls(ABC):
         wandb_name: str = "",
         profile: str = "",
     ) -> Run:
-        """Predict from a volume how soon an event is to be expected, by a 3D ResNet with Cox's partial likelihood.
+        """Predict from a volume how soon an event is to be expected: a 3D ResNet, Cox's partial likelihood.
 
         Args:
             preset: the name of values for the settings that are not given

@@ -14,7 +14,7 @@ from nbgpu.config.training import TrainConfig
 
 
 class LithographyConfig(TrainConfig):
-    """Compute the aerial image of a mask, by a network that learns a projection lens, and by the lens itself."""
+    """Compute the aerial image of a mask by a network that learns a projection lens, and by the lens."""
 
     IMPLEMENTATION = "nbgpu.recipes.lithography.recipe:Lithography"
     VALIDATION_VALUES = ("loss", "mae", "iou")

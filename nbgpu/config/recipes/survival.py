@@ -13,7 +13,7 @@ from nbgpu.config.training import TrainConfig
 
 
 class SurvivalConfig(TrainConfig):
-    """Predict from a volume how soon an event is to be expected, by a 3D ResNet with Cox's partial likelihood."""
+    """Predict from a volume how soon an event is to be expected: a 3D ResNet, Cox's partial likelihood."""
 
     IMPLEMENTATION = "nbgpu.recipes.survival.recipe:Survival"
     VALIDATION_VALUES = ("loss", "c_index")
