@@ -201,7 +201,7 @@ class ClusterConfig(Settings):
         return ", ".join([*([f"simulated link {link.name}"] if link else []), *slow])
 
     def threads_for(self, local_world_size: int) -> int:
-        """The number of CPU threads for each of `local_world_size` ranks on this host."""
+        """The number of CPU threads for each of `local_world_size` ranks on this machine."""
         return self.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // local_world_size)
 
 

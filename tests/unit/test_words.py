@@ -79,6 +79,7 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
     tree = ast.parse(path.read_text())
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            if " " in node.value.strip():
-                yield node.lineno, node.value
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in docstrings:
+            continue
+        if " " in node.value.strip():
+            yield node.lineno, node.value

@@ -264,7 +264,7 @@ class Run:
         return of_run(title, info.world_size, events, records, profiles, steps)
 
     def result(self) -> Mapping[str, Any] | None:
-        """Return what the recipe says of the trained model, beside its baselines, or None until the run has
+        """Return the recipe's result of the trained model, beside its baselines, or None until the run has
         finished."""
         results = [event.detail for event in self.reader.events() if event.kind == "result"]
         return results[-1] if results else None

@@ -203,7 +203,7 @@ class Study:
         """Say in a few sentences what bounds the runs of a point, and what to change first.
 
         Args:
-            value: of what is varied; None for the last point that was measured.
+            value: the value of the varied setting; None for the last point that was measured.
 
         Raises:
             ConfigError: the study has no such point.
@@ -285,11 +285,11 @@ class Study:
         self._ending.call(lambda: callback(self))
 
     def resume(self) -> Study:
-        """Measure what is missing: repeats that were not come to, and those that failed. Returns at once.
+        """Measure what is missing: repeats that were not reached, and those that failed. Returns at once.
 
         Raises:
             ClusterError: a GPU is in use by a cluster.
-            RunError: the study goes on already, here or in another process.
+            RunError: the study is running already, here or in another process.
         """
         if not self._ending.over:
             raise RunError(f"{self.folder.name} is running already")
