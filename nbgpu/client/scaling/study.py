@@ -260,7 +260,7 @@ class Study:
         presenter.show_study(self)
 
     def stop(self) -> None:
-        """End after the present step. What was measured stays, and `resume` goes on."""
+        """End after the current step. Measured repeats stay, and `resume` goes on."""
         self._stopping.set()
         run = self._run
         with suppress(RunError):  # the run may end at this very moment, which is just as good

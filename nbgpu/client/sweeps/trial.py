@@ -221,7 +221,7 @@ class Trial:
         return self.error.failures if isinstance(self.error, RankError) else ()
 
     def ask_to_stop(self) -> None:
-        """Ask its run to end after its present step. Harmless where there is no run."""
+        """Ask its run to end after its current step. Harmless where there is no run."""
         run = self._run
         # The run may end at this very moment, which is just as good.
         with suppress(RunError):
