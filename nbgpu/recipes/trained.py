@@ -38,7 +38,7 @@ def load_trained(
 
 
 def model_of(folder: Path, checkpoint_folder: Path | None = None, *, trust: bool = False) -> nn.Module:
-    """As `load_trained`, with the weights of a checkpoint by its folder; None for the newest whole one."""
+    """As `load_trained`, with the weights of a checkpoint by its folder; None for the newest intact one."""
     _, config = runs.read_settings(folder)
     require_trust(config, folder, trust)
     if at_start := type(config).ONLY_AT_START:
