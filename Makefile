@@ -61,7 +61,7 @@ bench-peers: $(FOR_PEERS) ## measure against other notebook tools, in an environ
 bench-mcrpy: $(FOR_MCRPY) ## measure microstructures against MCRpy, which takes 2 GB in an environment of its own
 	@$(RUN) tests/bench mcrpy
 
-site: $(FOR_DEVELOPMENT) ## build the docs site into build/site, and check its links; a page of it opens from the disk
+site: $(FOR_DEVELOPMENT) ## build the docs site into build/site, and hold its links; a page of it opens from the disk
 	@$(RUN) -m sphinx -W --keep-going -q -c docs . build/site
 	@$(RUN) docs/_site/check_links.py build/site
 
