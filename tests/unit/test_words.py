@@ -19,7 +19,7 @@ IN_PLACE_OF = {
     r"director(y|ies)": "folder",
     r"one's own": "your own",
     r"whole checkpoints?": "intact checkpoint",
-    r"(this|several|the same) hosts?": "machine",
+    r"(several|the same) hosts?": "machine",
     r"mini-batch(es)?": "batch",
     r"rehears(al|e[sd]?)": "dry run",
     r"nursery": "fork server",

@@ -24,7 +24,7 @@ def find_transport(ranks: Ranks, transports: Sequence[Transport], config: Cluste
     """
     failed: dict[str, str] = {}
     for transport in transports:
-        ranks.prepare_for(transport, anew=bool(failed))
+        ranks.prepare_for(transport, with_new_engines=bool(failed))
         timeout_s = config.probe_timeout_s if transport.backend == "nccl" else config.start_timeout_s
         try:
             return ChosenTransport(transport, tuple(ranks.join(timeout_s)), failed, config.simulated)

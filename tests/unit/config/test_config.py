@@ -224,7 +224,7 @@ def test_the_table_has_one_row_for_each_field(model: type[ClusterConfig] | type[
 
 
 def test_the_page_in_the_docs_is_what_the_settings_say() -> None:
-    """`make docs` writes it anew."""
+    """`make docs` writes it again."""
     page = runpy.run_path(str(REPOSITORY / "docs" / "generate.py"))["configuration"]()
     assert (REPOSITORY / "docs" / "configuration.md").read_text() == page
 
