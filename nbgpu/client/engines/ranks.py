@@ -154,8 +154,8 @@ class Ranks:
         """Give the engines their seats for a transport.
 
         Args:
-            with_new_engines: whether the ranks have tried another transport, whose remains in an engine cannot be
-                repaired.
+            with_new_engines: whether the ranks have tried another transport, whose remains in an engine
+                cannot be repaired.
         """
         if with_new_engines:
             self.end(range(len(self)))
