@@ -63,7 +63,7 @@ def test_the_critical_path_is_on_the_slow_rank_until_the_transfer(run: Run) -> N
     for before, after in pairwise(found.critical_path(step) for step in found.steps):
         assert before[-1].rank == after[0].rank
         assert before[-1].end_s <= after[0].begin_s + 1e-9
-    assert "one host: offset 0" in str(found)
+    assert "one machine: offset 0" in str(found)
 
 
 def test_the_buckets_are_those_of_the_model(cluster2: nbgpu.Cluster, run: Run) -> None:

@@ -260,7 +260,7 @@ def _ran(path: Path) -> _Calls:
         (lambda ran: {"FFTCorrelations": _Calls((np.load, (str(ran),)))}, r"numpy\.load"),
         (
             lambda ran: {"FFTCorrelations": np.array([[None]])},
-            "array of 'O8', which are no numbers|array of objects",
+            "array of 'O8', which are not numbers|array of objects",
         ),
         (lambda ran: {"FFTCorrelations": np.array([["a"]])}, "array of 'U1', which are not numbers"),
         (lambda ran: {"FFTCorrelations": np.zeros(2, "f8,i4")}, "array of 'V12', which are not numbers"),
