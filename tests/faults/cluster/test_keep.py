@@ -136,7 +136,7 @@ def test_a_kept_run_goes_on_and_is_rejoined_with_no_gap(tmp_path: Path) -> None:
 @pytest.mark.long
 @row(
     "A rank raises in a kept run while no kernel is there",
-    "Told after attach; the others are freed then",
+    "After attach the failure is shown, and the others are freed",
     None,
 )
 def test_a_run_that_failed_while_nobody_watched_is_told_and_the_ranks_are_freed(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_cell_that_was_left_behind_can_be_stopped() -> None:
 @pytest.mark.long
 @row(
     "The kernel is killed while the process group is formed again, and only one rank was asked to come",
-    "Whoever attaches has the group, and all variables",
+    "The next notebook that attaches has the group, and all variables",
     bound_s=None,
 )
 def test_a_group_whose_forming_was_cut_off_is_formed_by_who_attaches() -> None:

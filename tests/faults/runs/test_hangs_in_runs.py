@@ -49,7 +49,7 @@ def train(cluster: nbgpu.Cluster, tmp_path: Path, **settings: Any) -> Any:
 @pytest.mark.long
 @row(
     "a rank does not come to the end of a step of a run",
-    "a notice names who waits and where the other is; Stop ends the run with a checkpoint of the step before, the sum is right, "
+    "a notice says which rank waits and where the other is; Stop ends the run with a checkpoint of the step before, the sum is right, "
     "variables are kept",
     bound_s=2,
 )
