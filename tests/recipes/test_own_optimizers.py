@@ -184,7 +184,7 @@ def test_what_is_no_factor_of_the_rate_is_told_with_its_line(tmp_path: Path, giv
     recipe, _ = recipe_of(written(tmp_path, (SCHEDULE, f"return {given}")))
     with pytest.raises(nbgpu.ConfigError) as caught:
         recipe.schedule(3, 12)
-    said = f"grouped.py, line {line_of(SCHEDULE)}: `schedule` must return what `lr` is multiplied by"
+    said = f"grouped.py, line {line_of(SCHEDULE)}: `schedule` must return the factor on `lr`"
     assert str(caught.value).startswith(said)
     assert BAD_FACTORS[given] in str(caught.value)
 
