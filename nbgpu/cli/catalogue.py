@@ -70,7 +70,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     ),
     "This machine": (
         Command("doctor [--json]", "what works here, what does not, what to do", "host"),
-        Command("ps", "your clusters on this machine", "host"),
+        Command("ps", "your clusters on this host", "host"),
         Command("stop [ID ...] [--all]", "end those clusters that were left over", "host"),
         Command("completion SHELL", "print completion for bash, zsh or fish", "completion"),
     ),
