@@ -132,8 +132,8 @@ class Sweep:
         return text
 
     def table(self) -> pd.DataFrame:
-        """A DataFrame with one row for each trial, the best first: settings, state, step, loss, best value,
-        error and folder."""
+        """A frame with one row for each trial, the best first: settings, state, step, loss, best value, error
+        and folder."""
         # pandas is imported here, because that takes a third of a second, which would slow every import of
         # this module.
         import pandas as pd
@@ -179,16 +179,16 @@ class Sweep:
         presenter.show_sweep(self)
 
     def stop(self) -> None:
-        """Ask all runs to end with a checkpoint after their current step. `wait` waits for that, and
+        """Ask all runs to end with a checkpoint after their present step. `wait` waits for that, and
         `nbgpu.sweep(resume=sweep.folder)` continues the sweep."""
         self._stopping.set()
         for trial in self.trials:
             trial.ask_to_stop()
 
     def wait(self, timeout_s: float | None = None) -> Sweep:
-        """Wait for the end. An interrupt of the kernel stops all runs, waits for them, and is then raised.
-
-        A trial that fails raises nothing here: its error is in the table and in `trial.error`.
+        """Wait for the end. An interrupt of the kernel stops all runs, waits for them, and is then raised. A
+        trial that
+        fails raises nothing here: its error is in the table and in `trial.error`.
 
         Raises:
             ClusterError: trials are left, and no engines could be started for them.
