@@ -50,6 +50,7 @@ HOUSE = [
     "engine.training",
     "engine.scaling",
     "engine.dry_run",
+    "engine.saved_variables",
     "engine.checkpoints",
     "engine.data",
     "engine.variables",
