@@ -161,6 +161,8 @@ def _kind(value: Any) -> str:
 
 
 def _reason(value: Any, error: Exception, instead: str) -> str:
+    if isinstance(error, Explained):
+        return str(error)
     for base in type(value).__mro__:
         if _full_name(base) in _REASONS:
             return f"it {_REASONS[_full_name(base)].format(instead=instead)}"
@@ -168,8 +170,6 @@ def _reason(value: Any, error: Exception, instead: str) -> str:
         return (
             "it has no name by which it would be found elsewhere. Define it with a name, at the top of a cell"
         )
-    if isinstance(error, Explained):
-        return str(error)
     if isinstance(error, RecursionError):
         return "it is nested too deeply to be pickled"
     return f"{type(error).__name__}: {error}"

@@ -63,6 +63,7 @@ HOUSE = [
     "engine.frames",
     "engine.__init__",
     "run_folder",
+    "saved_folder",
     "planning",
     "performance",
     "machine",

@@ -45,6 +45,7 @@ from nbgpu.config.prediction import PredictConfig
 from nbgpu.errors import (
     ClusterError,
     ConfigError,
+    NbgpuError,
     NoClusterError,
     RunError,
 )
@@ -366,10 +367,27 @@ class Cluster(RecipeCalls):
 
     def _end_unused(self) -> None:
         assert self.config.release_after_s is not None
+        saved_in = self.config.save_on_release
+        if saved_in:
+            try:
+                self.save(saved_in)
+            except NbgpuError as error:
+                why = (
+                    f"the cluster was not used for {self.config.release_after_s:g} s and goes on all the same, because its "
+                    f"variables could not be saved (save_on_release): {error}"
+                )
+                if why not in self.news:
+                    self.news.append(why)
+                return
         devices = "GPUs are free" if self.devices[0].kind == "cuda" else "memory is free"
+        held = (
+            f"what the ranks held is in {Path(saved_in).absolute()}: %nbgpu load {saved_in}"
+            if saved_in
+            else "what the ranks held is gone"
+        )
         self._why_ended = (
             f"the cluster was ended at {time.strftime('%H:%M:%S')}: no cell, run or typing had used it for "
-            f"{self.config.release_after_s:g} s (release_after_s). Its {devices}, and what the ranks held is gone. "
+            f"{self.config.release_after_s:g} s (release_after_s). Its {devices}, and {held}. "
             "Start it again with: start(), or %nbgpu start"
         )
         why_ended = self._why_ended

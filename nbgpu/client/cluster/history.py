@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -59,5 +60,5 @@ class CellHistory:
         if self._pushed:
             lines.append(f"what was pushed is not there: %push {' '.join(sorted(self._pushed))}")
         if self._loaded is not None:
-            lines.append(f"what was loaded is not there: %nbgpu load {self._loaded}")
+            lines.append(f"what was loaded is not there: %nbgpu load {shlex.quote(str(self._loaded))}")
         return lines

@@ -258,9 +258,9 @@ class NbgpuMagics(Magics):
         elif command == "vars":
             display(variables.table(current().apply, " ".join(arguments) or "*"))
         elif command == "save":
-            self._save(" ".join(map(shlex.quote, arguments)))
+            self._save(arguments)
         elif command == "load":
-            self._load(" ".join(map(shlex.quote, arguments)))
+            self._load(arguments)
         elif command == "sync":
             print(sync.sync(current(), self.shell))  # noqa: T201
         elif command == "autoreload":
@@ -301,9 +301,9 @@ class NbgpuMagics(Magics):
     @magic_arguments()
     @argument("folder", help="a new folder, or one with variables that were saved earlier")
     @argument("names", nargs="*", metavar="NAME", help="variables; all of them where none is named")
-    def _save(self, line: str) -> None:
+    def _save(self, words: list[str]) -> None:
         """Write the ranks' variables into a folder."""
-        arguments: Namespace = parse_argstring(self._save, line)
+        arguments: Namespace = self._save.parser.parse_args(words)
         print(current().save(arguments.folder, arguments.names))  # noqa: T201 - the magic's output
 
     @magic_arguments()
@@ -314,9 +314,9 @@ class NbgpuMagics(Magics):
         action="store_true",
         help="open pickles and run definitions of cells, which can do anything",
     )
-    def _load(self, line: str) -> None:
+    def _load(self, words: list[str]) -> None:
         """Give the ranks the variables of a folder."""
-        arguments: Namespace = parse_argstring(self._load, line)
+        arguments: Namespace = self._load.parser.parse_args(words)
         print(current().load(arguments.folder, arguments.names, trust=arguments.trust))  # noqa: T201
 
     def _doctor(self) -> None:

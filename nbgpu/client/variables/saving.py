@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -10,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nbgpu import saved_folder
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.variables.transfer import answers
 from nbgpu.errors import DataError
 from nbgpu.machine import folder_lock
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.protocol.calls import Call
-from nbgpu.serialization import saved_folder
-from nbgpu.serialization.saved_folder import Manifest, RankSaved
+from nbgpu.saved_folder import Manifest, RankSaved
 from nbgpu.text.ranks import named_ranks
 from nbgpu.text.sizes import in_words
 
@@ -96,7 +97,7 @@ class Loaded:
         if self.untrusted:
             lines.append(
                 f"not loaded, because code of the folder would have to run for them ({_listed(self.needed_code)}): "
-                f"{_listed(list(self.untrusted))}. If you trust it: %nbgpu load {self.folder} --trust"
+                f"{_listed(list(self.untrusted))}. If you trust it: %nbgpu load {shlex.quote(str(self.folder))} --trust"
             )
         return "\n".join(lines)
 

@@ -30,7 +30,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from nbgpu.engine.checkpoints import tensor_files
-from nbgpu.engine.group import ddp_objects
+from nbgpu.engine.group import ddp_objects, torch_private
 from nbgpu.engine.ipykernel import shell
 from nbgpu.engine.saved_variables import tables
 from nbgpu.protocol.records import Definition
@@ -288,11 +288,17 @@ class Describer:
         has_device_ids = arguments.get("device_ids") is not None
         for name in _REMADE_ARGUMENTS:
             arguments.pop(name, None)
-        if value._comm_hooks:
+        if torch_private.has_comm_hook(value):
             self.notes.append(f"{path}: its communication hook is not saved. Register it again after loading")
+        module = self.described(value.module, f"{path}.module")
+        if arguments.get("broadcast_buffers", True):
+            # DDP gives all ranks those of rank 0 before each forward pass, so a difference between the
+            # ranks is none.
+            for buffer in value.module.buffers():
+                self.nodes[self._known[id(buffer)]]["of_rank_0"] = True
         return {
             "is": "ddp",
-            "module": self.described(value.module, f"{path}.module"),
+            "module": module,
             "arguments": self.described(arguments, path),
             "has_device_ids": has_device_ids,
             "training": value.training,
@@ -349,7 +355,8 @@ class Describer:
         try:
             scratch.described(value, "it")
         except (NotSaved, RecursionError) as error:
-            return error
+            # What pickle or the object itself says is known to the descriptions of what cannot travel.
+            return error.__cause__ if isinstance(error.__cause__, Exception) else error
         return None
 
     def _forget(self, lengths: list[int]) -> None:

@@ -17,7 +17,7 @@ from nbgpu.engine.checkpoints import tensor_files
 from nbgpu.engine.checkpoints.tensor_files import StoredTensors
 from nbgpu.engine.saved_variables.describing import Block, Describer
 from nbgpu.protocol.records import Definition
-from nbgpu.serialization.saved_folder import PICKLED, TENSORS, VALUES, SavedFile
+from nbgpu.saved_folder import PICKLED, TENSORS, VALUES, SavedFile
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class _Fingerprints:
                 waiting.append(self._describer.nodes[part["#"]])
             return {"#": order[part["#"]]}
         plain = {key: self._plain(each, order, waiting) for key, each in part.items() if key != "form"}
-        if "form" in part:
+        if "form" in part and not part.get("of_rank_0"):
             block = part["form"]["block"]
             plain["form"] = {**part["form"], "block": None if block is None else self._digests[block]}
         if part.get("is") == "pickle":

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from nbgpu import saved_folder
 from nbgpu.engine.group import group, torch_settings
 from nbgpu.engine.ipykernel import shell
 from nbgpu.engine.saved_variables import rank_files
@@ -19,8 +20,8 @@ from nbgpu.engine.saved_variables.rebuilding import (
     restore_random_state,
 )
 from nbgpu.errors import DataError, TransferError
-from nbgpu.serialization import saved_folder, unpicklable
-from nbgpu.serialization.saved_folder import RankSaved
+from nbgpu.saved_folder import RankSaved
+from nbgpu.serialization import unpicklable
 
 
 @dataclass
