@@ -133,7 +133,7 @@ def test_a_first_run_from_start_to_the_curves_that_stay(lab: Lab, page: Page) ->
     page.keyboard.press("Enter")
     fill(page, "Steps", "5000")
     fill(page, "Batch size", "2")
-    control(page, "amp").select_option("bf16")
+    control(page, "Mixed precision").select_option("bf16")
     button(page, "Start").click()
     state(page, "training").wait_for(timeout=90_000)
     for name in ("Data", "Patch size"):
