@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from nbgpu.config import TrainConfig
 from nbgpu.config.conditions import meaning
-from nbgpu.errors import RunError
+from nbgpu.errors import NbgpuError, RunError
 from nbgpu.machine.files import write_whole
 from nbgpu.package import STATIC
 from nbgpu.protocol.records import (
@@ -46,6 +46,9 @@ class Reportable(Protocol):
 
     @property
     def failures(self) -> Sequence[RankFailure]: ...
+
+    @property
+    def error(self) -> NbgpuError | None: ...
 
     @property
     def info(self) -> RunInfo: ...
