@@ -36,6 +36,7 @@ that is gone, because the kernel is, it is what remains."""
 
 _FAINT = "opacity:0.75"
 _DANGER = "color:#d9453d"
+_SCROLLS = "overflow-x:auto"
 
 
 def bundle(run: Reportable, history: History, handle: str = "") -> dict[str, Any]:
@@ -68,11 +69,13 @@ def html(run: Reportable, history: History, handle: str = "") -> str:
     parts = [f"<div>{title}</div>", bar, f"<div>{escape(progress(run, history))}</div>"]
     if why := why_failed(run):
         parts.append(f'<div style="{_DANGER};font-weight:600;margin:4px 0">{escape(why)}</div>')
-    parts += [_values(run, history), _ranks(run)]
+    if history.result is not None:
+        parts.append(f'<div style="{_SCROLLS}">{result_view.html(history.result.detail)}</div>')
+    parts += [
+        f'<div style="{_SCROLLS}">{rows}</div>' for rows in (_values(run, history), _ranks(run)) if rows
+    ]
     if pace := wording.pace(history):
         parts.append(f"<div>{escape(pace)}</div>")
-    if history.result is not None:
-        parts.append(f"<div>{result_view.html(history.result.detail)}</div>")
     if history.marks:
         events = "".join(f"<li>{escape(line)}</li>" for line in wording.recent(history, MAX_EVENTS))
         parts.append(
