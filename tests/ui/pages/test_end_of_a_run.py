@@ -114,7 +114,7 @@ def test_the_head_of_a_run_stays(lab: Lab, page: Page) -> None:
     document.with_name("page.html").write_text(told)
     page.goto(document.with_name("page.html").as_uri())
     expect_the_whole_head(page)
-    page.locator("svg", has_text="Memory (GiB)").wait_for()
+    page.locator(".jp-RenderedSVG svg, .jp-RenderedSVG img").first.wait_for()
     href = page.get_by_role("link", name="report").get_attribute("href")
     assert href is not None
     assert re.fullmatch(r"a%20run%20\w+/report\.html", href)
