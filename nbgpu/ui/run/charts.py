@@ -30,7 +30,7 @@ pixels."""
 MAX_SMOOTHED_POINTS = 400
 """The points of a smoothed curve, which has no spikes."""
 
-RAW_OPACITY = 0.55
+RAW_OPACITY = 0.75
 """Raw lines are thin, and faint no further than that they can be seen on a dark page."""
 
 _ROW_PX = 250
