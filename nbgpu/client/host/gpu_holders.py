@@ -29,7 +29,7 @@ _IDLE_BYTES = 2**30
 """A GPU with more memory in use than this is in use, also where NVML names no process. The driver and a
 desktop take less."""
 _MAX_NAMED = 3
-_SHARED = "its memory and its time are shared"
+_SHARING = "You would share its memory and its time."
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,9 @@ class _Person:
     """The owner of a process in words."""
 
     words: str
+    """Such as 'user ada', in a card's head."""
+    sentence: str
+    """The same within a sentence."""
     is_this_user: bool
 
 
@@ -83,16 +86,15 @@ class Holders:
             return Holder(holder.state, f"{holder.words}, {names}", f"{holder.why} {also}".strip())
         if strangers:
             is_all_own = all(person.is_this_user for _, person in strangers)
-            advice = "End it, or share the GPU" if is_all_own else "Choose another GPU, or share this one"
+            advice = "End it, or share the GPU's memory and time." if is_all_own else _SHARING
             names = listed([person.words for _, person in strangers])
-            return Holder("others", names, f"{also} {advice}: {_SHARED}.")
+            return Holder("others", names, f"{also} {advice}")
         if reading.used_bytes is not None and reading.used_bytes > _IDLE_BYTES:
             amount = in_words(reading.used_bytes)
             return Holder(
                 "others",
                 "in use",
-                f"{amount} are in use by processes that the driver does not name. Choose another GPU, or share this "
-                f"one: {_SHARED}.",
+                f"In use, with {amount}, by processes that the driver does not name. {_SHARING}",
             )
         return Holder("free", "free")
 
@@ -104,7 +106,7 @@ class Holders:
             # NVML names no process of the clusters that have the GPU. Then those that cannot be seen are
             # theirs, with the numbers that they have on the host.
             people = [(process, person) for process, person in people if person is not None]
-        unseen = _Person("a process that cannot be seen from here", False)
+        unseen = _Person("another process", "a process that cannot be seen from here", False)
         return [(process, person or unseen) for process, person in people]
 
     def _person(self, pid: int) -> _Person | None:
@@ -135,7 +137,7 @@ def _in_use_by(strangers: Sequence[tuple[GpuProcess, _Person]]) -> str:
         return ""
     amount_bytes = sum(process.used_bytes or 0 for process, _ in strangers)
     amount = f", with {in_words(amount_bytes)}," if amount_bytes else ""
-    return f"In use{amount} by {listed([person.words for _, person in strangers])}."
+    return f"In use{amount} by {listed([person.sentence for _, person in strangers])}."
 
 
 def _clusters(reading: DeviceReading, holding: Sequence[AnyEntry]) -> Holder:
@@ -182,14 +184,16 @@ def _belongs(pid: int, ours: set[int]) -> bool:
 def _person(process: psutil.Process) -> _Person | None:
     """The owner of a process that computes on a GPU; None for a process that only has its number."""
     if process.uids().real != os.getuid():
-        return _Person(f"user {process.username()}", False)
+        words = f"user {process.username()}"
+        return _Person(words, f"{words} (process {process.pid}, {process.name()})", False)
     if not _has_gpu_open(process.pid):
         return None
     if process.pid == os.getpid():
-        return _Person("this notebook's own process", True)
+        return _Person("this notebook itself", "this notebook's own process", True)
     if path := process.environ().get("JPY_SESSION_NAME"):
-        return _Person(f"your notebook {Path(path).name} (process {process.pid})", True)
-    return _Person(f"your process {process.pid} ({process.name()})", True)
+        name = Path(path).name
+        return _Person(name, f"your notebook {name} (process {process.pid})", True)
+    return _Person(f"your {process.name()}", f"your process {process.pid} ({process.name()})", True)
 
 
 def _has_gpu_open(pid: int) -> bool:

@@ -11,7 +11,7 @@ import traitlets
 
 from nbgpu.client.host.device_cards import HostDevices
 from nbgpu.package import STATIC
-from nbgpu.ui.controls.device_reader import DeviceReader
+from nbgpu.ui.devices.reader import DeviceReader
 
 _PATIENCE_S = 2.0
 """How long the first reading may hold up the cell that shows the cards. NVML takes a second to start on a

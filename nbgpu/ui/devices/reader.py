@@ -1,4 +1,4 @@
-"""Reads the devices for a page, on a thread and only while the page asks."""
+"""Reads the devices for a screen, on a thread and only while somebody asks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nbgpu.client.host.device_cards import DeviceCards, HostDevices
 LATE_S = 5.0
 """A reading that takes longer than this is told of: a driver in trouble may not answer for minutes."""
 _LEAST_PERIOD_S = 0.7
-"""Two views of one panel ask for the same."""
+"""The least time from one reading to the next, because several views of one panel ask for the same."""
 
 
 class DeviceReader:
@@ -35,18 +35,17 @@ class DeviceReader:
         self.num_readings = 0
 
     def ask(self) -> None:
-        """Begin a reading, unless one is under way or has just been made. Returns at once."""
+        """Begin a reading, unless one is under way. Returns at once."""
         with self._lock:
+            self._is_to_rest = False
             now_s = time.monotonic()
-            if self._thread is not None:
-                is_late = now_s - self._began_s > LATE_S
-            elif now_s - self._began_s < _LEAST_PERIOD_S:
-                return
-            else:
-                is_late = False
-                self._is_to_rest = False
-                self._began_s, self._began_at = now_s, time.strftime("%H:%M:%S")
-                self._thread = threading.Thread(target=self._read, name="nbgpu-devices", daemon=True)
+            is_late = self._thread is not None and now_s - self._began_s > LATE_S
+            if self._thread is None:
+                pause_s = max(0.0, self._began_s + _LEAST_PERIOD_S - now_s) if self._began_s else 0.0
+                self._began_s, self._began_at = now_s + pause_s, time.strftime("%H:%M:%S")
+                self._thread = threading.Thread(
+                    target=self._read, args=(pause_s,), name="nbgpu-devices", daemon=True
+                )
                 self._thread.start()
         if is_late:
             self._complain(
@@ -68,8 +67,9 @@ class DeviceReader:
             if self._thread is None:
                 self._cards.close()
 
-    def _read(self) -> None:
+    def _read(self, pause_s: float) -> None:
         try:
+            time.sleep(pause_s)
             devices = self._cards.read()
             with self._lock:
                 self.num_readings += 1
