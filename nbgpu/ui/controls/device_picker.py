@@ -66,9 +66,8 @@ class DevicePicker(anywidget.AnyWidget):
     def _show(self, devices: HostDevices) -> None:
         with self._lock:
             self._read = devices
-            with self.hold_sync():
-                self.devices = devices.as_json()
-                self.num_readings += 1
+            self.devices = devices.as_json()
+            self.num_readings += 1
             self._choose()
 
     def _complain(self, problem: str) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pretend_gpus
+import psutil
 import pytest
 from pretend_gpus import PretendGpu, several, split_in
 from rich.console import Console
@@ -206,5 +207,24 @@ def test_signals_leave_the_terminal_as_it_was(number: int, code: int, tmp_path: 
         # The other screen is left, and the cursor is back.
         assert "\x1b[?1049l" in shown.text
         assert "\x1b[?25h" in shown.text
+    finally:
+        shown.close()
+
+
+def test_it_can_be_suspended_and_goes_on(tmp_path: Path) -> None:
+    shown = Terminal(80, 60, tmp_path)
+    try:
+        shown.wait_for("NVLink")
+        shown.process.send_signal(signal.SIGTSTP)
+        shown.wait_for(re.escape("\x1b[?1049l"))
+        process = psutil.Process(shown.process.pid)
+        give_up_s = time.monotonic() + 60
+        while process.status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < give_up_s
+            time.sleep(0.05)
+        shown.process.send_signal(signal.SIGCONT)
+        shown.wait_for(r"\[\?1049h.*NVLink")
+        shown.press("q")
+        assert shown.ended() == 0
     finally:
         shown.close()
