@@ -85,10 +85,8 @@ class Holders:
             names = listed([person.words for _, person in strangers])
             return Holder(holder.state, f"{holder.words}, {names}", f"{holder.why} {also}".strip())
         if strangers:
-            is_all_own = all(person.is_this_user for _, person in strangers)
-            advice = "End it, or share the GPU's memory and time." if is_all_own else _SHARING
             names = listed([person.words for _, person in strangers])
-            return Holder("others", names, f"{also} {advice}")
+            return Holder("others", names, f"{also} {_advice(strangers)}")
         if reading.used_bytes is not None and reading.used_bytes > _IDLE_BYTES:
             amount = in_words(reading.used_bytes)
             return Holder(
@@ -138,6 +136,13 @@ def _in_use_by(strangers: Sequence[tuple[GpuProcess, _Person]]) -> str:
     amount_bytes = sum(process.used_bytes or 0 for process, _ in strangers)
     amount = f", with {in_words(amount_bytes)}," if amount_bytes else ""
     return f"In use{amount} by {listed([person.sentence for _, person in strangers])}."
+
+
+def _advice(strangers: Sequence[tuple[GpuProcess, _Person]]) -> str:
+    if not all(person.is_this_user for _, person in strangers):
+        return _SHARING
+    is_this_kernel = all(process.pid == os.getpid() for process, _ in strangers)
+    return f"{'Restart the kernel' if is_this_kernel else 'End it'}, or share the GPU's memory and time."
 
 
 def _clusters(reading: DeviceReading, holding: Sequence[AnyEntry]) -> Holder:
