@@ -149,7 +149,7 @@ def _clusters(reading: DeviceReading, holding: Sequence[AnyEntry]) -> Holder:
     """The holder of a GPU that one or more of this user's clusters have taken."""
     others = [entry for entry in holding if entry.owner.pid != os.getpid()]
     if not others:
-        return Holder("this notebook", f"this notebook, {_ranks_on(holding[0], reading)}")
+        return Holder("this notebook", f"this notebook ({_ranks_on(holding[0], reading)})")
     named = listed([f"{notebook(entry)} ({_ranks_on(entry, reading)})" for entry in holding])
     ids = " ".join(entry.id for entry in others)
     states = {entry.state() for entry in holding}
