@@ -1,4 +1,4 @@
-"""notebooks/14_microstructure.ipynb runs to its end, and what it finds is worth finding."""
+"""notebooks/12_microstructure.ipynb runs to its end, and what it finds is worth finding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from notebook_run import executed
 
 @pytest.mark.long
 def test_the_notebook_finds_a_volume_and_draws_it(tmp_path: Path) -> None:
-    content = executed("14_microstructure.ipynb", tmp_path, {"steps=200": "steps=60"})
+    content = executed("12_microstructure.ipynb", tmp_path, {"steps=200": "steps=60"})
     cells = {cell.source: cell.outputs for cell in content.cells if cell.cell_type == "code"}
     drawn = [source for source, outputs in cells.items() if any("image/png" in o.get("data", {}) for o in outputs)]
     assert len(drawn) == 6

@@ -1,4 +1,4 @@
-"""notebooks/13_survival.ipynb runs to its end and shows what it says."""
+"""notebooks/11_survival.ipynb runs to its end and shows what it says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from notebook_run import executed
 @pytest.mark.long
 def test_the_notebook_learns_hazards_and_draws_risk_groups(tmp_path: Path) -> None:
     changes = {'train("survival")': 'train("survival", steps=10, num_patients=80, val_every=5)'}
-    content = executed("13_survival.ipynb", tmp_path, changes)
+    content = executed("11_survival.ipynb", tmp_path, changes)
     outputs = [output for cell in content.cells if cell.cell_type == "code" for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     tables = [output.data["text/plain"] for output in outputs if "text/html" in output.get("data", {})]
