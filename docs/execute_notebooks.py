@@ -1,9 +1,9 @@
-"""Executes the notebooks and keeps them with their outputs: `make notebooks`, or `make notebooks ONLY="00 03"`.
+"""Executes notebooks and keeps them with their outputs: `make notebooks`, or `make notebooks ONLY="00 03"`.
 
-A notebook is written only after all of its cells ran. What belongs to this machine or this minute does not stay:
-folders, the user's name, the time in the names of runs, warnings, execution times, and widgets, which need a
-kernel (the still pictures that they leave stay). `sources_of` gives the fingerprint that a kept notebook carries, so
-that a test can tell outputs that are older than their cells.
+A notebook is written only after all of its cells ran. What belongs to this machine or this minute does not
+stay: folders, the user's name, the time in the names of runs, warnings, execution times, and widgets, which
+need a kernel; the still pictures that they leave stay. A kept notebook carries a fingerprint of its code, by
+which a test can tell outputs that are older than their cells.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ def sources_of(notebook: Any) -> str:
 def execute(path: Path, console: Console) -> bool:
     """Execute a notebook in an empty folder, and keep it with its outputs where all cells ran."""
     begun_s = time.monotonic()
+    notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory(prefix="notebook-") as folder:
-        if not demo.execute(path, Path(folder), console):
+        if (problem := demo.run_cells(notebook, Path(folder), console)) is not None:
+            console.print(problem)
             return False
-        notebook = nbformat.read(Path(folder) / path.name, as_version=4)
         kept(notebook, Path(folder))
     nbformat.write(notebook, path)
     num_bytes = path.stat().st_size
@@ -95,7 +96,11 @@ def _joined(outputs: list[Any]) -> Iterator[Any]:
     """The outputs, with pieces of one stream that follow each other as one: where they were cut is chance."""
     last: Any = None
     for output in outputs:
-        if last is not None and output.output_type == "stream" == last.output_type and output.name == last.name:
+        if (
+            last is not None
+            and output.output_type == "stream" == last.output_type
+            and output.name == last.name
+        ):
             last.text += output.text
             continue
         if last is not None:
@@ -114,7 +119,9 @@ def _has_something(output: Any) -> bool:
         return True
     had_widget = output.data.pop(_WIDGET, None) is not None
     # A widget's text alone names a Python object.
-    return bool(output.data) and not (had_widget and set(output.data) == {"text/plain"} and not output.data["text/plain"])
+    return bool(output.data) and not (
+        had_widget and set(output.data) == {"text/plain"} and not output.data["text/plain"]
+    )
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
@@ -135,9 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("only", nargs="*", help="numbers of notebooks, such as 00 03; left out: all of them")
     only = parser.parse_args(arguments).only
     found = [
-        path
-        for path in sorted(NOTEBOOKS.glob("*.ipynb"))
-        if not only or path.name.partition("_")[0] in only
+        path for path in sorted(NOTEBOOKS.glob("*.ipynb")) if not only or path.name.partition("_")[0] in only
     ]
     if missing := set(only) - {path.name.partition("_")[0] for path in found}:
         parser.error(f"there is no notebook {', '.join(sorted(missing))} in {NOTEBOOKS}")
