@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import LeftResult
@@ -18,6 +18,7 @@ from nbgpu.client.runs import explaining
 from nbgpu.client.runs.ending import Ending
 from nbgpu.client.runs.metrics_frame import frame_of, parts_frame
 from nbgpu.client.runs.plan import Plan
+from nbgpu.client.runs.presenting import Presenter
 from nbgpu.client.runs.watch import Host, RunWatch
 from nbgpu.config import TrainConfig
 from nbgpu.config.settings import steerable
@@ -49,24 +50,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("nbgpu.run")
 _STOP_PATIENCE_S = 10.0
-
-
-class Presenter(Protocol):
-    """The object that shows runs to a person. The client does not know the widgets; `nbgpu.ui` connects
-    them."""
-
-    def show(self, run: Run) -> None:
-        """Display the live panel of a run."""
-        ...
-
-    def prepare(self) -> None:
-        """Do the work that would take `report` a second at its first call; this runs on a thread while a run
-        trains."""
-        ...
-
-    def report(self, run: Run) -> None:
-        """Write `report.html` into the folder of a run that is over."""
-        ...
 
 
 presenter: Presenter | None = None
@@ -268,6 +251,31 @@ class Run:
         finished."""
         results = [event.detail for event in self.reader.events() if event.kind == "result"]
         return results[-1] if results else None
+
+    def show_result(self) -> None:
+        """Display the result: what the recipe says of the trained model, its table beside the baselines, and
+        its pictures. The saved notebook keeps them. `result` returns the same as a dict.
+
+        Raises:
+            RunError: there is no result, because the run goes on, did not finish, or its recipe has none.
+        """
+        result = self.result()
+        if result is None:
+            raise RunError(self._why_no_result())
+        if presenter is None:
+            raise RunError(
+                "nothing is connected that could display a result. Use the run through `import nbgpu`, or read "
+                "run.result()"
+            )
+        presenter.show_result(self, result)
+
+    def _why_no_result(self) -> str:
+        name, status = self.folder.name, self.status
+        if status == "finished":
+            return f"{name} has no result: its recipe works none out"
+        if self.over:
+            return f"{name} has no result, because it {'was stopped' if status == 'stopped' else status}"
+        return f"{name} has no result yet: it is {status}. run.wait() waits for the end"
 
     def notes(self) -> list[str]:
         """Return what the ranks want a person to know, oldest first.
