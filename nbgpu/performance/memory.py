@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from nbgpu.text.palette import TEXT_COLOR
@@ -29,6 +30,7 @@ NAMES = {
 """The categories of tensors (nbgpu.engine.memory.tape) in words, from the bottom of a picture to its top."""
 _BEFORE, _REST = "held before", "the rest"
 _CACHE = "cache of the data"
+_TITLE_WIDTH = 80
 _GRID = "rgba(128, 128, 128, 0.25)"
 
 
@@ -284,7 +286,7 @@ def _stacked(title: str, bars: Mapping[str, Mapping[str, int]], x_title: str) ->
     ]
     layout = {
         "barmode": "relative",
-        "title": {"text": title},
+        "title": {"text": "<br>".join(wrap(title, _TITLE_WIDTH)), "font": {"size": 14}},
         "xaxis": {"title": {"text": x_title}},
         "yaxis": {"title": {"text": "memory, MiB"}, "gridcolor": _GRID},
         # A page may be light or dark, which is not known here.

@@ -125,7 +125,7 @@ def test_another_machine_leaves_the_same_outputs(tmp_path: Path) -> None:
     ]
     widget = {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}, "image/svg+xml": "<svg/>"}
     cell.outputs = [*stream, nbformat.v4.new_output("display_data", data=widget)]
-    notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": {"name": "python3"}})
+    notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": {"name": "python3", "display_name": "Python"}})
     kept(notebook, folder)
     said, drawn = cell.outputs
     assert said.text == "runs/20260101-000001-waves-0001 20260101-000001-waves-0001 in .\n"
@@ -159,9 +159,10 @@ def test_a_change_is_shown_as_text_for_review(tmp_path: Path) -> None:
     git("init", "-q")
     git("add", "-A")
     cell.source = "second = 2"
+    output.data["text/plain"] = "another curve"
     nbformat.write(notebook, tmp_path / "a.ipynb")
     shown = git("diff")
     assert "-first = 1\n+second = 2\n" in shown
-    assert "a curve" in shown
+    assert "-    a curve\n+    another curve\n" in shown
     assert "iVBOR" not in shown
     assert "outputs" not in shown
