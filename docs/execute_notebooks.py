@@ -30,8 +30,7 @@ MARK = "nbgpu"
 """The notebook's metadata that hold the fingerprint."""
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _WARNING = re.compile(r"^\S+:\d+: \w*Warning: .*\n(?:  .*\n)?", re.MULTILINE)
-_RUN = re.compile(r"\d{8}-\d{6}-([a-z_]+)-[0-9a-f]{4}\b")
-_STAMP = re.compile(r"\b20\d{6}-\d{6}\b")
+_RUN = re.compile(r"\b20\d{6}-\d{6}-([\w-]+?)-[0-9a-f]{4}\b")
 
 
 def sources_of(notebook: Any) -> str:
@@ -86,7 +85,7 @@ def _neutral(folder: Path) -> Callable[[str], str]:
         text = _WARNING.sub("", text)
         for place, name in places.items():
             text = text.replace(place, name)
-        text = _STAMP.sub("20260101-000000", _RUN.sub(run_name, text))
+        text = _RUN.sub(run_name, text)
         return re.sub(rf"(?<=/home/){re.escape(getpass.getuser())}\b", "you", text)
 
     return neutral

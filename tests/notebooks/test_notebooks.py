@@ -166,3 +166,16 @@ def test_a_change_is_shown_as_text_for_review(tmp_path: Path) -> None:
     assert "-    a curve\n+    another curve\n" in shown
     assert "iVBOR" not in shown
     assert "outputs" not in shown
+
+
+@pytest.mark.parametrize("page", ["index.md", "teaching.md"])
+def test_the_docs_say_the_same_time(page: str) -> None:
+    rows = re.findall(r"^\| \[.*?\]\(\.\./notebooks/(\w+)\.ipynb\) \|.*\| (\d+) min \|$", _page(page), re.M)
+    assert len(rows) == (len(NOTEBOOKS) if page == "index.md" else 7)
+    for name, minutes in rows:
+        notebook = nbformat.read(REPOSITORY / "notebooks" / f"{name}.ipynb", as_version=4)
+        assert f"**Time:** {minutes} minute" in notebook.cells[0].source, name
+
+
+def _page(name: str) -> str:
+    return (REPOSITORY / "docs" / name).read_text()

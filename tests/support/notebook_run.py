@@ -26,7 +26,7 @@ def _without_names():
             x = axes.get_xlabel() or figure.get_supxlabel()
             y = axes.get_ylabel() or figure.get_supylabel()
             is_bar = hasattr(axes, "_colorbar")
-            if not (y if is_bar else x and y):
+            if not (axes.get_ylabel() or axes.get_xlabel() if is_bar else x and y):
                 _unnamed.append(axes.get_title() or "a figure with no title")
 
 _unnamed = []
