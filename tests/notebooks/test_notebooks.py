@@ -134,11 +134,21 @@ def test_another_machine_leaves_the_same_outputs(tmp_path: Path) -> None:
 
 
 def test_the_first_training_wins() -> None:
-    first = nbformat.read(NOTEBOOKS[0], as_version=4)
-    said = "".join(output.get("text", "") for output in outputs(first))
-    gain_db = re.search(r"The autoencoder is \+([\d.]+) dB from it", said)
-    assert gain_db, said
-    assert float(gain_db[1]) > 0.5
+    (gain_db,) = _said("00_first_run", r"gain of the autoencoder over it: ([+-][\d.]+) dB")
+    assert gain_db > 0.5
+
+
+def test_the_sine_reaches_both_ends() -> None:
+    for apart in _said("02_your_own_recipe", r"at the ends ([\d.]+) and ([\d.]+)"):
+        assert apart < 0.15
+
+
+def _said(name: str, pattern: str) -> list[float]:
+    notebook = nbformat.read(REPOSITORY / "notebooks" / f"{name}.ipynb", as_version=4)
+    printed = "".join(output.get("text", "") for output in outputs(notebook))
+    found = re.search(pattern, printed)
+    assert found, printed
+    return [float(each) for each in found.groups()]
 
 
 def test_a_change_is_shown_as_text_for_review(tmp_path: Path) -> None:
