@@ -85,7 +85,9 @@ export class Link {
         setTimeout(() => this.checkPicture(), PICTURE_PATIENCE_MS);
         return;
       case "bundle":
-        findPlace(this.model.widget_manager, this.slot)?.put(message.data, message.metadata);
+        for (const { slot, data, metadata } of message.outputs) {
+          findPlace(this.model.widget_manager, slot)?.put(data, metadata);
+        }
         this.model.send({ type: "stored" });
         return;
     }

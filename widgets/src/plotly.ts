@@ -1,9 +1,14 @@
 // Plotly, once for each page. It is not part of this script: 400 kB come from the kernel the first time that
 // a page needs them.
 
+interface DrawnAxis {
+  autorange?: boolean;
+  range?: [number, number];
+}
+
 /** An element that Plotly draws into; what it adds is there from the first time on. */
 export interface Plot extends HTMLElement {
-  layout?: { xaxis?: { autorange?: boolean; range?: [number, number] } };
+  layout?: { xaxis?: DrawnAxis; yaxis?: DrawnAxis };
   on?(event: "plotly_relayout", callback: () => void): void;
 }
 

@@ -205,6 +205,41 @@ describe("a panel", () => {
     expect(button(el, "step").getAttribute("aria-pressed")).toBe("false");
   });
 
+  it("takes a zoom back with a button that is there while it lasts", async () => {
+    const { model, el } = open();
+    await say(model);
+    const card = el.querySelector<HTMLElement>("[data-chart=loss]") as HTMLElement;
+    const plot = card.querySelector(".nbgpu-plot") as HTMLElement & { layout?: object };
+    const reset = button(card, "Reset the zoom of Loss");
+    expect(reset.hidden).toBe(true);
+    plot.layout = { xaxis: { autorange: false, range: [2, 3] } };
+    await say(model, { step: 4 });
+    expect(reset.hidden).toBe(false);
+    const revision = () => (react.mock.calls.filter(([div]) => div === plot).at(-1) as unknown as [unknown, unknown, any])[2].uirevision;
+    const before = revision();
+    reset.click();
+    expect(document.activeElement).toBe(button(card, "Enlarge Loss"));
+    await vi.advanceTimersByTimeAsync(500);
+    // Plotly keeps a zoom for as long as this stays the same.
+    expect(revision()).not.toBe(before);
+  });
+
+  it("says the epoch alone where a change of the batch size has changed how many there are", async () => {
+    const { model, el } = open();
+    await say(model, { epoch: 3, num_epochs: 0 });
+    expect(el.querySelector(".nbgpu-words")?.textContent).toContain("step 3 of 10 · epoch 3 · 40 samples/s");
+  });
+
+  it("shows a new value of the validations as soon as there is one", async () => {
+    const { model, el } = open();
+    await say(model);
+    expect(el.querySelector("[data-chart=val_psnr_db]")).toBe(null);
+    model.kernelSays({ type: "delta", series: [[0, "val_psnr_db"]] }, buffers(points([1, 1002, 2, 20])));
+    await vi.advanceTimersByTimeAsync(1500);
+    const order = [...el.querySelectorAll<HTMLElement>(".nbgpu-chart")].map((c) => c.dataset["chart"]);
+    expect(order.slice(0, 3)).toEqual(["loss", "val_psnr_db", "memory"]);
+  });
+
   it("draws the same run in two places, and leaves nothing when it is closed", async () => {
     const first = open();
     const second = document.createElement("div");

@@ -30,7 +30,7 @@ from nbgpu.ui.controls.layout import GRID, grouped
 from nbgpu.ui.run import plan_view
 from nbgpu.ui.run.panel import Panel
 from nbgpu.ui.run.picture_view import PictureView
-from nbgpu.ui.slot import new_slot, slot_metadata
+from nbgpu.ui.slot import clear_head, new_slot, open_head, slot_metadata
 
 if TYPE_CHECKING:
     from nbgpu.client.cluster.cluster import Cluster
@@ -150,6 +150,7 @@ class _Controls:
         """Show the controls, and below them the output that keeps the picture of the last run."""
         data = self.box._repr_mimebundle_()
         display({**data, "text/plain": _as_text(self._recipe, self._preset)}, raw=True)
+        open_head(self._slot)
         display({"text/plain": ""}, raw=True, display_id=self._slot, metadata=slot_metadata(self._slot))
         shell = get_ipython()
         assert shell is not None, "there is a page, so there is a shell"
@@ -264,6 +265,7 @@ class _Controls:
         self._say(str(found), is_table=True)
 
     def _show(self, run: Run) -> None:
+        clear_head(self._slot)
         update_display(
             {"text/plain": ""}, raw=True, display_id=self._slot, metadata=slot_metadata(self._slot)
         )

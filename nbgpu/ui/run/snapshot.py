@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from nbgpu.config import TrainConfig
 from nbgpu.config.conditions import meaning
-from nbgpu.errors import RunError
+from nbgpu.errors import NbgpuError, RunError
 from nbgpu.machine.files import write_whole
 from nbgpu.package import STATIC
 from nbgpu.protocol.records import (
@@ -48,6 +48,9 @@ class Reportable(Protocol):
     def failures(self) -> Sequence[RankFailure]: ...
 
     @property
+    def error(self) -> NbgpuError | None: ...
+
+    @property
     def info(self) -> RunInfo: ...
 
     @property
@@ -81,11 +84,11 @@ def bundle(run: Reportable, history: History | None = None) -> dict[str, Any]:
     It has only text where nothing was recorded, as for a run that failed while its packages were loaded.
     """
     history = history or history_of(run)
-    if not charts(history):
+    if not charts(history, run.config.why_losses_differ):
         return {"text/plain": summary(run, history)}
     return {
-        "application/vnd.plotly.v1+json": plotly_figure(run.info, history),
-        "image/svg+xml": svg(run.info, history),
+        "application/vnd.plotly.v1+json": plotly_figure(run.info, history, run.config.why_losses_differ),
+        "image/svg+xml": svg(run.info, history, run.config.why_losses_differ),
         "text/plain": summary(run, history),
     }
 
@@ -135,7 +138,7 @@ def report_html(run: Reportable) -> str:
         headline=headline,
         body=f"<p>Started {started} on {count_of_ranks(info.world_size)} "
         f"({escape(', '.join(filter(None, [info.backend, info.simulated])))}).</p>{unsure}{damage}{''.join(sections)}",
-        figure=plotly_figure(info, history),
+        figure=plotly_figure(info, history, run.config.why_losses_differ),
     )
 
 

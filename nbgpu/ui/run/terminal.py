@@ -131,8 +131,8 @@ class _Screen:
         head = Table.grid(padding=(0, 2))
         left = f", {wording.duration(now.eta_s)} left" if now.eta_s is not None else ""
         parts = []
-        if now.num_epochs > 1:
-            parts.append(f"epoch {now.epoch} of {now.num_epochs}")
+        if in_epochs := wording.epochs(now):
+            parts.append(in_epochs)
         if now.samples_per_s > 0:
             parts.append(f"{now.samples_per_s:.3g} samples/s")
         if info.simulated:
