@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Any
@@ -193,6 +194,12 @@ def _titled(chart: Chart, info: RunInfo) -> str:
     )
 
 
+def _of_y(chart: Chart) -> str:
+    """The name of a chart's y axis: the unit, which stands in its title, or else the title itself."""
+    unit = re.search(r"\((.+)\)$", chart.title)
+    return unit[1] if unit else chart.title[0].lower() + chart.title[1:]
+
+
 def _wrapped(note: str) -> str:
     return "<br>".join(f"<i>{line}</i>" for line in wrap(note, _NOTE_WIDTH))
 
@@ -239,7 +246,12 @@ def plotly_figure(info: RunInfo, history: History, why_losses_differ: str = "") 
             "anchor": f"y{suffix}",
             "title": {"text": "step", "standoff": 4, "font": {"size": 11}},
         }
-        layout[f"yaxis{suffix}"] = {**axis, "domain": [max(top - height, 0.0), top], "anchor": f"x{suffix}"}
+        layout[f"yaxis{suffix}"] = {
+            **axis,
+            "domain": [max(top - height, 0.0), top],
+            "anchor": f"x{suffix}",
+            "title": {"text": _of_y(chart), "standoff": 4, "font": {"size": 11}},
+        }
         if chart.from_zero:
             layout[f"yaxis{suffix}"]["rangemode"] = "tozero"
         layout["annotations"].append(
@@ -364,6 +376,7 @@ def svg(info: RunInfo, history: History, why_losses_differ: str = "") -> str:
             axes.axvline(mark.step, color=TEXT_COLOR, linewidth=0.8, linestyle=":")
         title = _titled(chart, info)
         style_axes(axes, "\n".join([title, *wrap(chart.note, _NOTE_WIDTH)]), chart.from_zero)
+        axes.set_ylabel(_of_y(chart), color=TEXT_COLOR, fontsize=9)
     if ranks:
         names = ["validation" if rank is None else f"rank {rank}" for rank in ranks]
         legend = figure.legend(list(ranks.values()), names, loc="outside upper left", ncols=8, frameon=False)
