@@ -35,8 +35,12 @@ _RUN = re.compile(r"\b20\d{6}-\d{6}-([\w-]+?)-[0-9a-f]{4}\b")
 
 def sources_of(notebook: Any) -> str:
     """The fingerprint of a notebook's code: another one, once a cell was changed, added, moved or removed."""
-    code = "\0".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    code = "\0".join(cell.source for cell in _code(notebook))
     return hashlib.sha256(code.encode()).hexdigest()[:16]
+
+
+def _code(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def execute(path: Path, console: Console) -> bool:
@@ -48,7 +52,16 @@ def execute(path: Path, console: Console) -> bool:
             console.print(problem)
             return False
         kept(notebook, Path(folder))
-    nbformat.write(notebook, path)
+    # Its text may have been edited meanwhile.
+    present = nbformat.read(path, as_version=4)
+    if sources_of(present) != notebook.metadata[MARK]["outputs_of"]:
+        console.print(f"{path.name} was changed while it was executed, and stays as it is")
+        return False
+    present.metadata = notebook.metadata
+    for cell, executed in zip(_code(present), _code(notebook), strict=True):
+        cell.update(outputs=executed.outputs, execution_count=executed.execution_count)
+        cell.metadata.pop("execution", None)
+    nbformat.write(present, path)
     num_bytes = path.stat().st_size
     console.print(f"{path.name}: {time.monotonic() - begun_s:.0f} s, kept with {num_bytes / 1e6:.2f} MB")
     return True
@@ -64,12 +77,11 @@ def kept(notebook: Any, folder: Path) -> None:
             MARK: {"outputs_of": sources_of(notebook)},
         }
     )
-    for cell in notebook.cells:
+    for cell in _code(notebook):
         cell.metadata.pop("execution", None)
-        if cell.cell_type == "code":
-            cell.outputs = [
-                _mapped(output, neutral) for output in _joined(cell.outputs) if _has_something(output)
-            ]
+        cell.outputs = [
+            _mapped(output, neutral) for output in _joined(cell.outputs) if _has_something(output)
+        ]
 
 
 def _neutral(folder: Path) -> Callable[[str], str]:
