@@ -23,6 +23,7 @@ from nbgpu.config.settings import control_fields, steerable, together
 from nbgpu.errors import ConfigError, NbgpuError, NoClusterError, RankError
 from nbgpu.protocol.records import FINAL_STATES
 from nbgpu.ui.cell.ansi import to_html
+from nbgpu.ui.controls import still
 from nbgpu.ui.controls.advice_view import AdviceView
 from nbgpu.ui.controls.devices import DeviceControls
 from nbgpu.ui.controls.fields import Field
@@ -60,7 +61,7 @@ def controls(recipe: str = "autoencoder", cluster: Cluster | None = None, preset
     if has_frontend():
         _Controls(recipe, cluster, preset).display()
     else:
-        display({"text/plain": _as_text(recipe, given)}, raw=True)
+        display({"text/html": still.page(recipe, given), "text/plain": _as_text(recipe, given)}, raw=True)
 
 
 def _as_text(recipe: str, given: Mapping[str, Any]) -> str:
