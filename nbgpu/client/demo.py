@@ -100,6 +100,9 @@ def run_cells(content: Any, folder: Path, console: Console) -> Text | None:
     code_cells = [
         i for i, cell in enumerate(content.cells) if cell.cell_type == "code" and cell.source.strip()
     ]
+    # Outputs that it was saved with would look like those of this execution where a cell fails.
+    for i in code_cells:
+        content.cells[i].update(outputs=[], execution_count=None)
     begun_s = noted_s = time.monotonic()
     progress = Progress(
         SpinnerColumn(),
