@@ -33,6 +33,13 @@ def show(run: Run) -> None:
             picture_view.show(run)
 
 
+def describe(run: Run) -> str:
+    """Return one line about the progress of a run: its state, step, epoch, losses, throughput, time left."""
+    from nbgpu.ui.run import wording
+
+    return wording.summary(run.info, run.status, run.statuses())
+
+
 def show_result(run: Run, result: Mapping[str, Any]) -> None:
     """Display a run's result: its sentence, its table and its pictures."""
     from nbgpu.ui.run import result_view

@@ -35,6 +35,7 @@ export class Link {
   private readonly stopWatching: () => void;
   private readonly listening: ReturnType<typeof setInterval>;
   private heardMs = performance.now();
+  private isKept = false;
 
   constructor(private readonly model: Model) {
     model.on("msg:custom", this.receive);
@@ -60,6 +61,14 @@ export class Link {
 
   command(command: "pause" | "resume" | "stop"): void {
     this.model.send({ type: "command", command });
+  }
+
+  /** Adds to the head that the notebook keeps what only the page has, and saves it: once, when the kernel is gone. */
+  keepWithoutKernel(html: string): void {
+    if (this.isKept) return;
+    this.isKept = true;
+    findPlace(this.model.widget_manager, `${this.slot}-head`)?.append(html);
+    saveNotebook(this.model.widget_manager);
   }
 
   private readonly receive = (message: KernelMessage, buffers: ArrayBufferView[]): void => {

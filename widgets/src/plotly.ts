@@ -15,6 +15,8 @@ export interface Plot extends HTMLElement {
 export interface PlotlyApi {
   react(div: HTMLElement, traces: object[], layout: object, config: object): Promise<unknown>;
   purge(div: HTMLElement): void;
+  /** The chart as a data URL. */
+  toImage(div: HTMLElement, options: { format: "svg"; width: number; height: number }): Promise<string>;
 }
 
 interface Shelf {

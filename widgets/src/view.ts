@@ -16,7 +16,7 @@ import {
 } from "./charts";
 import { Chips } from "./chips";
 import { element, setAttribute, setText } from "./dom";
-import { Header } from "./header";
+import { Header, progressInWords } from "./header";
 import type { Link } from "./link";
 import { type Plot, type PlotlyApi, whenPlotly } from "./plotly";
 import { onThemeChange, themeOf } from "./theme";
@@ -26,6 +26,7 @@ const MIN_INTERVAL_MS = 200;
 const REST_PER_PAINT = 3;
 const HEIGHT_PX = 210;
 const ENLARGED_HEIGHT_PX = 420;
+const MIN_KEPT_WIDTH_PX = 400;
 
 interface Card {
   spec: ChartSpec;
@@ -91,6 +92,7 @@ export class View {
         if (change === "refused") this.header.refuse(link.refusal);
         // Words cost next to nothing, and a person who pressed a button waits for them.
         else if (this.visible) this.paintWords();
+        if (change === "kernel" && link.store.kernelIsGone) void this.keepPictures();
         this.changed();
       }),
       onThemeChange(() => this.changed()),
@@ -216,6 +218,22 @@ export class View {
         card.plot.on("plotly_relayout", () => this.changed());
       }
     }
+  }
+
+  /** Leaves the curves in the notebook as pictures: with the kernel, the panel is gone after the next reload. */
+  private async keepPictures(): Promise<void> {
+    const { store } = this.link;
+    const words = element("p", "", {}, `${store.run?.recipe} ${store.run?.id}. ${progressInWords(store)}`);
+    const kept = element("div", "nbgpu-still nbgpu-still-live", {}, words);
+    for (const card of this.cards.values()) {
+      if (card.root.hidden || !this.plotly || !hasData(store, card.spec)) continue;
+      const size = { width: Math.max(card.plot.clientWidth, MIN_KEPT_WIDTH_PX), height: HEIGHT_PX };
+      const src = await this.plotly.toImage(card.plot, { format: "svg", ...size });
+      const { title, unit } = card.spec;
+      const about = inWords(store, card.spec);
+      kept.append(element("p", "", {}, unit ? `${title} (${unit})` : title), element("img", "", { src, alt: about }));
+    }
+    this.link.keepWithoutKernel(kept.outerHTML);
   }
 
   private paintKey(card: Card): void {

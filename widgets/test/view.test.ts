@@ -25,7 +25,7 @@ beforeEach(() => {
       disconnect() {}
     },
   );
-  const shelf = { api: { react, purge: vi.fn() }, waiting: [], loading: false };
+  const shelf = { api: { react, purge: vi.fn(), toImage: async () => "data:image/svg+xml,x" }, waiting: [], loading: false };
   Object.assign(globalThis, { [Symbol.for("nbgpu.plotly.4")]: shelf });
 });
 
@@ -35,8 +35,8 @@ afterEach(() => {
   document.body.replaceChildren();
 });
 
-function open(state: Record<string, unknown> = {}) {
-  const model = new FakeModel({ key: Math.random().toString(), slot: "s", show_buttons: true, ...state });
+function open(state: Record<string, unknown> = {}, manager?: unknown) {
+  const model = new FakeModel({ key: Math.random().toString(), slot: "s", show_buttons: true, ...state }, manager);
   const el = document.createElement("div");
   document.body.append(el);
   const destroy = panel.initialize({ model });
@@ -144,6 +144,27 @@ describe("a panel", () => {
     expect(el.textContent).not.toContain("12 s left");
     expect(el.querySelector("[role=listitem]")?.getAttribute("aria-label")).toContain("not known");
     expect([button(el, "Pause").disabled, button(el, "Stop").disabled]).toEqual([true, true]);
+  });
+
+  it("leaves its curves in the notebook as pictures when the kernel is gone, once", async () => {
+    const metadata = { nbgpu: { slot: "s-head", final: "" } };
+    let output: any = { data: { "text/html": "<b>as it was</b>" }, metadata };
+    const set = vi.fn((_: number, next: object) => void (output = next));
+    const outputs = { length: 1, get: () => output, set };
+    const save = vi.fn(async () => {});
+    const { model, el } = open({}, { context: { model: { cells: [{ outputs }], dirty: true }, save } });
+    await say(model);
+    model.tell("comm_live_update");
+    model.tell("comm_live_update");
+    await vi.advanceTimersByTimeAsync(500);
+    expect(set).toHaveBeenCalledOnce();
+    expect(output.metadata).toEqual(metadata);
+    const html = output.data["text/html"];
+    expect(html).toContain("<b>as it was</b><div");
+    expect(html).toContain("Last heard: step 3 of 10");
+    expect(html).toContain('<p>Loss</p><img src="data:image/svg+xml,x" alt="Loss: rank 0 5">');
+    expect(html).not.toContain("Throughput"); // nothing was drawn there
+    expect(el.isConnected).toBe(true);
   });
 
   it("can leave the buttons to others", () => {

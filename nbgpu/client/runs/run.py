@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import LeftResult
 from nbgpu.client.ipykernel.notice import Notice
+from nbgpu.client.ipykernel.progress_line import ProgressLine
 from nbgpu.client.runs import explaining
 from nbgpu.client.runs.ending import Ending
 from nbgpu.client.runs.metrics_frame import frame_of, parts_frame
 from nbgpu.client.runs.plan import Plan
-from nbgpu.client.runs.presenting import Presenter
+from nbgpu.client.runs.presenting import Presenter, progress_of, why_no_result
 from nbgpu.client.runs.watch import Host, RunWatch
 from nbgpu.config import TrainConfig
 from nbgpu.config.settings import steerable
@@ -261,21 +262,13 @@ class Run:
         """
         result = self.result()
         if result is None:
-            raise RunError(self._why_no_result())
+            raise RunError(why_no_result(self))
         if presenter is None:
             raise RunError(
                 "nothing is connected that could display a result. Use the run through `import nbgpu`, or read "
                 "run.result()"
             )
         presenter.show_result(self, result)
-
-    def _why_no_result(self) -> str:
-        name, status = self.folder.name, self.status
-        if status == "finished":
-            return f"{name} has no result: its recipe works none out"
-        if self.over:
-            return f"{name} has no result, because it {'was stopped' if status == 'stopped' else status}"
-        return f"{name} has no result yet: it is {status}. run.wait() waits for the end"
 
     def notes(self) -> list[str]:
         """Return what the ranks want a person to know, oldest first.
@@ -366,10 +359,15 @@ class Run:
         self._ask("stop")
         self._watch.stop_was_asked()
 
-    def wait(self, timeout_s: float | None = None) -> Run:
+    def wait(self, timeout_s: float | None = None, progress: bool = True) -> Run:
         """Wait for the end. The kernel's interrupt stops the run, waits for that, and is then raised.
 
-        Ranks that were replaced are reported on stderr, with what was lost.
+        Meanwhile a line says how far the run is, in a notebook and in a terminal. Ranks that were replaced
+        are reported on stderr, with what was lost.
+
+        Args:
+            timeout_s: the time after which it gives up; None to wait as long as it takes.
+            progress: whether to show the line.
 
         Raises:
             RankError: the run failed; it shows the ranks' own tracebacks.
@@ -377,8 +375,10 @@ class Run:
             TimeoutError: the run goes on after `timeout_s` seconds.
         """
         notice = Notice()
+        line = ProgressLine(lambda: progress_of(self, presenter), progress and presenter is not None)
 
         def tell() -> None:
+            line.refresh()
             notice.show(self.hang)
             for text in self.unreported_heals():
                 print(text, file=sys.stderr)  # noqa: T201 - the cell's output
@@ -388,6 +388,7 @@ class Run:
         finally:
             tell()
             notice.show("")
+            line.finish()
         if (error := self.error) is not None:
             raise error
         return self

@@ -35,6 +35,7 @@ RAW_OPACITY = 0.55
 
 _ROW_PX = 250
 _ROW_GAP_PX = 80
+_BOTTOM_PX = 45
 _NOTE_WIDTH = 64
 
 GIB = 2.0**30
@@ -216,14 +217,18 @@ def plotly_figure(info: RunInfo, history: History, why_losses_differ: str = "") 
     num_rows = max(math.ceil(len(drawn) / 2), 1)
     gap = _ROW_GAP_PX / (_ROW_PX * num_rows) if num_rows > 1 else 0.0
     height = (1 - gap * (num_rows - 1)) / num_rows
+    plot_px = _ROW_PX * num_rows
+    num_note_lines = max((len(wrap(chart.note, _NOTE_WIDTH)) for chart in drawn[:2]), default=0)
+    top_px = 60 + 16 * num_note_lines
     layout: dict[str, Any] = {
-        "height": 80 + _ROW_PX * num_rows,
+        "height": plot_px + top_px + _BOTTOM_PX,
         "autosize": True,
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"color": TEXT_COLOR, "size": 12},
-        "margin": {"l": 60, "r": 20, "t": 60, "b": 45},
-        "legend": {"orientation": "h", "x": 0, "y": 1.08, "yanchor": "bottom"},
+        "margin": {"l": 60, "r": 20, "t": top_px, "b": _BOTTOM_PX},
+        # Right above the title of the first row, however many rows there are.
+        "legend": {"orientation": "h", "x": 0, "y": 1 + (top_px - 38) / plot_px, "yanchor": "bottom"},
         "hovermode": "x",
         "annotations": [],
         "shapes": [],

@@ -7,10 +7,12 @@ sheet, so that it reads the same after a reload, without a kernel, and in a page
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -20,7 +22,7 @@ from nbgpu.run_folder import names
 from nbgpu.text.palette import rank_color
 from nbgpu.ui.run import result_view, wording
 from nbgpu.ui.run.charts import readable
-from nbgpu.ui.run.history import History
+from nbgpu.ui.run.history import History, Series
 from nbgpu.ui.run.html_parts import escape, table
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ that is gone, because the kernel is, it is what remains."""
 
 _FAINT = "opacity:0.75"
 _DANGER = "color:#d9453d"
+_SCROLLS = "overflow-x:auto"
 
 
 def bundle(run: Reportable, history: History, handle: str = "") -> dict[str, Any]:
@@ -68,11 +71,13 @@ def html(run: Reportable, history: History, handle: str = "") -> str:
     parts = [f"<div>{title}</div>", bar, f"<div>{escape(progress(run, history))}</div>"]
     if why := why_failed(run):
         parts.append(f'<div style="{_DANGER};font-weight:600;margin:4px 0">{escape(why)}</div>')
-    parts += [_values(run, history), _ranks(run)]
+    if history.result is not None:
+        parts.append(f'<div style="{_SCROLLS}">{result_view.html(history.result.detail)}</div>')
+    parts += [
+        f'<div style="{_SCROLLS}">{rows}</div>' for rows in (_values(run, history), _ranks(run)) if rows
+    ]
     if pace := wording.pace(history):
         parts.append(f"<div>{escape(pace)}</div>")
-    if history.result is not None:
-        parts.append(f"<div>{result_view.html(history.result.detail)}</div>")
     if history.marks:
         events = "".join(f"<li>{escape(line)}</li>" for line in wording.recent(history, MAX_EVENTS))
         parts.append(
@@ -120,20 +125,32 @@ def _first_sentence(message: str) -> str:
 def _values(run: Reportable, history: History) -> str:
     """A table of the last, lowest and highest loss and validation values."""
     rows: list[list[object]] = []
-    if by_rank := history.ranks_of("loss"):
-        newest = [series.values[-1] for series in by_rank.values()]
-        step = max(series.steps[-1] for series in by_rank.values())
-        rows.append(["loss, the ranks' mean", _at(sum(newest) / len(newest), step), "", ""])
-    names_of_values = sorted({name for _, name in history.series if name.startswith("val_")})
-    for name in names_of_values:
+    if losses := _mean_over_ranks(history.ranks_of("loss")):
+        rows.append(_row("loss, the ranks' mean", losses))
+    for name in sorted({name for _, name in history.series if name.startswith("val_")}):
         series = next(iter(history.ranks_of(name).values()))
-        pairs = [(v, s) for v, s in zip(series.values, series.steps, strict=True) if v == v]  # no NaN
-        low, high = (_at(*min(pairs)), _at(*max(pairs))) if pairs else ("", "")
         label = f"validation: {readable(name)}"
         if name == f"val_{run.config.best_metric}":
             label += f" ({run.config.best_mode} is kept as the best)"
-        rows.append([label, _at(series.values[-1], series.steps[-1]), low, high])
+        rows.append(_row(label, list(zip(series.steps, series.values, strict=True))))
     return table(["", "last", "lowest", "highest"], rows) if rows else ""
+
+
+def _mean_over_ranks(by_rank: Mapping[int, Series]) -> list[tuple[int, float]]:
+    """(step, mean) of the steps that all ranks have recorded."""
+    values = [dict(zip(series.steps, series.values, strict=True)) for series in by_rank.values()]
+    if not values:
+        return []
+    shared = [step for step in values[0] if all(step in own for own in values)]
+    return [(step, sum(own[step] for own in values) / len(values)) for step in shared]
+
+
+def _row(label: str, points: Sequence[tuple[int, float]]) -> list[object]:
+    """The last, the lowest and the highest of some values, each with its step."""
+    finite = [(value, step) for step, value in points if math.isfinite(value)]
+    low, high = (_at(*min(finite)), _at(*max(finite))) if finite else ("", "")
+    step, value = points[-1]
+    return [label, _at(value, step), low, high]
 
 
 def _at(value: float, step: int) -> str:

@@ -155,16 +155,19 @@ def recent(history: History, num_marks: int = 3) -> list[str]:
     ]
 
 
-def summary(info: RunInfo, state: str, statuses: Sequence[RankStatus], history: History) -> str:
-    """One line about the progress of a run, for a notebook with no frontend and for the saved output."""
+def summary(info: RunInfo, state: str, statuses: Sequence[RankStatus], history: History | None = None) -> str:
+    """One line about the progress of a run, for a notebook with no frontend and for the saved output. The
+    losses are those of the history, or without one the newest that each rank has told."""
     now = progress(info, state, statuses)
     parts = [f"{info.title}: {state}", f"step {now.step} of {now.total_steps}"]
     if in_epochs := epochs(now):
         parts.append(in_epochs)
     for name, label in (("loss", "loss"), ("val_loss", "validation loss")):
-        by_rank = history.ranks_of(name)
-        if by_rank:
-            newest = [series.values[-1] for series in by_rank.values()]
+        if history is None:
+            newest = [status.values[name] for status in statuses if name in status.values]
+        else:
+            newest = [series.values[-1] for series in history.ranks_of(name).values()]
+        if newest:
             parts.append(f"{label} {sum(newest) / len(newest):.4g}")
     if now.samples_per_s > 0:
         parts.append(f"{now.samples_per_s:.3g} samples/s on {count_of_ranks(info.world_size)}")

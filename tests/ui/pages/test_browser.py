@@ -253,8 +253,9 @@ def test_a_panel_of_its_own_in_both_themes(lab: Lab, page: Page) -> None:
     assert seconds_until(state(page, "paused")) < WHILE_THE_CELL_RUNS_S
     notebook.set_theme("JupyterLab Dark")
     page.get_by_role("button", name="Enlarge Loss").click()
-    page.get_by_role("button", name="Validation", exact=True).click()
+    page.get_by_role("button", name="Terms", exact=True).click()
     page.get_by_role("button", name="time", exact=True).click()
+    expect(page.locator("[data-chart=kl]")).to_be_visible()
     page.wait_for_timeout(500)
     screenshot(page, "panel-dark")
     assert page.evaluate("() => typeof window.Plotly") == "undefined"
