@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Any
@@ -201,6 +202,10 @@ def _of_y(chart: Chart) -> str:
     return unit[1] if unit else chart.title[0].lower() + chart.title[1:]
 
 
+def _last_step(drawn: Sequence[Chart]) -> float:
+    return max((x for chart in drawn for curve in chart.curves for x in curve.x[-1:]), default=1.0) or 1.0
+
+
 def _wrapped(note: str) -> str:
     return "<br>".join(f"<i>{line}</i>" for line in wrap(note, _NOTE_WIDTH))
 
@@ -235,7 +240,7 @@ def plotly_figure(info: RunInfo, history: History, why_losses_differ: str = "") 
     }
     data: list[dict[str, Any]] = []
     in_legend: set[int | None] = set()
-    last_step = max((x for chart in drawn for curve in chart.curves for x in curve.x[-1:]), default=0.0)
+    last_step = _last_step(drawn)
     for i, chart in enumerate(drawn):
         suffix = str(i + 1) if i else ""
         column, row = i % 2, i // 2
@@ -247,7 +252,7 @@ def plotly_figure(info: RunInfo, history: History, why_losses_differ: str = "") 
             **axis,
             "domain": [left, right],
             # All charts over the same steps. Markers would make Plotly leave room at the ends of some.
-            "range": [0, max(last_step, 1)],
+            "range": [0, last_step],
             "anchor": f"y{suffix}",
             "title": {"text": "step", "standoff": 4, "font": {"size": 11}},
         }
@@ -380,6 +385,7 @@ def svg(info: RunInfo, history: History, why_losses_differ: str = "") -> str:
         for mark in history.marks:
             axes.axvline(mark.step, color=TEXT_COLOR, linewidth=0.8, linestyle=":")
         title = _titled(chart, info)
+        axes.set_xlim(0, 1.01 * _last_step(drawn))
         style_axes(axes, "\n".join([title, *wrap(chart.note, _NOTE_WIDTH)]), chart.from_zero)
         axes.set_ylabel(_of_y(chart), color=TEXT_COLOR, fontsize=9)
     if ranks:
