@@ -263,7 +263,7 @@ export function hasData(store: RunStore, chart: ChartSpec): boolean {
 }
 
 /** Thin is faint enough: a line that is fainter, too, cannot be seen on a dark page. */
-const RAW_OPACITY = 0.6;
+const RAW_OPACITY = 0.85;
 const DASH: Record<Style, string> = { raw: "solid", bold: "solid", solid: "solid", dash: "6px,3px", dot: "2px,3px" };
 const WIDTH: Record<Style, number> = { raw: 1, bold: 2.5, solid: 1.8, dash: 1.5, dot: 2 };
 
@@ -488,6 +488,10 @@ function layoutOf(
       // No room behind the last point, so that the columns of points are those of the pixels.
       ...(xEnd > 0 ? { autorangeoptions: { clipmin: 0, clipmax: xEnd } } : {}),
       nticks: 7,
+      // Where the pointer is; Plotly's own line is three times as thick.
+      spikecolor: theme.muted,
+      spikethickness: 1,
+      spikedash: "solid",
       unifiedhovertitle: { text: axis === "step" ? "step %{x}" : "%{x:.1f} s" },
       title: { text: axis === "step" ? "step" : "seconds since the start", standoff: 4, font: { size: 11 } },
     },

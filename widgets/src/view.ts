@@ -211,7 +211,7 @@ export class View {
         this.logarithmic.has(card.spec.id),
         { ...frameOf(card.plot), resets: card.resets },
       );
-      card.reset.hidden = !isZoomed(card);
+      card.reset.hidden = !hasData(store, card.spec) || !isZoomed(card);
       await this.plotly.react(card.plot, traces, layout, { displayModeBar: false, responsive: false });
       if (!card.followsZoom && card.plot.on) {
         card.followsZoom = true;

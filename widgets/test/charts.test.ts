@@ -55,7 +55,7 @@ describe("the loss chart", () => {
     const drawn = traces(store, "loss");
     expect(drawn.slice(2).map((t) => t.line.color)).toEqual(["#0000ff", "#00ff00", "#111"]);
     // Of the same colour, and no fainter than can be seen on a dark page.
-    expect(drawn[0].line.color).toBe("rgba(0,0,255,0.6)");
+    expect(drawn[0].line.color).toBe("rgba(0,0,255,0.85)");
     expect(drawn[2].line.width).toBeGreaterThan(drawn[0].line.width);
     expect(drawn[4].line.dash).not.toBe("solid");
   });

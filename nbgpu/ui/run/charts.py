@@ -31,7 +31,7 @@ pixels."""
 MAX_SMOOTHED_POINTS = 400
 """The points of a smoothed curve, which has no spikes."""
 
-RAW_OPACITY = 0.55
+RAW_OPACITY = 0.75
 """Raw lines are thin, and faint no further than that they can be seen on a dark page."""
 
 _ROW_PX = 250
@@ -100,9 +100,9 @@ def _curve(rank: int | None, label: str, series: Series, style: str, scale: floa
     return Curve(rank, label, [float(s) for s in thin.steps], [v * scale for v in thin.values], style)
 
 
-def _raw_and_smoothed(rank: int, series: Series) -> list[Curve]:
+def _raw_and_smoothed(rank: int, series: Series, max_points: int = MAX_POINTS) -> list[Curve]:
     average = Series(series.times_s, series.steps, smoothed(series.values))
-    raw = _curve(rank, f"rank {rank}", series, "raw")
+    raw = _curve(rank, f"rank {rank}", series.thinned(max_points, over_time=False), "raw")
     beside = dict(zip(average.steps, average.values, strict=True))
     return [
         replace(raw, smoothed=[beside[round(step)] for step in raw.x]),
@@ -141,7 +141,11 @@ def _others(history: History) -> list[Chart]:
     return [
         Chart(
             readable(name),
-            [c for rank, series in history.ranks_of(name).items() for c in _raw_and_smoothed(rank, series)],
+            [
+                curve
+                for rank, series in history.ranks_of(name).items()
+                for curve in _raw_and_smoothed(rank, series, MAX_SMOOTHED_POINTS)
+            ],
         )
         for name in sorted(names - _SYSTEM)
     ]
@@ -216,9 +220,8 @@ def _rounded(values: list[float]) -> list[float | None]:
     return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values]
 
 
-def plotly_figure(info: RunInfo, history: History, why_losses_differ: str = "") -> dict[str, Any]:
-    """The charts as a dict of the type `application/vnd.plotly.v1+json`."""
-    drawn = charts(history, why_losses_differ)
+def plotly_figure(info: RunInfo, history: History, drawn: Sequence[Chart]) -> dict[str, Any]:
+    """The charts that `charts` returned, as a dict of the type `application/vnd.plotly.v1+json`."""
     num_rows = max(math.ceil(len(drawn) / 2), 1)
     gap = _ROW_GAP_PX / (_ROW_PX * num_rows) if num_rows > 1 else 0.0
     height = (1 - gap * (num_rows - 1)) / num_rows
@@ -360,9 +363,8 @@ def _mark_symbol(mark: Event, suffix: str) -> dict[str, Any]:
 _MPL_STYLE = {"raw": "-", "bold": "-", "solid": "-", "dashed": "--", "dotted": ":"}
 
 
-def svg(info: RunInfo, history: History, why_losses_differ: str = "") -> str:
-    """The charts as an SVG picture, whose text stays text, so that it can be searched and read aloud."""
-    drawn = charts(history, why_losses_differ)
+def svg(info: RunInfo, history: History, drawn: Sequence[Chart]) -> str:
+    """The same as an SVG picture, whose text stays text, so that it can be searched and read aloud."""
     num_rows = max(math.ceil(len(drawn) / 2), 1)
     figure = Figure(figsize=(10, 0.6 + 2.7 * num_rows), layout="constrained")
     figure.patch.set_alpha(0)

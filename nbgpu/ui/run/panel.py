@@ -35,7 +35,6 @@ from nbgpu.protocol.records import FINAL_STATES, Event
 from nbgpu.run_folder.reader import START
 from nbgpu.text.palette import rank_color
 from nbgpu.ui.run import head_view, wording
-from nbgpu.ui.run.charts import charts
 from nbgpu.ui.run.comm_protocol import SeriesIds, encode
 from nbgpu.ui.run.history import CAPACITY, History, Series, SeriesKey
 from nbgpu.ui.run.snapshot import PLOTLY_GZ, bundle, history_of, summary
@@ -369,7 +368,10 @@ def _head(run: Run, history: History, slot: str) -> _Output:
 
 def _last_outputs(run: Run, history: History, slot: str) -> list[_Output]:
     """The outputs that stay in the notebook: the head, and the curves in the panel's place."""
-    curves = bundle(run, history) if charts(history) else {}
+    # Without curves there is nothing to say that the head does not.
+    curves = bundle(run, history)
+    if "image/svg+xml" not in curves:
+        curves = {}
     metadata = slot_metadata(slot, run.info.run_id)
     return [_head(run, history, slot), {"slot": slot, "data": curves, "metadata": metadata}]
 

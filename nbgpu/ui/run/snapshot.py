@@ -84,11 +84,12 @@ def bundle(run: Reportable, history: History | None = None) -> dict[str, Any]:
     It has only text where nothing was recorded, as for a run that failed while its packages were loaded.
     """
     history = history or history_of(run)
-    if not charts(history, run.config.why_losses_differ):
+    drawn = charts(history, run.config.why_losses_differ)
+    if not drawn:
         return {"text/plain": summary(run, history)}
     return {
-        "application/vnd.plotly.v1+json": plotly_figure(run.info, history, run.config.why_losses_differ),
-        "image/svg+xml": svg(run.info, history, run.config.why_losses_differ),
+        "application/vnd.plotly.v1+json": plotly_figure(run.info, history, drawn),
+        "image/svg+xml": svg(run.info, history, drawn),
         "text/plain": summary(run, history),
     }
 
@@ -138,7 +139,7 @@ def report_html(run: Reportable) -> str:
         headline=headline,
         body=f"<p>Started {started} on {count_of_ranks(info.world_size)} "
         f"({escape(', '.join(filter(None, [info.backend, info.simulated])))}).</p>{unsure}{damage}{''.join(sections)}",
-        figure=plotly_figure(info, history, run.config.why_losses_differ),
+        figure=plotly_figure(info, history, charts(history, run.config.why_losses_differ)),
     )
 
 
