@@ -19,7 +19,7 @@ sys.path.insert(0, str(REPOSITORY / "docs"))
 from execute_notebooks import MARK, kept, sources_of
 
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
-MAX_BYTES = 1_500_000
+MAX_BYTES = 2_500_000
 FIGURE = "application/vnd.plotly.v1+json"
 
 
