@@ -419,7 +419,11 @@ function bandTraces(
   const scaled = (y: number[]) => y.map((v) => v * (line.scale ?? 1));
   const worst = worstOf(chart, series);
   const fill = { mode: "lines", type: "scatter", line: { width: 0 }, hoverinfo: "skip", x: band.x };
-  const hover = (who: string) => ({ name: who, hovertemplate: `${who}: %{y:.4g}<extra></extra>` });
+  const hover = (who: string) => ({
+    name: who,
+    hoverinfo: "all",
+    hovertemplate: `${who}${line.style === "bold" ? ", smoothed" : ""}: %{y:.4g}<extra></extra>`,
+  });
   return [
     { ...fill, y: scaled(band.low) },
     { ...fill, y: scaled(band.high), fill: "tonexty", fillcolor: faded("#808080", 0.25) },

@@ -212,7 +212,7 @@ export class View {
         { ...frameOf(card.plot), resets: card.resets },
       );
       card.reset.hidden = !hasData(store, card.spec) || !isZoomed(card);
-      await this.plotly.react(card.plot, traces, layout, { displayModeBar: false, responsive: false });
+      await this.plotly.react(card.plot, traces, layout, { displayModeBar: false, responsive: false, showTips: false });
       if (!card.followsZoom && card.plot.on) {
         card.followsZoom = true;
         card.plot.on("plotly_relayout", () => this.changed());

@@ -174,7 +174,8 @@ describe("many ranks", () => {
   it("become a band with the worst rank named", () => {
     const drawn = traces(store, "loss");
     expect(drawn.length).toBeLessThan(8);
-    expect(drawn.some((t) => t.hovertemplate?.includes("rank 7, the worst"))).toBe(true);
+    const worst = drawn.find((t) => t.hovertemplate?.startsWith("rank 7, the worst, smoothed: "));
+    expect(worst?.hoverinfo).toBe("all");
   });
 
   it("have the worst one in the chart's key", () => {
