@@ -33,6 +33,10 @@ _WARNING = re.compile(r"^\S+:\d+: \w*Warning: .*\n(?:  .*\n)?", re.MULTILINE)
 _RUN = re.compile(r"\b20\d{6}-\d{6}-([\w-]+?)-[0-9a-f]{4}\b")
 
 
+# The folders of runs do not stay, and a reader cannot follow links into them.
+_LINK = re.compile(r'<a\s[^>]*href="nbgpu_runs/[^"]*"[^>]*>(.*?)</a>', re.DOTALL)
+
+
 def sources_of(notebook: Any) -> str:
     """The fingerprint of a notebook's code: another one, once a cell was changed, added, moved or removed."""
     code = "\0".join(cell.source for cell in _code(notebook))
@@ -97,7 +101,7 @@ def _neutral(folder: Path) -> Callable[[str], str]:
         text = _WARNING.sub("", text)
         for place, name in places.items():
             text = text.replace(place, name)
-        text = _RUN.sub(run_name, text)
+        text = _LINK.sub(r"\1", _RUN.sub(run_name, text))
         return re.sub(rf"(?<=/home/){re.escape(getpass.getuser())}\b", "you", text)
 
     return neutral

@@ -123,11 +123,14 @@ def test_another_machine_leaves_the_same_outputs(tmp_path: Path) -> None:
         nbformat.v4.new_output("stream", text=f"{stamp} in {folder}\n"),
         nbformat.v4.new_output("stream", name="stderr", text="a.py:3: UserWarning: that\n  this()\n"),
     ]
+    link = f'<b><a href="{folder}/nbgpu_runs/{stamp}/report.html" target="_blank">report</a></b>'
+    stream.append(nbformat.v4.new_output("display_data", data={"text/html": link}))
     widget = {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}, "image/svg+xml": "<svg/>"}
     cell.outputs = [*stream, nbformat.v4.new_output("display_data", data=widget)]
     notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": {"name": "python3", "display_name": "Python"}})
     kept(notebook, folder)
-    said, drawn = cell.outputs
+    said, page, drawn = cell.outputs
+    assert page.data == {"text/html": "<b>report</b>"}
     assert said.text == "runs/20260101-000001-waves-0001 20260101-000001-waves-0001 in .\n"
     assert drawn.data == {"image/svg+xml": "<svg/>"}
     assert not cell.metadata
