@@ -35,6 +35,7 @@ _RUN = re.compile(r"\b20\d{6}-\d{6}-([\w-]+?)-[0-9a-f]{4}\b")
 
 # The folders of runs do not stay, and a reader cannot follow links into them.
 _LINK = re.compile(r'<a\s[^>]*href="nbgpu_runs/[^"]*"[^>]*>(.*?)</a>', re.DOTALL)
+_ABOUT_LINKS = "Where these links do not work, as outside of the folder that Jupyter serves: "
 
 
 def sources_of(notebook: Any) -> str:
@@ -101,7 +102,7 @@ def _neutral(folder: Path) -> Callable[[str], str]:
         text = _WARNING.sub("", text)
         for place, name in places.items():
             text = text.replace(place, name)
-        text = _LINK.sub(r"\1", _RUN.sub(run_name, text))
+        text = _LINK.sub(r"\1", _RUN.sub(run_name, text)).replace(_ABOUT_LINKS, "They are in ")
         return re.sub(rf"(?<=/home/){re.escape(getpass.getuser())}\b", "you", text)
 
     return neutral
