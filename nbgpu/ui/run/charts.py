@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
@@ -199,6 +200,12 @@ def _titled(chart: Chart, info: RunInfo) -> str:
     )
 
 
+def _of_y(chart: Chart) -> str:
+    """The name of a chart's y axis: the unit, which stands in its title, or else the title itself."""
+    unit = re.search(r"\((.+)\)$", chart.title)
+    return unit[1] if unit else chart.title[0].lower() + chart.title[1:]
+
+
 def _last_step(drawn: Sequence[Chart]) -> float:
     return max((x for chart in drawn for curve in chart.curves for x in curve.x[-1:]), default=1.0) or 1.0
 
@@ -252,7 +259,12 @@ def plotly_figure(info: RunInfo, history: History, drawn: Sequence[Chart]) -> di
             "anchor": f"y{suffix}",
             "title": {"text": "step", "standoff": 4, "font": {"size": 11}},
         }
-        layout[f"yaxis{suffix}"] = {**axis, "domain": [max(top - height, 0.0), top], "anchor": f"x{suffix}"}
+        layout[f"yaxis{suffix}"] = {
+            **axis,
+            "domain": [max(top - height, 0.0), top],
+            "anchor": f"x{suffix}",
+            "title": {"text": _of_y(chart), "standoff": 4, "font": {"size": 11}},
+        }
         if chart.from_zero:
             layout[f"yaxis{suffix}"]["rangemode"] = "tozero"
         layout["annotations"].append(
@@ -377,6 +389,7 @@ def svg(info: RunInfo, history: History, drawn: Sequence[Chart]) -> str:
         title = _titled(chart, info)
         axes.set_xlim(0, 1.01 * _last_step(drawn))
         style_axes(axes, "\n".join([title, *wrap(chart.note, _NOTE_WIDTH)]), chart.from_zero)
+        axes.set_ylabel(_of_y(chart), color=TEXT_COLOR, fontsize=9)
     if ranks:
         names = ["validation" if rank is None else f"rank {rank}" for rank in ranks]
         legend = figure.legend(list(ranks.values()), names, loc="outside upper left", ncols=8, frameon=False)

@@ -117,7 +117,7 @@ def plotly_figure(sweep: Sweep) -> dict[str, Any]:
             "margin": {"l": 60, "r": 20, "t": 40, "b": 45},
             "title": {"text": title, "x": 0, "font": {"size": 14}},
             "xaxis": {**axis, "title": {"text": "step"}},
-            "yaxis": axis,
+            "yaxis": {**axis, "title": {"text": title}},
             "hovermode": "closest",
         },
         "config": {"responsive": True, "displaylogo": False},
