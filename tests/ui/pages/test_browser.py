@@ -41,7 +41,8 @@ sweep
 
 
 def control(page: Page, name: str) -> Locator:
-    return page.get_by_label(name, exact=True)
+    # Charts have such names as well.
+    return page.get_by_label(name, exact=True).and_(page.locator("input, select"))
 
 
 def button(page: Page, name: str) -> Locator:
