@@ -71,6 +71,7 @@ HOUSE = [
     "config.characterization",
     "config.signatures",
     "config.flags",
+    "config.flags_help",
     "config.toml",
     "config.recipes",
     "config.presets",
