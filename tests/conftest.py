@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,9 @@ IN_CI = os.environ.get("CI") == "true"
 WITHOUT_SHARED_DATA = os.environ.get("NBGPU_TESTS_WITHOUT_SHARED_DATA") == "true"
 
 
+HAS_TORCH = find_spec("torch") is not None
+_LACKS_TORCH = re.compile(r"No module named '(torch|monai|sklearn|lifelines|playwright)\b")
+
 # Files that tests find good are nobody's business afterwards.
 _cache = tempfile.TemporaryDirectory(prefix="nbgpu-test-cache-")
 os.environ["NBGPU_CACHE_DIR"] = _cache.name
@@ -45,6 +50,26 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(rows)
     config.addinivalue_line("markers", "requires_shared_data: needs the real files beside the checkout")
     config.addinivalue_line("markers", "row: a row of the table of faults (rows.py)")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[Any]:
+    """Without torch (`make test-python`) files that import it are skipped, and say so."""
+    report = yield
+    if report.failed and not HAS_TORCH and _LACKS_TORCH.search(str(report.longrepr)):
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 0, "Skipped: PyTorch is not installed for this Python")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+    """The same for single tests that import it."""
+    report = yield
+    if report.failed and not HAS_TORCH and _LACKS_TORCH.search(str(report.longrepr)):
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), 0, "Skipped: PyTorch is not installed for this Python")
+    return report
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
