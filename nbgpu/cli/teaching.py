@@ -42,6 +42,7 @@ def demo(arguments: list[str]) -> int:
     """Execute the first notebook."""
     if len(arguments) > 1 or any(each.startswith("-") for each in arguments):
         raise UsageError("usage: nbgpu demo [FOLDER], which is demo where none is named")
+    _show_commands()
     # nbconvert takes a second to import.
     from nbgpu.client import demo as executing
 
@@ -56,6 +57,14 @@ def lab(arguments: list[str]) -> int:
         if not copied.exists():
             notebooks([str(copied.parent)])
         notebook = copied
+    _show_commands()
     # JupyterLab asks root to say so. In a container there is often nobody else.
     as_root = ["--allow-root"] if os.geteuid() == 0 else []
     return subprocess.call([sys.executable, "-m", "jupyter", "lab", *as_root, *arguments, str(notebook)])
+
+
+def _show_commands() -> None:
+    """Put this environment's commands first on the path, as if it were activated: terminals in JupyterLab and
+    cells with `!nbgpu` find the same nbgpu."""
+    here = str(Path(sys.executable).parent)
+    os.environ["PATH"] = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])
