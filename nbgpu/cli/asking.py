@@ -60,6 +60,13 @@ def general_help(
         )
 
 
+def of_own_file(recipe: str) -> list[str]:
+    """The settings that a recipe in a file of the person adds, which matter most to them."""
+    if recipe in TRAIN_CONFIGS:
+        return []
+    return [name for name in settings_of(recipe).model_fields if name not in TrainConfig.model_fields]
+
+
 def no_recipe(arguments: Sequence[str], usage: str) -> UsageError:
     """The error where a recipe should stand first."""
     named = ""

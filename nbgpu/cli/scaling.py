@@ -10,6 +10,7 @@ from nbgpu.cli.asking import (
     defaults_of,
     general_help,
     no_recipe,
+    of_own_file,
     recipe_of,
     take_value,
 )
@@ -75,7 +76,7 @@ def _new_study(recipe: str, arguments: list[str]) -> Study:
         prog=f"nbgpu scaling {recipe}",
         defaults=defaults,
         hidden=("recipe", *studies.DECIDED, *unused(model)),
-        first=_FIRST,
+        first=(*_FIRST, *of_own_file(recipe)),
     )
     asked = StudyFlags(**{name: values.pop(name) for name in StudyFlags.model_fields})
     # What is a default need not stand in study.toml.

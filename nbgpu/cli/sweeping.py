@@ -13,6 +13,7 @@ from nbgpu.cli.asking import (
     defaults_of,
     general_help,
     no_recipe,
+    of_own_file,
     recipe_of,
     take_value,
 )
@@ -74,7 +75,7 @@ def _sweep_settings(recipe: str, arguments: list[str]) -> dict[str, Any]:
         defaults=cluster.model_dump() | defaults_of(recipe, before, arguments),
         hidden=("recipe", *unused(settings_of(recipe))),
         as_text=settings_of(recipe),
-        first=_FIRST,
+        first=(*_FIRST, *of_own_file(recipe)),
     )
     for name in FileFlag.model_fields:
         del values[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbgpu import ui
-from nbgpu.cli.asking import asked_before, defaults_of, general_help, no_recipe, recipe_of
+from nbgpu.cli.asking import asked_before, defaults_of, general_help, no_recipe, of_own_file, recipe_of
 from nbgpu.cli.command_flags import TrainFlags
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines import preloading
@@ -59,7 +59,7 @@ def train(arguments: list[str]) -> None:
         prog=f"nbgpu train {recipe}",
         defaults=defaults_of(recipe, before, rest) | cluster.model_dump() | TrainFlags().model_dump(),
         hidden=("recipe", *unused(model)),
-        first=_FIRST,
+        first=(*_FIRST, *of_own_file(recipe)),
     )
     asked = TrainFlags(**{name: values.pop(name) for name in TrainFlags.model_fields})
     of_cluster = {name: values.pop(name) for name in ClusterConfig.model_fields}

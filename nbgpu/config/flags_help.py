@@ -129,7 +129,8 @@ def show(
     ending: str = "",
 ) -> None:
     """Print a page; no line is longer than the terminal is wide, nor than 100 columns."""
-    console = CommandConsole(highlight=False, soft_wrap=True)
+    # In a notebook (`%nbgpu start --help`) it is text of the cell, and not one output for each line.
+    console = CommandConsole(highlight=False, soft_wrap=True, force_jupyter=False)
     width = min(console.width, _WIDEST)
     console.print(Text.assemble("usage: ", (usage, "bold")))
     console.print(f"\n{textwrap.fill(description, width)}", markup=False)

@@ -83,6 +83,9 @@ def test_a_recipe_is_found_by_the_name_of_its_file(
     cli.main(["new", "my_recipe"])
     assert _exit_code("train", "my_recipe", "--bad-flag") == cli.BAD_USAGE
     assert "my_recipe.py" in capsys.readouterr().out
+    # What its own file adds matters most to the person who wrote it.
+    assert not _exit_code("train", "my_recipe", "--help")
+    assert "\nRecipe\n  --" in capsys.readouterr().out
 
 
 def test_help_lists_what_matters_and_help_all_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
