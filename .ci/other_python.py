@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = {"torch", "monai"}
-TOOLS = {"pytest", "pytest-timeout", "pytest-xdist", "pexpect", "nilearn", "gdstk"}
+TOOLS = {"pytest", "pytest-timeout", "pytest-xdist", "pexpect", "gdstk", "tensorboard", "mypy"}
 
 
 def requirements() -> list[str]:

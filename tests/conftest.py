@@ -38,7 +38,9 @@ WITHOUT_SHARED_DATA = os.environ.get("NBGPU_TESTS_WITHOUT_SHARED_DATA") == "true
 
 
 HAS_TORCH = find_spec("torch") is not None
-_LACKS_TORCH = re.compile(r"No module named '(torch|monai|sklearn|lifelines|playwright)\b")
+_LACKS_TORCH = re.compile(
+    r"No (module named|package metadata was found for) '?(torch|monai|sklearn|lifelines)"
+)
 
 # Files that tests find good are nobody's business afterwards.
 _cache = tempfile.TemporaryDirectory(prefix="nbgpu-test-cache-")
@@ -54,21 +56,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[Any]:
-    """Without torch (`make test-python`) files that import it are skipped, and say so."""
+    """Without torch (`make test-python`) the files that import it are skipped, and say so."""
     report = yield
-    if report.failed and not HAS_TORCH and _LACKS_TORCH.search(str(report.longrepr)):
-        report.outcome = "skipped"
-        report.longrepr = (str(collector.path), 0, "Skipped: PyTorch is not installed for this Python")
-    return report
+    return _skipped_without_torch(report, str(collector.path), str(report.longrepr))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
-    """The same for single tests that import it."""
+    """The same for single tests that import it, also in a process of their own."""
     report = yield
-    if report.failed and not HAS_TORCH and _LACKS_TORCH.search(str(report.longrepr)):
+    of_process = getattr(call.excinfo.value, "stderr", "") if call.excinfo else ""
+    return _skipped_without_torch(report, str(item.path), f"{report.longrepr}{of_process}")
+
+
+def _skipped_without_torch(report: Any, path: str, said: str) -> Any:
+    if report.failed and not HAS_TORCH and _LACKS_TORCH.search(said):
         report.outcome = "skipped"
-        report.longrepr = (str(item.path), 0, "Skipped: PyTorch is not installed for this Python")
+        report.longrepr = (path, 0, "Skipped: PyTorch is not installed for this Python")
     return report
 
 
