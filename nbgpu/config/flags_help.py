@@ -14,7 +14,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from rich.text import Text
 
 from nbgpu.config.cluster import ClusterConfig
 from nbgpu.config.data import DataSettings
@@ -28,7 +27,6 @@ from nbgpu.config.training import (
     PrecisionSettings,
     TrainConfig,
 )
-from nbgpu.text.console import CommandConsole
 
 WANTED = ("--help", "-h", "--help-all")
 """What a person types for the page."""
@@ -129,37 +127,49 @@ def show(
     ending: str = "",
 ) -> None:
     """Print a page; no line is longer than the terminal is wide, nor than 100 columns."""
+    # Settings are imported with every notebook, and rich only where somebody asks for help.
+    from rich.text import Text
+
+    from nbgpu.text.console import CommandConsole
+
     # In a notebook (`%nbgpu start --help`) it is text of the cell, and not one output for each line.
     console = CommandConsole(highlight=False, soft_wrap=True, force_jupyter=False)
     width = min(console.width, _WIDEST)
+
+    def show_lines(lines: Iterable[tuple[str, str]]) -> None:
+        for emphasized, plain in lines:
+            console.print(Text.assemble((emphasized, "cyan"), plain))
+
     console.print(Text.assemble("usage: ", (usage, "bold")))
     console.print(f"\n{textwrap.fill(description, width)}", markup=False)
     if examples:
         console.print()
     for command, what in examples:
-        console.print(*_indented(command, what, width), sep="\n")
+        show_lines(_indented(command, what, width))
     for heading, flags in groups.items():
         console.print(Text(f"\n{heading}", style="bold"))
         for flag in flags:
-            console.print(*_beside(flag.usage, flag.meaning, width), sep="\n")
+            show_lines(_beside(flag.usage, flag.meaning, width))
     if ending:
         console.print(f"\n{textwrap.fill(ending, width)}", markup=False)
 
 
-def _indented(command: str, what: str, width: int) -> Iterator[Text]:
-    yield Text(f"  {command}", style="cyan")
-    yield from map(Text, textwrap.wrap(what, width, initial_indent=" " * 6, subsequent_indent=" " * 6))
+def _indented(command: str, what: str, width: int) -> Iterator[tuple[str, str]]:
+    """A command, and below it what it does: lines of (what is emphasized, what follows it)."""
+    yield f"  {command}", ""
+    indent = " " * 6
+    for line in textwrap.wrap(what, width, initial_indent=indent, subsequent_indent=indent):
+        yield "", line
 
 
-def _beside(usage: str, meaning: str, width: int) -> Iterator[Text]:
+def _beside(usage: str, meaning: str, width: int) -> Iterator[tuple[str, str]]:
     """A flag with its meaning beside it, or below it where the flag is too long for its column."""
     column = _FLAG_WIDTH + 3
     lines = textwrap.wrap(meaning, width - column, break_long_words=False)
     if len(usage) <= _FLAG_WIDTH and lines:
-        yield Text.assemble("  ", (usage, "cyan"), " " * (column - 2 - len(usage)), lines.pop(0))
+        yield f"  {usage}", " " * (column - 2 - len(usage)) + lines.pop(0)
     else:
-        yield from (
-            Text(line, style="cyan")
-            for line in textwrap.wrap(usage, width, initial_indent="  ", subsequent_indent="      ")
-        )
-    yield from (Text(" " * column + line) for line in lines)
+        for line in textwrap.wrap(usage, width, initial_indent="  ", subsequent_indent=" " * 6):
+            yield line, ""
+    for line in lines:
+        yield "", " " * column + line
