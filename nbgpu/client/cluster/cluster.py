@@ -36,14 +36,16 @@ from nbgpu.client.runs.batch_sizes import BatchSizes
 from nbgpu.client.runs.plan import Plan
 from nbgpu.client.runs.predicting import Predictions
 from nbgpu.client.runs.run import Run
-from nbgpu.client.variables import definitions, transfer
+from nbgpu.client.variables import definitions, saving, transfer
 from nbgpu.client.variables import table as variables
 from nbgpu.client.variables.autoreload import Reloading
+from nbgpu.client.variables.saving import Loaded, Saved
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig
 from nbgpu.config.prediction import PredictConfig
 from nbgpu.errors import (
     ClusterError,
     ConfigError,
+    NbgpuError,
     NoClusterError,
     RunError,
 )
@@ -85,7 +87,7 @@ def require_none() -> None:
 
 
 class Cluster(RecipeCalls):
-    """Engines that form one torch.distributed group, one on each GPU, or on shares of the CPU.
+    """The ranks of one torch.distributed group: one on each GPU, or several that share the CPU.
 
     Use it as a context manager, or call `start` and `stop`. Variables live in the ranks until `stop`.
 
@@ -308,9 +310,11 @@ class Cluster(RecipeCalls):
             now = (
                 "there is one rank, alone"
                 if self.world_size == 1
-                else f"the ranks talk over {chosen_transport.transport.name}"
+                else f"the ranks communicate over {chosen_transport.transport.name}"
             )
-            warnings.warn(f"{now}, because better ways failed\n{why}\nnbgpu doctor says more", stacklevel=3)
+            warnings.warn(
+                f"{now}, because better transports failed\n{why}\nnbgpu doctor says more", stacklevel=3
+            )
 
     def stop_cell(self) -> None:
         """Stop a cell that ranks are still in although nobody waits for it, as the stop button would."""
@@ -365,10 +369,27 @@ class Cluster(RecipeCalls):
 
     def _end_unused(self) -> None:
         assert self.config.release_after_s is not None
+        saved_in = self.config.save_on_release
+        if saved_in:
+            try:
+                self.save(saved_in)
+            except NbgpuError as error:
+                why = (
+                    f"the cluster was not used for {self.config.release_after_s:g} s and goes on all the same, because its "
+                    f"variables could not be saved (save_on_release): {error}"
+                )
+                if why not in self.news:
+                    self.news.append(why)
+                return
         devices = "GPUs are free" if self.devices[0].kind == "cuda" else "memory is free"
+        held = (
+            f"the ranks' variables are in {Path(saved_in).absolute()}: %nbgpu load {saved_in}"
+            if saved_in
+            else "the ranks' variables are gone"
+        )
         self._why_ended = (
             f"the cluster was ended at {time.strftime('%H:%M:%S')}: no cell, run or typing had used it for "
-            f"{self.config.release_after_s:g} s (release_after_s). Its {devices}, and what the ranks held is gone. "
+            f"{self.config.release_after_s:g} s (release_after_s). Its {devices}, and {held}. "
             "Start it again with: start(), or %nbgpu start"
         )
         why_ended = self._why_ended
@@ -545,9 +566,50 @@ class Cluster(RecipeCalls):
         """A table of the ranks' variables whose names match: one row for each variable and rank.
 
         The columns are name, rank, type, shape, dtype, device, bytes, content and "ranks differ", which says
-        in what they do, and is empty where they agree or where the values were not compared.
+        how they differ, and is empty where they agree or where the values were not compared.
         """
         return variables.table(self.apply, pattern).frame()
+
+    def save(self, folder: str | Path, names: Sequence[str] = ()) -> Saved:
+        """Write the ranks' variables into a folder, all ranks side by side, whole or not at all.
+
+        Tensors, arrays, models, optimizers, DDP objects, frames, containers and plain values are saved as
+        JSON and safetensors, functions and classes of cells as source, imports by name, and other objects
+        as pickles. The states of the random number generators are there, too. The result prints as lines,
+        which name everything that cannot be saved.
+
+        Args:
+            folder: a new folder, or one with variables that were saved earlier, which are replaced.
+            names: the variables; all of them if none is named.
+
+        Raises:
+            DataError: the folder has other files, or cannot be written.
+            RankError: a rank has no variable of a name, or cannot write its files. The folder has what it had
+                before, as after any other error.
+            RunError: a training run has the ranks now, or another process saves into the folder.
+        """
+        self._make_ready()
+        return saving.save(self.ranks, Path(folder), names)
+
+    def load(self, folder: str | Path, names: Sequence[str] = (), *, trust: bool = False) -> Loaded:
+        """Give the ranks variables that `save` has written: to each its own or, on another number of ranks,
+        those that were equal on all of them. The result prints as lines, which name everything that was left
+        out.
+
+        Args:
+            folder: the folder of the saved variables.
+            names: the variables; all of them if none is named.
+            trust: whether pickles may be opened and definitions of cells be run, which can do anything.
+
+        Raises:
+            DataError: the folder has no saved variables, or none of a name, or is damaged.
+            RankError: a rank cannot read its files. No variable was changed.
+            RunError: a training run has the ranks now.
+        """
+        self._make_ready()
+        loaded = saving.load(self.ranks, Path(folder), names, trust)
+        self.history.note_loaded(loaded.folder)
+        return loaded
 
     @uninterrupted()
     def train_with(self, config: TrainConfig) -> Run:
@@ -614,7 +676,7 @@ class Cluster(RecipeCalls):
         **settings: Any,
     ) -> Predictions:
         """Apply a run's trained model to new data, with a share of the samples on each rank, and write a
-        table and what the recipe makes of each sample.
+        table and the recipe's files for each sample.
 
         A file that turns out to be bad fails alone. A prediction that is cut off goes on with what is missing
         when it is called again.
@@ -622,10 +684,10 @@ class Cluster(RecipeCalls):
         Args:
             run: a run, or its folder, which may have come from another machine.
             data: the new data, in the form that the recipe trains on.
-            out: the folder for what is predicted.
+            out: the folder for the predictions.
             checkpoint: the run's newest checkpoint, or the one with the best validation.
-            max_samples: only the first so many of the data.
-            skip_bad: leave out files that are bad by their names or headers, in place of refusing to begin.
+            max_samples: the number of samples, the first ones of the data; None for all.
+            skip_bad: leave out files with bad names or headers, in place of refusing to begin.
             trust: run the recipe file in the run's folder, for a recipe of your own.
             settings: settings of the run that may differ for a prediction, such as `spacing` of a diffusion.
 
