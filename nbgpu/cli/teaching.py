@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from nbgpu.cli.usage import UsageError
 from nbgpu.errors import ConfigError
@@ -49,7 +49,7 @@ def demo(arguments: list[str]) -> int:
     return executing.main([str(folder() / FIRST), *(arguments or ["demo"])])
 
 
-def lab(arguments: list[str]) -> int:
+def lab(arguments: list[str]) -> NoReturn:
     """Open JupyterLab on the first notebook, in a copy where nbgpu is installed without a checkout."""
     notebook = folder() / FIRST
     if notebook.is_relative_to(PACKAGE):
@@ -60,7 +60,10 @@ def lab(arguments: list[str]) -> int:
     _show_commands()
     # JupyterLab asks root to say so. In a container there is often nobody else.
     as_root = ["--allow-root"] if os.geteuid() == 0 else []
-    return subprocess.call([sys.executable, "-m", "jupyter", "lab", *as_root, *arguments, str(notebook)])
+    command = [sys.executable, "-m", "jupyter", "lab", *as_root, *arguments, str(notebook)]
+    sys.stdout.flush()
+    # It takes the place of this process, so that what is meant for JupyterLab, such as SIGTERM, reaches it.
+    os.execv(command[0], command)
 
 
 def _show_commands() -> None:
