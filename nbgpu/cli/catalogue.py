@@ -89,6 +89,11 @@ _DOCTOR = (
     ("nbgpu doctor --json", "the same for a program, or for a report of a bug"),
     ("nbgpu doctor --runs-dir FOLDER", "with a look at the folder that runs write to"),
 )
+_TOP = (
+    ("nbgpu top", "live on a terminal, where q ends it; else once"),
+    ("nbgpu top --once", "once, also on a terminal"),
+    ("nbgpu top --json", "once, for a program"),
+)
 _STOP = (
     ("nbgpu stop", "end the clusters whose notebook is gone"),
     ("nbgpu stop 1f2e", "end this one; `nbgpu ps` lists the ids"),
@@ -143,6 +148,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     ),
     "This machine": (
         Command("doctor [--json]", "what works here, what does not, what to do", "host", _DOCTOR),
+        Command("top", "the devices: how full, how busy, who has them", "host", _TOP),
         Command("ps", "your clusters on this host", "host"),
         Command("stop [ID ...] [--all]", "end those clusters that were left over", "host", _STOP),
         Command(

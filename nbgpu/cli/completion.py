@@ -23,6 +23,7 @@ _OWN_WORDS: Mapping[str, Sequence[str]] = {
     "completion": SHELLS,
     "doctor": ("--json", "--runs-dir"),
     "stop": ("--all",),
+    "top": ("--once", "--json"),
 }
 _HELP = ("--help", "--help-all")
 

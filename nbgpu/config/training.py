@@ -488,6 +488,14 @@ class TrainConfig(
     out."""
 
     @property
+    def why_losses_differ(self) -> str:
+        """Why the loss of a validation is not comparable with that of a step, in a sentence; else empty.
+
+        Where it is not, every chart gives the two an axis of its own each, and says this.
+        """
+        return ""
+
+    @property
     def left_to_data(self) -> tuple[str, ...]:
         """The settings of `FROM_DATA` that are left out, while the data are files."""
         if self.data in self.WITHOUT_FILES:

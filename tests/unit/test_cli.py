@@ -154,7 +154,7 @@ def test_ctrl_c_exits_with_130_and_no_traceback() -> None:
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline().startswith("ok    system")
+        assert process.stdout.readline() != "", "it has begun"
         process.send_signal(signal.SIGINT)
         said, errors = process.communicate(timeout=60)
     assert process.returncode == cli.INTERRUPTED

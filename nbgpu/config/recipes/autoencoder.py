@@ -13,6 +13,9 @@ from nbgpu.config.conditions import DefaultRules, Rules, defaults, given, left_o
 from nbgpu.config.settings import Each, control, divides_the_data, read_from, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
 
+_NEGLIGIBLE_KL_WEIGHT = 1e-6
+"""Up to this weight the KL term is a few per cent of the loss, which no chart shows."""
+
 
 class AutoencoderConfig(TrainConfig):
     """Train MONAI's 3D AutoencoderKL on random patches of volumes."""
@@ -238,6 +241,20 @@ class AutoencoderConfig(TrainConfig):
         "has voxels for",
         json_schema_extra=shape_of_model(),
     )
+
+    @property
+    def why_losses_differ(self) -> str:
+        added = {
+            "the KL term": self.kl_weight > _NEGLIGIBLE_KL_WEIGHT,
+            "the perceptual distance": self.perceptual != "none",
+            "the adversarial term": self.adversarial_weight > 0,
+        }
+        terms = " and ".join(name for name, is_in in added.items() if is_in)
+        return (
+            f"The loss of a step also has {terms}; that of a validation is the reconstruction's alone."
+            if terms
+            else ""
+        )
 
     @property
     def patch(self) -> tuple[int, int, int]:

@@ -240,6 +240,13 @@ class SurvivalConfig(TrainConfig):
             return self.widen_factor
         return 0.25 if self.data == "generated" else 1.0
 
+    @property
+    def why_losses_differ(self) -> str:
+        return (
+            "The loss grows with the number of patients at risk: in a step those of the batch, in a validation all who "
+            "are held out. Compare the C-index."
+        )
+
     def problems(self) -> Iterator[str]:
         if self.image_size and (
             len(self.image_size) != 3 or not all(8 <= n <= 1024 for n in self.image_size)

@@ -23,6 +23,7 @@ from nbgpu.config.settings import control_fields, steerable, together
 from nbgpu.errors import ConfigError, NbgpuError, NoClusterError, RankError
 from nbgpu.protocol.records import FINAL_STATES
 from nbgpu.ui.cell.ansi import to_html
+from nbgpu.ui.controls import still
 from nbgpu.ui.controls.advice_view import AdviceView
 from nbgpu.ui.controls.devices import DeviceControls
 from nbgpu.ui.controls.fields import Field
@@ -30,7 +31,7 @@ from nbgpu.ui.controls.layout import GRID, grouped
 from nbgpu.ui.run import plan_view
 from nbgpu.ui.run.panel import Panel
 from nbgpu.ui.run.picture_view import PictureView
-from nbgpu.ui.slot import new_slot, slot_metadata
+from nbgpu.ui.slot import clear_head, new_slot, open_head, slot_metadata
 
 if TYPE_CHECKING:
     from nbgpu.client.cluster.cluster import Cluster
@@ -60,7 +61,7 @@ def controls(recipe: str = "autoencoder", cluster: Cluster | None = None, preset
     if has_frontend():
         _Controls(recipe, cluster, preset).display()
     else:
-        display({"text/plain": _as_text(recipe, given)}, raw=True)
+        display({"text/html": still.page(recipe, given), "text/plain": _as_text(recipe, given)}, raw=True)
 
 
 def _as_text(recipe: str, given: Mapping[str, Any]) -> str:
@@ -150,6 +151,7 @@ class _Controls:
         """Show the controls, and below them the output that keeps the picture of the last run."""
         data = self.box._repr_mimebundle_()
         display({**data, "text/plain": _as_text(self._recipe, self._preset)}, raw=True)
+        open_head(self._slot)
         display({"text/plain": ""}, raw=True, display_id=self._slot, metadata=slot_metadata(self._slot))
         shell = get_ipython()
         assert shell is not None, "there is a page, so there is a shell"
@@ -264,6 +266,7 @@ class _Controls:
         self._say(str(found), is_table=True)
 
     def _show(self, run: Run) -> None:
+        clear_head(self._slot)
         update_display(
             {"text/plain": ""}, raw=True, display_id=self._slot, metadata=slot_metadata(self._slot)
         )

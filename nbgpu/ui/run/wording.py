@@ -31,6 +31,8 @@ class ProgressBar:
     total_steps: int
     epoch: int
     num_epochs: int
+    """The run's length in epochs. It is 0, too, where the length was given in steps and a change of the batch
+    size has changed how many of them an epoch has: then it is no fixed number."""
     samples_per_s: float
     """The throughput over all ranks; 0 until it is known."""
     eta_s: float | None
@@ -48,10 +50,24 @@ def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> Progr
         step=step,
         total_steps=info.total_steps,
         epoch=info.epoch_at(max(1, min(step + 1, info.total_steps))).epoch if info.steps_per_epoch else 0,
-        num_epochs=info.epoch_at(max(1, info.total_steps)).epoch if info.steps_per_epoch else 0,
+        num_epochs=_num_epochs(info),
         samples_per_s=samples_per_s,
         eta_s=samples_left / samples_per_s if moving else None,
     )
+
+
+def _num_epochs(info: RunInfo) -> int:
+    if not info.steps_per_epoch:
+        return 0
+    last = info.epoch_at(max(1, info.total_steps)).epoch
+    return last if len(info.epochs_from) <= 1 or last == info.epochs else 0
+
+
+def epochs(now: ProgressBar) -> str:
+    """The epoch in words; empty where it is not known, and where the run has only one."""
+    if now.num_epochs > 1:
+        return f"epoch {now.epoch} of {now.num_epochs}"
+    return f"epoch {now.epoch}" if now.epoch and not now.num_epochs else ""
 
 
 def memory_bytes(status: RankStatus) -> float | None:
@@ -139,16 +155,19 @@ def recent(history: History, num_marks: int = 3) -> list[str]:
     ]
 
 
-def summary(info: RunInfo, state: str, statuses: Sequence[RankStatus], history: History) -> str:
-    """One line about the progress of a run, for a notebook with no frontend and for the saved output."""
+def summary(info: RunInfo, state: str, statuses: Sequence[RankStatus], history: History | None = None) -> str:
+    """One line about the progress of a run, for a notebook with no frontend and for the saved output. The
+    losses are those of the history, or without one the newest that each rank has told."""
     now = progress(info, state, statuses)
     parts = [f"{info.title}: {state}", f"step {now.step} of {now.total_steps}"]
-    if now.num_epochs > 1:
-        parts.append(f"epoch {now.epoch} of {now.num_epochs}")
+    if in_epochs := epochs(now):
+        parts.append(in_epochs)
     for name, label in (("loss", "loss"), ("val_loss", "validation loss")):
-        by_rank = history.ranks_of(name)
-        if by_rank:
-            newest = [series.values[-1] for series in by_rank.values()]
+        if history is None:
+            newest = [status.values[name] for status in statuses if name in status.values]
+        else:
+            newest = [series.values[-1] for series in history.ranks_of(name).values()]
+        if newest:
             parts.append(f"{label} {sum(newest) / len(newest):.4g}")
     if now.samples_per_s > 0:
         parts.append(f"{now.samples_per_s:.3g} samples/s on {count_of_ranks(info.world_size)}")

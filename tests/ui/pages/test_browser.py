@@ -80,6 +80,16 @@ def points_of(page: Page, chart: str) -> dict[str, int]:
     return found
 
 
+def zoom_into(page: Page, chart: str) -> None:
+    """Drags over a part of a chart."""
+    box = page.locator(f"[data-chart={chart}] .nsewdrag").first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.3 * box["height"])
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 0.8 * box["height"], steps=5)
+    page.mouse.up()
+
+
 def open_group(page: Page, name: str) -> None:
     """Brings a group of the controls to the front."""
     page.get_by_role("tab", name=name, exact=True).click()
@@ -252,9 +262,16 @@ def test_a_panel_of_its_own_in_both_themes(lab: Lab, page: Page) -> None:
     page.keyboard.press("Enter")
     assert seconds_until(state(page, "paused")) < WHILE_THE_CELL_RUNS_S
     notebook.set_theme("JupyterLab Dark")
+    zoom_into(page, "loss")
+    screenshot(page, "panel-zoomed")
+    reset = page.get_by_role("button", name="Reset the zoom of Loss")
+    reset.focus()
+    page.keyboard.press("Enter")
+    expect(reset).to_have_count(0)
     page.get_by_role("button", name="Enlarge Loss").click()
-    page.get_by_role("button", name="Validation", exact=True).click()
+    page.get_by_role("button", name="Terms", exact=True).click()
     page.get_by_role("button", name="time", exact=True).click()
+    expect(page.locator("[data-chart=kl]")).to_be_visible()
     page.wait_for_timeout(500)
     screenshot(page, "panel-dark")
     assert page.evaluate("() => typeof window.Plotly") == "undefined"
