@@ -73,6 +73,7 @@ HOUSE = [
     "config.prediction",
     "config.characterization",
     "config.signatures",
+    "config.written",
     "config.flags",
     "config.flags_help",
     "config.toml",

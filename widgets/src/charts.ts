@@ -479,7 +479,8 @@ function layoutOf(
     autosize: true,
     margin: MARGIN,
     paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
+    // Plotly puts a stripe of this colour behind the line at the pointer; of a transparent one it makes white.
+    plot_bgcolor: theme.surface,
     font: { color: theme.muted, family: theme.font, size: 12 },
     showlegend: false,
     hovermode: "x unified",
@@ -492,7 +493,7 @@ function layoutOf(
       // No room behind the last point, so that the columns of points are those of the pixels.
       ...(xEnd > 0 ? { autorangeoptions: { clipmin: 0, clipmax: xEnd } } : {}),
       nticks: 7,
-      // Where the pointer is; Plotly's own line is three times as thick.
+      // The line where the pointer is.
       spikecolor: theme.muted,
       spikethickness: 1,
       spikedash: "solid",

@@ -36,6 +36,8 @@ interface Card {
   enlarge: HTMLButtonElement;
   reset: HTMLButtonElement;
   resets: number;
+  /** The same at the last drawing: where it was less, the range on the screen is one that was taken back. */
+  resetsDrawn: number;
   picture: HTMLElement;
   plot: Plot;
   /** Whether zooming repaints it, with the points that it then needs. */
@@ -201,6 +203,9 @@ export class View {
       setAttribute(card.picture, "aria-label", inWords(store, card.spec));
       if (!this.plotly) continue;
       const height = large ? ENLARGED_HEIGHT_PX : HEIGHT_PX;
+      const frame = { ...frameOf(card.plot), resets: card.resets };
+      if (card.resetsDrawn < card.resets) delete frame.range;
+      card.resetsDrawn = card.resets;
       const { traces, layout } = drawing(
         store,
         card.spec,
@@ -209,7 +214,7 @@ export class View {
         height,
         maxPoints,
         this.logarithmic.has(card.spec.id),
-        { ...frameOf(card.plot), resets: card.resets },
+        frame,
       );
       card.reset.hidden = !hasData(store, card.spec) || !isZoomed(card);
       await this.plotly.react(card.plot, traces, layout, { displayModeBar: false, responsive: false, showTips: false });
@@ -291,9 +296,10 @@ export class View {
       picture,
     );
     root.dataset["chart"] = spec.id;
-    const card: Card = { spec, root, key, note, enlarge, reset, resets: 0, picture, plot, followsZoom: false };
+    const card: Card = { spec, root, key, note, enlarge, reset, resets: 0, resetsDrawn: 0, picture, plot, followsZoom: false };
     reset.addEventListener("click", () => {
       card.resets += 1;
+      reset.hidden = true;
       // The button goes with the zoom, and the keyboard stays at this chart.
       enlarge.focus();
       this.changed();

@@ -126,29 +126,29 @@ def test_a_first_run_from_start_to_the_curves_that_stay(lab: Lab, page: Page) ->
     expect(page.get_by_text("A cluster is in use")).to_be_visible()
 
     # A bad value is refused in words, and all values stay.
-    expect(control(page, "steps")).to_be_visible()
+    expect(control(page, "Steps")).to_be_visible()
     open_group(page, "Data")
-    expect(control(page, "steps")).to_be_hidden()
-    fill(page, "data", "phantoms")
-    fill(page, "patch size", "18")
+    expect(control(page, "Steps")).to_be_hidden()
+    fill(page, "Data", "phantoms")
+    fill(page, "Patch size", "18")
     button(page, "Start").click()
-    expect(page.get_by_role("alert").filter(has_text="patch size: 18 is not valid")).to_be_visible()
-    expect(control(page, "data")).to_have_value("phantoms")
+    expect(page.get_by_role("alert").filter(has_text="Patch size: 18 is not valid")).to_be_visible()
+    expect(control(page, "Data")).to_have_value("phantoms")
 
     # Small, because many processors have to emulate bf16.
-    fill(page, "patch size", "8")
+    fill(page, "Patch size", "8")
     # With the keyboard to the first group.
     page.get_by_role("tab", name="Data", exact=True).focus()
     page.keyboard.press("Home")
     page.keyboard.press("Enter")
-    fill(page, "steps", "5000")
-    fill(page, "batch size", "2")
+    fill(page, "Steps", "5000")
+    fill(page, "Batch size", "2")
     control(page, "amp").select_option("bf16")
     button(page, "Start").click()
     state(page, "training").wait_for(timeout=90_000)
-    for name in ("data", "patch size"):
+    for name in ("Data", "Patch size"):
         expect(control(page, name)).to_be_disabled()
-    for name in ("batch size", "amp", "lr"):  # which a run takes on while it goes on
+    for name in ("Batch size", "Mixed precision", "Learning rate"):  # which a run takes on while it goes on
         expect(control(page, name)).to_be_enabled()
     expect(button(page, "Start")).to_be_disabled()
     settings = notebook.in_kernel("print(nbgpu.client.cluster.cluster.current().run.config)")

@@ -39,6 +39,15 @@ show(run)
 """.strip()
 
 
+GO_ON_TO_STEP_40 = """
+import time
+run.resume()
+while run.statuses()[0].step < 40:
+    time.sleep(0.02)
+run.pause()
+"""
+
+
 def expect_the_whole_head(page: Page) -> None:
     head = page.locator(".nbgpu-still")
     expect(head).to_be_visible()
@@ -52,7 +61,7 @@ def expect_the_whole_head(page: Page) -> None:
         "18.5 (step 25)",  # the lowest
         "trilinear",
         "<b>made up</b>",
-        "What happened (3)",
+        "What happened (5)",  # two pauses and three checkpoints
     ):
         expect(head).to_contain_text(words)
     expect(head.get_by_role("link", name="report")).to_have_count(1)
@@ -61,12 +70,14 @@ def expect_the_whole_head(page: Page) -> None:
 @pytest.mark.subshells
 @pytest.mark.timeout(180)
 def test_the_head_of_a_run_stays(lab: Lab, page: Page) -> None:
-    document = lab.write_notebook("stays.ipynb", [recorded_run(steps=150), "run.wait()"])
+    document = lab.write_notebook("stays.ipynb", [recorded_run(steps=150) + "\nrun.pause()"])
     page.set_viewport_size({"width": 1280, "height": 1250})
     notebook = Notebook(page, lab, "stays.ipynb")
     notebook.open()
     notebook.run_cell(0)
     page.locator("[data-chart=loss] .js-plotly-plot").wait_for()
+    # However slow the page is, the run waits for it.
+    notebook.in_kernel(GO_ON_TO_STEP_40)
     page.wait_for_function(
         "() => document.querySelector('[data-chart=loss] .nbgpu-plot').data?.[0]?.x.length > 30"
     )
@@ -76,7 +87,8 @@ def test_the_head_of_a_run_stays(lab: Lab, page: Page) -> None:
     screenshot(page, "live-light")
     page.reload()
     notebook.wait_for_kernel()
-    page.locator(".nbgpu-state", has_text="training").wait_for()
+    page.locator(".nbgpu-state", has_text="paused").wait_for()
+    notebook.in_kernel("run.resume()")
 
     # The head takes its place, although this page never saw the display being made.
     page.locator(".nbgpu").wait_for(state="detached")

@@ -79,7 +79,7 @@ def test_the_buttons_of_the_controls_answer_while_a_cell_blocks(
     opened = [m["content"] for m in came if m["msg_type"] == "comm_open"]
     states = {o["comm_id"]: o["data"]["state"] for o in opened}
     (start_id,) = [i for i, s in states.items() if s.get("description") == "Start"]
-    (size_id,) = [i for i, s in states.items() if s.get("label") == "patch size"]
+    (size_id,) = [i for i, s in states.items() if s.get("label") == "Patch size"]
     subshell_id = new_subshell(kernel)
     kernel.execute("import time; time.sleep(12)")
     time.sleep(0.5)
@@ -92,7 +92,7 @@ def test_the_buttons_of_the_controls_answer_while_a_cell_blocks(
     say(kernel, start_id, subshell_id, {"event": "click"})
     while True:
         told = kernel.get_iopub_msg(timeout=5)
-        if "patch size: 30 is not valid" in json.dumps(told["content"]):
+        if "Patch size: 30 is not valid" in json.dumps(told["content"]):
             break
     assert time.monotonic() - started_s < WHILE_THE_CELL_RUNS_S
 
