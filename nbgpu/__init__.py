@@ -1,13 +1,16 @@
 """nbgpu: interactive work on several GPUs, in JupyterLab.
 
-Importing it costs next to nothing: a name is loaded when it is used, and torch only ever in the ranks.
+Importing it costs next to nothing: a name is loaded when it is used, and torch only ever in the ranks. On
+another system than Linux it warns and says what to do; there, errors and settings are all that can be used.
 """
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from nbgpu.machine import operating_system
 from nbgpu.version import VERSION
 
 if TYPE_CHECKING:
@@ -94,10 +97,18 @@ _HOMES = {
     "run_cell": "nbgpu.client.notebook.magics",
 } | {name: "nbgpu.errors" for name in __all__ if name.endswith("Error")}
 
+_ANYWHERE = {"ClusterConfig", "TrainConfig"} | {name for name in __all__ if name.endswith("Error")}
+"""The names that start no ranks, nor follow them, and so work on every operating system."""
+
+if _why_not := operating_system.why_not():
+    warnings.warn(_why_not, stacklevel=2)
+
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'nbgpu' has no attribute {name!r}")
+    if name not in _ANYWHERE:
+        _require_linux()
     studies = ("Study", "scaling", "study", "try_advice")
     if name in ("Cluster", "Run", "Sweep", "attach", "controls", "sweep", *studies):
         ui = import_module("nbgpu.ui")
@@ -113,8 +124,17 @@ def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
 
 
+def _require_linux() -> None:
+    """Raise a ClusterError on other operating systems."""
+    if why_not := operating_system.why_not():
+        from nbgpu.errors import ClusterError
+
+        raise ClusterError(why_not)
+
+
 def load_ipython_extension(shell: Any) -> None:
     """What `%load_ext nbgpu` calls."""
+    _require_linux()
     from nbgpu.client.engines import preloading
 
     # First of all: it goes on in other processes while this one imports the rest.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +33,14 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SUPPORT = REPOSITORY / "tests" / "support"
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 IN_CI = os.environ.get("CI") == "true"
+# CI elsewhere says so where it cannot have them.
+WITHOUT_SHARED_DATA = os.environ.get("NBGPU_TESTS_WITHOUT_SHARED_DATA") == "true"
 
+
+HAS_TORCH = find_spec("torch") is not None
+_LACKS_TORCH = re.compile(
+    r"No (module named|package metadata was found for) '?(torch|monai|sklearn|lifelines)"
+)
 
 # Files that tests find good are nobody's business afterwards.
 _cache = tempfile.TemporaryDirectory(prefix="nbgpu-test-cache-")
@@ -45,6 +54,28 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "row: a row of the table of faults (rows.py)")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[Any]:
+    """Without torch (`make test-python`) the files that import it are skipped, and say so."""
+    report = yield
+    return _skipped_without_torch(report, str(collector.path), str(report.longrepr))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+    """The same for single tests that import it, also in a process of their own."""
+    report = yield
+    of_process = getattr(call.excinfo.value, "stderr", "") if call.excinfo else ""
+    return _skipped_without_torch(report, str(item.path), f"{report.longrepr}{of_process}")
+
+
+def _skipped_without_torch(report: Any, path: str, said: str) -> Any:
+    if report.failed and not HAS_TORCH and _LACKS_TORCH.search(said):
+        report.outcome = "skipped"
+        report.longrepr = (path, 0, "Skipped: PyTorch is not installed for this Python")
+    return report
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and (reason := _no_gpu()):
         pytest.skip(reason)
@@ -55,7 +86,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("slow_link") and (reason := slow_link.why_not()):
         _skip_unless_ci(reason)
     if item.get_closest_marker("requires_shared_data") and not SHARED_DATA.is_dir():
-        _skip_unless_ci(f"no real files to try: {SHARED_DATA} is not there")
+        _skip_without_shared_data()
 
 
 def _skip_unless_ci(reason: str) -> None:
@@ -63,6 +94,13 @@ def _skip_unless_ci(reason: str) -> None:
     if IN_CI:
         pytest.fail(f"{reason} (with CI=true this is a failure)", pytrace=False)
     pytest.skip(reason)
+
+
+def _skip_without_shared_data() -> None:
+    reason = f"no real files to try: {SHARED_DATA} is not there"
+    if WITHOUT_SHARED_DATA:
+        pytest.skip(reason)
+    _skip_unless_ci(reason)
 
 
 def _no_gpu() -> str:
@@ -89,7 +127,7 @@ def chromium() -> str | None:
 def shared_data() -> Path:
     """The folder of real volumes; skips where it is missing."""
     if not SHARED_DATA.is_dir():
-        _skip_unless_ci(f"no real files to try: {SHARED_DATA} is not there")
+        _skip_without_shared_data()
     return SHARED_DATA
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from nbgpu.machine import operating_system
 from nbgpu.version import VERSION
 
 if TYPE_CHECKING:
@@ -52,15 +53,18 @@ def _run(arguments: list[str]) -> int:
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        raise _ended(
-            f"nbgpu {name}: there is no such command.{nearest(name, COMMANDS)}\n`nbgpu` lists them", 2
-        )
+        meant = nearest(name, [*COMMANDS, "--version", "--help"]) or _as_recipe(name)
+        raise _ended(f"nbgpu {name}: there is no such command.{meant}\n`nbgpu` lists them", BAD_USAGE)
     command = COMMANDS[name]
-    # These two print their flags, which are not those of a recipe.
-    if rest[:1] in (["--help"], ["-h"]) and name not in ("characterize", "convert"):
-        print(f"usage: nbgpu {command.usage}\n\n{command.what[0].upper()}{command.what[1:]}.")
-        print("".join(f"\n{line}" for line in command.more), end="\n" if command.more else "")
+    why_not = "" if command.anywhere else operating_system.why_not()
+    # The flags of settings are known to code that is imported on Linux only.
+    if rest[:1] in (["--help"], ["-h"], ["--help-all"]) and (why_not or not command.has_flags):
+        from nbgpu.cli import help_page
+
+        help_page.show(command)
         return 0
+    if why_not:
+        raise _ended(why_not, FAILED)
     try:
         return getattr(import_module(f"nbgpu.cli.{command.module}"), name)(rest) or 0
     except UsageError as error:
@@ -69,6 +73,14 @@ def _run(arguments: list[str]) -> int:
         raise _ended(_with_tracebacks(error), FAILED) from None
     except NbgpuError as error:
         raise _ended(f"{type(error).__name__}: {error}", FAILED) from None
+
+
+def _as_recipe(name: str) -> str:
+    """' Did you mean train autoencoder?' for the name of a recipe, or nearly one."""
+    from nbgpu.cli.usage import nearest
+    from nbgpu.config import TRAIN_CONFIGS
+
+    return nearest(name, TRAIN_CONFIGS).replace("mean ", "mean train ")
 
 
 def _ended(message: str, code: int) -> SystemExit:

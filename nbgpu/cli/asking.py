@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
+from nbgpu.cli import help_page
+from nbgpu.cli.catalogue import COMMANDS
 from nbgpu.cli.usage import UsageError, nearest
 from nbgpu.config import (
     TRAIN_CONFIGS,
     ClusterConfig,
     TrainConfig,
     flags,
+    flags_help,
     own_file,
     read_toml,
     settings_beside,
@@ -25,24 +28,6 @@ from nbgpu.conversion import convert
 from nbgpu.errors import ConfigError
 
 
-class FileFlag(BaseModel):
-    """The flag of every command that takes settings from a file."""
-
-    config: str = Field(
-        "",
-        description="TOML file, such as a run's run.toml, whose values are the defaults of the other flags; or a JSON or "
-        "YAML file that `nbgpu convert` takes",
-    )
-    environment_file: str = Field(
-        "", description="the environment.json that belongs to the config.json of MONAI's tutorial 3d_ldm"
-    )
-    preset: str = Field(
-        "",
-        description="a set of values, such as demo, that are the defaults of the other flags, and of what --config leaves "
-        "out; `nbgpu recipes` lists them",
-    )
-
-
 def recipe_of(arguments: Sequence[str]) -> str | None:
     """The recipe that the first argument names: a built-in one or a file, also without its .py."""
     name = arguments[0] if arguments else ""
@@ -50,6 +35,36 @@ def recipe_of(arguments: Sequence[str]) -> str | None:
         return name
     beside = f"{name}.py"
     return beside if name and not name.startswith("-") and Path(beside).is_file() else None
+
+
+def general_help(
+    command: str, arguments: Sequence[str], models: Sequence[type[BaseModel]], **more: Any
+) -> None:
+    """Print the help of a command that names no recipe or run yet, where that is asked for, and exit.
+
+    Args:
+        command: its name.
+        arguments: what follows the name.
+        models: the settings that there are whatever is named.
+        more: further arguments of `flags.parse`.
+    """
+    if flags_help.wanted(arguments[:1]):
+        about = COMMANDS[command]
+        flags.parse(
+            models,
+            arguments,
+            prog=f"nbgpu {about.usage}",
+            description=help_page.sentence(about),
+            examples=about.examples,
+            **more,
+        )
+
+
+def of_own_file(recipe: str) -> list[str]:
+    """The settings that a recipe in a file of the person adds, which matter most to them."""
+    if recipe in TRAIN_CONFIGS:
+        return []
+    return [name for name in settings_of(recipe).model_fields if name not in TrainConfig.model_fields]
 
 
 def no_recipe(arguments: Sequence[str], usage: str) -> UsageError:

@@ -17,8 +17,12 @@ class Command:
     """What stands after `nbgpu`, beginning with the command's name."""
     what: str
     module: str
-    more: tuple[str, ...] = ()
-    """Further lines of its help."""
+    examples: tuple[tuple[str, str], ...] = ()
+    """Command lines for its help, and what each does."""
+    has_flags: bool = False
+    """Whether it lists flags of settings, and so prints its help itself."""
+    anywhere: bool = False
+    """Whether it works on every operating system: it starts no ranks and looks at none."""
 
     @property
     def name(self) -> str:
@@ -26,59 +30,134 @@ class Command:
 
 
 _TRAIN = (
-    "nbgpu train RECIPE --help            the flags that matter most; --help-all lists every one",
-    "nbgpu train RECIPE --preset NAME     the settings of a guide; `nbgpu recipes` lists the presets",
-    "nbgpu train RECIPE --config run.toml the settings of a file, such as those of an earlier run",
-    "nbgpu train RECIPE --plan            what the run would do and take, and no more",
-    "nbgpu train RECIPE --find-batch-size the largest batch that fits, and the run with it",
-    "nbgpu train my_recipe                the recipe in my_recipe.py, which `nbgpu new my_recipe` writes",
-    "The same with no notebook: torchrun --nproc-per-node=N -m nbgpu.engine.train run.toml",
+    ("nbgpu train RECIPE --help", "the flags that matter most; --help-all lists every one"),
+    ("nbgpu train RECIPE --preset NAME", "the settings of a guide; `nbgpu recipes` lists the presets"),
+    ("nbgpu train RECIPE --config run.toml", "the settings of a file, such as those of an earlier run"),
+    ("nbgpu train RECIPE --plan", "what the run would do and take, and no more"),
+    ("nbgpu train RECIPE --find-batch-size", "the largest batch that fits, and the run with it"),
+    ("nbgpu train my_recipe", "the recipe in my_recipe.py, which `nbgpu new my_recipe` writes"),
+    (
+        "torchrun --nproc-per-node=N -m nbgpu.engine.train run.toml",
+        "the same training, without nbgpu's processes",
+    ),
 )
 _SWEEP = (
-    "nbgpu sweep RECIPE --lr 1e-4,1e-3 --seed 0,1   every combination, as many side by side as there are GPUs",
-    "nbgpu sweep --resume SWEEP_FOLDER              what of it is not finished",
+    (
+        "nbgpu sweep RECIPE --lr 1e-4,1e-3 --seed 0,1",
+        "every combination, as many side by side as there are GPUs",
+    ),
+    ("nbgpu sweep RECIPE --random 20 --lr 1e-5..1e-2:log", "twenty trials with values drawn from a range"),
+    ("nbgpu sweep --resume SWEEP_FOLDER", "what of it is not finished"),
 )
 _SCALING = (
-    "nbgpu scaling RECIPE --ranks 1,2,4             how much faster a step becomes, and where its time goes",
-    "nbgpu scaling RECIPE --vary bucket-mb --values 1,5,25 --ranks 2   what one setting does to a step",
-    "nbgpu scaling --resume STUDY_FOLDER            what of it was not measured",
+    ("nbgpu scaling RECIPE --ranks 1,2,4", "how much faster a step becomes, and where its time goes"),
+    ("nbgpu scaling RECIPE --vary bucket-mb --values 1,5,25 --ranks 2", "what one setting does to a step"),
+    ("nbgpu scaling --resume STUDY_FOLDER", "what of it was not measured"),
+)
+_PREDICT = (
+    ("nbgpu predict RUN_FOLDER --data NEW --out FOLDER", "each of the new data, with a share on each rank"),
+    ("nbgpu predict RUN_FOLDER --help", "also the settings of the run's recipe that count here"),
+)
+_CHARACTERIZE = (
+    ("nbgpu characterize alloy.npy --out descriptors", "its descriptors, as numbers, a table and a picture"),
+    ("nbgpu characterize found.npy --against alloy.npy", "how far the one is from the other"),
+)
+_CONVERT = (
+    ("nbgpu convert config.json environment.json --out run.toml", "the files of MONAI's tutorial 3d_ldm"),
+    ("nbgpu convert brats.yml --out run.toml", "the file of Fast-DDPM"),
+)
+_REPORT = (
+    (
+        "nbgpu report nbgpu_runs/20260101-120000-autoencoder-1f2e",
+        "report.html in that folder: settings, curves, pictures and result on a page that needs no network",
+    ),
+)
+_DEMO = (
+    ("nbgpu demo", "the notebook with its outputs, a page and the run's report, in the folder demo"),
+    ("nbgpu demo elsewhere", "the same in another folder"),
+)
+_NOTEBOOKS = (("nbgpu notebooks lessons", "all of them, in a folder that is made; no file is overwritten"),)
+_LAB = (
+    ("nbgpu lab", "the first notebook; without a checkout in a copy in the folder notebooks"),
+    ("nbgpu lab --no-browser --port 8888", "what follows `lab` goes to JupyterLab"),
+)
+_NEW = (
+    ("nbgpu new my_recipe", "my_recipe.py in this folder, which trains a small network on generated points"),
+)
+_DOCTOR = (
+    ("nbgpu doctor", "a line for each thing that was looked at; exits with 1 if something does not work"),
+    ("nbgpu doctor --json", "the same for a program, or for a report of a bug"),
+    ("nbgpu doctor --runs-dir FOLDER", "with a look at the folder that runs write to"),
+)
+_TOP = (
+    ("nbgpu top", "live on a terminal, where q ends it; else once"),
+    ("nbgpu top --once", "once, also on a terminal"),
+    ("nbgpu top --json", "once, for a program"),
+)
+_STOP = (
+    ("nbgpu stop", "end the clusters whose notebook is gone"),
+    ("nbgpu stop 1f2e", "end this one; `nbgpu ps` lists the ids"),
+    ("nbgpu stop --all", "end every one of yours, also those at work"),
+)
+_COMPLETION = (
+    ('eval "$(nbgpu completion bash)"', "for ~/.bashrc"),
+    ('eval "$(nbgpu completion zsh)"', "for ~/.zshrc"),
+    ("nbgpu completion fish | source", "for ~/.config/fish/config.fish"),
 )
 
 GROUPS: dict[str, tuple[Command, ...]] = {
     "Begin": (
-        Command("demo [FOLDER]", "run the first notebook, and leave it and a report", "teaching"),
-        Command("notebooks DIR", "copy the teaching notebooks", "teaching"),
-        Command("lab", "open the first notebook in JupyterLab", "teaching"),
+        Command("demo [FOLDER]", "run the first notebook, and leave it and a report", "teaching", _DEMO),
+        Command("notebooks DIR", "copy the teaching notebooks", "teaching", _NOTEBOOKS, anywhere=True),
+        Command("lab", "open the first notebook in JupyterLab", "teaching", _LAB),
     ),
     "Train": (
-        Command("recipes", "what can be trained, and what each recipe takes", "recipes"),
-        Command("new NAME", "write a recipe of your own to start from", "recipes"),
-        Command("train RECIPE", "train on all GPUs, or on CPU ranks", "training", _TRAIN),
-        Command("sweep RECIPE", "train with every combination of settings", "sweeping", _SWEEP),
-        Command("scaling RECIPE", "measure how ranks or a setting change a step", "scaling", _SCALING),
+        Command("recipes", "what can be trained, and what each recipe takes", "recipes", anywhere=True),
+        Command("new NAME", "write a recipe of your own to start from", "recipes", _NEW, anywhere=True),
+        Command("train RECIPE", "train on all GPUs, or on CPU ranks", "training", _TRAIN, has_flags=True),
+        Command(
+            "sweep RECIPE", "train with every combination of settings", "sweeping", _SWEEP, has_flags=True
+        ),
+        Command(
+            "scaling RECIPE",
+            "measure how ranks or a setting change a step",
+            "scaling",
+            _SCALING,
+            has_flags=True,
+        ),
     ),
     "Use results": (
         Command(
-            "predict RUN_FOLDER",
-            "apply a trained model to new data",
-            "results",
-            ("nbgpu predict RUN_FOLDER --help lists the flags.",),
+            "predict RUN_FOLDER", "apply a trained model to new data", "results", _PREDICT, has_flags=True
         ),
-        Command("report RUN_FOLDER", "write one page that shows a run", "results"),
-        Command("characterize FILE ...", "measure descriptors of microstructures", "results"),
-        Command("convert FILE ...", "take settings from the files of other tools", "results"),
+        Command("report RUN_FOLDER", "write one page that shows a run", "results", _REPORT),
+        Command(
+            "characterize FILE ...",
+            "measure descriptors of microstructures",
+            "results",
+            _CHARACTERIZE,
+            has_flags=True,
+        ),
+        Command(
+            "convert FILE ...",
+            "take settings from the files of other tools",
+            "results",
+            _CONVERT,
+            has_flags=True,
+        ),
     ),
     "This machine": (
-        Command("doctor [--json]", "what works here, what does not, what to do", "host"),
-        Command(
-            "top",
-            "the devices: how full, how busy, who has them",
-            "host",
-            ("nbgpu top [--once] [--json]    live on a terminal, where q ends it; else once",),
-        ),
+        Command("doctor [--json]", "what works here, what does not, what to do", "host", _DOCTOR),
+        Command("top", "the devices: how full, how busy, who has them", "host", _TOP),
         Command("ps", "your clusters on this host", "host"),
-        Command("stop [ID ...] [--all]", "end those clusters that were left over", "host"),
-        Command("completion SHELL", "print completion for bash, zsh or fish", "completion"),
+        Command("stop [ID ...] [--all]", "end those clusters that were left over", "host", _STOP),
+        Command(
+            "completion SHELL",
+            "print completion for bash, zsh or fish",
+            "completion",
+            _COMPLETION,
+            anywhere=True,
+        ),
     ),
 }
 

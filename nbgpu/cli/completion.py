@@ -5,41 +5,60 @@ The script has all words in it, so that Tab starts no Python. It is printed anew
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
 from nbgpu.cli.catalogue import COMMANDS
+from nbgpu.cli.command_flags import fields_of
 from nbgpu.cli.usage import UsageError, nearest
-from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, presets
-from nbgpu.config.settings import unused
+from nbgpu.config import TRAIN_CONFIGS, presets
 
 SHELLS = ("bash", "zsh", "fish")
-_WITH_RECIPE = ("train", "sweep", "scaling")
+WITH_RECIPE = ("train", "sweep", "scaling")
+"""The commands that name a recipe first."""
+
+_OWN_WORDS: Mapping[str, Sequence[str]] = {
+    "completion": SHELLS,
+    "doctor": ("--json", "--runs-dir"),
+    "stop": ("--all",),
+    "top": ("--once", "--json"),
+}
+_HELP = ("--help", "--help-all")
 
 _BASH = """\
 # For ~/.bashrc: eval "$(nbgpu completion bash)"
 _nbgpu() {{
     local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" words=""
+    local command="${{COMP_WORDS[1]}}" recipe="${{COMP_WORDS[2]}}"
     COMPREPLY=()
     if [ "$COMP_CWORD" -eq 1 ]; then
         words="{commands} --help --version"
-    elif [ "$before" = completion ]; then
-        words="bash zsh fish"
-    else
-        case "${{COMP_WORDS[1]}}" in {with_recipe})
-            if [ "$COMP_CWORD" -eq 2 ]; then
-                words="{recipes}"
-            elif [ "$before" = --preset ]; then
-                case "${{COMP_WORDS[2]}}" in
+    elif [ "$COMP_CWORD" -eq 2 ] && [[ " {with_recipe} " == *" $command "* ]]; then
+        words="{recipes} --help"
+    elif [ "$before" = --preset ]; then
+        case "$recipe" in
 {presets}
-                esac
-            elif [[ "$word" == -* ]]; then
-                case "${{COMP_WORDS[2]}}" in
+        esac
+    else
+        case "$before" in
+{choices}
+        *) case "$command $recipe" in
 {flags}
-                esac
-            fi ;;
+            esac ;;
         esac
     fi
+    # Without a match the shell offers files.
     COMPREPLY=($(compgen -W "$words" -- "$word"))
 }}
 complete -o default -F _nbgpu nbgpu
+"""
+_BEFORE_ZSH = """\
+# For ~/.zshrc: eval "$(nbgpu completion zsh)"
+(( $+functions[compdef] )) || {{ autoload -Uz compinit && compinit }}
+# It runs functions that are written for bash.
+autoload -Uz bashcompinit && bashcompinit
 """
 
 
@@ -51,49 +70,92 @@ def completion(arguments: list[str]) -> None:
     print(script(arguments[0]), end="")
 
 
-def flags_of(recipe: str) -> list[str]:
-    """The flags of `nbgpu train RECIPE`, in order."""
-    model = TRAIN_CONFIGS[recipe]
-    names = ["config", "preset", "plan", "find_batch_size", *ClusterConfig.model_fields, *model.model_fields]
-    left_out = {"recipe", *unused(model)}
-    return [f"--{name.replace('_', '-')}" for name in dict.fromkeys(names) if name not in left_out]
+def flags_of(command: str, recipe: str | None = None) -> list[str]:
+    """The flags of a command, in order."""
+    return [_flag(name) for name, _ in fields_of(command, recipe)]
 
 
 def script(shell: str) -> str:
     """The script for one shell."""
     if shell == "fish":
         return _fish()
-    words = {
-        "presets": {recipe: presets.names(recipe) for recipe in TRAIN_CONFIGS},
-        "flags": {recipe: [*flags_of(recipe), "--help", "--help-all"] for recipe in TRAIN_CONFIGS},
+    bash = _bash()
+    return bash if shell == "bash" else _BEFORE_ZSH.format() + bash.partition("\n")[2]
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _choices() -> dict[str, tuple[str, ...]]:
+    """The values of the flags that take one of a few, over all commands and recipes."""
+    found: dict[str, tuple[str, ...]] = {}
+    fields: list[tuple[str, FieldInfo]] = [
+        *(each for recipe in TRAIN_CONFIGS for command in WITH_RECIPE for each in fields_of(command, recipe)),
+        *fields_of("predict"),
+    ]
+    for name, info in fields:
+        kinds = [info.annotation, *get_args(info.annotation)]
+        values = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+        if values:
+            found[_flag(name)] = tuple(dict.fromkeys([*found.get(_flag(name), ()), *map(str, values)]))
+    return found
+
+
+def _bash() -> str:
+    flags: dict[str, Sequence[str]] = {
+        f"{command} {recipe}": [*flags_of(command, recipe), *_HELP]
+        for command in WITH_RECIPE
+        for recipe in TRAIN_CONFIGS
     }
-    cases = {
-        name: "\n".join(f'                    {r}) words="{" ".join(of[r])}" ;;' for r in of)
-        for name, of in words.items()
-    }
-    bash = _BASH.format(
+    # A recipe in a file has at least what all have.
+    flags |= {f"{command} *": [*flags_of(command), *_HELP] for command in COMMANDS if flags_of(command)}
+    flags |= {f"{command} *": words for command, words in _OWN_WORDS.items()}
+    return _BASH.format(
         commands=" ".join(COMMANDS),
         recipes=" ".join(TRAIN_CONFIGS),
-        with_recipe="|".join(_WITH_RECIPE),
-        **cases,
+        with_recipe=" ".join(WITH_RECIPE),
+        presets=_cases({recipe: presets.names(recipe) for recipe in TRAIN_CONFIGS}),
+        choices=_cases(_choices()),
+        flags=_cases(flags),
     )
-    if shell == "bash":
-        return bash
-    # zsh runs bash's functions with a module of its own.
-    head = '# For ~/.zshrc: eval "$(nbgpu completion zsh)"\nautoload -Uz compinit bashcompinit\ncompinit\nbashcompinit\n'
-    return head + bash.partition("\n")[2]
+
+
+def _cases(words: Mapping[str, Iterable[str]]) -> str:
+    # A pattern may have a star; what else it has stands in quotes.
+    quoted = {f'"{key.removesuffix("*")}"{"*" if key.endswith("*") else ""}': of for key, of in words.items()}
+    return "\n".join(f'        {pattern}) words="{" ".join(of)}" ;;' for pattern, of in quoted.items())
 
 
 def _fish() -> str:
     lines = ["# For ~/.config/fish/config.fish: nbgpu completion fish | source"]
     first = "complete -c nbgpu -f -n __fish_use_subcommand"
     lines += [f"{first} -a {each.name} -d '{each.what}'" for each in COMMANDS.values()]
-    lines.append("complete -c nbgpu -f -n '__fish_seen_subcommand_from completion' -a 'bash zsh fish'")
-    seen = f"__fish_seen_subcommand_from {' '.join(_WITH_RECIPE)}"
-    lines.append(f"complete -c nbgpu -n '{seen}' -a '{' '.join(TRAIN_CONFIGS)}'")
-    for recipe in TRAIN_CONFIGS:
-        given = f"-n '{seen}; and __fish_seen_subcommand_from {recipe}'"
-        lines.append(f"complete -c nbgpu {given} -l preset -x -a '{' '.join(presets.names(recipe))}'")
-        names = (flag[2:] for flag in flags_of(recipe) if flag != "--preset")
-        lines += [f"complete -c nbgpu {given} -l {name}" for name in names]
+    for command, words in _OWN_WORDS.items():
+        lines.append(f"complete -c nbgpu -n '__fish_seen_subcommand_from {command}' -a '{' '.join(words)}'")
+    choices: dict[str, Sequence[str]] = {**_choices()}
+    for command in WITH_RECIPE:
+        named = f"__fish_seen_subcommand_from {command}"
+        no_recipe = f"not __fish_seen_subcommand_from {' '.join(TRAIN_CONFIGS)}"
+        lines.append(f"complete -c nbgpu -n '{named}; and {no_recipe}' -a '{' '.join(TRAIN_CONFIGS)}'")
+        of_recipes = {recipe: flags_of(command, recipe) for recipe in TRAIN_CONFIGS}
+        of_all = [flag for flag in flags_of(command) if all(flag in own for own in of_recipes.values())]
+        lines += _fish_flags(f"'{named}'", [flag for flag in of_all if flag != "--preset"], choices)
+        # A recipe in a file has what the settings of all have.
+        rest = [flag for flag in flags_of(command) if flag not in of_all]
+        lines += _fish_flags(f"'{named}; and {no_recipe}'", rest, choices)
+        for recipe, own in of_recipes.items():
+            given = f"'{named}; and __fish_seen_subcommand_from {recipe}'"
+            others = [flag for flag in own if flag not in of_all or flag == "--preset"]
+            lines += _fish_flags(given, others, choices | {"--preset": presets.names(recipe)})
+    for command in COMMANDS:
+        if command not in WITH_RECIPE:
+            given = f"'__fish_seen_subcommand_from {command}'"
+            lines += _fish_flags(given, flags_of(command), choices)
     return "\n".join(lines) + "\n"
+
+
+def _fish_flags(given: str, flags: Iterable[str], values: Mapping[str, Iterable[str]]) -> Iterator[str]:
+    for flag in flags:
+        takes = f" -x -a '{' '.join(values[flag])}'" if flag in values else ""
+        yield f"complete -c nbgpu -n {given} -l {flag[2:]}{takes}"

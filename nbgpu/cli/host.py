@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import sys
 
-from rich.console import Console
-
 from nbgpu.cli.asking import take_value
 from nbgpu.cli.usage import UsageError
 from nbgpu.client.host import doctor as checks
@@ -14,6 +12,7 @@ from nbgpu.client.host import ps as clusters
 from nbgpu.config import (
     TrainConfig,
 )
+from nbgpu.text.console import CommandConsole
 from nbgpu.ui.devices import terminal
 from nbgpu.ui.devices import top as devices_now
 
@@ -49,11 +48,11 @@ def top(arguments: list[str]) -> None:
         devices_now.watch(console)
 
 
-def _console() -> Console:
+def _console() -> CommandConsole:
     # In a terminal of another encoding than UTF-8 a bar or a degree sign is no reason to fail.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
-    return Console(highlight=False)
+    return CommandConsole(highlight=False)
 
 
 def stop(arguments: list[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 
 from nbgpu.cli.usage import UsageError
@@ -12,6 +11,7 @@ from nbgpu.config import (
     own_file,
     presets,
 )
+from nbgpu.text.console import CommandConsole
 
 
 def new(arguments: list[str]) -> None:
@@ -32,7 +32,7 @@ def recipes(arguments: list[str]) -> None:
     of_presets = Table("recipe", "--preset", "what it sets", "where its numbers come from")
     for preset in (presets.read(recipe, name) for recipe in TRAIN_CONFIGS for name in presets.names(recipe)):
         of_presets.add_row(preset.recipe, preset.name, preset.description, preset.source)
-    console = Console()
+    console = CommandConsole()
     console.print(table)
     console.print(of_presets)
     console.print("nbgpu train RECIPE --help lists a recipe's settings", highlight=False)

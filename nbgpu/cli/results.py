@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from pydantic import BaseModel, Field
-from rich.console import Console
-
+from nbgpu.cli.asking import general_help
+from nbgpu.cli.command_flags import ConvertFlags
 from nbgpu.cli.usage import UsageError
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines import preloading
@@ -23,21 +22,26 @@ from nbgpu.config.settings import together
 from nbgpu.conversion import convert as conversion
 from nbgpu.errors import RunError
 from nbgpu.run_folder import folder as runs
+from nbgpu.text.console import CommandConsole
 from nbgpu.ui.prediction import terminal as terminal_progress
 
-
-class _ConvertFlags(BaseModel):
-    """Turn another tool's configuration files into a TOML file for --config."""
-
-    out: str = Field("", description="the TOML file to write; empty to print it")
-    data: str = Field("", description="the data to train on, in place of what the files say")
-    perceptual_network: str = Field(
-        "", description="a local file of weights for the autoencoder's perceptual distance"
-    )
+_FIRST_OF_PREDICTION = (
+    "data",
+    "out",
+    "checkpoint",
+    "max_samples",
+    "skip_bad",
+    "gpus",
+    "ranks",
+    "batch_size",
+    "amp",
+)
+"""The flags that `--help` lists."""
 
 
 def predict(arguments: list[str]) -> int:
     """Apply a run's trained model to new data. Returns the exit code, which is 1 if a sample failed."""
+    general_help("predict", arguments, [PredictConfig, ClusterConfig], first=_FIRST_OF_PREDICTION)
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(
             "usage: nbgpu predict RUN_FOLDER --data NEW [--out FOLDER] [flags], and nbgpu predict RUN_FOLDER --help"
@@ -55,6 +59,7 @@ def predict(arguments: list[str]) -> int:
             n for n in model.model_fields if n not in (*model.AT_PREDICTION, *PredictConfig.model_fields)
         ],
         description=f"{flags.summary(PredictConfig)} It writes {model.PREDICTS}." if model.PREDICTS else None,
+        first=_FIRST_OF_PREDICTION,
     )
     of_prediction = {name: values.pop(name) for name in PredictConfig.model_fields}
     of_cluster = {name: values.pop(name) for name in ClusterConfig.model_fields}
@@ -63,7 +68,7 @@ def predict(arguments: list[str]) -> int:
         lambda: ClusterConfig.checked(**of_cluster),
         lambda: predicting.job_of(folder, PredictConfig.checked(**of_prediction), changed),
     )
-    console = Console()
+    console = CommandConsole()
     with preloading.begun(cluster):
         data_check.require_new(job)
         with Cluster.with_config(cluster) as started, terminal_progress.shown(console) as show:
@@ -94,13 +99,14 @@ def report(arguments: list[str]) -> None:
 
 def convert(arguments: list[str]) -> None:
     """Print settings that come from another tool's files, or write them into a file."""
+    general_help("convert", arguments, [ConvertFlags])
     files = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
-    if not files and not {"--help", "-h"} & {*arguments}:
+    if not files:
         raise UsageError(
             "usage: nbgpu convert config.json [environment.json] [--out run.toml] [--data FOLDER]"
         )
-    values = flags.parse([_ConvertFlags], arguments[len(files) :], prog="nbgpu convert FILE [FILE ...]")
-    asked = _ConvertFlags(**values)
+    values = flags.parse([ConvertFlags], arguments[len(files) :], prog="nbgpu convert FILE [FILE ...]")
+    asked = ConvertFlags(**values)
     found = conversion.convert([Path(file) for file in files], asked.data, asked.perceptual_network)
     if not asked.out:
         print(found.to_toml(), end="")
@@ -111,8 +117,14 @@ def convert(arguments: list[str]) -> None:
 
 def characterize(arguments: list[str]) -> None:
     """Measure microstructures, and print what a person wants to know of them first."""
+    hidden = [
+        n
+        for n in MicrostructureConfig.model_fields
+        if n not in (*MEASURING, *CharacterizeConfig.model_fields)
+    ]
+    general_help("characterize", arguments, [CharacterizeConfig, MicrostructureConfig], hidden=hidden)
     files = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
-    if not files and not {"--help", "-h"} & set(arguments):
+    if not files:
         raise UsageError(
             "usage: nbgpu characterize FILE [FILE ...] [--out FOLDER] [flags], such as alloy.npy"
         )
@@ -121,11 +133,7 @@ def characterize(arguments: list[str]) -> None:
         arguments[len(files) :],
         prog="nbgpu characterize FILE [FILE ...]",
         description=flags.summary(CharacterizeConfig),
-        hidden=[
-            n
-            for n in MicrostructureConfig.model_fields
-            if n not in (*MEASURING, *CharacterizeConfig.model_fields)
-        ],
+        hidden=hidden,
     )
     of_command = {name: values.pop(name) for name in CharacterizeConfig.model_fields}
     asked = CharacterizeConfig.checked(**of_command)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-from rich.console import Console
+from pydantic import BaseModel
 
 from nbgpu import ui
-from nbgpu.cli.asking import FileFlag, asked_before, defaults_of, no_recipe, recipe_of, take_value
+from nbgpu.cli.asking import (
+    asked_before,
+    defaults_of,
+    general_help,
+    no_recipe,
+    of_own_file,
+    recipe_of,
+    take_value,
+)
+from nbgpu.cli.command_flags import StudyFlags
 from nbgpu.client.scaling import starting
 from nbgpu.client.scaling.study import Study
 from nbgpu.config import (
     ClusterConfig,
+    TrainConfig,
     flags,
     settings_of,
 )
@@ -19,23 +28,20 @@ from nbgpu.errors import ConfigError
 from nbgpu.performance.study_results import PointSummary
 from nbgpu.planning import studies, trials
 from nbgpu.planning.studies import StudyConfig
+from nbgpu.text.console import CommandConsole
 from nbgpu.ui.study import terminal as study_terminal
 
-
-class _StudyFlags(FileFlag):
-    """The flags of `nbgpu scaling` that are no settings."""
-
-    ranks: str = Field(
-        "1,2", description="numbers of ranks to measure, such as 1,2,4; with --vary one number"
-    )
-    vary: str = Field(
-        "", description="a setting of the recipe to vary in place of the number of ranks, such as bucket-mb"
-    )
-    values: str = Field("", description="the values of that setting, such as 1,5,25")
+_FIRST = (
+    *("ranks", "vary", "values", "preset", "mode", "repeats", "measured_steps", "gpus"),
+    *("data", "batch_size", "amp"),
+)
+"""The flags that `--help` lists."""
 
 
 def scaling(arguments: list[str]) -> int:
     """Start or continue a study. Returns the exit code, which is 1 if a point is not measured."""
+    models: list[type[BaseModel]] = [StudyFlags, StudyConfig, ClusterConfig, TrainConfig]
+    general_help("scaling", arguments, models, hidden=("recipe", *studies.DECIDED), first=_FIRST)
     ui.connect()
     ui.connect_studies()
     if recipe := recipe_of(arguments):
@@ -47,7 +53,7 @@ def scaling(arguments: list[str]) -> int:
         study = Study(folder)
         if study.status != "finished" or any(each.why_failed for each in study.measured()):
             study.resume()
-    console = Console()
+    console = CommandConsole()
     count = f"{len(study.points)} point{'s' if len(study.points) > 1 else ''}"
     console.print(
         f"{count}, {study.plan.config.repeats} times each, in turns; writes to {study.folder}",
@@ -63,15 +69,16 @@ def _new_study(recipe: str, arguments: list[str]) -> Study:
     """Start the study that the flags describe."""
     cluster, before = asked_before(recipe, arguments)
     model = settings_of(recipe)
-    defaults = cluster.model_dump() | defaults_of(recipe, before, arguments) | _StudyFlags().model_dump()
+    defaults = cluster.model_dump() | defaults_of(recipe, before, arguments) | StudyFlags().model_dump()
     values = flags.parse(
-        [_StudyFlags, StudyConfig, ClusterConfig, model],
+        [StudyFlags, StudyConfig, ClusterConfig, model],
         arguments,
         prog=f"nbgpu scaling {recipe}",
         defaults=defaults,
         hidden=("recipe", *studies.DECIDED, *unused(model)),
+        first=(*_FIRST, *of_own_file(recipe)),
     )
-    asked = _StudyFlags(**{name: values.pop(name) for name in _StudyFlags.model_fields})
+    asked = StudyFlags(**{name: values.pop(name) for name in StudyFlags.model_fields})
     # What is a default need not stand in study.toml.
     known = {n: field.default for m in (ClusterConfig, StudyConfig) for n, field in m.model_fields.items()}
     given = {name: value for name, value in values.items() if name in known and value != known[name]}

@@ -5,24 +5,43 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from pydantic import BaseModel
 
 from nbgpu import ui
-from nbgpu.cli.asking import FileFlag, asked_before, defaults_of, no_recipe, recipe_of, take_value
+from nbgpu.cli.asking import (
+    asked_before,
+    defaults_of,
+    general_help,
+    no_recipe,
+    of_own_file,
+    recipe_of,
+    take_value,
+)
+from nbgpu.cli.command_flags import FileFlag
 from nbgpu.client.sweeps import starting
 from nbgpu.config import (
     ClusterConfig,
+    TrainConfig,
     flags,
     settings_of,
 )
 from nbgpu.config.settings import unused
 from nbgpu.planning import trials
 from nbgpu.planning.trials import SweepConfig
+from nbgpu.text.console import CommandConsole
 from nbgpu.ui.sweep import terminal as sweep_terminal
+
+_FIRST = (
+    *("config", "preset", "random", "parallel", "sort_by", "goal", "gpus", "ranks"),
+    *("data", "batch_size", "epochs", "lr", "amp"),
+)
+"""The flags that `--help` lists."""
 
 
 def sweep(arguments: list[str]) -> int:
     """Start or continue a sweep. Returns the exit code, which is 1 if a trial is not finished."""
+    models: list[type[BaseModel]] = [FileFlag, SweepConfig, ClusterConfig, TrainConfig]
+    general_help("sweep", arguments, models, hidden=("recipe",), as_text=TrainConfig, first=_FIRST)
     ui.connect()
     ui.connect_sweeps()
     if recipe := recipe_of(arguments):
@@ -35,7 +54,7 @@ def sweep(arguments: list[str]) -> int:
         stored = plan.config.model_dump() | plan.cluster.model_dump()
         values = flags.parse([SweepConfig, ClusterConfig], rest, "nbgpu sweep --resume", defaults=stored)
         sweep = starting.go_on(folder, **values)
-    console = Console()
+    console = CommandConsole()
     console.print(
         f"{len(sweep.trials)} trials, {sweep.num_parallel} side by side; writes to {sweep.folder}",
         highlight=False,
@@ -56,6 +75,7 @@ def _sweep_settings(recipe: str, arguments: list[str]) -> dict[str, Any]:
         defaults=cluster.model_dump() | defaults_of(recipe, before, arguments),
         hidden=("recipe", *unused(settings_of(recipe))),
         as_text=settings_of(recipe),
+        first=(*_FIRST, *of_own_file(recipe)),
     )
     for name in FileFlag.model_fields:
         del values[name]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from nbgpu.cli.usage import UsageError
 from nbgpu.errors import ConfigError
@@ -42,13 +42,14 @@ def demo(arguments: list[str]) -> int:
     """Execute the first notebook."""
     if len(arguments) > 1 or any(each.startswith("-") for each in arguments):
         raise UsageError("usage: nbgpu demo [FOLDER], which is demo where none is named")
+    _show_commands()
     # nbconvert takes a second to import.
     from nbgpu.client import demo as executing
 
     return executing.main([str(folder() / FIRST), *(arguments or ["demo"])])
 
 
-def lab(arguments: list[str]) -> int:
+def lab(arguments: list[str]) -> NoReturn:
     """Open JupyterLab on the first notebook, in a copy where nbgpu is installed without a checkout."""
     notebook = folder() / FIRST
     if notebook.is_relative_to(PACKAGE):
@@ -56,6 +57,17 @@ def lab(arguments: list[str]) -> int:
         if not copied.exists():
             notebooks([str(copied.parent)])
         notebook = copied
+    _show_commands()
     # JupyterLab asks root to say so. In a container there is often nobody else.
     as_root = ["--allow-root"] if os.geteuid() == 0 else []
-    return subprocess.call([sys.executable, "-m", "jupyter", "lab", *as_root, *arguments, str(notebook)])
+    command = [sys.executable, "-m", "jupyter", "lab", *as_root, *arguments, str(notebook)]
+    sys.stdout.flush()
+    # It takes the place of this process, so that what is meant for JupyterLab, such as SIGTERM, reaches it.
+    os.execv(command[0], command)
+
+
+def _show_commands() -> None:
+    """Put this environment's commands first on the path, as if it were activated: terminals in JupyterLab and
+    cells with `!nbgpu` find the same nbgpu."""
+    here = str(Path(sys.executable).parent)
+    os.environ["PATH"] = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])

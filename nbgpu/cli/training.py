@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
-
-from pydantic import Field
-from rich.console import Console
 
 from nbgpu import ui
-from nbgpu.cli.asking import FileFlag, asked_before, defaults_of, no_recipe, recipe_of
+from nbgpu.cli.asking import asked_before, defaults_of, general_help, no_recipe, of_own_file, recipe_of
+from nbgpu.cli.command_flags import TrainFlags
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines import preloading
 from nbgpu.client.runs import data_check, planning
@@ -25,6 +22,7 @@ from nbgpu.errors import ConfigError
 from nbgpu.machine import extras
 from nbgpu.planning.suitability import require_paths
 from nbgpu.run_folder import resume
+from nbgpu.text.console import CommandConsole
 from nbgpu.ui.run import terminal
 
 _FIRST = (
@@ -46,32 +44,24 @@ _FIRST = (
 """The flags that `--help` lists."""
 
 
-class _TrainFlags(FileFlag):
-    """The flags of `nbgpu train` that are no settings."""
-
-    plan: Annotated[bool, flags.SWITCH] = Field(
-        False, description="say what the run would do and take, and do not train"
-    )
-    find_batch_size: Annotated[bool, flags.SWITCH] = Field(
-        False, description="find the largest batch that fits, by trying, and take it as batch_size"
-    )
-
-
 def train(arguments: list[str]) -> None:
+    general_help(
+        "train", arguments, [TrainFlags, ClusterConfig, TrainConfig], hidden=("recipe",), first=_FIRST
+    )
     recipe, rest = recipe_of(arguments), arguments[1:]
     if recipe is None:
         raise no_recipe(arguments, "nbgpu train RECIPE [flags]")
     cluster, before = asked_before(recipe, rest)
     model = settings_of(recipe)
     values = flags.parse(
-        [_TrainFlags, ClusterConfig, model],
+        [TrainFlags, ClusterConfig, model],
         rest,
         prog=f"nbgpu train {recipe}",
-        defaults=defaults_of(recipe, before, rest) | cluster.model_dump() | _TrainFlags().model_dump(),
+        defaults=defaults_of(recipe, before, rest) | cluster.model_dump() | TrainFlags().model_dump(),
         hidden=("recipe", *unused(model)),
-        first=_FIRST,
+        first=(*_FIRST, *of_own_file(recipe)),
     )
-    asked = _TrainFlags(**{name: values.pop(name) for name in _TrainFlags.model_fields})
+    asked = TrainFlags(**{name: values.pop(name) for name in TrainFlags.model_fields})
     of_cluster = {name: values.pop(name) for name in ClusterConfig.model_fields}
     # A bad value, a checkpoint that does not fit, and bad data are reported before any engine starts.
     given = {name: values[name] for name in flags.given(rest, values)}
@@ -88,9 +78,9 @@ def train(arguments: list[str]) -> None:
         _run(cluster, config, asked)
 
 
-def _run(cluster: ClusterConfig, config: TrainConfig, asked: _TrainFlags) -> None:
+def _run(cluster: ClusterConfig, config: TrainConfig, asked: TrainFlags) -> None:
     """Plan a run on a cluster of its own and, unless only the plan is asked for, train."""
-    console = Console()
+    console = CommandConsole()
     ui.connect()
     with Cluster.with_config(cluster) as started:
         console.print(started.describe())

@@ -28,6 +28,7 @@ from rich.text import Text
 from traitlets.config import Config
 
 from nbgpu.run_folder import names
+from nbgpu.text.console import CommandConsole
 
 CELL_TIMEOUT_S = 1200
 NOTE_PERIOD_S = 10.0
@@ -86,6 +87,14 @@ class _WatchedClient(NotebookClient):
     def __init__(self, content: Any, note: Callable[[str], None], **settings: Any) -> None:
         super().__init__(content, **settings)
         self._note = note
+        self.is_interrupted = False
+
+    async def _async_cleanup_kernel(self) -> None:
+        """End the kernel. At a Ctrl-C nbclient does so, and fails as it does so once more."""
+        if self.km is None:
+            self.is_interrupted = True
+        else:
+            await super()._async_cleanup_kernel()
 
     def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
         if msg["msg_type"] == "update_display_data":
@@ -157,6 +166,8 @@ def run_cells(content: Any, folder: Path, console: Console) -> Text | None:
         except CellExecutionError as error:
             return Text.from_ansi(str(error))
         except (CellTimeoutError, DeadKernelError) as error:
+            if client.is_interrupted:
+                raise KeyboardInterrupt from None
             kernel_stderr.seek(0)
             return Text(f"{kernel_stderr.read()}{type(error).__name__}: {error}")
         finally:
@@ -175,8 +186,11 @@ def main(arguments: list[str] | None = None) -> int:
     # Older kernels bring a debugger along that would say here what it could not do, as ipyparallel keeps it
     # from too.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
-    return 0 if execute(options.notebook, options.folder, Console()) else 1
+    return 0 if execute(options.notebook, options.folder, CommandConsole()) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

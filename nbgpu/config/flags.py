@@ -10,6 +10,7 @@ import tyro
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from nbgpu.config import flags_help
 from nbgpu.config.conditions import meaning
 from nbgpu.config.settings import bounds
 
@@ -31,6 +32,7 @@ def parse(
     as_text: type[BaseModel] | None = None,
     description: str | None = None,
     first: Sequence[str] = (),
+    examples: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
     """Parse `--batch-size 4 --amp bf16` into {'batch_size': 4, 'amp': 'bf16', ...}, with one value for each
     field.
@@ -49,38 +51,50 @@ def parse(
         as_text: one of the models, whose flags take any text; an omitted flag gives None.
         first: where given, the only fields that `--help` lists; `--help-all` lists every one.
         description: the first line of the help; left out: that of the last model.
+        examples: command lines that the help shows, and what each does.
 
     Raises:
-        SystemExit: the user asked for help, or a flag is unknown or of the wrong type; tyro has printed
-            which.
+        SystemExit: the user asked for help, or a flag is unknown or of the wrong type; which is printed.
     """
+    description = summary(models[-1]) if description is None else description
     flags: dict[str, tuple[str, Any, Any]] = {}
     joined: list[str] = []
-    # A flag that tyro suppresses cannot be given either, so flags are left out of the short help alone.
-    is_short_help = bool(first) and not {"--help", "-h"}.isdisjoint(arguments)
+    is_help = flags_help.wanted(arguments)
+    is_short_help = bool(first) and "--help-all" not in arguments
+    groups: dict[str, list[flags_help.Flag]] = {}
     for model, name, info in ((m, name, info) for m in models for name, info in m.model_fields.items()):
         if name in hidden or name in flags:
             continue
         allowed = bounds(info)
         help_text = f"{meaning(model, name)} ({allowed})" if allowed else meaning(model, name)
         default = (defaults or {}).get(name, info.default)
-        if model is as_text:
-            shown = tyro.conf.arg(help=f"{help_text} (default: {default})", metavar="VALUE[,...]")
-            flags[name] = (name, Annotated[str | None, shown], field(default=None))
+        takes_several, is_text = _takes_several(info), model is as_text
+        if is_help:
+            if not is_short_help or name in first:
+                kind = "VALUE[,...]" if takes_several or is_text else None
+                shown = flags_help.flag_of(
+                    name, info, meaning(model, name), default, bool(_marks(info)), kind
+                )
+                groups.setdefault(flags_help.heading_of(model, name), []).append(shown)
+            flags[name] = (name, None, None)
             continue
-        kind = info.annotation
-        if takes_several := _takes_several(info):
-            kind, default = tuple[str, ...], (default,)
+        if is_text:
+            shown_by_tyro = tyro.conf.arg(help=help_text, metavar="VALUE[,...]")
+            flags[name] = (name, Annotated[str | None, shown_by_tyro], field(default=None))
+            continue
+        kind_of_value = info.annotation
+        if takes_several:
+            kind_of_value, default = tuple[str, ...], (default,)
             joined.append(name)
-        shown = tyro.conf.arg(help=help_text, metavar="VALUE[,...]" if takes_several else None)
-        marks = [*_marks(info), *([tyro.conf.Suppress] if is_short_help and name not in first else [])]
-        flags[name] = (name, Annotated[(kind, shown, *marks)], field(default=default))
+        shown_by_tyro = tyro.conf.arg(help=help_text, metavar="VALUE[,...]" if takes_several else None)
+        flags[name] = (name, Annotated[(kind_of_value, shown_by_tyro, *_marks(info))], field(default=default))
+    if is_help:
+        others = len(flags) - sum(map(len, groups.values()))
+        ending = f"--help-all lists the {others} other flags as well." if others else ""
+        flags_help.show(f"{prog} [FLAGS]", description, groups, examples, ending)
+        raise SystemExit(0)
     holder = make_dataclass("Settings", list(flags.values()))
-    description = summary(models[-1]) if description is None else description
-    if is_short_help:
-        description = f"{description}\n\nThese flags matter most; --help-all lists every one."
-    arguments = ["--help" if each == "--help-all" else each for each in arguments]
-    values = asdict(tyro.cli(holder, args=arguments, prog=prog, description=description))
+    values = asdict(tyro.cli(holder, args=arguments, prog=prog, description=description, add_help=False))
     return values | {name: ",".join(values[name]) for name in joined}
 
 

@@ -119,9 +119,13 @@ def test_every_pin_is_kept(installed: dict[str, str]) -> None:
     assert not other
 
 
-def test_the_first_notebook_runs(python: Path, tmp_path: Path) -> None:
-    notebook = REPOSITORY / "notebooks" / "00_first_run.ipynb"
-    # Elsewhere than in the repository, so that the installed package runs and not the checkout.
-    said = _run([python, "-m", "nbgpu.client.demo", notebook, tmp_path / "out"], tmp_path, 900)
-    assert (tmp_path / "out" / notebook.name).is_file()
+def test_nbgpu_demo_runs_to_its_end(python: Path, tmp_path: Path) -> None:
+    """Here pip has built the wheel and installed it with all that it asks for, and there is no checkout."""
+    said = _run([python.with_name("nbgpu"), "demo"], tmp_path, 900)
     assert "raised" not in said
+    assert f"report    {tmp_path}" in said
+    executed = json.loads((tmp_path / "demo" / "00_first_run.ipynb").read_text())
+    assert all(cell["execution_count"] for cell in executed["cells"] if cell["cell_type"] == "code")
+    code = "import json, sys, nbgpu; print(json.dumps([nbgpu.__file__, *sys.path]))"
+    paths = json.loads(_run([python, "-c", code], tmp_path, 60))
+    assert [path for path in paths if path and Path(path).is_relative_to(REPOSITORY)] == []

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import nbformat
@@ -121,6 +123,27 @@ def test_a_dying_kernel_ends_it_too(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "last words\nDeadKernelError" in done.stdout
     assert done.stderr == ""
+
+
+def test_ctrl_c_ends_it_and_its_kernel(tmp_path: Path) -> None:
+    source = "import os; print(os.getpid(), file=open('pid', 'w', encoding='utf8'))\nimport time; time.sleep(600)"
+    with subprocess.Popen(
+        _command(_notebook(tmp_path, source), tmp_path / "out"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+        start_new_session=True,
+    ) as process:
+        deadline_s = time.monotonic() + 120
+        pid = tmp_path / "out" / "pid"
+        while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        said, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in said + errors
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()
 
 
 def test_a_missing_notebook_is_named(tmp_path: Path) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from conftest import REPOSITORY
 
 from nbgpu import cli
-from nbgpu.cli import completion
+from nbgpu.cli import command_flags, completion
 from nbgpu.cli.catalogue import COMMANDS
 from nbgpu.version import VERSION
 
@@ -52,6 +55,8 @@ def test_the_version_and_the_overview_import_no_library() -> None:
     ("arguments", "told"),
     [
         (["trian"], "Did you mean train?"),
+        (["autoencodr"], "Did you mean train autoencoder?"),
+        (["--verison"], "Did you mean --version?"),
         (["train", "autoencodr"], "Did you mean autoencoder?"),
         (["sweep", "survivl"], "Did you mean survival?"),
         (["train", "autoencoder", "--batch-siz", "2"], "--batch-size"),
@@ -78,6 +83,9 @@ def test_a_recipe_is_found_by_the_name_of_its_file(
     cli.main(["new", "my_recipe"])
     assert _exit_code("train", "my_recipe", "--bad-flag") == cli.BAD_USAGE
     assert "my_recipe.py" in capsys.readouterr().out
+    # What its own file adds matters most to the person who wrote it.
+    assert not _exit_code("train", "my_recipe", "--help")
+    assert "\nRecipe\n  --" in capsys.readouterr().out
 
 
 def test_help_lists_what_matters_and_help_all_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,32 +95,81 @@ def test_help_lists_what_matters_and_help_all_the_rest(capsys: pytest.CaptureFix
     full = capsys.readouterr().out
     assert "--batch-size" in short
     assert "--bucket-mb" not in short
-    assert all(flag in full for flag in completion.flags_of("autoencoder"))
+    assert all(flag in full for flag in completion.flags_of("train", "autoencoder"))
 
 
-def test_a_reader_that_stops_reading_gets_no_traceback() -> None:
-    command = f"{sys.executable} -m nbgpu.cli train autoencoder --help-all | head -n 1"
-    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
-    assert ended.stderr == ""
+@pytest.mark.parametrize("name", [name for name in COMMANDS if COMMANDS[name].has_flags])
+def test_help_is_in_groups_of_at_most_80_columns(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for asked in ("--help", "--help-all"):
+        assert not _exit_code(name, asked)
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert "Command" in lines
+        shown = [line.split()[0].rstrip(",") for line in lines if line.startswith("  --")]
+        flags = [f"--{each.replace('_', '-')}" for each, _ in command_flags.fields_of(name)]
+        if asked == "--help-all":
+            assert sorted(shown) == sorted(flags)
+        else:
+            assert 1 <= len(shown) <= 14
+            others = f"--help-all lists the {len(flags) - len(shown)} other flags as well."
+            assert (others in lines) == (len(shown) < len(flags))
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("nbgpu tra", "train"),
-        ("nbgpu train auto", "autoencoder"),
-        ("nbgpu train autoencoder --batch-s", "--batch-size"),
-        ("nbgpu completion f", "fish"),
-    ],
-)
-def test_bash_completes(line: str, expected: str) -> None:
-    words = " ".join(line.split())
-    code = f"{completion.script('bash')}\nCOMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}}-1)); _nbgpu; echo ${{COMPREPLY[@]}}"
-    ended = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True, timeout=30)
-    assert ended.stdout.split() == [expected]
+def test_help_of_a_recipe_is_in_its_groups(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert not _exit_code("train", "survival", "--help-all")
+    lines = capsys.readouterr().out.splitlines()
+    headings = ["Command", "Cluster", "Length", "Optimizer", "Precision", "Parallel", "Data", "Checkpoints"]
+    assert [line for line in lines if line in headings] == headings
+    assert lines.index("  --ties efron|breslow       " + lines[_place(lines, "--ties")][29:]) > lines.index(
+        "Recipe"
+    )
+    assert lines.index("Optimizer") < _place(lines, "--weight-decay") < lines.index("Precision")
+
+
+def _place(lines: list[str], flag: str) -> int:
+    return next(place for place, line in enumerate(lines) if line.startswith(f"  {flag} "))
+
+
+@pytest.mark.parametrize("arguments", [["train", "autoencoder", "--help-all"], ["recipes"], []])
+def test_a_reader_that_stops_reading_gets_no_traceback(arguments: list[str]) -> None:
+    """As `| head` does, here before the first line."""
+    command = [sys.executable, "-m", "nbgpu.cli", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+        assert process.wait(60) == cli.OUTPUT_CLOSED
+
+
+def test_ctrl_c_exits_with_130_and_no_traceback() -> None:
+    command = [sys.executable, "-m", "nbgpu.cli", "doctor"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() != "", "it has begun"
+        process.send_signal(signal.SIGINT)
+        said, errors = process.communicate(timeout=60)
+    assert process.returncode == cli.INTERRUPTED
+    assert "Traceback" not in said + errors
 
 
 def test_notebooks_are_copied_and_never_over_others(tmp_path: Path) -> None:
     cli.main(["notebooks", str(tmp_path / "lessons")])
     assert (tmp_path / "lessons" / "00_first_run.ipynb").is_file()
     assert _exit_code("notebooks", str(tmp_path / "lessons")) == cli.FAILED
+
+
+def test_the_page_of_the_commands_is_current() -> None:
+    """`make docs` writes it."""
+    generator = runpy.run_path(str(REPOSITORY / "docs" / "generate.py"))
+    page = (REPOSITORY / "docs" / "commands.md").read_text()
+    assert generator["commands"]() == page
+    assert all(f"\n### `nbgpu {command.usage}`\n" in page for command in COMMANDS.values())

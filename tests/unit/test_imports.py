@@ -75,6 +75,7 @@ HOUSE = [
     "config.signatures",
     "config.written",
     "config.flags",
+    "config.flags_help",
     "config.toml",
     "config.recipes",
     "config.presets",

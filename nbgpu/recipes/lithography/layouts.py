@@ -43,7 +43,7 @@ def read_layout(path: Path, layer: str = "") -> list[Polygon]:
     if find_spec("gdstk") is None and any(not is_manhattan(polygon) for polygon in polygons):
         raise DataError(
             f"{path}: has slanted edges, which gdstk takes, and that is not installed. Run: pip install "
-            "'nbgpu[lithography]'"
+            "'nbgpu[gdsii]'"
         )
     return polygons
 
@@ -96,7 +96,7 @@ def _read_gds(path: Path) -> dict[str, list[Polygon]]:
     except ModuleNotFoundError:
         raise DataError(
             f"{path}: GDSII and OASIS are read with gdstk, which is not installed. Run: pip install "
-            "'nbgpu[lithography]'"
+            "'nbgpu[gdsii]'"
         ) from None
     try:
         # Lengths come out in nm, whatever unit the file uses. They remain multiples of the file's database

@@ -92,9 +92,7 @@ def write_gds(rows: Sequence[Row], job: Job) -> list[str]:
     if not by_layout:
         return []
     if find_spec("gdstk") is None:
-        return [
-            f"{CONTOURS_GDS} is written with gdstk, which is not installed: pip install 'nbgpu[lithography]'"
-        ]
+        return [f"{CONTOURS_GDS} is written with gdstk, which is not installed: pip install 'nbgpu[gdsii]'"]
     import gdstk
 
     library = gdstk.Library(unit=_GDS_UNIT_M, precision=_GDS_PRECISION_M)

@@ -188,15 +188,15 @@ def test_a_preset_that_there_is_not_is_refused_with_those_there_are(tmp_path: Pa
 def test_help_with_a_preset_shows_its_values(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["train", "survival", "--preset", "mace", "--help"])
-    assert "(default: 50)" in capsys.readouterr().out
+    assert "default 50)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_help_shows_the_defaults_beside_the_data(capsys: pytest.CaptureFixture[str]) -> None:
     for data, expected in (("cohort.csv", "0.0001"), ("generated", "0.002")):
         with pytest.raises(SystemExit):
             cli.main(["train", "survival", "--data", data, "--help"])
-        told = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
-        of_rate = re.search(r"--lr FLOAT .*?\(default: ([^)]*)\)", told)
+        told = " ".join(capsys.readouterr().out.split())
+        of_rate = re.search(r"--lr NUMBER .*?; default ([^)]*)\)", told)
         assert of_rate is not None
         assert of_rate[1] == expected
 

@@ -1,0 +1,95 @@
+"""The flags of each command, and those among them that are no settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+from pydantic.fields import FieldInfo
+
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, MicrostructureConfig, TrainConfig, flags
+from nbgpu.config.characterization import MEASURING, CharacterizeConfig
+from nbgpu.config.prediction import PredictConfig
+from nbgpu.config.settings import unused
+from nbgpu.planning import studies
+from nbgpu.planning.studies import StudyConfig
+from nbgpu.planning.trials import SweepConfig
+
+
+class FileFlag(BaseModel):
+    """The flag of every command that takes settings from a file."""
+
+    config: str = Field(
+        "",
+        description="TOML file, such as a run's run.toml, whose values are the defaults of the other flags; or a JSON or "
+        "YAML file that `nbgpu convert` takes",
+    )
+    environment_file: str = Field(
+        "", description="the environment.json that belongs to the config.json of MONAI's tutorial 3d_ldm"
+    )
+    preset: str = Field(
+        "",
+        description="a set of values, such as demo, that are the defaults of the other flags, and of what --config leaves "
+        "out; `nbgpu recipes` lists them",
+    )
+
+
+class TrainFlags(FileFlag):
+    """The flags of `nbgpu train` that are no settings."""
+
+    plan: Annotated[bool, flags.SWITCH] = Field(
+        False, description="say what the run would do and take, and do not train"
+    )
+    find_batch_size: Annotated[bool, flags.SWITCH] = Field(
+        False, description="find the largest batch that fits, by trying, and take it as batch_size"
+    )
+
+
+class StudyFlags(FileFlag):
+    """The flags of `nbgpu scaling` that are no settings."""
+
+    ranks: str = Field(
+        "1,2", description="numbers of ranks to measure, such as 1,2,4; with --vary one number"
+    )
+    vary: str = Field(
+        "", description="a setting of the recipe to vary in place of the number of ranks, such as bucket-mb"
+    )
+    values: str = Field("", description="the values of that setting, such as 1,5,25")
+
+
+class ConvertFlags(BaseModel):
+    """Turn another tool's configuration files into a TOML file for --config."""
+
+    out: str = Field("", description="the TOML file to write; empty to print it")
+    data: str = Field("", description="the data to train on, in place of what the files say")
+    perceptual_network: str = Field(
+        "", description="a local file of weights for the autoencoder's perceptual distance"
+    )
+
+
+def fields_of(command: str, recipe: str | None = None) -> Iterator[tuple[str, FieldInfo]]:
+    """The fields that are flags of a command, in order.
+
+    Args:
+        command: its name; one without settings has none.
+        recipe: the recipe that stands after it; None for what all recipes have.
+    """
+    model = TRAIN_CONFIGS[recipe] if recipe else TrainConfig
+    models: dict[str, list[type[BaseModel]]] = {
+        "train": [TrainFlags, ClusterConfig, model],
+        "sweep": [FileFlag, SweepConfig, ClusterConfig, model],
+        "scaling": [StudyFlags, StudyConfig, ClusterConfig, model],
+        "predict": [PredictConfig, ClusterConfig],
+        "characterize": [CharacterizeConfig, MicrostructureConfig],
+        "convert": [ConvertFlags],
+    }
+    left_out = {"recipe", *unused(model), *(studies.DECIDED if command == "scaling" else ())}
+    if command == "characterize":
+        left_out |= {*MicrostructureConfig.model_fields} - {*MEASURING, *CharacterizeConfig.model_fields}
+    found: dict[str, FieldInfo] = {}
+    for each in models.get(command, []):
+        for name, info in each.model_fields.items():
+            if name not in left_out:
+                found.setdefault(name, info)
+    yield from found.items()

@@ -1,0 +1,25 @@
+"""Which operating systems the ranks run on, and what to do on others.
+
+The ranks are held with pidfds, reached through /proc and share memory by memfds, which Linux alone has. What
+starts no ranks works everywhere: the version, the notebooks, the settings and their flags.
+"""
+
+from __future__ import annotations
+
+import sys
+
+_NAMES = {"darwin": "macOS", "win32": "Windows", "cygwin": "Cygwin"}
+_BINDER = "https://mybinder.org/v2/gh/nbgpu/nbgpu/main?labpath=notebooks%2F00_first_run.ipynb"
+
+
+def why_not() -> str:
+    """Return why ranks cannot be started on this operating system, and the ways out; empty on Linux."""
+    if sys.platform == "linux":
+        return ""
+    here = _NAMES.get(sys.platform, sys.platform)
+    of_windows = ", for which WSL 2 on this machine will do" if sys.platform == "win32" else ""
+    return (
+        f"nbgpu runs its ranks on Linux only, and this is {here}. Run the notebook on a Linux machine{of_windows}, "
+        "and open it in the browser here: ssh -L 8888:localhost:8888 HOST, and there "
+        f"`nbgpu lab --no-browser --port 8888`. Or try it on Binder: {_BINDER}"
+    )
