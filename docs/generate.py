@@ -33,13 +33,13 @@ is what the control panel calls the setting.
 _OF_COMMANDS = """\
 # Commands
 
-Written by `make docs` from the commands themselves: below each stands what its `--help` prints.
+`make docs` writes this page from the commands themselves: below each command is its `--help`.
 
-- `nbgpu` alone lists the commands, and `nbgpu --version` tells the version.
+- `nbgpu` alone lists the commands, and `nbgpu --version` prints the version.
 - `nbgpu COMMAND --help` shows the flags that matter most, in groups, and `--help-all` every one. With a recipe or a
   run's folder it has that one's settings and defaults: `nbgpu train survival --help`. All settings are in
   [Settings](configuration.md).
-- A misspelt command, recipe or flag is told with the nearest one.
+- A misspelt command, recipe or flag is answered with the nearest one.
 - Tab completes commands, recipes, flags, presets and values: `nbgpu completion bash`, `zsh` or `fish` prints the script.
 
 | exit code | |

@@ -33,7 +33,7 @@ _TRAIN = (
     ("nbgpu train RECIPE --help", "the flags that matter most; --help-all lists every one"),
     ("nbgpu train RECIPE --preset NAME", "the settings of a guide; `nbgpu recipes` lists the presets"),
     ("nbgpu train RECIPE --config run.toml", "the settings of a file, such as those of an earlier run"),
-    ("nbgpu train RECIPE --plan", "what the run would do and take, and no more"),
+    ("nbgpu train RECIPE --plan", "what the run would do and need; nothing is started"),
     ("nbgpu train RECIPE --find-batch-size", "the largest batch that fits, and the run with it"),
     ("nbgpu train my_recipe", "the recipe in my_recipe.py, which `nbgpu new my_recipe` writes"),
     (
@@ -47,20 +47,20 @@ _SWEEP = (
         "every combination, as many side by side as there are GPUs",
     ),
     ("nbgpu sweep RECIPE --random 20 --lr 1e-5..1e-2:log", "twenty trials with values drawn from a range"),
-    ("nbgpu sweep --resume SWEEP_FOLDER", "what of it is not finished"),
+    ("nbgpu sweep --resume SWEEP_FOLDER", "its unfinished trials"),
 )
 _SCALING = (
     ("nbgpu scaling RECIPE --ranks 1,2,4", "how much faster a step becomes, and where its time goes"),
     ("nbgpu scaling RECIPE --vary bucket-mb --values 1,5,25 --ranks 2", "what one setting does to a step"),
-    ("nbgpu scaling --resume STUDY_FOLDER", "what of it was not measured"),
+    ("nbgpu scaling --resume STUDY_FOLDER", "its missing points"),
 )
 _PREDICT = (
     ("nbgpu predict RUN_FOLDER --data NEW --out FOLDER", "each of the new data, with a share on each rank"),
-    ("nbgpu predict RUN_FOLDER --help", "also the settings of the run's recipe that count here"),
+    ("nbgpu predict RUN_FOLDER --help", "also the settings of the run's recipe that may change"),
 )
 _CHARACTERIZE = (
     ("nbgpu characterize alloy.npy --out descriptors", "its descriptors, as numbers, a table and a picture"),
-    ("nbgpu characterize found.npy --against alloy.npy", "how far the one is from the other"),
+    ("nbgpu characterize found.npy --against alloy.npy", "how far one is from the other"),
 )
 _CONVERT = (
     ("nbgpu convert config.json environment.json --out run.toml", "the files of MONAI's tutorial 3d_ldm"),
@@ -79,15 +79,15 @@ _DEMO = (
 _NOTEBOOKS = (("nbgpu notebooks lessons", "all of them, in a folder that is made; no file is overwritten"),)
 _LAB = (
     ("nbgpu lab", "the first notebook; without a checkout in a copy in the folder notebooks"),
-    ("nbgpu lab --no-browser --port 8888", "what follows `lab` goes to JupyterLab"),
+    ("nbgpu lab --no-browser --port 8888", "flags behind `lab` go to JupyterLab"),
 )
 _NEW = (
     ("nbgpu new my_recipe", "my_recipe.py in this folder, which trains a small network on generated points"),
 )
 _DOCTOR = (
-    ("nbgpu doctor", "a line for each thing that was looked at; exits with 1 if something does not work"),
-    ("nbgpu doctor --json", "the same for a program, or for a report of a bug"),
-    ("nbgpu doctor --runs-dir FOLDER", "with a look at the folder that runs write to"),
+    ("nbgpu doctor", "a line for each check; exits with 1 if something does not work"),
+    ("nbgpu doctor --json", "the same for a program, or for a bug report"),
+    ("nbgpu doctor --runs-dir FOLDER", "also checks the folder that runs write to"),
 )
 _TOP = (
     ("nbgpu top", "live on a terminal, where q ends it; else once"),
@@ -97,7 +97,7 @@ _TOP = (
 _STOP = (
     ("nbgpu stop", "end the clusters whose notebook is gone"),
     ("nbgpu stop 1f2e", "end this one; `nbgpu ps` lists the ids"),
-    ("nbgpu stop --all", "end every one of yours, also those at work"),
+    ("nbgpu stop --all", "end all of your clusters, even those at work"),
 )
 _COMPLETION = (
     ('eval "$(nbgpu completion bash)"', "for ~/.bashrc"),
@@ -112,7 +112,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("lab", "open the first notebook in JupyterLab", "teaching", _LAB),
     ),
     "Train": (
-        Command("recipes", "what can be trained, and what each recipe takes", "recipes", anywhere=True),
+        Command("recipes", "list the recipes, and what each takes", "recipes", anywhere=True),
         Command("new NAME", "write a recipe of your own to start from", "recipes", _NEW, anywhere=True),
         Command("train RECIPE", "train on all GPUs, or on CPU ranks", "training", _TRAIN, has_flags=True),
         Command(
@@ -147,10 +147,10 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         ),
     ),
     "This machine": (
-        Command("doctor [--json]", "what works here, what does not, what to do", "host", _DOCTOR),
+        Command("doctor [--json]", "check what works here, and say what to do", "host", _DOCTOR),
         Command("top", "the devices: how full, how busy, who has them", "host", _TOP),
-        Command("ps", "your clusters on this host", "host"),
-        Command("stop [ID ...] [--all]", "end those clusters that were left over", "host", _STOP),
+        Command("ps", "list your clusters on this machine", "host"),
+        Command("stop [ID ...] [--all]", "end the clusters that were left over", "host", _STOP),
         Command(
             "completion SHELL",
             "print completion for bash, zsh or fish",
@@ -166,7 +166,7 @@ COMMANDS = {command.name: command for group in GROUPS.values() for command in gr
 
 def overview() -> str:
     """What `nbgpu` alone prints; no line has more than 80 columns."""
-    lines = ["nbgpu trains and explores on several GPUs, from JupyterLab or a terminal."]
+    lines = ["nbgpu runs cells and training on several GPUs, from JupyterLab or a terminal."]
     for title, commands in GROUPS.items():
         lines += ["", title, *(f"  nbgpu {each.usage:<22} {each.what}" for each in commands)]
-    return "\n".join([*lines, "", "nbgpu COMMAND --help says more; nbgpu --version tells the version.", ""])
+    return "\n".join([*lines, "", "nbgpu COMMAND --help says more; nbgpu --version prints the version.", ""])
